@@ -1,0 +1,168 @@
+"""Arrays at the door: what kind they are, where they live, and how to give the same kind back.
+
+No array library is imported here before one of its arrays has arrived.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .schedule import Layout
+
+_DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)  # device types: (CPU, pinned), (CUDA, managed)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of an array that need not exist, for planning."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+def spec(shape: Any, dtype: Any = "float32") -> Spec:
+    """Describe an array by shape and dtype, to plan without one.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Lengths of the dimensions, at most two.
+    dtype : str or dtype
+        "float16", "bfloat16", "float32", "float64" or "bool".
+
+    Returns
+    -------
+    Spec
+        Stands for a contiguous array wherever `plan` or `bind` takes one.
+    """
+    lengths = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"shape: lengths cannot be negative, got {lengths}")
+    return Spec(lengths, dtypes.name_of(dtype))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array argument after the door: the array that the engine takes, and how its results go back."""
+
+    array: Any
+    engine: str
+    give_back: Callable[[Any], Any] | None
+
+
+def is_cupy(value: Any) -> bool:
+    cupy = sys.modules.get("cupy")
+    return cupy is not None and isinstance(value, cupy.ndarray)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, Spec)) or is_cupy(value) or _foreign(value)
+
+
+def _foreign(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, np.generic)
+
+
+def enter(value: Any, name: str) -> Entry:
+    """Take an array in without a copy.
+
+    Raises
+    ------
+    TypeError
+        The array's device or dtype is one that cannot be exchanged; the message names the argument.
+    """
+    if isinstance(value, np.ndarray):
+        return Entry(value, "numpy", None)
+    if is_cupy(value):
+        return Entry(value, "cuda", None)
+    kind, _ = value.__dlpack_device__()
+    library = f"{type(value).__module__.partition('.')[0]} array"
+    try:
+        if kind in _DLPACK_CPU:
+            return Entry(np.from_dlpack(value), "numpy", _returner(value))
+        if kind in _DLPACK_CUDA:
+            return Entry(_import_cupy(name).from_dlpack(value), "cuda", _returner(value))
+    except (RuntimeError, BufferError, TypeError) as error:
+        hint = " (detach it first: x.detach())" if getattr(value, "requires_grad", False) else ""
+        raise TypeError(f"argument {name!r}: this {library} cannot be exchanged by DLPack: {error}{hint}") from error
+    raise TypeError(
+        f"argument {name!r}: expected an array in CPU or CUDA memory, got a {library} on DLPack device type {kind}; "
+        "move it to a CUDA device first"
+    )
+
+
+def _import_cupy(name: str) -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            f"argument {name!r} is a CUDA array, which needs CuPy: pip install 'cupyfuse[cu12]' (or [cu13])"
+        ) from error
+    return cupy
+
+
+def _returner(value: Any) -> Callable[[Any], Any]:
+    """The function that makes the caller's own kind of array from ours."""
+    namespace = getattr(value, "__array_namespace__", None)
+    if namespace is not None:
+        return namespace().from_dlpack  # type: ignore[no-any-return]
+    module = sys.modules.get(type(value).__module__.partition(".")[0])
+    if module is not None and hasattr(module, "from_dlpack"):
+        return module.from_dlpack  # type: ignore[no-any-return]
+    raise TypeError(f"{type(value).__module__}.{type(value).__name__} offers no from_dlpack to return results with")
+
+
+def layout(array: Any) -> Layout:
+    """How an array lies in memory, as far as plans depend on it."""
+    if isinstance(array, Spec):
+        return _CONTIGUOUS[min(array.ndim, 2)]
+    itemsize, strides, shape = array.dtype.itemsize, array.strides, array.shape
+    if any(s % itemsize for s in strides):
+        return _UNREADABLE
+    if len(shape) == 2:
+        return _layout(
+            strides[1] == itemsize or shape[1] <= 1, strides[0] == itemsize or shape[0] <= 1, array.flags.c_contiguous
+        )
+    if len(shape) == 1:
+        unit = strides[0] == itemsize or shape[0] <= 1
+        return _layout(unit, True, unit)
+    return _SCALAR
+
+
+_LAYOUTS = {(a, b, c): Layout(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)}
+_SCALAR = _LAYOUTS[True, True, True]
+_UNREADABLE = _LAYOUTS[False, False, False]
+_CONTIGUOUS = (_SCALAR, _SCALAR, _LAYOUTS[True, False, True])
+
+
+def _layout(unit_cols: bool, unit_rows: bool, contiguous: bool) -> Layout:
+    return _LAYOUTS[unit_cols, unit_rows, contiguous]
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two arrays of one engine may share memory."""
+    if isinstance(a, np.ndarray):
+        return bool(np.may_share_memory(a, b))
+    low_a, high_a = _extent(a)
+    low_b, high_b = _extent(b)
+    return low_a < high_b and low_b < high_a
+
+
+def _extent(a: Any) -> tuple[int, int]:
+    if a.size == 0:
+        return (0, 0)
+    low = high = a.data.ptr
+    for length, stride in zip(a.shape, a.strides, strict=True):
+        low += min(0, stride * (length - 1))
+        high += max(0, stride * (length - 1))
+    return low, high + a.itemsize

@@ -1,0 +1,1 @@
+"""Everything that writes, compiles or launches CUDA: emission, NVRTC, cuBLAS."""

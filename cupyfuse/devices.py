@@ -1,0 +1,52 @@
+"""What GPUs can do at best, by their vendors' datasheets: the floor that plans quote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """Peak rates of one GPU: memory bandwidth in bytes/s, arithmetic in FLOP/s (dense, no sparsity).
+
+    `simt` are the float32 units, `simt64` the float64 units, `tf32` and `half` the tensor cores.
+    """
+
+    name: str
+    bandwidth: float
+    simt: float
+    simt64: float
+    tf32: float
+    half: float
+
+
+DEVICES: dict[str, Device] = {
+    d.name: d
+    for d in (
+        Device("H200", 4.8e12, 67e12, 34e12, 494e12, 989e12),
+        Device("H100", 3.35e12, 67e12, 34e12, 494e12, 989e12),
+        Device("A100", 2.04e12, 19.5e12, 9.7e12, 156e12, 312e12),
+        Device("L40S", 0.864e12, 91.6e12, 1.43e12, 183e12, 362e12),
+        Device("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 82.6e12, 165e12),
+        Device("T4", 0.32e12, 8.1e12, 0.25e12, 8.1e12, 65e12),
+    )
+}
+DEFAULT = "H200"
+
+
+def find(name: str) -> Device:
+    """The device whose name occurs in `name`, as the driver reports it ('NVIDIA H200').
+
+    Raises
+    ------
+    ValueError
+        No device of the table is named there.
+    """
+    for key, device in DEVICES.items():
+        if key.lower() in name.lower():
+            return device
+    raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
+
+
+def known(name: str) -> bool:
+    return any(key.lower() in name.lower() for key in DEVICES)

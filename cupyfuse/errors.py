@@ -1,0 +1,14 @@
+"""The exceptions that cupyfuse raises beside Python's own."""
+
+from __future__ import annotations
+
+
+class TraceError(TypeError):
+    """A fused function did something that cannot become part of a fused chain.
+
+    The message names the operation and the line of the user's function.
+    """
+
+
+class EngineError(RuntimeError):
+    """The engine could not compile, load or launch what the plan asks for."""

@@ -1,0 +1,431 @@
+"""The functions of the public face: reductions with SciPy's signatures, activations with PyTorch's names.
+
+Inside a fused function they become part of its graph. Called on arrays they run at once, as a fused function of their
+own: one launch each on a GPU (two for `linear`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from . import arrays, trace
+from .fuse import Fused
+from .trace import Tracer, apply, fail, reduce
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def traceable(function: F) -> F:
+    """Let a function written on traced arrays serve arrays too, by fusing it alone."""
+    fused = Fused(function)
+    leading = next(iter(inspect.signature(function).parameters))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        operands = (*args, *kwargs.values())
+        for operand in operands:
+            if isinstance(operand, Tracer):
+                with operand._trace.call(function.__name__, operands) as done:
+                    result = function(*args, **kwargs)
+                    return result if isinstance(result, tuple) else done(result)
+        if args:
+            return _eagerly(fused, _array(args[0], leading), args[1:], kwargs)
+        return fused(**kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _array(value: Any, name: str) -> Any:
+    """An array for the first argument of an eager call; lists and numbers become NumPy arrays, integers floats."""
+    if not arrays.is_array(value):
+        value = np.asarray(value)
+    if getattr(getattr(value, "dtype", None), "kind", "f") in "iub":
+        value = value.astype(np.float64)
+    return value
+
+
+def _eagerly(fused: Fused, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run one function on an array of any rank: leading dimensions are rows."""
+    if getattr(x, "ndim", 0) <= 2:
+        return fused(x, *args, **kwargs)
+    if "axis" in fused.signature.parameters:
+        return _along_axes(fused, x, args, kwargs)
+    lead = x.shape[:-1]
+    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(int(np.prod(lead)), x.shape[-1])
+    result = fused(rows, *args, **kwargs)
+    return result.reshape(*lead, result.shape[-1])
+
+
+def _along_axes(fused: Fused, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a function along some axes of an array with more than two: those axes are moved last and become one."""
+    bound = fused.signature.bind(x, *args, **kwargs)
+    bound.apply_defaults()
+    options = dict(list(bound.arguments.items())[1:])
+    if options.get("b") is not None:
+        raise ValueError("b: weights are supported for arrays of at most 2 dimensions; reshape a and b first")
+    axes = trace.normalize_axes(options["axis"], x.ndim)
+    kept = [i for i in range(x.ndim) if i not in axes]
+    moved = x.transpose(*kept, *axes)
+    rows = moved.reshape(int(np.prod([x.shape[i] for i in kept])), int(np.prod([x.shape[i] for i in axes])))
+    options["axis"] = 1
+    reducing = "keepdims" in options
+    keepdims = options.pop("keepdims", False)
+    results = fused(rows, **options)
+    if not reducing:
+        return results.reshape(moved.shape).transpose(*np.argsort([*kept, *axes]).tolist())
+    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape)) if keepdims else tuple(x.shape[i] for i in kept)
+    if isinstance(results, tuple):
+        return tuple(r.reshape(shape)[()] for r in results)
+    return results.reshape(shape)[()]
+
+
+# Linear -------------------------------------------------------------------------------------------------------------
+
+
+@traceable
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Apply a linear map: ``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    x : array, (B, K) or (K,)
+        Rows of features.
+    weight : array, (N, K)
+        One row of weights for each output, as in `torch.nn.functional.linear`.
+    bias : array, (N,), optional
+
+    Returns
+    -------
+    array, (B, N) or (N,)
+        In the promoted dtype of the arguments.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit.
+    """
+    _shape_is("weight", weight, 2, "(out_features, in_features)")
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x: expected {weight.shape[1]} columns, as weight of shape {tuple(weight.shape)} has, got shape {tuple(x.shape)}"
+        )
+    y = x @ weight.T
+    if bias is None:
+        return y
+    _shape_is("bias", bias, 1, "(out_features,)")
+    if bias.shape[0] != weight.shape[0]:
+        raise ValueError(f"bias: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}")
+    return y + bias
+
+
+def _shape_is(name: str, value: Any, ndim: int, meaning: str) -> None:
+    if getattr(value, "ndim", None) != ndim:
+        raise ValueError(f"{name}: expected an array of shape {meaning}, got {getattr(value, 'shape', value)}")
+
+
+@traceable
+def batch_norm(
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    num_batches_tracked: Any = None,
+) -> Any:
+    """Normalise each column, as `torch.nn.BatchNorm1d` does for (B, N).
+
+    ``(x - mean) / sqrt(var + eps) * weight + bias``; Ioffe and Szegedy 2015, algorithms 1 and 2.
+
+    Parameters
+    ----------
+    x : array, (B, N)
+    running_mean, running_var : array, (N,), optional
+        The statistics used when not training. In training they are updated in place: with ``momentum`` m to
+        ``(1 - m) * running + m * batch``, the variance being the unbiased one.
+    weight, bias : array, (N,), optional
+        Scale and shift of each column.
+    training : bool
+        Normalise with this batch's statistics (the biased variance), rather than with the running ones.
+    momentum : float or None
+        None keeps a cumulative average, for which `num_batches_tracked` is needed.
+    eps : float
+    num_batches_tracked : int64 array, (), optional
+        Advanced by one in training.
+
+    Returns
+    -------
+    array, (B, N)
+
+    Raises
+    ------
+    ValueError
+        A shape does not fit, running statistics are missing, or a training batch has one row only.
+    """
+    _shape_is("x", x, 2, "(rows, columns)")
+    columns = x.shape[1]
+    named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    for name, value in named.items():
+        if value is not None and tuple(value.shape) != (columns,):
+            raise ValueError(f"{name}: expected shape ({columns},), got {tuple(value.shape)}")
+    if training or running_mean is None or running_var is None:
+        if not training and (running_mean is not None or running_var is not None):
+            raise ValueError("running_mean, running_var: give both or neither")
+        if x.shape[0] <= 1:
+            raise ValueError(f"x: expected more than 1 row when training, got shape {tuple(x.shape)}")
+        mean = reduce("mean", x, 0)
+        var = trace.variance(x, 0)
+        if training:
+            _update_statistics(x, mean, var, running_mean, running_var, momentum, num_batches_tracked)
+    else:
+        mean, var = running_mean, running_var
+    y = (x - mean) / apply("sqrt", var + eps)
+    if weight is not None:
+        y = y * weight
+    return y if bias is None else y + bias
+
+
+def _update_statistics(
+    x: Tracer, mean: Tracer, var: Tracer, running_mean: Any, running_var: Any, momentum: float | None, batches: Any
+) -> None:
+    if batches is not None:
+        batches += 1
+    if momentum is None:
+        if batches is None:
+            raise ValueError("num_batches_tracked: expected an int64 array, since momentum=None averages over all batches")
+        factor = 1.0 / batches.astype("float32")
+    else:
+        factor = momentum  # type: ignore[assignment]
+    rows = x.shape[0]
+    for running, batch in ((running_mean, mean), (running_var, var * (rows / (rows - 1)))):
+        if running is not None:
+            running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+@traceable
+def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False) -> Any:
+    """Compute the log of the sum of exponentials, ``log(sum(b * exp(a)))``, with `scipy.special.logsumexp`'s semantics.
+
+    Parameters
+    ----------
+    a : array
+    axis : None, int or tuple of int
+        The axis or axes to sum over; None sums over all.
+    b : array, optional
+        Factors of the exponentials, of a shape that broadcasts with `a`; they may be negative.
+    keepdims : bool
+        Keep the reduced axes with length one.
+    return_sign : bool
+        Return the sign of the sum as well.
+
+    Returns
+    -------
+    array, or (array, array)
+        The logarithm; NaN where the sum is negative and no sign was asked for. With `return_sign`, the logarithm of the
+        absolute value, and the sign.
+    """
+    if b is None:
+        result = reduce("logsumexp", a, axis, keepdims)
+        if not return_sign:
+            return result
+        return result, apply("where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0))
+    weights = b
+    a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
+    top = apply("finite_or_zero", reduce("max", a, axis, keepdims=True))
+    total = reduce("sum", weights * apply("exp", a - top), axis, keepdims=True)
+    size = apply("absolute", total) if return_sign else total
+    result = apply("log", size) + top
+    if not keepdims:
+        dropped = trace.normalize_axes(axis, a.ndim)
+        result, total = result.squeeze(dropped), total.squeeze(dropped)
+    return (result, apply("sign", total)) if return_sign else result
+
+
+@traceable
+def softmax(x: Any, axis: Any = None) -> Any:
+    """Compute ``exp(x) / sum(exp(x))`` along an axis, with `scipy.special.softmax`'s semantics.
+
+    Parameters
+    ----------
+    x : array
+    axis : None, int or tuple of int
+        None takes all elements together.
+
+    Returns
+    -------
+    array
+        Of the shape of `x`; sums to 1 along `axis`. NaN along an axis with +inf or NaN, or with nothing but -inf.
+    """
+    top = reduce("max", x, axis, keepdims=True)
+    return apply("exp", x - top) / _expsum(x, top, axis)
+
+
+def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
+    """sum(exp(x - top)), in one pass with the maximum where it runs along one axis."""
+    if len(trace.normalize_axes(axis, x.ndim)) == 1:
+        return reduce("expsum", x, axis, keepdims=True)
+    return reduce("sum", apply("exp", x - top), axis, keepdims=True)
+
+
+@traceable
+def log_softmax(x: Any, axis: Any = None) -> Any:
+    """Compute ``log(softmax(x))``, with `scipy.special.log_softmax`'s semantics.
+
+    Parameters
+    ----------
+    x : array
+    axis : None, int or tuple of int
+        None takes all elements together.
+
+    Returns
+    -------
+    array
+        Of the shape of `x`.
+    """
+    top = reduce("max", x, axis, keepdims=True)
+    return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
+
+
+def _reduction(op: str, summary: str) -> Callable[..., Any]:
+    def function(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        return reduce(op, a, axis, keepdims)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"""{summary}
+
+    Parameters
+    ----------
+    a : array
+    axis : None, int or tuple of int
+        None reduces over all axes.
+    keepdims : bool
+        Keep the reduced axes with length one.
+
+    Returns
+    -------
+    array
+    """
+    return traceable(function)
+
+
+sum = _reduction("sum", "Sum along an axis; float32 and 16-bit floats accumulate in float32.")
+prod = _reduction("prod", "Product along an axis.")
+mean = _reduction("mean", "Arithmetic mean along an axis.")
+max = _reduction("max", "Largest element along an axis; NaN if one is.")
+min = _reduction("min", "Smallest element along an axis; NaN if one is.")
+
+
+@traceable
+def var(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
+    """Mean squared distance from the mean along an axis, with `ddof` fewer degrees of freedom, as `numpy.var`."""
+    return trace.variance(a, axis, ddof, keepdims)
+
+
+@traceable
+def std(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
+    """Square root of `var`."""
+    return apply("sqrt", trace.variance(a, axis, ddof, keepdims))
+
+
+# Activations --------------------------------------------------------------------------------------------------------
+
+
+def _activation(op: str, summary: str) -> Callable[..., Any]:
+    def function(x: Any) -> Any:
+        return apply(op, x)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"""{summary}
+
+    Parameters
+    ----------
+    x : array, any shape
+
+    Returns
+    -------
+    array
+        Of the shape and dtype of `x`.
+    """
+    return traceable(function)
+
+
+relu = _activation("relu", "Rectified linear unit, max(x, 0); NaN stays NaN.")
+relu6 = _activation("relu6", "x limited to [0, 6].")
+silu = _activation("silu", "x * sigmoid(x), also called swish.")
+sigmoid = _activation("sigmoid", "Logistic function, 1 / (1 + exp(-x)).")
+log_sigmoid = _activation("log_sigmoid", "Logarithm of the logistic function.")
+tanh = _activation("tanh", "Hyperbolic tangent.")
+mish = _activation("mish", "x * tanh(softplus(x)); Misra 2019.")
+selu = _activation("selu", "Self-normalising exponential linear unit; Klambauer et al. 2017.")
+hardsigmoid = _activation("hardsigmoid", "relu6(x + 3) / 6.")
+hardswish = _activation("hardswish", "x * relu6(x + 3) / 6.")
+softsign = _activation("softsign", "x / (1 + |x|).")
+erf = _activation("erf", "Error function.")
+
+
+@traceable
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+    """x where it is positive, else ``negative_slope * x``; any shape, dtype kept."""
+    return apply("leaky_relu", x, negative_slope)
+
+
+@traceable
+def gelu(x: Any, approximate: str = "none") -> Any:
+    """Gaussian error linear unit, ``x * Phi(x)``; Hendrycks and Gimpel 2016.
+
+    Parameters
+    ----------
+    x : array, any shape
+    approximate : {"none", "tanh"}
+        "none" uses the error function, "tanh" the approximation by a hyperbolic tangent.
+
+    Raises
+    ------
+    ValueError
+        `approximate` is neither.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    return apply("gelu" if approximate == "none" else "gelu_tanh", x)
+
+
+@traceable
+def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """``log(1 + exp(beta * x)) / beta``, and x itself where ``beta * x > threshold``; any shape, dtype kept."""
+    return apply("softplus", x, beta, threshold)
+
+
+@traceable
+def elu(x: Any, alpha: float = 1.0) -> Any:
+    """x where it is positive, else ``alpha * (exp(x) - 1)``; Clevert et al. 2015; any shape, dtype kept."""
+    return apply("elu", x, alpha)
+
+
+@traceable
+def celu(x: Any, alpha: float = 1.0) -> Any:
+    """x where it is positive, else ``alpha * (exp(x / alpha) - 1)``; Barron 2017; any shape, dtype kept."""
+    return apply("celu", x, alpha)
+
+
+@traceable
+def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
+    """x limited to [min_val, max_val]; any shape, dtype kept."""
+    return apply("clip", x, min_val, max_val)
+
+
+@traceable
+def clip(x: Any, min: Any = None, max: Any = None) -> Any:
+    """x limited to [min, max], either of which may be None; NaN stays NaN."""
+    if min is None and max is None:
+        fail("clip", "give min, max or both")
+    return trace.clip(x, min, max)

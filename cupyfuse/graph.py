@@ -1,0 +1,240 @@
+"""The graph of a chain: a small SSA form over two-dimensional values.
+
+Every value is rows x columns: shape (R, C), a value for each row (R, 1), for each column (1, C), or a scalar (1, 1).
+What the user's arrays look like (one-dimensional, transposed, with new axes) is kept by the tracer; beneath it there are
+only these.
+
+Operators of a node:
+
+====================  ==================================================================================================
+input                 argument number `attrs["arg"]`
+const                 Python number `attrs["value"]`, weak in promotion
+cast                  the value in the node's dtype
+a pointwise operator  a row of `operators.POINTWISE`
+a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
+matmul                (R, K) x (K, C)
+transpose, reshape    another view of the same elements
+guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
+====================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import dtypes
+from .operators import POINTWISE, REDUCTIONS, Operator
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One value of the graph. Nodes compare by identity."""
+
+    op: str
+    inputs: tuple[Node, ...]
+    shape: Shape
+    dtype: str
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        extra = "".join(f" {k}={v}" for k, v in self.attrs.items())
+        return f"<{self.op} {self.shape[0]}x{self.shape[1]} {self.dtype}{extra}>"
+
+    @property
+    def pointwise(self) -> bool:
+        return self.op in POINTWISE or self.op in ("cast", "guard")
+
+    @property
+    def reduction(self) -> bool:
+        return self.op in REDUCTIONS
+
+    @property
+    def axis(self) -> int:
+        return int(self.attrs["axis"])
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * dtypes.ITEMSIZE[self.dtype]
+
+
+@dataclass
+class Graph:
+    """The values a call returns or writes back.
+
+    Attributes
+    ----------
+    inputs : one node for each array argument, by argument number
+    outputs : the values returned, in order
+    effects : (argument number, value) for arguments changed in place
+    """
+
+    inputs: list[Node]
+    outputs: list[Node]
+    effects: list[tuple[int, Node]] = field(default_factory=list)
+
+    @property
+    def roots(self) -> list[Node]:
+        return [*self.outputs, *(node for _, node in self.effects)]
+
+    def replace(self, mapping: dict[Node, Node]) -> Graph:
+        """The graph with the roots of `mapping` exchanged."""
+        return Graph(
+            self.inputs,
+            [mapping.get(n, n) for n in self.outputs],
+            [(arg, mapping.get(n, n)) for arg, n in self.effects],
+        )
+
+
+# Constructors -------------------------------------------------------------------------------------------------------
+
+
+def const(value: float | int | bool) -> Node:
+    dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+    return Node("const", (), (1, 1), dtype, {"value": value})
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    rows = {s[0] for s in shapes} - {1}
+    cols = {s[1] for s in shapes} - {1}
+    if len(rows) > 1 or len(cols) > 1:
+        raise ValueError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
+    return (rows.pop() if rows else 1, cols.pop() if cols else 1)
+
+
+def pointwise(op: str, *inputs: Node) -> Node:
+    """Apply a pointwise operator with NumPy's promotion; constants are weak, as Python scalars are."""
+    row = POINTWISE[op]
+    if all(n.op == "const" for n in inputs):
+        return _folded(row, inputs)
+    values = inputs[1:] if op == "where" else inputs
+    dtype = promoted(values)
+    if row.result == "float":
+        dtype = dtypes.as_float(dtype, op)
+    elif row.result == "bool":
+        dtype = "bool"
+    return Node(op, inputs, broadcast(*(n.shape for n in inputs)), dtype)
+
+
+def _folded(row: Operator, inputs: tuple[Node, ...]) -> Node:
+    """A function of Python numbers is a Python number: it stays weak in promotion."""
+    with np.errstate(all="ignore"):
+        value = row.numpy(*(np.asarray(n.attrs["value"], dtype=_python_dtype(row, n)) for n in inputs)).item()
+    return const(value)
+
+
+def _python_dtype(row: Operator, node: Node) -> str:
+    return "float64" if row.result == "float" else node.dtype
+
+
+def promoted(nodes: Iterable[Node]) -> str:
+    nodes = list(nodes)
+    strong = [n.dtype for n in nodes if n.op != "const"]
+    return dtypes.promote_weak(strong, [n.attrs["value"] for n in nodes if n.op == "const"])
+
+
+def operand_dtype(node: Node) -> str:
+    """The type in which a node's operands meet: its own, except that a comparison's is not bool."""
+    if node.dtype != "bool" or node.op in ("cast", "where"):
+        return node.dtype
+    return promoted(node.inputs)
+
+
+def cast(node: Node, dtype: str) -> Node:
+    return node if node.dtype == dtype and node.op != "const" else Node("cast", (node,), node.shape, dtype)
+
+
+def reduce(op: str, node: Node, axis: int) -> Node:
+    shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
+    return Node(op, (node,), shape, node.dtype, {"axis": axis})
+
+
+def matmul(a: Node, b: Node) -> Node:
+    return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted((a, b)))
+
+
+def transpose(node: Node) -> Node:
+    if node.op == "transpose":
+        return node.inputs[0]
+    return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
+
+
+def reshape(node: Node, shape: Shape) -> Node:
+    return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
+
+
+def guard(fast: Node, exact: Node) -> Node:
+    return Node("guard", (fast, exact), fast.shape, fast.dtype)
+
+
+# Walks --------------------------------------------------------------------------------------------------------------
+
+
+def eager_inputs(node: Node) -> tuple[Node, ...]:
+    """The inputs that are always evaluated: a guard's second one is not."""
+    return node.inputs[:1] if node.op == "guard" else node.inputs
+
+
+def topological(
+    roots: Iterable[Node],
+    inputs: Callable[[Node], Iterable[Node]] = lambda n: n.inputs,
+) -> Iterator[Node]:
+    """Every node that the roots need, each after its inputs; without recursion, for long chains."""
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, expanded = stack.pop()
+            if expanded:
+                yield node
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((i, False) for i in reversed(tuple(inputs(node))) if i not in seen)
+
+
+def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
+    """Rebuild the graph bottom-up, giving each node (with its inputs already rebuilt) to `rule`."""
+    done: dict[Node, Node] = {}
+    for node in topological(graph.roots):
+        inputs = tuple(done[i] for i in node.inputs)
+        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
+        done[node] = rule(Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node)
+    return graph.replace(done)
+
+
+def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
+    """For every node, the nodes that always evaluate it."""
+    found: dict[Node, list[Node]] = {}
+    for node in topological(roots, eager_inputs):
+        found.setdefault(node, [])
+        for i in eager_inputs(node):
+            found.setdefault(i, []).append(node)
+    return found
+
+
+def is_leaf(node: Node) -> bool:
+    """An argument, or another view of one: nothing has to run before it can be read."""
+    while node.op in ("transpose", "reshape"):
+        node = node.inputs[0]
+    return node.op in ("input", "const")
+
+
+def flops(node: Node) -> int:
+    """Floating-point operations of one node, counting a transcendental function as the table says."""
+    if node.op == "matmul":
+        return 2 * node.size * node.inputs[0].shape[1]
+    if node.op in POINTWISE:
+        return POINTWISE[node.op].flops * node.size
+    if node.reduction:
+        return REDUCTIONS[node.op].flops * node.inputs[0].size
+    return 0

@@ -1,0 +1,406 @@
+"""The algebra: one function for each identity, and the order in which they are tried.
+
+A rewrite is a promise. Each docstring states the identity, for which values it is exact, and what it saves. Where a
+rewritten value could differ from the written one for ±inf or NaN, the result is wrapped in `guard(fast, exact)`: the
+rewritten value where it is finite, otherwise the value as written, evaluated on the device for just those elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import graph as g
+from .graph import Graph, Node
+from .operators import REDUCTIONS
+
+
+@dataclass(frozen=True)
+class Note:
+    """One rewrite that was applied: which identity, to what, and what it saves."""
+
+    identity: str
+    what: str
+    saved: str
+
+
+@dataclass(frozen=True)
+class Term:
+    """`row * col * base`: a per-row and a per-column factor (or None) times a full value (or None for 1)."""
+
+    row: Node | None
+    col: Node | None
+    base: Node | None
+
+
+# Clean-up -----------------------------------------------------------------------------------------------------------
+
+
+def share_common_subexpressions(graph: Graph) -> Graph:
+    """Equal operators on equal operands are computed once. Exact."""
+    seen: dict[tuple[object, ...], Node] = {}
+
+    def rule(node: Node) -> Node:
+        key = (node.op, node.inputs, node.shape, node.dtype, tuple(sorted((k, repr(v)) for k, v in node.attrs.items())))
+        return seen.setdefault(key, node)
+
+    return g.rewrite(graph, rule)
+
+
+def drop_empty_casts(node: Node) -> Node:
+    """A cast to the dtype and shape that a value has already is that value. Exact."""
+    if node.op == "cast" and node.inputs[0].op != "const":
+        source = node.inputs[0]
+        if source.dtype == node.dtype and source.shape == node.shape:
+            return source
+    return node
+
+
+def cancel_transposes(node: Node) -> Node:
+    """The transpose of a transpose, and any reshape of a reshape, is one view. Exact."""
+    if node.op == "transpose" and node.inputs[0].op == "transpose":
+        return node.inputs[0].inputs[0]
+    if node.op == "reshape" and node.inputs[0].op == "reshape":
+        return g.reshape(node.inputs[0].inputs[0], node.shape)
+    return node
+
+
+def push_transposes(node: Node) -> Node:
+    """The transpose of a pointwise function of vectors is that function of the transposed vectors. Exact.
+
+    Arguments can be read either way at no cost, computed values would have to be stored first.
+    """
+    if node.op != "transpose" or not node.inputs[0].pointwise or 1 not in node.shape:
+        return node
+    inner = node.inputs[0]
+    turned = tuple(i if i.shape == (1, 1) else push_transposes(g.transpose(i)) for i in inner.inputs)
+    return Node(inner.op, turned, node.shape, inner.dtype, inner.attrs)
+
+
+def reduction_over_one(node: Node) -> Node:
+    """A reduction along an axis of length 1 is the identity.
+
+    sum, product, mean, max, min and logsumexp of one element are that element, ±inf and NaN included. The sum of
+    exponentials relative to the largest is exp(x - x): 1, or NaN for ±inf and NaN. The second moment is (x - x)^2.
+    Saves the whole reduction.
+    """
+    if not node.reduction or node.inputs[0].shape[node.axis] != 1:
+        return node
+    x = node.inputs[0]
+    if REDUCTIONS[node.op].identity_on_one:
+        return x
+    difference = g.pointwise("subtract", x, x)
+    return g.pointwise("exp" if node.op == "expsum" else "square", difference)
+
+
+# Composites ---------------------------------------------------------------------------------------------------------
+
+
+def lower_mean(node: Node) -> Node:
+    """mean(x) = sum(x) / n, the division last as NumPy does it. Exact."""
+    if node.op != "mean":
+        return node
+    x = node.inputs[0]
+    return g.pointwise("divide", g.reduce("sum", x, node.axis), g.const(float(x.shape[node.axis])))
+
+
+def lower_logsumexp(node: Node) -> Node:
+    """logsumexp(x) = m + log(sum(exp(x - m))) with m = max(x); m itself where it is not finite.
+
+    Gives +inf for a row with +inf, -inf for a row of -inf, NaN for a row with NaN. The two reductions share one pass.
+    """
+    if node.op != "logsumexp":
+        return node
+    x = node.inputs[0]
+    top, total = g.reduce("max", x, node.axis), g.reduce("expsum", x, node.axis)
+    return g.pointwise("add", g.pointwise("finite_or_zero", top), g.pointwise("log_relative", top, total))
+
+
+def convert_matmul_operands(node: Node) -> Node:
+    """matmul(a, b) in the promoted dtype converts its operands first, as NumPy does. Exact."""
+    if node.op != "matmul":
+        return node
+
+    def converted(operand: Node) -> Node:
+        if operand.dtype == node.dtype:
+            return operand
+        if operand.op == "transpose":
+            return g.transpose(g.cast(operand.inputs[0], node.dtype))
+        return g.cast(operand, node.dtype)
+
+    a, b = (converted(i) for i in node.inputs)
+    return node if (a, b) == node.inputs else Node("matmul", (a, b), node.shape, node.dtype, node.attrs)
+
+
+# Linear maps --------------------------------------------------------------------------------------------------------
+
+
+def linear_terms(node: Node, rows: int, cols: int) -> list[Term] | None:
+    """Write a full value as a sum of terms, each linear in one full value; None where it is not of that form."""
+    if node.shape != (rows, cols) or (rows == 1 and not _contains_matmul(node)):
+        if node.shape[0] == 1:
+            return [Term(None, node, None)]
+        return [Term(node, None, None)]
+    if node.op in ("add", "subtract"):
+        left, right = (linear_terms(i, rows, cols) for i in node.inputs)
+        if left is None or right is None:
+            return None
+        return left + (right if node.op == "add" else [_scaled(t, g.const(-1.0)) for t in right])
+    if node.op == "negative":
+        inner = linear_terms(node.inputs[0], rows, cols)
+        return None if inner is None else [_scaled(t, g.const(-1.0)) for t in inner]
+    if node.op in ("multiply", "divide"):
+        a, b = node.inputs
+        if node.op == "multiply" and a.shape != (rows, cols):
+            a, b = b, a
+        if b.shape == (rows, cols) or a.shape != (rows, cols):
+            return [Term(None, None, node)]
+        inner = linear_terms(a, rows, cols)
+        return None if inner is None else [_scaled(t, b, node.op) for t in inner]
+    return [Term(None, None, node)]
+
+
+def _contains_matmul(node: Node) -> bool:
+    return any(n.op == "matmul" for n in g.topological([node], g.eager_inputs))
+
+
+def _scaled(term: Term, factor: Node, op: str = "multiply") -> Term:
+    if factor.shape[0] != 1:
+        return Term(_combine(op, term.row, factor), term.col, term.base)
+    return Term(term.row, _combine(op, term.col, factor), term.base)
+
+
+def _combine(op: str, coefficient: Node | None, factor: Node) -> Node:
+    if coefficient is not None:
+        return g.pointwise(op, coefficient, factor)
+    return factor if op == "multiply" else g.pointwise("divide", g.const(1.0), factor)
+
+
+def _product(*factors: Node | None) -> Node | None:
+    result: Node | None = None
+    for factor in factors:
+        if factor is not None:
+            result = factor if result is None else g.pointwise("multiply", result, factor)
+    return result
+
+
+def _total(terms: list[Node]) -> Node:
+    result = terms[0]
+    for term in terms[1:]:
+        result = g.pointwise("add", result, term)
+    return result
+
+
+def collapse_sum(node: Node) -> Node:
+    """sum_j (x W)_ij a_j = x (W a): the sum of a linear map is a matrix-vector product.
+
+    `W a` is one weighted sum over the weight (prepared once for bound weights); adding constants and per-row or
+    per-column terms carries through. For finite results exact up to rounding; a row that comes out infinite or NaN is
+    evaluated as written (guard). Finite inputs whose product overflows in one column and is cancelled by another come
+    out finite here and infinite or NaN as written. Saves the GEMM: 2 R K C floating-point operations become 2 R K.
+    """
+    if node.op != "sum" or node.axis != 1:
+        return node
+    x = node.inputs[0]
+    rows, cols = x.shape
+    terms = linear_terms(x, rows, cols)
+    if terms is None or not any(t.base is not None and t.base.op == "matmul" for t in terms):
+        return node
+    fast = g.cast(_total([_summed(t, cols) for t in terms]), node.dtype)
+    return g.guard(fast, node)
+
+
+def _summed(term: Term, cols: int) -> Node:
+    """The sum over the columns of one term."""
+    if term.base is None:
+        if term.col is None:
+            inner = g.const(float(cols))
+        elif term.col.shape[1] == 1:
+            inner = g.pointwise("multiply", term.col, g.const(float(cols)))
+        else:
+            inner = g.reduce("sum", term.col, 1)
+    elif term.base.op == "matmul":
+        inner = _matvec(term.base, term.col)
+    else:
+        inner = g.reduce("sum", _known(_product(term.base, term.col)), 1)
+    return _known(_product(inner, term.row))
+
+
+def _known(node: Node | None) -> Node:
+    assert node is not None
+    return node
+
+
+def _matvec(product: Node, weights: Node | None) -> Node:
+    """sum_j product[:, j] * weights[j] as a matrix-vector product."""
+    a, b = product.inputs
+    scalar = weights if weights is not None and weights.shape == (1, 1) and b.shape[1] != 1 else None
+    if scalar is not None:
+        weights = None
+    if b.op == "transpose":
+        base = b.inputs[0]
+        weighted = base if weights is None else g.pointwise("multiply", base, g.transpose(weights))
+        vector = g.reduce("sum", weighted, 0) if base.shape[0] != 1 else weighted
+    else:
+        weighted = b if weights is None else g.pointwise("multiply", b, weights)
+        vector = g.transpose(g.reduce("sum", weighted, 1) if b.shape[1] != 1 else weighted)
+    if a.shape[1] == 1:
+        dot = g.pointwise("multiply", a, vector)
+    else:
+        dot = g.reduce("sum", g.pointwise("multiply", a, vector), 1)
+    return _known(_product(dot, scalar))
+
+
+def fold_affine(node: Node) -> Node:
+    """Per-column multiply-adds after a matrix product are one: ((y + b - m) r g + t) s = y a + c.
+
+    Bias, BatchNorm and scales become a = r g s and c = ((b - m) r g + t) s, one pair a column (prepared once where they
+    depend on bound arrays alone). Agrees to rounding; an element that comes out infinite or NaN is evaluated as written
+    (guard). Saves the loads and the arithmetic of every step but one.
+    """
+    chain = _affine_chain(node)
+    if len(chain) < 3:
+        return node
+    scale: Node | None = None
+    shift: Node | None = None
+    inner = next(i for i in chain[-1].inputs if i.op == "matmul")
+    value = inner
+    for step in reversed(chain):
+        other = next((i for i in step.inputs if i is not value), None)
+        scale, shift = _affine_step(step, value, other, scale, shift)
+        value = step
+    fast = inner if scale is None else g.pointwise("multiply", inner, scale)
+    if shift is not None:
+        fast = g.pointwise("add", fast, shift)
+    return g.guard(g.cast(fast, node.dtype), node)
+
+
+def _affine_step(
+    step: Node, value: Node, other: Node | None, scale: Node | None, shift: Node | None
+) -> tuple[Node | None, Node | None]:
+    """The factors of `inner * scale + shift` after one more step of a chain."""
+    if step.op == "negative" or (step.op == "subtract" and step.inputs[1] is value):
+        scale = _combine("multiply", scale, g.const(-1.0))
+        shift = None if shift is None else g.pointwise("negative", shift)
+    if other is None or step.op == "negative":
+        return scale, shift
+    if step.op in ("multiply", "divide"):
+        return _combine(step.op, scale, other), None if shift is None else g.pointwise(step.op, shift, other)
+    if step.op == "subtract" and step.inputs[0] is value:
+        return scale, g.pointwise("negative", other) if shift is None else g.pointwise("subtract", shift, other)
+    return scale, other if shift is None else g.pointwise("add", shift, other)
+
+
+def _affine_chain(node: Node) -> list[Node]:
+    """The steps with per-column or scalar operands between a value and the matmul beneath it; empty if there are others."""
+    chain: list[Node] = []
+    while node.op in ("add", "subtract", "multiply", "divide", "negative"):
+        values = [i for i in node.inputs if i.shape == node.shape and i.op != "const" and _contains_matmul(i)]
+        others = [i for i in node.inputs if i is not values[0]] if len(values) == 1 else list(node.inputs)
+        divisor = node.op == "divide" and values != [node.inputs[0]]
+        if len(values) != 1 or divisor or any(i.shape[0] != 1 for i in others):
+            return []
+        chain.append(node)
+        node = values[0]
+    return chain if node.op == "matmul" else []
+
+
+# The order ----------------------------------------------------------------------------------------------------------
+
+
+def _apply_to_all(graph: Graph, rule: Callable[[Node], Node], counts: dict[str, list[Node]] | None = None) -> Graph:
+    def counted(node: Node) -> Node:
+        result = rule(node)
+        if result is not node and counts is not None:
+            counts.setdefault(rule.__name__, []).append(node)
+        return result
+
+    return g.rewrite(graph, counted)
+
+
+def _apply_where_matmul_dies(graph: Graph, notes: list[Note]) -> Graph:
+    """Collapse sums of linear maps, one at a time, wherever nothing else needs the matrix product."""
+    refused: set[Node] = set()
+    while True:
+        live = list(g.topological(graph.roots, g.eager_inputs))
+        candidates = [n for n in live if n not in refused and n.op == "sum" and collapse_sum(n) is not n]
+        if not candidates:
+            return graph
+        target = candidates[0]
+        products = {n for n in g.topological([target], g.eager_inputs) if n.op == "matmul"}
+        attempt = _substitute(graph, target, collapse_sum(target))
+        survivors = set(g.topological(attempt.roots, g.eager_inputs))
+        dead = [p for p in products if p not in survivors]
+        if not dead:
+            refused.add(target)
+            continue
+        graph = attempt
+        for p in dead:
+            rows, cols = p.shape
+            inner = p.inputs[0].shape[1]
+            notes.append(
+                Note(
+                    "the sum of a linear map is a matrix-vector product",
+                    f"sum over {cols} columns of ({rows} x {inner}) @ ({inner} x {cols})",
+                    f"{2 * rows * inner * cols - 2 * rows * inner:.3g} FLOPs",
+                )
+            )
+
+
+def _substitute(graph: Graph, target: Node, value: Node) -> Graph:
+    """Exchange one node for another everywhere except beneath the new value itself."""
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        inputs = tuple(done[i] for i in node.inputs)
+        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
+        done[node] = (
+            value if node is target else Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node
+        )
+    return graph.replace(done)
+
+
+def _fold_maximal(graph: Graph, notes: list[Note]) -> Graph:
+    """Fold each affine chain once, at the last of its steps."""
+    users = g.users(graph.roots)
+    order = g.topological(graph.roots, g.eager_inputs)
+    folds = {node: folded for node in order if (folded := fold_affine(node)) is not node}
+    inner = {node for node in folds if node not in graph.roots and all(u in folds for u in users[node])}
+    folds = {node: folded for node, folded in folds.items() if node not in inner}
+    for node in folds:
+        steps = [n.op for n in reversed(_affine_chain(node))]
+        notes.append(
+            Note(
+                "per-column multiply-adds after a matrix product are one",
+                " -> ".join(steps),
+                f"{(len(steps) - 2) * node.size:.3g} FLOPs",
+            )
+        )
+    # From the last to the first: a folded value may hold earlier folds beneath it.
+    for node, folded in reversed(folds.items()):
+        graph = _substitute(graph, node, folded)
+    return graph
+
+
+def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
+    """Apply every identity; returns the simplified graph and what was done to it."""
+    counts: dict[str, list[Node]] = {}
+    notes: list[Note] = []
+    for rule in (drop_empty_casts, cancel_transposes, convert_matmul_operands):
+        graph = _apply_to_all(graph, rule)
+    graph = _apply_to_all(share_common_subexpressions(graph), reduction_over_one, counts)
+    for node in counts.get("reduction_over_one", []):
+        notes.append(
+            Note(
+                "a reduction along an axis of length 1 is the identity",
+                f"{node.op} of {node.inputs[0].shape[0]} x {node.inputs[0].shape[1]} along axis {node.axis}",
+                f"{2 * node.nbytes} bytes",
+            )
+        )
+    for rule in (lower_mean, lower_logsumexp):
+        graph = _apply_to_all(graph, rule)
+    graph = share_common_subexpressions(graph)
+    graph = _apply_where_matmul_dies(graph, notes)
+    for rule in (reduction_over_one, push_transposes):
+        graph = _apply_to_all(graph, rule)
+    graph = _fold_maximal(share_common_subexpressions(graph), notes)
+    return share_common_subexpressions(graph), notes

@@ -1,0 +1,198 @@
+"""What NumPy's functions and ufuncs mean when a traced array is among their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import graph as g
+from .operators import POINTWISE
+from .trace import (
+    Tracer,
+    _trace_of,
+    apply,
+    as_tracer,
+    broadcast_to,
+    clip,
+    fail,
+    matmul,
+    power,
+    reduce,
+    reshape,
+    user_line,
+    variance,
+)
+
+# NumPy's (and SciPy's) names that differ from the operator table's.
+_UFUNC_ALIASES = {
+    "true_divide": "divide",
+    "abs": "absolute",
+    "fabs": "absolute",
+    "expit": "sigmoid",
+    "log_expit": "log_sigmoid",
+    "round": "rint",
+    "bitwise_and": "logical_and",
+    "bitwise_or": "logical_or",
+    "invert": "logical_not",
+    "bitwise_not": "logical_not",
+    "cupy_where": "where",
+}
+_REDUCING_UFUNCS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
+
+
+def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    out = options.pop("out", None)
+    if method == "reduce" and name in _REDUCING_UFUNCS:
+        axis = inputs[1] if len(inputs) > 1 else options.pop("axis", 0)
+        return reduce(_REDUCING_UFUNCS[name], inputs[0], axis, **options)
+    if method != "__call__":
+        fail(f"np.{name}.{method}", "only calls and .reduce are supported")
+    for key, value in options.items():
+        if not (key in ("where",) and value is True) and not (key == "casting" and value == "same_kind"):
+            fail(f"np.{name} with {key}=", "that option is not supported in a fused function")
+    result = _ufunc_value(name, inputs)
+    if out is None:
+        return result
+    target = out[0] if isinstance(out, tuple) else out
+    if not isinstance(target, Tracer):
+        fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
+    return target._become(result)
+
+
+def _ufunc_value(name: str, inputs: tuple[Any, ...]) -> Any:
+    name = _UFUNC_ALIASES.get(name, name)
+    if name == "matmul":
+        return matmul(*inputs)
+    if name == "power":
+        return power(*inputs)
+    if name == "positive":
+        return inputs[0].copy()
+    if name == "logical_xor":
+        return apply("not_equal", apply("not_equal", inputs[0], 0), apply("not_equal", inputs[1], 0))
+    if name in POINTWISE:
+        return apply(name, *inputs)
+    fail(f"np.{name}", "this function is not in the operator table")
+
+
+def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
+    def call(x: Tracer, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
+        value = fill_value if fill_value is not None else fill(x, fill_value)
+        constant = as_tracer(value, x._trace)
+        node = g.cast(constant._node, x._node.dtype)
+        return broadcast_to(Tracer(x._trace, node, ()), x.shape)
+
+    return call
+
+
+def _where(condition: Any, *choices: Any) -> Tracer:
+    if len(choices) != 2:
+        fail("np.where with one argument", "the number of results depends on values; give both choices")
+    trace = _trace_of((condition, *choices))
+    mask = as_tracer(condition, trace)
+    if mask._node.dtype != "bool":
+        mask = apply("not_equal", mask, 0)
+    return apply("where", mask, *choices)
+
+
+def _norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tracer:
+    if ord in (None, 2, "fro") and (ord != 2 or axis is None or isinstance(axis, int)):
+        if ord == 2 and axis is None and x.ndim == 2:
+            fail("np.linalg.norm with ord=2", "the spectral norm of a matrix is not a row operation")
+        return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
+    if axis is None and x.ndim != 1:
+        fail(f"np.linalg.norm with ord={ord!r}", "give an axis: matrix norms are not row operations")
+    if ord == 1:
+        return reduce("sum", apply("absolute", x), axis, keepdims)
+    if ord == np.inf:
+        return reduce("max", apply("absolute", x), axis, keepdims)
+    fail(f"np.linalg.norm with ord={ord!r}", "orders 1, 2 and inf are supported")
+
+
+def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
+    limits = np.finfo(np.float32 if x._node.dtype == "bfloat16" else x.dtype)
+    top, bottom = (limits.max if posinf is None else posinf), (limits.min if neginf is None else neginf)
+    infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
+    finite = apply("where", apply("isinf", x), infinite, x)
+    return apply("where", apply("isnan", x), float(nan), finite).astype(x._node.dtype)
+
+
+def _expand_dims(x: Tracer, axis: Any) -> Tracer:
+    rank = x.ndim + (len(axis) if isinstance(axis, tuple) else 1)
+    new = {a % rank for a in (axis if isinstance(axis, tuple) else (axis,))}
+    return x[tuple(None if p in new else slice(None) for p in range(rank))]
+
+
+def _std(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
+    return apply("sqrt", variance(x, axis, ddof, keepdims, dtype=dtype, out=out))
+
+
+def _var(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
+    return variance(x, axis, ddof, keepdims, dtype=dtype, out=out)
+
+
+def _reduction(op: str) -> Callable[..., Tracer]:
+    def call(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **options: Any) -> Any:
+        return reduce(op, a, axis, bool(keepdims), dtype=dtype, out=out, **options)
+
+    return call
+
+
+def _round(x: Tracer, decimals: int = 0, out: Any = None) -> Tracer:
+    if decimals != 0 or out is not None:
+        fail("np.round with decimals or out", "only rounding to integers is supported")
+    return apply("rint", x)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.sum: _reduction("sum"),
+    np.prod: _reduction("prod"),
+    np.mean: _reduction("mean"),
+    np.max: _reduction("max"),
+    np.min: _reduction("min"),
+    np.amax: _reduction("max"),
+    np.amin: _reduction("min"),
+    np.var: _var,
+    np.std: _std,
+    np.any: lambda a, axis=None, out=None, keepdims=False: a.any(axis, out, keepdims),
+    np.all: lambda a, axis=None, out=None, keepdims=False: a.all(axis, out, keepdims),
+    np.where: _where,
+    np.clip: lambda a, a_min=None, a_max=None, out=None, *, min=None, max=None: clip(
+        a, a_min if min is None else min, a_max if max is None else max, out=out
+    ),
+    np.dot: lambda a, b, out=None: matmul(a, b),
+    np.linalg.norm: _norm,
+    np.nan_to_num: _nan_to_num,
+    np.transpose: lambda a, axes=None: a.transpose(axes),
+    np.expand_dims: _expand_dims,
+    np.squeeze: lambda a, axis=None: a.squeeze(axis),
+    np.reshape: lambda a, shape, order="C", copy=None: reshape(
+        a, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), order
+    ),
+    np.ravel: lambda a, order="C": a.ravel(),
+    np.broadcast_to: lambda array, shape, subok=False: broadcast_to(
+        array, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    ),
+    np.zeros_like: _like(lambda x, _: 0.0),
+    np.ones_like: _like(lambda x, _: 1.0),
+    np.full_like: _like(lambda x, value: value),
+    np.copy: lambda a, order="K", subok=False: a.copy(),
+    np.round: _round,
+    np.around: _round,
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: a.ndim,
+    np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
+}
+
+
+def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    if func not in FUNCTIONS:
+        name = f"{getattr(func, '__module__', 'numpy')}.{getattr(func, '__name__', func)}"
+        fail(name, "this function cannot be part of a fused chain")
+    try:
+        return FUNCTIONS[func](*args, **options)
+    except TypeError as error:
+        if type(error) is TypeError:
+            raise TypeError(f"np.{func.__name__}: {error}\n  at {user_line()}") from error
+        raise

@@ -1,0 +1,1 @@
+"""CUDA sources, shipped as package data and compiled at run time."""
