@@ -130,23 +130,22 @@ def layout(array: Any) -> Layout:
     if any(s % itemsize for s in strides):
         return _UNREADABLE
     if len(shape) == 2:
-        return _layout(
-            strides[1] == itemsize or shape[1] <= 1, strides[0] == itemsize or shape[0] <= 1, array.flags.c_contiguous
-        )
+        rows, cols = shape
+        down, across = strides[0] // itemsize, strides[1] // itemsize
+        unit_cols, unit_rows = across == 1 or cols <= 1, down == 1 or rows <= 1
+        by_rows = unit_cols and (rows <= 1 or cols <= down < _BLAS_LIMIT)
+        by_cols = unit_rows and (cols <= 1 or rows <= across < _BLAS_LIMIT)
+        return Layout(unit_cols, unit_rows, array.flags.c_contiguous, by_rows or by_cols)
     if len(shape) == 1:
         unit = strides[0] == itemsize or shape[0] <= 1
-        return _layout(unit, True, unit)
+        return Layout(unit, True, unit, unit)
     return _SCALAR
 
 
-_LAYOUTS = {(a, b, c): Layout(a, b, c) for a in (True, False) for b in (True, False) for c in (True, False)}
-_SCALAR = _LAYOUTS[True, True, True]
-_UNREADABLE = _LAYOUTS[False, False, False]
-_CONTIGUOUS = (_SCALAR, _SCALAR, _LAYOUTS[True, False, True])
-
-
-def _layout(unit_cols: bool, unit_rows: bool, contiguous: bool) -> Layout:
-    return _LAYOUTS[unit_cols, unit_rows, contiguous]
+_BLAS_LIMIT = 1 << 31  # cuBLAS takes leading dimensions as 32-bit integers
+_SCALAR = Layout(True, True, True)
+_UNREADABLE = Layout(False, False, False, False)
+_CONTIGUOUS = (_SCALAR, _SCALAR, Layout())
 
 
 def overlap(a: Any, b: Any) -> bool:

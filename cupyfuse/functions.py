@@ -15,7 +15,7 @@ import numpy as np
 
 from . import arrays, trace
 from .fuse import Fused
-from .trace import Tracer, apply, fail, reduce
+from .trace import ScalarArgument, Tracer, apply, fail, reduce
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -203,8 +203,8 @@ def _update_statistics(
         factor = 1.0 / batches.astype("float32")
     else:
         factor = momentum  # type: ignore[assignment]
-    rows = x.shape[0]
-    for running, batch in ((running_mean, mean), (running_var, var * (rows / (rows - 1)))):
+    unbiased = ScalarArgument(x.shape[0] / (x.shape[0] - 1), "unbiased")
+    for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
         if running is not None:
             running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
 

@@ -153,7 +153,7 @@ class Fused:
             bound = binding.fixed_numbers(values) if binding is not None else frozenset[int]()
             plan = build(traced, layouts, self._precision or options.current_precision(), bound)
             prepared = binding.prepared(plan.prepare, leaves, engine) if binding and plan.prepare else []
-            runnable = Runnable(plan, results, engine(plan), prepared)
+            runnable = Runnable(plan, results, engine(plan, [*leaves, *prepared]), prepared)
             if len(self._runnables) >= _CACHE_LIMIT:
                 self._runnables.pop(next(iter(self._runnables)))
             self._runnables[key] = runnable
@@ -253,11 +253,11 @@ class Bound:
             count += found
         return frozenset(numbers)
 
-    def prepared(self, plan: Plan, leaves: list[Any], engine: Callable[[Plan], Any]) -> list[Any]:
+    def prepared(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
         """The values of a preparing plan; computed once, whichever shapes of the other arguments asked for it."""
         key = tuple(signature_of(plan))
         if key not in self._preparations:
-            execute = engine(plan)
+            execute = engine(plan, leaves)
             results = execute(leaves, [None] * len(plan.outputs))
             self._preparations[key] = (execute, list(leaves), results)
         return self._preparations[key][2]
@@ -291,7 +291,7 @@ def arrays_in(values: Sequence[Any]) -> list[Any]:
     return found
 
 
-def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -> Callable[[Plan], Any]:
+def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
     """The engine that runs where the arrays are.
 
     Raises

@@ -26,9 +26,9 @@ _PARTIAL = 128  # rows that a column sum adds up before it adds partial sums, to
 
 
 class NumpyExecutable:
-    """A plan made ready for NumPy arrays."""
+    """A plan made ready for NumPy arrays like those given."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None]) -> list[Array]:

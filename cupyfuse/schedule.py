@@ -21,15 +21,19 @@ from .graph import Graph, Node, Shape
 
 @dataclass(frozen=True)
 class Layout:
-    """How an argument lies in memory, as far as a plan depends on it, seen as rows x columns."""
+    """How an argument lies in memory, as far as a plan depends on it, seen as rows x columns.
+
+    Neighbouring columns (or rows) are neighbours in memory; all elements are, in C order; cuBLAS can read it.
+    """
 
     unit_cols: bool = True
     unit_rows: bool = False
     contiguous: bool = True
+    blas: bool = True
 
     @property
     def transposed(self) -> Layout:
-        return Layout(self.unit_rows, self.unit_cols, False)
+        return Layout(self.unit_rows, self.unit_cols, False, self.blas)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,7 +100,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         if not (value.op in ("input", "transpose") and g.is_leaf(value)):
             return value
         layout = layout_of(value, layouts)
-        good = readable_by_rows(value, layouts) or (reader.op == "matmul" and (layout.unit_cols or layout.unit_rows))
+        good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
         return value if good else copies.setdefault(value, _copied(value))
 
     done: dict[Node, Node] = {}

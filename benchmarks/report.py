@@ -1,0 +1,198 @@
+"""Results and their report: the data of a case, JSON, Markdown."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .timing import GRAPH_CALLS, Summary
+
+FIGURES = {
+    "gpu_evicted": "GPU, L2 evicted",
+    "gpu_back_to_back": "GPU, back to back",
+    "gpu_graph": "GPU, graph",
+    "host": "host",
+}
+_HOW = f"""\
+Medians in microseconds; the JSON file beside this one has the quartiles, extremes and counts.
+*GPU, L2 evicted*: events around one call, the L2 cache overwritten before it.
+*GPU, back to back*: events around many queued calls, per call; arguments that fit lie in the L2 cache.
+*GPU, graph*: a replayed graph of {GRAPH_CALLS} calls, per call.
+*host*: the host's clock around calls that it does not wait for, per call.
+*error*: ‖result − reference‖ / ‖reference‖ against float64, the worst of a case's results.
+Rivals took turns within one run.
+"""
+
+
+@dataclass
+class Result:
+    """What one rival did in one case.
+
+    Attributes
+    ----------
+    rival : str
+    error : float or None
+        Relative error against float64; None where nothing was compared.
+    times : dict of str to Summary
+        By figure: "gpu_evicted", "gpu_back_to_back", "gpu_graph", "host".
+    failure : str
+        Why the rival took no part, or no part any more; empty where it did.
+    missing : dict of str to str
+        Figures that could not be taken, with the reason.
+    """
+
+    rival: str
+    error: float | None = None
+    times: dict[str, Summary] = field(default_factory=dict)
+    failure: str = ""
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def median(self, figure: str) -> float | None:
+        return self.times[figure].median if figure in self.times else None
+
+
+@dataclass
+class Case:
+    """One thing computed by several rivals.
+
+    Attributes
+    ----------
+    group, name : str
+        Headings in the report.
+    shape : tuple of int
+        What it means is the benchmark's matter.
+    dtype : str
+    moved : int
+        Bytes that the case must read and write at least; 0 where arithmetic is what takes the time.
+    """
+
+    group: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    moved: int = 0
+    results: list[Result] = field(default_factory=list)
+
+    def find(self, rival: str) -> Result | None:
+        return next((r for r in self.results if r.rival == rival), None)
+
+    def rate(self, result: Result, figure: str = "gpu_evicted") -> float | None:
+        """GB/s: the bytes that must move over the median time."""
+        median = result.median(figure)
+        return self.moved / median / 1e3 if self.moved and median else None
+
+
+@dataclass
+class Report:
+    """All cases of one run of one benchmark, with what it ran on."""
+
+    benchmark: str
+    environment: dict[str, Any]
+    options: dict[str, Any]
+    cases: list[Case] = field(default_factory=list)
+
+    def failed(self) -> list[str]:
+        """Where cupyfuse itself failed or was wrong."""
+        return [
+            f"{case.group}, {case.name}: {result.rival}: {result.failure}"
+            for case in self.cases
+            for result in case.results
+            if result.failure and result.rival.startswith("cupyfuse")
+        ]
+
+    def write_json(self, path: Path) -> None:
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def number(value: float | None) -> str:
+    """Three or four digits: enough for a ratio, few enough to read."""
+    if value is None:
+        return "–"
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def escape(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A Markdown table; the first column is text, the others are figures."""
+    lines = ["| " + " | ".join(header) + " |", "|---" + "|---:" * (len(header) - 1) + "|"]
+    return [*lines, *("| " + " | ".join(escape(cell) for cell in row) + " |" for row in rows)]
+
+
+def heading(report: Report) -> list[str]:
+    """Title, machine, versions and options."""
+    known = {key: value for key, value in report.environment.items() if key != "gpu"}
+    lines = [f"# Benchmark `{report.benchmark}` on {report.environment['gpu']}", ""]
+    lines += [", ".join(f"{key} {value or 'not installed or not known'}" for key, value in known.items()) + ".", ""]
+    return [*lines, "Options: " + ", ".join(f"{key} {value}" for key, value in report.options.items()) + ".", ""]
+
+
+def heads_markdown(report: Report, base: str) -> str:
+    """One table a case: rivals down, figures across, and how many times faster than `base` each is."""
+    lines = [*heading(report), *_HOW.splitlines(), ""]
+    group = ""
+    for case in report.cases:
+        if case.group != group:
+            group = case.group
+            lines += [f"## {group}", ""]
+        moved = f", {case.moved / 1e6:.1f} MB to move" if case.moved else ""
+        lines += [f"### {case.name}", "", f"{' x '.join(map(str, case.shape))} {case.dtype}{moved}", ""]
+        lines += _case_table(case, base)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _case_table(case: Case, base: str) -> list[str]:
+    figures = [f for f in FIGURES if any(f in r.times or f in r.missing for r in case.results)]
+    reference = case.find(base)
+    against = reference.median("gpu_back_to_back") if reference else None
+    header = ["", "error", *(FIGURES[f] for f in figures)]
+    header += ["GB/s, L2 evicted"] if case.moved else []
+    header += [f"× {base}, back to back"] if against else []
+    rows, notes = [], []
+    for result in case.results:
+        row = [result.rival, "–" if result.error is None else f"{result.error:.1e}"]
+        row += [number(result.median(f)) for f in figures]
+        row += [number(case.rate(result))] if case.moved else []
+        mine = result.median("gpu_back_to_back")
+        row += [number(against / mine) if mine else "–"] if against else []
+        rows.append(row)
+        notes += [f"- {result.rival}: {result.failure}"] if result.failure else []
+        notes += [f"- {result.rival}, {FIGURES[f]}: {reason}" for f, reason in result.missing.items()]
+    return [*table(header, rows), "", *notes, *([""] if notes else [])]
+
+
+def rows_markdown(report: Report) -> str:
+    """One table a group: row lengths down, rivals across, in GB/s; failures as numbered notes."""
+    lines = [*heading(report)]
+    lines += ["GB/s, by medians of GPU time with the L2 cache overwritten before each call. Softmax and copy count bytes read"]
+    lines += ["and written, logsumexp bytes read. The JSON file beside this one has the times. *error*: cupyfuse's, against"]
+    lines += ["float64, ‖result − reference‖ / ‖reference‖. Rivals took turns within one run.", ""]
+    for group in dict.fromkeys(case.group for case in report.cases):
+        lines += [f"## {group}", "", *_group_table([case for case in report.cases if case.group == group])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _group_table(cases: Sequence[Case]) -> list[str]:
+    rivals = list(dict.fromkeys(result.rival for case in cases for result in case.results))
+    notes: list[str] = []
+    rows = []
+    for case in cases:
+        row = [f"{case.shape[1]}"]
+        for name in rivals:
+            result = case.find(name)
+            rate = case.rate(result) if result else None
+            failure = result.failure if result else "not run"
+            if failure and failure not in notes:
+                notes.append(failure)
+            mark = f"[{notes.index(failure) + 1}]" if failure else ""
+            row.append(" ".join(part for part in (number(rate) if rate else "", mark) if part) or "–")
+        errors = [r.error for r in case.results if r.rival == "cupyfuse" and r.error is not None]
+        rows.append([*row, f"{errors[0]:.1e}" if errors else "–"])
+    lines = [*table(["columns", *rivals, "error"], rows), ""]
+    return [*lines, *(f"{i}. {note}" for i, note in enumerate(notes, 1)), *([""] if notes else [])]

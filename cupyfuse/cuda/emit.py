@@ -1,0 +1,451 @@
+"""Emission: from a step of a plan to a short CUDA struct, and a kernel that hands it to a template.
+
+The struct (`Program`) says what to compute for an element and for a row; it knows nothing of threads. The templates in
+`kernels_cu/` know nothing of operators. Everything here is text: it needs neither a GPU nor CuPy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import graph as g
+from ..graph import Node
+from ..schedule import Step
+from .configure import Config, default_config, fitting_vec
+from .expressions import Body, Scope, indented
+from .program import ANY, COLUMN, FULL, Parameter, Program, c_type, stored_type
+
+if TYPE_CHECKING:
+    from ..plan import Plan
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """An emitted translation unit, the name of its entry, and what to pass to it."""
+
+    name: str
+    source: str
+    parameters: tuple[Parameter, ...]
+    config: Config
+
+
+def emit(program: Program, config: Config, merge: bool = False) -> Kernel:
+    """Emit the kernel of a step for one configuration; with `merge`, the kernel that merges its shares."""
+    writer = _Writer(program, streamed=config.template == "row_stream")
+    entry, call = _entry(program, config, merge)
+    title = f"// {program.step.kind}: {', '.join(program.step.fused)}"
+    members = ", ".join(writer.member_names())
+    source = "\n".join(
+        [
+            f'#include "{config.template}.cu"',
+            "",
+            title,
+            writer.struct(),
+            "",
+            f'extern "C" __global__ void __launch_bounds__({config.threads})',
+            f"{entry}({', '.join([*writer.member_declarations(), *call.parameters])}) {{",
+            f"    const Program p = {{{members}}};",
+            f"    {call.statement}",
+            "}",
+            "",
+        ]
+    )
+    return Kernel(entry, source, tuple(program.parameters), config)
+
+
+@dataclass(frozen=True)
+class _Call:
+    parameters: tuple[str, ...]
+    statement: str
+
+
+def _entry(program: Program, config: Config, merge: bool) -> tuple[str, _Call]:
+    """The kernel's name, its parameters after the program's, and the call of the template."""
+    c = config
+    sizes = ("i64 rows", "i64 cols")
+    if c.template == "column_stats":
+        if merge:
+            return "column_merge_kernel", _Call(
+                ("i64 shares", "i64 cols", "const Program::Totals0* partial"),
+                f"column_merge<Program, {c.threads}>(p, shares, cols, partial);",
+            )
+        return "column_stats_kernel", _Call(
+            (*sizes, "Program::Totals0* partial"),
+            f"column_stats<Program, {c.threads}, {c.group}, {c.items}, {c.vec}>(p, rows, cols, partial);",
+        )
+    arguments = {
+        "row_lanes": f"{c.threads}, {c.group}, {c.items}, {c.vec}",
+        "row_block": f"{c.threads}, {c.items}, {c.vec}",
+        "row_stream": f"{c.threads}, {c.items}, {c.vec}",
+        "elementwise": f"{c.threads}, {c.vec}",
+    }[c.template]
+    return f"{c.template}_kernel", _Call(sizes, f"{c.template}<Program, {arguments}>(p, rows, cols);")
+
+
+class _Writer:
+    """Writes the struct of one program."""
+
+    def __init__(self, program: Program, streamed: bool):
+        self.program = program
+        self.streamed = streamed
+        self.repairs: list[str] = []
+        self.row_fields: dict[str, str] = {}
+        self.element_fields: dict[str, str] = {}
+        # Values that are in an Element because an earlier stage has computed them.
+        self.held: set[Node] = set()
+
+    # Parameters
+    def member_declarations(self) -> list[str]:
+        declarations = []
+        for p in self.program.parameters:
+            if p.is_number:
+                declarations.append(f"double {p.name}")
+                continue
+            const = "" if p.written else "const "
+            declarations.append(f"{const}{stored_type(p.dtype)}* {p.name}")
+            declarations += [f"i64 {p.name}_rows"] * p.has_rows + [f"i64 {p.name}_cols"] * p.has_cols
+        return declarations
+
+    def member_names(self) -> list[str]:
+        return [re.split(r"[ *]+", declaration)[-1] for declaration in self.member_declarations()]
+
+    # The struct
+    def struct(self) -> str:
+        stages = range(self.program.stages)
+        begin = self.begin()
+        bodies = [self.stage(s) for s in stages]
+        finishes = [self.column_finish() if self.program.by_columns else self.finish(s) for s in stages]
+        commit = self.commit()
+        members = [f"{d};" for d in self.member_declarations()]
+        reducing = " || ".join(f"stage == {s}" for s in stages if self.program.reductions(s)) or "stage < 0"
+        largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
+        sections = [
+            "\n".join(members),
+            f"static constexpr int stages = {self.program.stages};\n"
+            f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}",
+            _record("Row", self.row_fields),
+            _record("Element", self.element_fields),
+            *(self.totals(s) for s in stages),
+            f"static constexpr int slot = largest_of({largest});",
+            begin,
+            *bodies,
+            *(r for r in self.repairs),
+            *(f for f in finishes if f),
+            commit,
+        ]
+        return "struct Program {\n" + indented("\n\n".join(s for s in sections if s)) + "\n};"
+
+    def totals(self, stage: int) -> str:
+        accumulators = self.program.accumulators(stage)
+        lines = [f"struct Totals{stage} {{"]
+        lines += [f"    {kind} {name};" for name, kind, _, _ in accumulators]
+        each = [(f"{name}.settle();", f"{name}.merge(o.{name});", name) for name, _, _, _ in accumulators]
+        lines.append(f"    __device__ void settle() {{ {' '.join(a for a, _, _ in each)} }}")
+        lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {' '.join(b for _, b, _ in each)} }}")
+        exchange = " ".join(f"{name}.exchange(mask, upper, members);" for _, _, name in each)
+        lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
+        lines.append("};")
+        lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
+        for action in ("peek", "add"):
+            body = " ".join(
+                f"t.{name}.{action}({self.field(operand)});" for name, _, operand, _ in accumulators
+            )
+            lines.append(
+                f"__device__ void {action}(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {body} }}"
+            )
+        return "\n".join(lines)
+
+    def field(self, node: Node) -> str:
+        """The element's field that holds a full value; numbers stand for themselves."""
+        if node.op == "const":
+            return Scope(self.program).constant(node, "float32")
+        return f"e.{self.program.names[node]}"
+
+    def hold(self, node: Node) -> str:
+        self.element_fields[self.program.names[node]] = c_type(node.dtype)
+        return f"e.{self.program.names[node]}"
+
+    # Functions
+    def row_scope(self) -> Scope:
+        """What is known of a row: per-row and scalar values, in the Row."""
+        known = {}
+        for node in (*self.program.loaded, *self.program.step.nodes):
+            place = self.program.place(node)
+            full = place in (FULL, COLUMN) or (node in self.program.loaded and self.program.loaded[node].place == ANY)
+            if not full and not (self.program.by_columns and self.program.stage.get(node, -1) >= 0):
+                known[node] = f"r.{self.program.names[node]}"
+        return Scope(self.program, known)
+
+    def begin(self) -> str:
+        """Load per-row and scalar inputs, and compute what depends on them alone."""
+        program = self.program
+        body = Body(self.row_scope())
+        for node, parameter in program.loaded.items():
+            if program.place(node) in (FULL, COLUMN) or parameter.place == ANY:
+                continue
+            name = program.names[node]
+            self.row_fields[name] = c_type(parameter.dtype)
+            body.line(f"r.{name} = {body.scope.direct(node, 'row', '0')};")
+        for node in program.step.nodes:
+            if program.stage[node] < 0 and program.place(node) not in (FULL, COLUMN):
+                self.row_value(body, node)
+        return _function("void begin(i64 row, Row& r) const", body)
+
+    def row_value(self, body: Body, node: Node) -> None:
+        name = self.program.names[node]
+        self.row_fields[name] = c_type(node.dtype)
+        body.assign(node, f"r.{name}", "row", "0")
+
+    def stage(self, stage: int) -> str:
+        """The functions of one stage: load, element, store."""
+        program = self.program
+        scope = self.row_scope().copy()
+        scope.known.update({n: f"e.{program.names[n]}" for n in self.held})
+        if self.streamed:
+            scope.known = {n: t for n, t in scope.known.items() if not t.startswith("e.")}
+        body = Body(scope, tile=True)
+        body.repair = lambda node: self.repair(node, "Solo()")
+        operands = [o for o in program.reductions(stage) if o.op != "const"]
+        outputs = [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == stage]
+        for node in [*operands, *outputs]:
+            body.value(node)
+        later = self.needed_later(stage, body)
+        for node in operands:
+            if body.value(node) != self.hold(node):
+                body.line(f"{self.hold(node)} = {body.value(node)};")
+        for node in later:
+            if node not in operands:
+                body.line(f"{self.hold(node)} = {body.value(node)};")
+        self.held |= {*operands, *later} if not self.streamed else set()
+        writes = []
+        for node in outputs:
+            parameter = program.outputs[node]
+            kind = stored_type(parameter.dtype)
+            body.line(f"out.{parameter.name}.v[j] = narrow<{kind}>({body.value(node)});")
+            writes.append(parameter)
+        return self._stage_text(stage, body, writes)
+
+    def needed_later(self, stage: int, body: Body) -> list[Node]:
+        """Full values of this stage that later stages will not have to compute again."""
+        program = self.program
+        if self.streamed:
+            return []
+        fresh = [n for n in body.computed if _is_full(program, n) and n not in self.held]
+        wanted: dict[Node, None] = {}
+        for later in range(stage + 1, program.stages):
+            targets = [o for o in program.reductions(later)]
+            targets += [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == later]
+            stop = {*fresh, *self.held}
+            inner = g.topological(targets, lambda n: () if n in stop or n in program.loaded else n.inputs)
+            wanted.update(dict.fromkeys(n for n in inner if n in fresh))
+        return list(wanted)
+
+    def _stage_text(self, stage: int, body: Body, writes: list[Parameter]) -> str:
+        tile = [program for program in body.tile_parameters]
+        fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
+        loads = [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in tile]
+        outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
+        stores = [f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes]
+        at = f"At<{stage}>"
+        lines = [
+            f"template <int V> struct Tile{stage} {{ {' '.join(fields)} }};",
+            f"template <int V> struct Out{stage} {{ {' '.join(outs)} }};",
+            "template <int V>",
+            f"__device__ Out{stage}<V> out({at}) const {{ return Out{stage}<V>(); }}"
+            if not outs
+            else f"__device__ Out{stage}<V> out({at}) const {{ Out{stage}<V> o; return o; }}",
+            "template <int V>",
+            f"__device__ Tile{stage}<V> load({at}, i64 row, i64 col) const {{",
+            f"    Tile{stage}<V> t;",
+            *(f"    {line}" for line in loads),
+            "    return t;",
+            "}",
+            "template <int V>",
+            f"__device__ void element({at}, const Tile{stage}<V>& tile, int j, i64 row, i64 col, const Row& r, "
+            f"Element& e, Out{stage}<V>& out) const {{",
+            *(f"    {line}" for line in body.lines),
+            "}",
+            "template <int V>",
+            f"__device__ void store({at}, i64 row, i64 col, const Out{stage}<V>& out) const {{ {' '.join(stores)} }}",
+        ]
+        return "\n".join(lines)
+
+    def finish(self, stage: int) -> str:
+        """Per-row values that follow a stage's reductions."""
+        program = self.program
+        accumulators = program.accumulators(stage)
+        if not accumulators:
+            return ""
+        body = Body(self.row_scope())
+        body.repair = self.repair
+        reads = _reads(accumulators)
+        for node in program.step.nodes:
+            if program.stage[node] != stage or _is_full(program, node):
+                continue
+            if node in reads:
+                self.row_fields[program.names[node]] = c_type(node.dtype)
+                body.line(f"r.{program.names[node]} = {reads[node]};")
+            else:
+                self.row_value(body, node)
+        head = f"void finish(At<{stage}>, const Totals{stage}& t, const Team& team, i64 row, Row& r) const"
+        return "template <class Team>\n" + _function(head, body)
+
+    def column_finish(self) -> str:
+        """Per-column values that follow the reductions, and their stores."""
+        program = self.program
+        body = Body(Scope(program, {}))
+        reads = _reads(program.accumulators(0))
+        for node, text in reads.items():
+            body.line(f"const {c_type(node.dtype)} {program.names[node]} = {text};")
+            body.scope.known[node] = program.names[node]
+        body.index = ("0", "col")
+        for node, parameter in program.outputs.items():
+            value = body.value(node)
+            body.line(f"{parameter.name}[col] = narrow<{stored_type(parameter.dtype)}>({value});")
+        return _function("void finish(const Totals0& t, i64 col) const", body)
+
+    def commit(self) -> str:
+        program = self.program
+        if program.by_columns:
+            return ""
+        body = Body(self.row_scope())
+        for node, parameter in program.outputs.items():
+            if parameter.place != FULL:
+                kind = stored_type(parameter.dtype)
+                body.line(f"{parameter.name}[row * {parameter.name}_rows] = narrow<{kind}>({body.value(node)});")
+        return _function("void commit(i64 row, const Row& r) const", body)
+
+    def repair(self, node: Node, team: str = "team") -> str:
+        """Emit the function that evaluates a collapsed sum as written; returns the call of it."""
+        program = self.program
+        exact = node.inputs[1]
+        kind = c_type(node.dtype)
+        inner = exact.inputs[0]
+        columns = inner.shape[1]
+        scope = self.row_scope()
+        body = Body(scope.copy())
+        body.index = ("row", "col")
+        loops: list[str] = []
+        for number, product in enumerate(_missing_products(program, inner)):
+            a, b = product.inputs
+            name = f"product{number}"
+            dot = Body(scope.copy())
+            dot.index = ("row", "k")
+            left = dot.value(a)
+            dot.index = ("k", "col")
+            right = dot.value(b)
+            loops += [
+                f"Sum<{kind}> {name};",
+                f"for (i64 k = team.rank(); k < {a.shape[1]}; k += team.size()) {{",
+                *(f"    {line}" for line in dot.lines),
+                f"    {name}.add({left} * {right});",
+                "}",
+                f"team.reduce({name});",
+            ]
+            body.scope.known[product] = f"{name}.total()"
+        value = body.value(inner)
+        lines = [
+            "// As written: every column's product, then their sum.",
+            f"Sum<{kind}> total;",
+            f"for (i64 col = 0; col < {columns}; ++col) {{",
+            *(f"    {line}" for line in (*loops, *body.lines)),
+            f"    total.add({value});",
+            "}",
+            "return total.total();",
+        ]
+        name = f"repair_{program.names[node]}"
+        self.repairs.append(
+            f"template <class Team>\n__device__ {kind} {name}(const Team& team, i64 row, const Row& r) const {{\n"
+            + indented("\n".join(lines))
+            + "\n}"
+        )
+        return f"{name}({team}, row, r)"
+
+
+def _is_full(program: Program, node: Node) -> bool:
+    return program.place(node) == FULL and not (node in program.loaded and program.loaded[node].place == ANY)
+
+
+def _missing_products(program: Program, node: Node) -> list[Node]:
+    order = g.topological([node], lambda n: () if n in program.loaded else n.inputs)
+    return [n for n in order if n.op == "matmul" and n not in program.loaded]
+
+
+def _reads(accumulators: list[tuple[str, str, Node, list[Node]]]) -> dict[Node, str]:
+    from ..operators import REDUCTIONS
+
+    return {n: f"t.{name}.{REDUCTIONS[n.op].read}" for name, _, _, readers in accumulators for n in readers}
+
+
+def _element_address(parameter: Parameter) -> str:
+    if parameter.place == COLUMN:
+        return f"{parameter.name} + col"
+    return f"{parameter.name} + row * {parameter.name}_rows + col"
+
+
+def _record(name: str, fields: dict[str, str]) -> str:
+    return f"struct {name} {{ {' '.join(f'{kind} {field};' for field, kind in fields.items())} }};"
+
+
+def _function(head: str, body: Body) -> str:
+    if not body.lines:
+        return f"__device__ {head} {{}}"
+    return f"__device__ {head} {{\n" + indented("\n".join(body.lines)) + "\n}"
+
+
+# Source text --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def header(name: str) -> str:
+    """The text of a file of `kernels_cu/`: inside the installed package, or beside it in a checkout."""
+    inside = resources.files("cupyfuse") / "kernels_cu" / name
+    beside = Path(__file__).resolve().parents[2] / "kernels_cu" / name
+    return inside.read_text() if inside.is_file() else beside.read_text()
+
+
+def inlined(source: str) -> str:
+    """The source with every header of ours in its place, once: what the compiler and its caches get to see."""
+    seen: set[str] = set()
+
+    def include(match: re.Match[str]) -> str:
+        name = match.group(1)
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = header(name).replace("#pragma once\n", "")
+        return _INCLUDE.sub(include, text)
+
+    return _INCLUDE.sub(include, source)
+
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+
+
+def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None) -> list[Kernel]:
+    """The kernels of a step in the configuration that is chosen for it."""
+    program = Program(step, storage)
+    config = default_config(program, fitting_vec(program, aligned))
+    kernels = [emit(program, config)]
+    if config.template == "column_stats" and config.shares > 1:
+        kernels.append(emit(program, config, merge=True))
+    return kernels
+
+
+def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
+    """The sources of all kernels that a plan launches, in order; products of matrices are cuBLAS's."""
+    finish: Callable[[str], str] = inlined if inline else str
+    texts = []
+    for step in plan.steps:
+        if step.kind in ("Gemm", "Copy"):
+            library = "cuBLAS gemmEx" if step.kind == "Gemm" else "a device copy"
+            texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {library}")
+        else:
+            texts += [finish(k.source) for k in kernels_of(step, plan.scheduled.storage)]
+    return texts

@@ -1,0 +1,177 @@
+"""Expressions: nodes of the graph as lines of CUDA."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .. import dtypes
+from .. import graph as g
+from ..graph import Node
+from ..operators import POINTWISE
+from .program import ANY, COLUMN, FULL, Parameter, Program, c_type, stored_type
+
+
+def indented(text: str, by: str = "    ") -> str:
+    return "\n".join(by + line if line else line for line in text.split("\n"))
+
+
+def literal(value: float | int | bool, kind: str) -> str:
+    """A Python number as a C literal of a computing type."""
+    if kind == "bool":
+        return "true" if value else "false"
+    if kind == "i64":
+        return f"{int(value)}LL"
+    number = float(np.float32(value)) if kind == "float" else float(value)
+    if math.isnan(number):
+        return f"(infinity<{kind}>() - infinity<{kind}>())"
+    if math.isinf(number):
+        return f"{'-' if number < 0 else ''}infinity<{kind}>()" if number > 0 else f"(-infinity<{kind}>())"
+    text = repr(float(np.format_float_positional(np.float32(value), unique=True))) if kind == "float" else repr(number)
+    text = text if "." in text or "e" in text else text + ".0"
+    text += "f" if kind == "float" else ""
+    return f"({text})" if number < 0 or math.copysign(1.0, number) < 0 else text
+
+
+@dataclass
+class Scope:
+    """Where values are found: nodes known by an expression, and parameters that can be loaded."""
+
+    program: Program
+    known: dict[Node, str] = field(default_factory=dict)
+
+    def copy(self) -> Scope:
+        return Scope(self.program, dict(self.known))
+
+    def constant(self, node: Node, dtype: str) -> str:
+        kind = c_type(dtype)
+        if node in self.program.loaded:
+            return f"static_cast<{kind}>({self.program.names[node]})"
+        return literal(node.attrs["value"], kind)
+
+    def direct(self, node: Node, row: str, col: str) -> str:
+        """One element, loaded on its own."""
+        p = self.program.loaded[node]
+        if p.is_number:
+            return p.name
+        index = []
+        if node.shape[0] != 1 and p.has_rows:
+            index.append(f"{row} * {p.name}_rows")
+        if node.shape[1] != 1:
+            index.append(f"{col} * {p.name}_cols" if p.place == ANY else col)
+        return f"widen({p.name}[{' + '.join(index) or '0'}])"
+
+
+class Body:
+    """The lines of one function, and the values that they have computed."""
+
+    def __init__(self, scope: Scope, tile: bool = False):
+        self.scope = scope
+        self.tile = tile
+        self.index = ("row", "col")
+        self.lines: list[str] = []
+        self.computed: list[Node] = []
+        self.tile_parameters: list[Parameter] = []
+        self.repair: Callable[[Node], str] | None = None
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    def value(self, node: Node) -> str:
+        """An expression for a value; computes it first where it is not known yet."""
+        program = self.scope.program
+        if node in self.scope.known:
+            return self.scope.known[node]
+        if node.op == "const":
+            return self.scope.constant(node, node.dtype)
+        if node in program.loaded:
+            return self._loaded(node)
+        name = program.names.get(node) or program.fresh_name()
+        kind = c_type(node.dtype)
+        if node.op == "guard":
+            self._guarded(node, name, f"{kind} {name}")
+        else:
+            self.line(f"const {kind} {name} = {self.expression(node)};")
+        self.scope.known[node] = name
+        self.computed.append(node)
+        return name
+
+    def assign(self, node: Node, target: str, row: str, col: str) -> None:
+        """Compute a value into a place that its readers know."""
+        self.index = (row, col)
+        if node.op == "guard":
+            self._guarded(node, target, target)
+        else:
+            self.line(f"{target} = {self.expression(node)};")
+
+    def _loaded(self, node: Node) -> str:
+        program = self.scope.program
+        parameter = program.loaded[node]
+        if not self.tile or parameter.place not in (FULL, COLUMN):
+            return self.scope.direct(node, *self.index)
+        if parameter not in self.tile_parameters:
+            self.tile_parameters.append(parameter)
+        name = parameter.name
+        self.line(f"const {c_type(parameter.dtype)} at_{name} = widen(tile.{name}.v[j]);")
+        self.scope.known[node] = f"at_{name}"
+        self.computed.append(node)
+        return f"at_{name}"
+
+    def _guarded(self, node: Node, name: str, declared: str) -> None:
+        fast, exact = node.inputs
+        self.line(f"{declared} = {self.value(fast)};")
+        self.line(f"if (!isfinite({name})) {{")
+        if exact.reduction and exact not in self.scope.known:
+            if self.repair is None:
+                raise AssertionError("a guarded sum outside the end of a stage")
+            self.line(f"    {name} = {self.repair(node)};")
+        else:
+            inner = Body(self.scope.copy())
+            inner.index = self.index
+            value = inner.value(exact)
+            self.lines += [f"    {line}" for line in inner.lines]
+            self.line(f"    {name} = {value};")
+        self.line("}")
+
+    def operand(self, node: Node, dtype: str) -> str:
+        kind = c_type(dtype)
+        if node.op == "const":
+            return self.scope.constant(node, dtype)
+        text = self.value(node)
+        have = c_type(node.dtype)
+        return text if have == kind else f"static_cast<{kind}>({text})"
+
+    def expression(self, node: Node) -> str:
+        if node.op == "cast":
+            return self._cast(node)
+        row = POINTWISE[node.op]
+        if node.op == "where":
+            operands = [self.operand(node.inputs[0], "bool"), *(self.operand(i, node.dtype) for i in node.inputs[1:])]
+            dtype = node.dtype
+        else:
+            dtype = g.operand_dtype(node)
+            operands = [self.operand(i, dtype) for i in node.inputs]
+        return formatted(row.cuda, operands, c_type(dtype))
+
+    def _cast(self, node: Node) -> str:
+        source = node.inputs[0]
+        value = self.operand(source, source.dtype)
+        if node.dtype == source.dtype:
+            return value
+        if dtypes.compute(node.dtype) != node.dtype:
+            return f"widen(narrow<{stored_type(node.dtype)}>({value}))"
+        return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"
+
+
+_NUMBER = re.compile(r"T\((-?[0-9][0-9.e+-]*)\)")
+
+
+def formatted(template: str, operands: list[str], kind: str) -> str:
+    """An operator's CUDA expression with its operands and its type put in."""
+    text = _NUMBER.sub(lambda m: literal(float(m.group(1)), kind), template)
+    text = text.replace("T(", f"{kind}(")
+    return text.format(*operands)

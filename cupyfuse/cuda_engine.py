@@ -1,0 +1,359 @@
+"""Run plans on a GPU: allocate from CuPy's pool, launch on CuPy's current stream, never synchronise.
+
+Everything that does not depend on addresses is settled when a plan is made ready: launch configurations, argument lists
+with places for the addresses, where each value lies in one workspace. A call fills in the addresses and launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+
+from . import dtypes
+from .cuda.compile import load
+from .cuda.configure import Config, default_config, fitting_vec
+from .cuda.emit import Kernel, emit
+from .cuda.gemm import Gemm, Operand
+from .cuda.program import COLUMN, FULL, Program
+from .graph import Node
+from .numpy_engine import present
+from .plan import Plan
+from .schedule import Step, resolve
+
+_ALIGNMENT = 256  # of values in the workspace, in bytes
+_MOST_BLOCKS = (1 << 31) - 1
+_MOST_SHARES = 65535
+
+Addresses = list[int]
+Launch = Callable[[Addresses], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies: the number of its address, and its strides in elements."""
+
+    slot: int
+    row_stride: int
+    col_stride: int
+
+    @property
+    def transposed(self) -> Place:
+        return Place(self.slot, self.col_stride, self.row_stride)
+
+
+class CudaExecutable:
+    """A plan made ready for CuPy arrays of fixed shapes, dtypes and strides on one device.
+
+    Parameters
+    ----------
+    plan : Plan
+    arrays : sequence of cupy.ndarray
+        Arrays like those it will be called with: arguments, then prepared values.
+    device : int
+
+    Raises
+    ------
+    EngineError
+        A kernel cannot be compiled or loaded.
+    """
+
+    def __init__(self, plan: Plan, arrays: Sequence[Any], device: int):
+        self.plan = plan
+        self.device = device
+        self._places: dict[Node, Place] = {}
+        self._slots = 0
+        self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
+        self._workspace = 0
+        for node, array in zip(plan.graph.inputs, arrays, strict=True):
+            self._places[node] = self._argument(array)
+        self._results = [self._result(output.node) for output in plan.outputs]
+        self._copies = self._effects(arrays)
+        for step in plan.steps:
+            for node in step.outputs:
+                if node not in self._places:
+                    self._places[node] = self._temporary(node.shape, dtypes.ITEMSIZE[plan.scheduled.storage[node]])
+        with cupy.cuda.Device(device):
+            self._launches = [launch for step in plan.steps if step.launches for launch in self._ready(step)]
+
+    # Places
+    def _slot(self) -> int:
+        self._slots += 1
+        return self._slots - 1
+
+    def _argument(self, array: Any) -> Place:
+        strides = [s // array.itemsize for s in array.strides]
+        if array.ndim == 2:
+            return Place(self._slot(), strides[0], strides[1])
+        return Place(self._slot(), 0, strides[0] if array.ndim else 0)
+
+    def _result(self, node: Node) -> Place:
+        base = resolve(node)
+        self._places[base] = Place(self._slot(), base.shape[1], 1)
+        return self._places[base]
+
+    def _temporary(self, shape: tuple[int, int], itemsize: int) -> Place:
+        place = Place(self._slot(), shape[1], 1)
+        self._temporaries.append((place.slot, self._workspace))
+        size = max(shape[0] * shape[1] * itemsize, 1)
+        self._workspace += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return place
+
+    def _effects(self, arrays: Sequence[Any]) -> list[tuple[int, Node]]:
+        """Let steps write to the arguments that change, where nothing reads the old value later; else copy at the end."""
+        copies = []
+        for arg, node in self.plan.graph.effects:
+            source = self.plan.graph.inputs[arg]
+            lonely = not any(_overlap(arrays[arg], other) for i, other in enumerate(arrays) if i != arg)
+            if lonely and arrays[arg].flags.c_contiguous and node not in self._places and self._in_place(node, source):
+                self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
+            else:
+                copies.append((arg, node))
+        return copies
+
+    def _in_place(self, node: Node, source: Node) -> bool:
+        """Whether the step that computes `node` can write it over `source`: it reads each element where it writes it."""
+        written = False
+        for step in self.plan.steps:
+            reads = [n for n in (*step.inputs, *step.rare) if resolve(n) is source]
+            if written and reads:
+                return False
+            if node in step.outputs:
+                written = True
+                if any(n is not source or n in step.rare or n.shape != node.shape for n in reads):
+                    return False
+        return written
+
+    def place(self, node: Node) -> Place:
+        if node.op == "transpose":
+            return self.place(node.inputs[0]).transposed
+        if node.op == "reshape":
+            return Place(self.place(node.inputs[0]).slot, node.shape[1], 1)
+        return self._places[node]
+
+    # Making steps ready
+    def _ready(self, step: Step) -> list[Launch]:
+        if step.kind == "Gemm":
+            return [self._gemm(step)]
+        if step.kind == "Copy":
+            return [self._copy(step)]
+        return [_KernelLaunch(self, step)]
+
+    def _gemm(self, step: Step) -> Launch:
+        (node,) = step.outputs
+        a, b = node.inputs
+        storage = self.plan.scheduled.storage
+        left, right, target = self.place(a), self.place(b), self.place(node)
+        product = Gemm(
+            Operand(*a.shape, left.row_stride, left.col_stride),
+            Operand(*b.shape, right.row_stride, right.col_stride),
+            storage[resolve(a)],
+            storage[node],
+            self.plan.precision,
+        )
+        x, y, z = left.slot, right.slot, target.slot
+        return lambda addresses: product(addresses[x], addresses[y], addresses[z])
+
+    def _copy(self, step: Step) -> Launch:
+        (node,) = step.outputs
+        source, target = self.place(node.inputs[0]), self.place(node)
+        dtype = dtypes.to_numpy(self.plan.scheduled.storage[node])
+        shape, size = node.shape, dtype.itemsize
+
+        def view(place: Place, addresses: Addresses) -> Any:
+            memory = cupy.cuda.UnownedMemory(addresses[place.slot], 0, self, self.device)
+            strides = (place.row_stride * size, place.col_stride * size)
+            return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+
+        def launch(addresses: Addresses) -> None:
+            cupy.copyto(view(target, addresses), view(source, addresses))
+
+        return launch
+
+    def partial_sums(self, size: int) -> int:
+        """A slot for the totals that the shares of a column step leave for the merge."""
+        return self._temporary((1, size), 1).slot
+
+    # Running
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+        """Launch the plan on the arrays (arguments, then prepared values).
+
+        `outs` holds, for each result, an array to write it to or None for a new one.
+        """
+        if cupy.cuda.runtime.getDevice() != self.device:
+            with cupy.cuda.Device(self.device):
+                return self._run(arrays, outs)
+        return self._run(arrays, outs)
+
+    def _run(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+        addresses = [a.data.ptr for a in arrays]
+        results = []
+        late = []
+        for output, out in zip(self.plan.outputs, outs, strict=True):
+            if output.direct:
+                written = out if out is not None and out.flags.c_contiguous else self._empty(output.shape, output.dtype)
+                result = written
+            else:
+                base = resolve(output.node)
+                written = self._empty(base.shape, output.dtype)
+                result = present(_looked(output.node, written), output.axes, output.shape)
+            addresses.append(written.data.ptr)
+            if out is not None and out is not written:
+                late.append((out, result))
+                result = out
+            results.append(result)
+        addresses += [0] * (self._slots - len(addresses))
+        if self._workspace:
+            memory = cupy.cuda.alloc(self._workspace)
+            base_address = memory.ptr
+            for slot, offset in self._temporaries:
+                addresses[slot] = base_address + offset
+        for launch in self._launches:
+            launch(addresses)
+        for out, result in late:
+            out[...] = result
+        if self._copies:
+            self._write_effects(arrays, addresses)
+        return results
+
+    def _empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return cupy.ndarray(shape, dtypes.to_numpy(dtype))
+
+    def _write_effects(self, arrays: Sequence[Any], addresses: Addresses) -> None:
+        for arg, node in self._copies:
+            place = self.place(node)
+            dtype = dtypes.to_numpy(self.plan.scheduled.storage[resolve(node)])
+            memory = cupy.cuda.UnownedMemory(addresses[place.slot], 0, self, self.device)
+            strides = (place.row_stride * dtype.itemsize, place.col_stride * dtype.itemsize)
+            value = cupy.ndarray(node.shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+            arrays[arg][...] = value.reshape(arrays[arg].shape)
+
+
+def _looked(node: Node, base: Any) -> Any:
+    if node.op == "transpose":
+        return _looked(node.inputs[0], base).T
+    if node.op == "reshape":
+        return _looked(node.inputs[0], base).reshape(node.shape)
+    return base
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    from .arrays import overlap
+
+    return overlap(a, b)
+
+
+class _KernelLaunch:
+    """A step that runs as a kernel of ours, in as many variants as pointers of different alignment ask for."""
+
+    def __init__(self, executable: CudaExecutable, step: Step):
+        self.executable = executable
+        self.program = Program(step, executable.plan.scheduled.storage)
+        self.rows, self.cols = step.domain
+        self.places = [None if p.is_number else executable.place(p.node) for p in self.program.parameters]
+        self.arguments: list[Any] = []
+        self.holes: list[tuple[int, int]] = []  # (position among the arguments, slot of the address)
+        self.vector_slots: list[tuple[int, int]] = []  # (slot, bytes of an element) of what is read in vectors
+        self.strides = 0  # every row stride, or-ed: what they are all multiples of decides the vectors
+        self._list_arguments()
+        self.variants: dict[int, Launch] = {}
+        self.widest = fitting_vec(self.program, self.strides)
+        self.unaligned = max((self.widest * size for _, size in self.vector_slots), default=1) - 1
+        partial = executable.partial_sums(self._partial_bytes()) if self.program.by_columns else None
+        self.partial = partial
+        self._variant(self.widest)
+
+    def _list_arguments(self) -> None:
+        for p, place in zip(self.program.parameters, self.places, strict=True):
+            if place is None:
+                self.arguments.append(float(p.node.attrs["value"]))
+                continue
+            self.holes.append((len(self.arguments), place.slot))
+            self.arguments.append(0)
+            if p.has_rows:
+                self.arguments.append(place.row_stride)
+            if p.has_cols:
+                self.arguments.append(place.col_stride)
+            if p.place in (FULL, COLUMN):
+                self.vector_slots.append((place.slot, dtypes.ITEMSIZE[p.dtype]))
+            if p.place == FULL and self.rows > 1:
+                self.strides |= abs(place.row_stride)
+
+    def _partial_bytes(self) -> int:
+        config = default_config(self.program, 1)
+        if config.shares == 1:
+            return 1
+        # At most three numbers of at most 8 bytes an accumulator.
+        return config.shares * self.cols * 24 * max(1, len(self.program.accumulators(0)))
+
+    def __call__(self, addresses: Addresses) -> None:
+        together = 0
+        for slot, _ in self.vector_slots:
+            together |= addresses[slot]
+        if together & self.unaligned:
+            self._variant(self._aligned_vec(addresses))(addresses)
+        else:
+            self.variants[self.widest](addresses)
+
+    def _aligned_vec(self, addresses: Addresses) -> int:
+        """The widest vector that every pointer is aligned to."""
+        vec = self.widest
+        while vec > 1 and any(addresses[slot] % (vec * size) for slot, size in self.vector_slots):
+            vec //= 2
+        return vec
+
+    def _variant(self, vec: int) -> Launch:
+        if vec not in self.variants:
+            config = default_config(self.program, vec)
+            kernel = emit(self.program, config)
+            if config.template == "column_stats":
+                self.variants[vec] = self._column_launch(kernel, config)
+            else:
+                self.variants[vec] = self._row_launch(kernel, config)
+        return self.variants[vec]
+
+    def _row_launch(self, kernel: Kernel, config: Config) -> Launch:
+        function = load(kernel, self.executable.device)
+        grid, block = (row_blocks(config, self.rows, self.cols), 1, 1), (config.threads, 1, 1)
+        template = [*self.arguments, self.rows, self.cols]
+        holes = self.holes
+
+        def launch(addresses: Addresses) -> None:
+            arguments = template.copy()
+            for position, slot in holes:
+                arguments[position] = addresses[slot]
+            function(grid, block, arguments)
+
+        return launch
+
+    def _column_launch(self, kernel: Kernel, config: Config) -> Launch:
+        function = load(kernel, self.executable.device)
+        shares = config.shares
+        grid, block = (max(1, -(-self.cols // config.group)), shares, 1), (config.threads, 1, 1)
+        merge = load(emit(self.program, config, merge=True), self.executable.device) if shares > 1 else None
+        merge_grid = (max(1, -(-self.cols // config.threads)), 1, 1)
+        holes, partial = self.holes, self.partial
+
+        def launch(addresses: Addresses) -> None:
+            arguments = self.arguments.copy()
+            for position, slot in holes:
+                arguments[position] = addresses[slot]
+            buffer = addresses[partial] if partial is not None else 0
+            function(grid, block, [*arguments, self.rows, self.cols, buffer])
+            if merge is not None:
+                merge(merge_grid, block, [*arguments, shares, self.cols, buffer])
+
+        return launch
+
+
+def row_blocks(config: Config, rows: int, cols: int) -> int:
+    """How many blocks a row template is launched with."""
+    if config.template == "row_lanes":
+        blocks = -(-rows // (config.threads // config.group))
+    elif config.template == "elementwise":
+        blocks = -(-rows * (cols // config.vec) // config.threads)
+    else:
+        blocks = rows
+    return max(1, min(blocks, _MOST_BLOCKS))

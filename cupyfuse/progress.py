@@ -1,0 +1,44 @@
+"""Progress on standard error: a bar by rich where it is installed and someone is watching, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+
+class Progress:
+    """Tell which of `total` stages is running. A context manager; `stage` begins the next one."""
+
+    def __init__(self, total: int):
+        self._total = total
+        self._done = 0
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        # In a file or a pipe a bar would leave nothing but control characters.
+        if sys.stderr.isatty():
+            try:
+                from rich.console import Console
+                from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+                from rich.progress import Progress as Bar
+            except ImportError:
+                return self
+            columns = (BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn())
+            self._bar = Bar(*columns, TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
+            self._bar.start()
+            self._task = self._bar.add_task("", total=self._total)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def stage(self, text: str) -> None:
+        """End the stage before, if there was one, and begin another."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._done, description=text)
+        else:
+            print(f"[{self._done + 1}/{self._total}] {text}", file=sys.stderr, flush=True)
+        self._done += 1

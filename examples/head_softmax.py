@@ -1,0 +1,48 @@
+"""Linear -> BatchNorm -> scale -> softmax, in inference and in training.
+
+In inference bias, normalisation and scale fold into one multiply-add a column, inside the softmax's launch. In training
+the batch's statistics come first, in one pass over the product, and the running statistics are updated in place.
+
+    python examples/head_softmax.py [--full]
+"""
+
+from __future__ import annotations
+
+from common import array_module, check, compare, in_float64, shape_from_command_line
+
+from cupyfuse.heads import example_inputs, head_softmax
+
+
+def main() -> None:
+    xp = array_module()
+    drawn = example_inputs(head_softmax, *shape_from_command_line(__doc__))
+    inputs = {name: xp.asarray(array) for name, array in drawn.items()}
+    x = inputs["x"]
+
+    print("inference\n=========")
+    serve = head_softmax.bind(**{name: array for name, array in inputs.items() if name != "x"})
+    print(serve.plan(x))
+    print()
+    check(serve(x), head_softmax.__wrapped__(**inputs), head_softmax.__wrapped__(**in_float64(inputs)))
+    compare(lambda: serve(x), lambda: head_softmax.__wrapped__(**inputs), xp)
+
+    print("\ntraining\n========")
+    print(head_softmax.plan(**inputs, training=True))
+    print()
+    # Each of the three runs updates running statistics of its own.
+    exact, unfused = in_float64(inputs), {name: array.copy() for name, array in inputs.items()}
+    check(
+        head_softmax(**inputs, training=True),
+        head_softmax.__wrapped__(**unfused, training=True),
+        head_softmax.__wrapped__(**exact, training=True),
+    )
+    for name in ("running_mean", "running_var"):
+        print(f"{name} after the batch: ", end="")
+        check(inputs[name], unfused[name], exact[name])
+    compare(
+        lambda: head_softmax(**inputs, training=True), lambda: head_softmax.__wrapped__(**unfused, training=True), xp
+    )
+
+
+if __name__ == "__main__":
+    main()

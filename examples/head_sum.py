@@ -1,0 +1,38 @@
+"""Linear -> sum -> max -> mean -> logsumexp -> logsumexp: a head that needs no matrix product.
+
+The sum of a linear map over its outputs is one product with a vector, the column sums of the weight. After it a row
+has one element, and the other four reductions are the identity. With bound weights the column sums are taken once.
+
+    python examples/head_sum.py [--full]
+"""
+
+from __future__ import annotations
+
+from common import array_module, check, compare, in_float64, shape_from_command_line
+
+from cupyfuse.heads import example_inputs, head_sum
+
+
+def main() -> None:
+    xp = array_module()
+    drawn = example_inputs(head_sum, *shape_from_command_line(__doc__))
+    inputs = {name: xp.asarray(array) for name, array in drawn.items()}
+    x = inputs["x"]
+    serve = head_sum.bind(weight=inputs["weight"], bias=inputs["bias"])
+
+    print(serve.plan(x))
+    print()
+    exact = head_sum.__wrapped__(**in_float64(inputs))
+    check(serve(x), head_sum.__wrapped__(**inputs), exact)
+    compare(lambda: serve(x), lambda: head_sum.__wrapped__(**inputs), xp)
+
+    # An infinity still means what it means unfused: such rows are evaluated as written.
+    x[0, 0] = xp.inf
+    fused, unfused = float(serve(x)[0, 0]), float(head_sum.__wrapped__(**inputs)[0, 0])
+    print(f"a row with an infinity: {fused} fused, {unfused} unfused")
+    if str(fused) != str(unfused):
+        raise SystemExit("fused and unfused disagree on a row with an infinity")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""The first steps: fuse a function, look at its plan, bind its weights.
+
+    python examples/quickstart.py
+"""
+
+from __future__ import annotations
+
+from common import array_module, check
+
+import cupyfuse as cf
+
+
+@cf.fuse
+def head(x, weight, bias):
+    y = cf.linear(x, weight, bias)
+    s = cf.logsumexp(y, axis=1, keepdims=True)
+    return cf.gelu(cf.leaky_relu(s))
+
+
+def main() -> None:
+    xp = array_module()
+    xp.random.seed(0)
+    x = xp.random.rand(64, 512).astype("float32")
+    weight = xp.random.rand(1000, 512).astype("float32")
+    bias = xp.random.rand(1000).astype("float32")
+
+    # The decorated function is called as before. What it takes it gives back: NumPy for NumPy, CuPy for CuPy.
+    out = head(x, weight, bias)
+    print(type(out), out.shape, out.dtype)
+
+    # The function as it was written is still there, and is what the fused one is measured by.
+    exact = head.__wrapped__(*(a.astype("float64") for a in (x, weight, bias)))
+    check(out, head.__wrapped__(x, weight, bias), exact)
+
+    # A plan says what runs: here from shapes alone, without an array or a GPU.
+    print(head.plan(cf.spec((1024, 8192)), cf.spec((8192, 8192)), cf.spec(8192)))
+
+    # Bound weights are prepared once; afterwards only the batch is passed, and the result can go to a given array.
+    serve = head.bind(weight=weight, bias=bias)
+    buffer = xp.empty((64, 1), "float32")
+    serve(x, out=buffer)
+    print("bound, into a buffer:", buffer[:3, 0])
+
+    # What was prepared does not follow a change of the weights until it is told to.
+    weight *= 0.5
+    serve.refresh()
+    print("with half the weights:", serve(x)[:3, 0])
+
+
+if __name__ == "__main__":
+    main()

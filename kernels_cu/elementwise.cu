@@ -1,0 +1,31 @@
+// Row program without reductions: every V elements on their own, in any order.
+//
+// P as in row_block.cu, with one stage.
+// Launch: Threads threads a block; any number of blocks, each takes packs at a stride of the grid. V > 1 needs cols, all
+// row strides and all pointers to be multiples of V elements.
+#pragma once
+
+#include "stages.cuh"
+
+template <class P, int Threads, int V>
+__device__ __forceinline__ void elementwise(const P& p, i64 rows, i64 cols) {
+    const i64 packs = cols / V;
+    const i64 total = rows * packs;
+    const bool small = total < (i64(1) << 31);
+    for (i64 k = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x; k < total;
+         k += static_cast<i64>(gridDim.x) * Threads) {
+        // A 64-bit division costs many times a 32-bit one.
+        const i64 row = small ? static_cast<i64>(static_cast<u32>(k) / static_cast<u32>(packs)) : k / packs;
+        const i64 col = (k - row * packs) * V;
+        typename P::Row r;
+        typename P::Element e;
+        auto out = p.template out<V>(At<0>());
+        p.begin(row, r);
+        const auto tile = p.template load<V>(At<0>(), row, col);
+#pragma unroll
+        for (int j = 0; j < V; ++j) {
+            p.template element<V>(At<0>(), tile, j, row, col + j, r, e, out);
+        }
+        p.template store<V>(At<0>(), row, col, out);
+    }
+}

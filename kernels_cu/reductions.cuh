@@ -1,0 +1,136 @@
+// Accumulators: what a reduction keeps while it combines elements.
+//
+// Each has peek(x), settle(), add(x), merge(other) and exchange(mask, upper, members). Elements come in tiles: a thread
+// peeks at every element of a tile, settles, then adds every element. Only the sum of exponentials needs to look ahead,
+// to rescale once a tile instead of once an element. merge() takes partial results in ascending order of lanes, so that
+// all lanes hold the same bits afterwards. exchange() merges with the lane whose number differs in `mask`; all lanes of
+// `members` have to call it together.
+#pragma once
+
+#include "types.cuh"
+
+template <class T>
+struct Sum {
+    T v = T(0);
+    __device__ __forceinline__ void peek(T) {}
+    __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void add(T x) { v += x; }
+    __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
+    __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v += __shfl_xor_sync(members, v, mask); }
+    __device__ __forceinline__ T total() const { return v; }
+};
+
+template <class T>
+struct Product {
+    T v = T(1);
+    __device__ __forceinline__ void peek(T) {}
+    __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void add(T x) { v *= x; }
+    __device__ __forceinline__ void merge(const Product& o) { v *= o.v; }
+    __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v *= __shfl_xor_sync(members, v, mask); }
+    __device__ __forceinline__ T total() const { return v; }
+};
+
+template <class T>
+struct Max {
+    T v = -infinity<T>();
+    __device__ __forceinline__ void peek(T) {}
+    __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void add(T x) { v = nan_max(v, x); }
+    __device__ __forceinline__ void merge(const Max& o) { v = nan_max(v, o.v); }
+    __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
+        v = nan_max(v, __shfl_xor_sync(members, v, mask));
+    }
+    __device__ __forceinline__ T top() const { return v; }
+};
+
+template <class T>
+struct Min {
+    T v = infinity<T>();
+    __device__ __forceinline__ void peek(T) {}
+    __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void add(T x) { v = nan_min(v, x); }
+    __device__ __forceinline__ void merge(const Min& o) { v = nan_min(v, o.v); }
+    __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
+        v = nan_min(v, __shfl_xor_sync(members, v, mask));
+    }
+    __device__ __forceinline__ T bottom() const { return v; }
+};
+
+// Largest element m and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
+template <class T>
+struct ExpSum {
+    T m = -infinity<T>();
+    T s = T(0);
+    T ahead = -infinity<T>();
+
+    // (-inf) - (-inf) would be NaN: while there is nothing but -inf, exponentials are taken relative to 0.
+    static __device__ __forceinline__ T base(T m) { return m == -infinity<T>() ? T(0) : m; }
+
+    __device__ __forceinline__ void peek(T x) { ahead = nan_max(ahead, x); }
+    __device__ __forceinline__ void settle() {
+        if (ahead != m) {
+            s *= exp(m - base(ahead));
+            m = ahead;
+        }
+    }
+    __device__ __forceinline__ void add(T x) { s += exp(x - base(m)); }
+    __device__ __forceinline__ void merge(const ExpSum& o) {
+        const T top = nan_max(m, o.m);
+        s = s * exp(m - base(top)) + o.s * exp(o.m - base(top));
+        m = ahead = top;
+    }
+    __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
+        ExpSum o;
+        o.m = __shfl_xor_sync(members, m, mask);
+        o.s = __shfl_xor_sync(members, s, mask);
+        if (upper) {
+            o.merge(*this);
+            *this = o;
+        } else {
+            merge(o);
+        }
+    }
+    __device__ __forceinline__ T top() const { return m; }
+    // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
+    __device__ __forceinline__ T total() const { return isfinite(m) ? s : m - m; }
+};
+
+// Count, mean and sum of squared distances from the mean (Welford 1962; merged as in Chan, Golub and LeVeque 1979).
+template <class T>
+struct Moments {
+    T n = T(0);
+    T mean = T(0);
+    T m2 = T(0);
+    __device__ __forceinline__ void peek(T) {}
+    __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void add(T x) {
+        n += T(1);
+        const T d = x - mean;
+        mean += d / n;
+        m2 += d * (x - mean);
+    }
+    __device__ __forceinline__ void merge(const Moments& o) {
+        if (o.n > T(0)) {
+            const T both = n + o.n;
+            const T d = o.mean - mean;
+            const T share = o.n / both;
+            mean += d * share;
+            m2 += o.m2 + d * d * (n * share);
+            n = both;
+        }
+    }
+    __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
+        Moments o;
+        o.n = __shfl_xor_sync(members, n, mask);
+        o.mean = __shfl_xor_sync(members, mean, mask);
+        o.m2 = __shfl_xor_sync(members, m2, mask);
+        if (upper) {
+            o.merge(*this);
+            *this = o;
+        } else {
+            merge(o);
+        }
+    }
+    __device__ __forceinline__ T variance() const { return m2 / n; }
+};

@@ -1,0 +1,23 @@
+// Row program, a block for each row, read again from memory (mostly from the L2 cache) for every stage. For rows that do
+// not fit in registers, and for programs with one stage, which need not keep anything.
+//
+// P as in row_block.cu, emitted so that each stage computes what it needs from the inputs.
+// Launch: Threads threads a block; any number of blocks, each takes rows at a stride of gridDim.x; any cols. V > 1 needs
+// cols, all row strides and all pointers to be multiples of V elements.
+#pragma once
+
+#include "stages.cuh"
+
+template <class P, int Threads, int Items, int V>
+__device__ __forceinline__ void row_stream(const P& p, i64 rows, i64 cols) {
+    __shared__ alignas(16) char scratch[2 * 32 * P::slot];
+    const Block<Threads, P::slot> team(scratch);
+    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+        typename P::Row r;
+        p.begin(row, r);
+        streamed_stage<P, 0, Items, V>(p, team, row, cols, r);
+        if (team.rank() == 0) {
+            p.commit(row, r);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+// Teams: the threads that work on one row together, and how they combine what each has accumulated.
+//
+// A team has rank(), size() and reduce(totals), after which every thread of it holds the same totals. reduce() has to be
+// called by all threads of the team. `Totals` is any struct with merge() and exchange() (see reductions.cuh).
+#pragma once
+
+#include "reductions.cuh"
+
+struct Solo {
+    __device__ __forceinline__ int rank() const { return 0; }
+    __device__ __forceinline__ int size() const { return 1; }
+    template <class Totals>
+    __device__ __forceinline__ void reduce(Totals&) const {}
+};
+
+// G neighbouring lanes of a warp, G a power of two.
+template <int G>
+struct Lanes {
+    __device__ __forceinline__ int rank() const { return threadIdx.x % G; }
+    __device__ __forceinline__ int size() const { return G; }
+    __device__ __forceinline__ u32 members() const {
+        return G == 32 ? 0xffffffffu : ((1u << (G % 32)) - 1u) << (threadIdx.x % 32 / G * G);
+    }
+    template <class Totals>
+    __device__ __forceinline__ void reduce(Totals& totals) const {
+#pragma unroll
+        for (int mask = 1; mask < G; mask *= 2) {
+            totals.exchange(mask, (threadIdx.x & mask) != 0, members());
+        }
+    }
+};
+
+// A whole block of Threads threads, Threads a multiple of 32. `shared` holds 2 * 32 slots of `Slot` bytes.
+template <int Threads, int Slot>
+struct Block {
+    char* shared;
+    mutable int turn = 0;
+
+    __device__ __forceinline__ explicit Block(char* memory) : shared(memory) {}
+    __device__ __forceinline__ int rank() const { return threadIdx.x; }
+    __device__ __forceinline__ int size() const { return Threads; }
+
+    template <class Totals>
+    __device__ __forceinline__ void reduce(Totals& totals) const {
+        static_assert(sizeof(Totals) <= Slot, "the scratch slots are too small for these totals");
+        Lanes<32>().reduce(totals);
+        if (Threads == 32) {
+            return;
+        }
+        // Two sets of slots by turns: a set is written again only after the barrier of the other one, which every
+        // thread reaches after its last read of the first.
+        char* slots = shared + turn * 32 * Slot;
+        turn ^= 1;
+        if (threadIdx.x % 32 == 0) {
+            *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot) = totals;
+        }
+        __syncthreads();
+        const int lane = threadIdx.x % 32;
+        Totals mine;
+        if (lane < Threads / 32) {
+            mine = *reinterpret_cast<const Totals*>(slots + lane * Slot);
+        }
+        Lanes<32>().reduce(mine);
+        totals = mine;
+    }
+};

@@ -1,0 +1,163 @@
+// Element types, vector loads and stores, and the small functions that emitted expressions use.
+//
+// Values are stored in memory as bool, i64, f16, bf16, float or double and computed with as bool, i64, float or double:
+// widen() goes from the first to the second, narrow() back, rounding to nearest, ties to even.
+// The 16-bit types are plain bits here, so that no header of the CUDA toolkit is needed.
+#pragma once
+
+typedef long long i64;
+typedef unsigned int u32;
+
+struct f16 {
+    unsigned short bits;
+};
+struct bf16 {
+    unsigned short bits;
+};
+
+template <class T>
+struct Same {
+    typedef T type;
+};
+
+__device__ __forceinline__ float widen(f16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ __forceinline__ float widen(bf16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ double widen(double x) { return x; }
+__device__ __forceinline__ bool widen(bool x) { return x; }
+__device__ __forceinline__ i64 widen(i64 x) { return x; }
+
+template <class T>
+struct Narrow {
+    template <class U>
+    static __device__ __forceinline__ T from(U x) {
+        return static_cast<T>(x);
+    }
+};
+template <>
+struct Narrow<f16> {
+    static __device__ __forceinline__ f16 from(float x) {
+        f16 y;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+        return y;
+    }
+    static __device__ __forceinline__ f16 from(double x) {
+        f16 y;
+        asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x));
+        return y;
+    }
+};
+template <>
+struct Narrow<bf16> {
+    static __device__ __forceinline__ bf16 from(float x) {
+        const u32 bits = __float_as_uint(x);
+        // Rounding could carry a NaN's mantissa into the exponent: NaN is written as the quiet one.
+        const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        bf16 y;
+        y.bits = static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+        return y;
+    }
+    static __device__ __forceinline__ bf16 from(double x) {
+        // Round to odd first, so that the second rounding sees which side of a tie the double was on.
+        const float near = static_cast<float>(x);
+        u32 bits = __float_as_uint(near);
+        if (static_cast<double>(near) != x && x == x) {
+            const bool away = fabs(static_cast<double>(near)) > fabs(x);
+            bits = (away ? bits - 1u : bits) | 1u;
+        }
+        return from(__uint_as_float(bits));
+    }
+};
+template <class T, class U>
+__device__ __forceinline__ T narrow(U x) {
+    return Narrow<T>::from(x);
+}
+
+// V neighbouring elements of one row: at most 16 bytes, moved as one access.
+template <class T, int V>
+struct alignas(sizeof(T) * V) Pack {
+    T v[V];
+};
+
+template <int Bytes>
+struct Word;
+template <>
+struct Word<1> {
+    typedef unsigned char type;
+};
+template <>
+struct Word<2> {
+    typedef unsigned short type;
+};
+template <>
+struct Word<4> {
+    typedef unsigned int type;
+};
+template <>
+struct Word<8> {
+    typedef uint2 type;
+};
+template <>
+struct Word<16> {
+    typedef uint4 type;
+};
+
+template <int V, class T>
+__device__ __forceinline__ Pack<T, V> load_pack(const T* from) {
+    typedef typename Word<sizeof(T) * V>::type W;
+    union Bits {
+        W word;
+        Pack<T, V> pack;
+        __device__ Bits() {}
+    } bits;
+    bits.word = *reinterpret_cast<const W*>(from);
+    return bits.pack;
+}
+
+template <int V, class T>
+__device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
+    typedef typename Word<sizeof(T) * V>::type W;
+    union Bits {
+        W word;
+        Pack<T, V> pack;
+        __device__ Bits() {}
+    } bits;
+    bits.pack = pack;
+    *reinterpret_cast<W*>(to) = bits.word;
+}
+
+// Maximum and minimum that hand a NaN on, as NumPy's and PyTorch's do.
+template <class T>
+__device__ __forceinline__ T nan_max(T a, typename Same<T>::type b) {
+    return (a > b || a != a) ? a : b;
+}
+template <class T>
+__device__ __forceinline__ T nan_min(T a, typename Same<T>::type b) {
+    return (a < b || a != a) ? a : b;
+}
+
+template <class T>
+__device__ __forceinline__ T infinity();
+template <>
+__device__ __forceinline__ float infinity<float>() {
+    return __int_as_float(0x7f800000);
+}
+template <>
+__device__ __forceinline__ double infinity<double>() {
+    return __longlong_as_double(0x7ff0000000000000LL);
+}
+
+// The number of a stage, as a type: emitted functions are overloaded on it.
+template <int S>
+struct At {};
+
+template <class... Sizes>
+__host__ __device__ constexpr int largest_of(Sizes... sizes) {
+    int most = 8;
+    ((most = static_cast<int>(sizes) > most ? static_cast<int>(sizes) : most), ...);
+    return most;
+}

@@ -1,0 +1,248 @@
+"""The command line: its three commands, and what it says to arguments that make no sense."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cupyfuse as cf
+from cupyfuse import cli, demo, heads, machine
+from cupyfuse.progress import Progress
+
+ROOT = Path(cf.__file__).resolve().parent.parent
+TINY = ["--rows", "8", "--in-features", "12", "--out-features", "20"]
+HAS_GPU = demo.array_module("auto") is not np
+
+
+def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120, env=environment)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run with arguments that must be refused; returns what was said."""
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_REPEATS", 2)
+
+
+# demo ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_demo_tells_errors_times_and_costs_of_every_case(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", *TINY, "--dtype", dtype, "--engine", "numpy"]) == 0
+    printed = capsys.readouterr()
+    rows = {line.split("  ")[0]: line for line in printed.out.splitlines()}
+    assert {case.title for case in demo.CASES} <= set(rows)
+    # Six calls become one launch: the head without its matrix product.
+    assert "6 -> 1" in rows["head_sum"]
+    assert "Every fused result is as accurate as the unfused one." in printed.out
+    assert f"[1/{2 + len(demo.CASES)}]" in printed.err
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+def test_demo_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", *TINY, "--engine", "cuda"]) == 0
+    assert "CuPy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [1e-3, float("nan")])
+def test_demo_fails_where_fusing_costs_accuracy(
+    error: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = demo.run(8, 12, 20, "float32", "numpy")
+    wrong = dataclasses.replace(right[0], error_fused=error)
+    monkeypatch.setattr(demo, "run", lambda *_: [wrong, *right[1:]])
+    assert cli.main(["demo", *TINY, "--engine", "numpy"]) == 1
+    assert "LESS ACCURATE: head_logsumexp" in capsys.readouterr().out
+
+
+def test_demo_says_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*_: object) -> None:
+        raise MemoryError("2 TB")
+
+    monkeypatch.setattr(demo, "run", run)
+    assert cli.main(["demo", "--engine", "numpy"]) == 1
+    assert "not enough memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", demo.CASES, ids=lambda case: case.title)
+def test_reference_is_the_head_in_float64(case: demo.Case) -> None:
+    inputs = heads.example_inputs(heads.head_softmax, 6, 10, 14, "float64")
+    y = demo.linear_float64(np, inputs)
+    result, size = demo.reference(case, np, y, inputs)
+    own = {name: inputs[name] for name in case.head.signature.parameters if name in inputs}
+    # Two float64 evaluations of values near 1; the sums of ten or fourteen terms round a few times each.
+    np.testing.assert_allclose(case.head.__wrapped__(**own, **case.options), result, rtol=1e-13, atol=1e-14)
+    assert size >= abs(result).max() > 0
+
+
+def test_the_cuda_engine_without_a_gpu_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "needs CuPy" in refused(capsys, "demo", *TINY, "--engine", "cuda")
+    assert demo.array_module("auto") is np
+
+
+def test_a_bar_replaces_the_lines_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with Progress(2) as progress:
+        progress.stage("one")
+        progress.stage("two")
+    assert "[1/2]" not in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "rich.progress", None)
+    with Progress(1) as progress:
+        progress.stage("plain")
+    assert capsys.readouterr().err == "[1/1] plain\n"
+
+
+# info ---------------------------------------------------------------------------------------------------------------
+
+
+def test_info_tells_versions_and_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "kernel.cubin").write_bytes(b"1234")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path))
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    assert cf.__version__ in printed
+    assert np.__version__ in printed
+    assert f"{tmp_path} (1 files, 4 B)" in printed
+
+
+def test_info_says_what_mends_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "package_version", lambda name: None)
+    monkeypatch.setattr(machine, "driver_version", lambda: 13010)
+    assert cli.main(["info"]) == 0
+    printed = capsys.readouterr().out
+    assert "runs CUDA up to 13.1" in printed
+    assert 'pip install "cupyfuse[cu13]"' in printed
+    assert 'pip install "cupyfuse[torch]"' in printed
+
+
+def test_info_survives_a_broken_cupy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(machine, "package_version", lambda name: "14.2.0" if name == "cupy-cuda12x" else None)
+    monkeypatch.setattr(machine, "driver_version", lambda: 0)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert cli.main(["info"]) == 0
+    assert "--force-reinstall" in capsys.readouterr().out
+
+
+def test_info_does_not_import_torch() -> None:
+    code = "import sys; from cupyfuse.cli import main; main(['info']); sys.exit('torch' in sys.modules)"
+    done = run_python("-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+# explain ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*heads.HEADS, "sum"])
+def test_explain_prints_the_plan(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", name, *TINY]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"plan of {heads.find(name).__name__}(x 8 x 12 float32, weight 20 x 12 float32")
+    assert "at best" in printed
+
+
+def test_explain_bound_and_training(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "head_sum", *TINY, "--bound"]) == 0
+    assert "prepared once" in capsys.readouterr().out
+    assert cli.main(["explain", "head_softmax", *TINY, "--training", "--dtype", "bfloat16"]) == 0
+    printed = capsys.readouterr().out
+    assert "ColumnStats" in printed
+    assert "bfloat16" in printed
+
+
+@pytest.mark.parametrize("more", [[], ["--bound"]])
+def test_explain_source_is_cuda(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "head_sum", *TINY, "--source", *more]) == 0
+    printed = capsys.readouterr().out
+    assert "struct" in printed
+    assert ("Run once" in printed) == bool(more)
+
+
+# What is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "COMMAND"),
+        (["run"], "invalid choice: 'run'"),
+        (["demo", "--rows", "0"], "argument --rows: expected a whole number of at least 1, got '0'"),
+        (["demo", "--rows", "1"], "argument --rows: expected at least 2"),
+        (["demo", "--in-features", "many"], "got 'many'"),
+        (["demo", "--dtype", "int8"], "invalid choice: 'int8'"),
+        (["demo", "--engine", "tpu"], "invalid choice: 'tpu'"),
+        (["explain"], "HEAD"),
+        (["explain", "head_max"], "argument HEAD: expected one of head_logsumexp, head_sum, head_softmax"),
+        (["explain", "head_sum", "--training"], "it is for head_softmax"),
+        (["explain", "head_softmax", "--training", "--rows", "1"], "expected at least 2 with --training"),
+        (["info", "--all"], "unrecognized arguments: --all"),
+    ],
+    ids=" ".join,
+)
+def test_arguments_that_make_no_sense(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refused(capsys, *arguments)
+
+
+def test_it_runs_as_a_module() -> None:
+    done = run_python("-m", "cupyfuse", "--version")
+    assert (done.returncode, done.stdout) == (0, f"cupyfuse {cf.__version__}\n")
+    assert run_python("-m", "cupyfuse", "demo", "--rows", "x").returncode == 2
+
+
+# The heads' own data ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", heads.HEADS)
+def test_example_inputs_lie_where_they_should(name: str, dtype: str) -> None:
+    inputs = heads.example_inputs(name, 40, 64, 50, dtype, seed=3)
+    assert {key: array.shape for key, array in inputs.items()} == heads.input_shapes(name, 40, 64, 50)
+    for array in inputs.values():
+        assert array.dtype.name == dtype
+    # A 16-bit draw can round up to the end of its range; 1/8 is exact in all four.
+    assert inputs["x"].min() >= 0 and inputs["x"].max() <= 1
+    for key in ("weight", "bias"):
+        spread = inputs[key].astype(np.float64)
+        assert 0.1 < abs(spread).max() <= 1 / 8
+        assert spread.min() < 0 < spread.max()
+
+
+def test_example_inputs_are_the_same_for_the_same_seed() -> None:
+    first, again = (heads.example_inputs("head_sum", 4, 6, 5, seed=1) for _ in range(2))
+    other, softmax = heads.example_inputs("sum", 4, 6, 5, seed=2), heads.example_inputs("softmax", 4, 6, 5, seed=1)
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, again[name])
+        np.testing.assert_array_equal(array, softmax[name])
+        assert not np.array_equal(array, other[name])
+
+
+def test_example_inputs_refuse_what_they_do_not_know() -> None:
+    with pytest.raises(ValueError, match="expected one of head_logsumexp"):
+        heads.example_inputs("head_max")
+    with pytest.raises(TypeError, match="got 'int64'"):
+        heads.example_inputs("head_sum", 2, 2, 2, "int64")
