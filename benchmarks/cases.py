@@ -20,8 +20,8 @@ from .timing import Call, Contest, Device, describe
 
 POISON = 0xFF  # every byte so: NaN in all float formats, and none that arithmetic gives
 
-# The error at which a result is no rounded one but a wrong one: ||result - reference|| / ||reference||. Coarse, since the
-# errors themselves are reported: TF32 has 3e-4, bfloat16 operands 3e-3, and a sum that cancels some times that.
+# The error at which a result is no rounded one but a wrong one: ||result - reference|| / ||reference||. Coarse, since
+# the errors themselves are reported: TF32 has 3e-4, bfloat16 operands 3e-3, and a sum that cancels some times that.
 WRONG = {"highest": 1e-3, "ieee": 1e-3, "high": 2e-2, "medium": 5e-2}
 WRONG_16_BIT = 5e-2
 
@@ -182,7 +182,7 @@ def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterato
 
 
 def error_of(lab: Lab, rival: Rival) -> float | None:
-    """The largest relative error, ||result - expected|| / ||expected||, of all attempts; None where nothing is checked."""
+    """The largest relative error, ||result - expected|| / ||expected||, of all attempts; None without attempts."""
     worst: float | None = None
     for attempt in rival.attempts:
         for result, expected in zip(attempt(), rival.expected, strict=True):

@@ -76,6 +76,4 @@ class Plain:
         scale: Any,
         training: bool = False,
     ) -> Any:
-        return self.softmax_tail(
-            x @ weight.T, bias, running_mean, running_var, gamma, beta, scale, training
-        )
+        return self.softmax_tail(x @ weight.T, bias, running_mean, running_var, gamma, beta, scale, training)

@@ -18,13 +18,21 @@ FIGURES = {
     "host": "host",
 }
 _HOW = f"""\
-Medians in microseconds; the JSON file beside this one has the quartiles, extremes and counts.
-*GPU, L2 evicted*: events around one call, the L2 cache overwritten before it.
-*GPU, back to back*: events around many queued calls, per call; arguments that fit lie in the L2 cache.
-*GPU, graph*: a replayed graph of {GRAPH_CALLS} calls, per call.
-*host*: the host's clock around calls that it does not wait for, per call.
-*error*: ‖result − reference‖ / ‖reference‖ against float64, the worst of a case's results.
-Rivals took turns within one run.
+Medians in microseconds; the JSON file beside this one has the quartiles, extremes and counts. Rivals took turns within
+one run.
+
+- *GPU, L2 evicted*: events around one call, the L2 cache overwritten before it.
+- *GPU, back to back*: events around many queued calls, per call; arguments that fit lie in the L2 cache.
+- *GPU, graph*: a replayed graph of {GRAPH_CALLS} calls, per call.
+- *host*: the host's clock around calls that it does not wait for, per call.
+- *error*: ‖result − reference‖ / ‖reference‖ against float64, the worst of a case's results.
+- *cupyfuse, bound* had its weights prepared once by `bind`; *cupyfuse, unfused* is `head.__wrapped__`, the same
+  functions called one after the other; *CuPy* are CuPy's own operations.
+"""
+_HOW_ROWS = """\
+GB/s, by medians of GPU time, the L2 cache overwritten before each call; the JSON file beside this one has the times.
+Softmax counts bytes read and written, logsumexp bytes read; the copy reads and writes half of that each.
+*error*: cupyfuse's ‖result − reference‖ / ‖reference‖ against float64. Rivals took turns within one run.
 """
 
 
@@ -93,6 +101,7 @@ class Report:
     benchmark: str
     environment: dict[str, Any]
     options: dict[str, Any]
+    stopped: str = ""  # the error that ended the run before its last case
     cases: list[Case] = field(default_factory=list)
 
     def failed(self) -> list[str]:
@@ -130,7 +139,8 @@ def heading(report: Report) -> list[str]:
     known = {key: value for key, value in report.environment.items() if key != "gpu"}
     lines = [f"# Benchmark `{report.benchmark}` on {report.environment['gpu']}", ""]
     lines += [", ".join(f"{key} {value or 'not installed or not known'}" for key, value in known.items()) + ".", ""]
-    return [*lines, "Options: " + ", ".join(f"{key} {value}" for key, value in report.options.items()) + ".", ""]
+    lines += ["Options: " + ", ".join(f"{key} {value}" for key, value in report.options.items()) + ".", ""]
+    return [*lines, *([f"**Stopped early:** {report.stopped}", ""] if report.stopped else [])]
 
 
 def heads_markdown(report: Report, base: str) -> str:
@@ -170,9 +180,7 @@ def _case_table(case: Case, base: str) -> list[str]:
 def rows_markdown(report: Report) -> str:
     """One table a group: row lengths down, rivals across, in GB/s; failures as numbered notes."""
     lines = [*heading(report)]
-    lines += ["GB/s, by medians of GPU time with the L2 cache overwritten before each call. Softmax and copy count bytes read"]
-    lines += ["and written, logsumexp bytes read. The JSON file beside this one has the times. *error*: cupyfuse's, against"]
-    lines += ["float64, ‖result − reference‖ / ‖reference‖. Rivals took turns within one run.", ""]
+    lines += [*_HOW_ROWS.splitlines(), ""]
     for group in dict.fromkeys(case.group for case in report.cases):
         lines += [f"## {group}", "", *_group_table([case for case in report.cases if case.group == group])]
     return "\n".join(lines).rstrip() + "\n"

@@ -30,7 +30,20 @@ def _fixed(array: Any) -> torch.nn.Parameter:
     return torch.nn.Parameter(share(array), requires_grad=False)
 
 
-def logsumexp_tail(y: torch.Tensor) -> torch.Tensor:
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 1)
+
+
+def logsumexp(x: torch.Tensor) -> torch.Tensor:
+    return torch.logsumexp(x, 1)
+
+
+def logsumexp_tail(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Bias, logsumexp, LeakyReLU twice, GELU twice; from (B, N) to (B, 1)."""
+    return _activated_logsumexp(y + bias)
+
+
+def _activated_logsumexp(y: torch.Tensor) -> torch.Tensor:
     s = torch.logsumexp(y, dim=1, keepdim=True)
     s = F.leaky_relu(F.leaky_relu(s, SLOPE), SLOPE)
     return F.gelu(F.gelu(s))
@@ -44,7 +57,7 @@ class LogsumexpHead(torch.nn.Module):
         self.weight, self.bias = _fixed(weight), _fixed(bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return logsumexp_tail(F.linear(x, self.weight, self.bias))
+        return _activated_logsumexp(F.linear(x, self.weight, self.bias))
 
 
 class SumHead(torch.nn.Module):
@@ -65,14 +78,12 @@ class SumHead(torch.nn.Module):
 class SoftmaxTail(torch.nn.Module):
     """BatchNorm, a scale, softmax over the row; from (B, N) to (B, N)."""
 
-    def __init__(
-        self, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any, training: bool = False
-    ):
+    def __init__(self, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any):
         super().__init__()
         self.register_buffer("running_mean", share(running_mean))
         self.register_buffer("running_var", share(running_var))
         self.gamma, self.beta, self.scale = _fixed(gamma), _fixed(beta), _fixed(scale)
-        self.train(training)
+        self.eval()
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         y = F.batch_norm(
@@ -81,13 +92,25 @@ class SoftmaxTail(torch.nn.Module):
         return F.softmax(self.scale * y, dim=1)
 
 
+class BiasedSoftmaxTail(torch.nn.Module):
+    """Bias, then `SoftmaxTail`, with running statistics; from (B, N) to (B, N)."""
+
+    def __init__(self, bias: Any, *tail: Any):
+        super().__init__()
+        self.bias = _fixed(bias)
+        self.tail = SoftmaxTail(*tail)
+
+    def forward(self, y: torch.Tensor) -> torch.Tensor:
+        return self.tail(y + self.bias)
+
+
 class SoftmaxHead(torch.nn.Module):
     """Linear, BatchNorm, a scale, softmax over the row; from (B, K) to (B, N)."""
 
     def __init__(self, weight: Any, bias: Any, *tail: Any, training: bool = False):
         super().__init__()
         self.weight, self.bias = _fixed(weight), _fixed(bias)
-        self.tail = SoftmaxTail(*tail, training=training)
+        self.tail = SoftmaxTail(*tail)
         self.train(training)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +126,7 @@ HEADS: dict[str, Callable[..., torch.nn.Module]] = {
 
 def compiled(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
     """`torch.compile` for these very shapes."""
-    return torch.compile(function, dynamic=False, mode=mode)  # type: ignore[no-any-return]
+    return torch.compile(function, dynamic=False, mode=mode)
 
 
 def forget() -> None:
@@ -127,7 +150,7 @@ def capture(call: Callable[[], Any]) -> Callable[[], Any]:
     with torch.cuda.graph(graph, capture_error_mode="relaxed"):
         for _ in range(GRAPH_CALLS):
             call()
-    return graph.replay  # type: ignore[no-any-return]
+    return graph.replay
 
 
 @contextlib.contextmanager

@@ -2,8 +2,8 @@
 
 Three figures are taken of a call:
 
-- `gpu_evicted`: events around one call, with the L2 cache overwritten just before. What the call costs when its arguments
-  come from memory.
+- `gpu_evicted`: events around one call, with the L2 cache overwritten just before. What the call costs when its
+  arguments come from memory.
 - `gpu_back_to_back`: events around many calls in a row, per call. Arguments that fit are in the L2 cache. The calls are
   all queued before the first one starts, so that the GPU never waits for the host: the figure to hold beside a graph's.
 - `host`: the host's clock around many calls that it does not wait for, per call.
@@ -124,12 +124,16 @@ class Device:
         return float(self._cupy.cuda.get_elapsed_time(start, end)) * 1e3
 
     def evict(self) -> None:
-        """Overwrite the L2 cache."""
+        """Overwrite the L2 cache. What was written then goes to memory while the next call runs, to its cost."""
         self._scratch.data.memset_async(1, self._scratch.nbytes)
 
     def hold(self, microseconds: float) -> None:
         """Keep the stream busy, so that the host can queue work behind it."""
         self._kernel((1,), (1,), (np.int64(1e3 * min(microseconds, _LONGEST_HOLD_US)),))
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy a contiguous array by the driver's own means."""
+        target.data.copy_from_device_async(source.data, source.nbytes)
 
     def capture(self, call: Call) -> Call:
         """Capture calls that CuPy's stream can record; the result replays `GRAPH_CALLS` of them."""

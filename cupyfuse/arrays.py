@@ -60,9 +60,18 @@ class Entry:
     give_back: Callable[[Any], Any] | None
 
 
+# cupy.ndarray, once an array of CuPy's has been seen: comparing types is all that a later call needs.
+CUPY_ARRAY: type | None = None
+
+
 def is_cupy(value: Any) -> bool:
-    cupy = sys.modules.get("cupy")
-    return cupy is not None and isinstance(value, cupy.ndarray)
+    global CUPY_ARRAY
+    if CUPY_ARRAY is None:
+        cupy = sys.modules.get("cupy")
+        if cupy is None:
+            return False
+        CUPY_ARRAY = cupy.ndarray
+    return isinstance(value, CUPY_ARRAY)
 
 
 def is_array(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     command: Callable[[argparse.ArgumentParser, argparse.Namespace], int] = options.command
-    return command(options.parser, options)
+    try:
+        status = command(options.parser, options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`). What is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -106,10 +114,10 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         return 1
     print(f"{demo.device_name(xp)}; x {shape[0]} x {shape[1]}, weight {shape[2]} x {shape[1]}, {options.dtype}")
     print()
-    print(demo.table(results))
+    print(demo.report(results))
     print()
-    print("unfused: every call by itself. Errors are against float64, times are medians of single calls.")
-    print("All but the training case have their weights bound: what depends on them alone was prepared before.")
+    print("Unfused: every call by itself. Errors are against float64; times are medians of single calls.")
+    print("Weights are bound, what depends on them alone prepared before; in training nothing is.")
     worse = [m for m in results if not m.accurate]
     for m in worse:
         print(

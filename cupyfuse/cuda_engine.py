@@ -6,11 +6,14 @@ with places for the addresses, where each value lies in one workspace. A call fi
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cupy
+import numpy as np
 
 from . import dtypes
 from .cuda.compile import load
@@ -20,12 +23,11 @@ from .cuda.gemm import Gemm, Operand
 from .cuda.program import COLUMN, FULL, Program
 from .graph import Node
 from .numpy_engine import present
-from .plan import Plan
+from .plan import Output, Plan
 from .schedule import Step, resolve
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 _MOST_BLOCKS = (1 << 31) - 1
-_MOST_SHARES = 65535
 
 Addresses = list[int]
 Launch = Callable[[Addresses], None]
@@ -42,6 +44,17 @@ class Place:
     @property
     def transposed(self) -> Place:
         return Place(self.slot, self.col_stride, self.row_stride)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """A result as a call allocates it."""
+
+    output: Output
+    shape: tuple[int, ...]
+    dtype: Any
+    base: Node
+    direct: bool
 
 
 class CudaExecutable:
@@ -69,7 +82,9 @@ class CudaExecutable:
         self._workspace = 0
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument(array)
-        self._results = [self._result(output.node) for output in plan.outputs]
+        self._forms = [_Form(o, o.shape, dtypes.to_numpy(o.dtype), resolve(o.node), o.direct) for o in plan.outputs]
+        for form in self._forms:
+            self._places[form.base] = Place(self._slot(), form.base.shape[1], 1)
         self._copies = self._effects(arrays)
         for step in plan.steps:
             for node in step.outputs:
@@ -88,11 +103,6 @@ class CudaExecutable:
         if array.ndim == 2:
             return Place(self._slot(), strides[0], strides[1])
         return Place(self._slot(), 0, strides[0] if array.ndim else 0)
-
-    def _result(self, node: Node) -> Place:
-        base = resolve(node)
-        self._places[base] = Place(self._slot(), base.shape[1], 1)
-        return self._places[base]
 
     def _temporary(self, shape: tuple[int, int], itemsize: int) -> Place:
         place = Place(self._slot(), shape[1], 1)
@@ -191,14 +201,13 @@ class CudaExecutable:
         addresses = [a.data.ptr for a in arrays]
         results = []
         late = []
-        for output, out in zip(self.plan.outputs, outs, strict=True):
-            if output.direct:
-                written = out if out is not None and out.flags.c_contiguous else self._empty(output.shape, output.dtype)
+        for form, out in zip(self._forms, outs, strict=True):
+            if form.direct:
+                written = out if out is not None and out.flags.c_contiguous else cupy.ndarray(form.shape, form.dtype)
                 result = written
             else:
-                base = resolve(output.node)
-                written = self._empty(base.shape, output.dtype)
-                result = present(_looked(output.node, written), output.axes, output.shape)
+                written = cupy.ndarray(form.base.shape, form.dtype)
+                result = present(_looked(form.output.node, written), form.output.axes, form.shape)
             addresses.append(written.data.ptr)
             if out is not None and out is not written:
                 late.append((out, result))
@@ -207,9 +216,9 @@ class CudaExecutable:
         addresses += [0] * (self._slots - len(addresses))
         if self._workspace:
             memory = cupy.cuda.alloc(self._workspace)
-            base_address = memory.ptr
+            start = memory.ptr
             for slot, offset in self._temporaries:
-                addresses[slot] = base_address + offset
+                addresses[slot] = start + offset
         for launch in self._launches:
             launch(addresses)
         for out, result in late:
@@ -217,9 +226,6 @@ class CudaExecutable:
         if self._copies:
             self._write_effects(arrays, addresses)
         return results
-
-    def _empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        return cupy.ndarray(shape, dtypes.to_numpy(dtype))
 
     def _write_effects(self, arrays: Sequence[Any], addresses: Addresses) -> None:
         for arg, node in self._copies:
@@ -254,6 +260,7 @@ class _KernelLaunch:
         self.rows, self.cols = step.domain
         self.places = [None if p.is_number else executable.place(p.node) for p in self.program.parameters]
         self.arguments: list[Any] = []
+        self.format = ""  # of the struct that the kernel takes, eight bytes a member
         self.holes: list[tuple[int, int]] = []  # (position among the arguments, slot of the address)
         self.vector_slots: list[tuple[int, int]] = []  # (slot, bytes of an element) of what is read in vectors
         self.strides = 0  # every row stride, or-ed: what they are all multiples of decides the vectors
@@ -261,17 +268,18 @@ class _KernelLaunch:
         self.variants: dict[int, Launch] = {}
         self.widest = fitting_vec(self.program, self.strides)
         self.unaligned = max((self.widest * size for _, size in self.vector_slots), default=1) - 1
-        partial = executable.partial_sums(self._partial_bytes()) if self.program.by_columns else None
-        self.partial = partial
+        self.partial = executable.partial_sums(self._partial_bytes()) if self.program.by_columns else -1
         self._variant(self.widest)
 
     def _list_arguments(self) -> None:
         for p, place in zip(self.program.parameters, self.places, strict=True):
             if place is None:
                 self.arguments.append(float(p.node.attrs["value"]))
+                self.format += "d"
                 continue
             self.holes.append((len(self.arguments), place.slot))
             self.arguments.append(0)
+            self.format += "Q" + "q" * p.has_rows + "q" * p.has_cols
             if p.has_rows:
                 self.arguments.append(place.row_stride)
             if p.has_cols:
@@ -319,12 +327,13 @@ class _KernelLaunch:
         grid, block = (row_blocks(config, self.rows, self.cols), 1, 1), (config.threads, 1, 1)
         template = [*self.arguments, self.rows, self.cols]
         holes = self.holes
+        pack, as_value = struct_packer(self.format + "qq")
 
         def launch(addresses: Addresses) -> None:
-            arguments = template.copy()
+            members = template.copy()
             for position, slot in holes:
-                arguments[position] = addresses[slot]
-            function(grid, block, arguments)
+                members[position] = addresses[slot]
+            function(grid, block, (as_value(pack(*members)),))
 
         return launch
 
@@ -334,18 +343,27 @@ class _KernelLaunch:
         grid, block = (max(1, -(-self.cols // config.group)), shares, 1), (config.threads, 1, 1)
         merge = load(emit(self.program, config, merge=True), self.executable.device) if shares > 1 else None
         merge_grid = (max(1, -(-self.cols // config.threads)), 1, 1)
-        holes, partial = self.holes, self.partial
+        template = [*self.arguments, self.rows, self.cols, 0, shares]
+        holes = [*self.holes, (len(template) - 2, self.partial)]
+        pack, as_value = struct_packer(self.format + "qqQq")
 
         def launch(addresses: Addresses) -> None:
-            arguments = self.arguments.copy()
+            members = template.copy()
             for position, slot in holes:
-                arguments[position] = addresses[slot]
-            buffer = addresses[partial] if partial is not None else 0
-            function(grid, block, [*arguments, self.rows, self.cols, buffer])
+                members[position] = addresses[slot]
+            arguments = (as_value(pack(*members)),)
+            function(grid, block, arguments)
             if merge is not None:
-                merge(merge_grid, block, [*arguments, shares, self.cols, buffer])
+                merge(merge_grid, block, arguments)
 
         return launch
+
+
+def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
+    """What packs a kernel's struct, and what makes of it the value that a launch takes as one argument."""
+    members = struct.Struct("=" + form)
+    dtype = np.dtype((np.void, members.size))
+    return members.pack, functools.partial(np.frombuffer, dtype=dtype)
 
 
 def row_blocks(config: Config, rows: int, cols: int) -> int:

@@ -235,29 +235,25 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def table(results: Sequence[Measured]) -> str:
-    """The results as aligned text, unfused before fused in every pair."""
-    header = ("", "max error", "", "time", "", "speedup", "calls ->", "bytes", "", "arithmetic", "")
-    second = ("head", "unfused", "fused", "unfused", "fused", "", "launches", *("before", "after") * 2)
-    lines = [header, second]
+def report(results: Sequence[Measured]) -> str:
+    """The results as two tables, unfused beside fused in every pair of columns."""
+    measured = [("", "max error", "", "time", "", ""), ("head", *("unfused", "fused") * 2, "speedup")]
+    planned = [("", "calls ->", "bytes", "", "arithmetic", ""), ("", "launches", *("unfused", "fused") * 2)]
     for m in results:
-        calls = m.plan.calls
-        lines.append(
-            (
-                m.case.title,
-                f"{m.error_unfused:.2g}",
-                f"{m.error_fused:.2g}",
-                duration(m.seconds_unfused),
-                duration(m.seconds_fused),
-                f"{m.seconds_unfused / m.seconds_fused:.3g}x",
-                f"{len(calls)} -> {m.plan.launches}",
-                quantity(sum(c.reads + c.writes for c in calls), "B"),
-                quantity(m.plan.reads + m.plan.writes, "B"),
-                quantity(sum(c.flops for c in calls), "FLOP"),
-                quantity(m.plan.flops, "FLOP"),
-            )
-        )
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+        errors = f"{m.error_unfused:.2g}", f"{m.error_fused:.2g}"
+        times = duration(m.seconds_unfused), duration(m.seconds_fused)
+        measured.append((m.case.title, *errors, *times, f"{m.seconds_unfused / m.seconds_fused:.3g}x"))
+        calls, plan = m.plan.calls, m.plan
+        launches = f"{len(calls)} -> {plan.launches}"
+        moved = quantity(sum(c.reads + c.writes for c in calls), "B"), quantity(plan.reads + plan.writes, "B")
+        work = quantity(sum(c.flops for c in calls), "FLOP"), quantity(plan.flops, "FLOP")
+        planned.append((m.case.title, launches, *moved, *work))
+    return f"{_aligned(measured)}\n\n{_aligned(planned)}"
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    """Columns of text; the first two lines are the heading."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     text.insert(2, "-" * max(map(len, text)))
     return "\n".join(text)

@@ -115,7 +115,7 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     for name, what, command in (
         ("ml_dtypes", "bfloat16 arrays", "pip install ml_dtypes"),
         ("rich", "the progress bar", 'pip install "cupyfuse[cli]"'),
-        ("torch", "PyTorch's door", 'pip install "cupyfuse[torch]"'),
+        ("torch", "PyTorch tensors", 'pip install "cupyfuse[torch]"'),
     ):
         found = package_version(name)
         facts.append((name, found or "not installed"))

@@ -19,14 +19,14 @@ def collect(value: Any, name: str, leaves: list[Any], tokens: list[Any], givers:
         leaves.append(value)
         givers.append(None)
         tokens.append((kind, value.shape, value.dtype, value.strides))
+    elif kind is arrays.CUPY_ARRAY or arrays.is_cupy(value):
+        leaves.append(value)
+        givers.append(None)
+        tokens.append((value.data.device_id, value.shape, value.dtype, value.strides))
     elif kind in _PLAIN:
         tokens.append((kind, value))
     elif kind is float:
         tokens.append((kind, value.hex()))
-    elif arrays.is_cupy(value):
-        leaves.append(value)
-        givers.append(None)
-        tokens.append((value.data.device_id, value.shape, value.dtype, value.strides))
     elif kind in (tuple, list):
         tokens.append((kind, len(value)))
         for i, item in enumerate(value):

@@ -3,16 +3,15 @@
 // P is an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes
 // and writes the per-column results. Within a warp, Strip / V lanes read one row's part of the strip, the other lanes the
 // rows after it; a lane keeps the totals of V columns over every row it reads. Lanes, then warps, are merged in a fixed
-// order. Where gridDim.y > 1, each share's totals go to `partial` (shares x cols) and column_merge finishes.
+// order. Where gridDim.y > 1, each share's totals go to p.partial (shares x cols) and column_merge finishes.
 // Launch: Threads threads a block; (ceil(cols / Strip), shares) blocks; Strip a power of two, V <= Strip <= 32. V > 1
 // needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
 
-#include "teams.cuh"
+#include "stages.cuh"
 
 template <class P, int Threads, int Strip, int Items, int V>
-__device__ __forceinline__ void column_stats(
-    const P& p, i64 rows, i64 cols, typename P::Totals0* partial) {
+__device__ __forceinline__ void column_stats(const P& p) {
     typedef typename P::Totals0 Totals;
     constexpr int across = Strip / V;               // lanes side by side in one row
     constexpr int down = 32 / across;               // rows that a warp reads at once
@@ -20,6 +19,7 @@ __device__ __forceinline__ void column_stats(
     __shared__ alignas(16) char scratch[warps * Strip * sizeof(Totals)];
     Totals(*shared)[Strip] = reinterpret_cast<Totals(*)[Strip]>(scratch);
 
+    const i64 rows = p.rows, cols = p.cols;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 col = static_cast<i64>(blockIdx.x) * Strip + lane % across * V;
     const i64 share = (rows + gridDim.y - 1) / gridDim.y;
@@ -44,11 +44,9 @@ __device__ __forceinline__ void column_stats(
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
                 if (start + i * step < last) {
-                    auto out = p.template out<V>(At<0>());
+                    compute_pack<P, 0, V>(p, tiles[i], start + i * step, col, r[i], &e[i * V]);
 #pragma unroll
                     for (int j = 0; j < V; ++j) {
-                        p.template element<V>(
-                            At<0>(), tiles[i], j, start + i * step, col + j, r[i], e[i * V + j], out);
                         p.peek(At<0>(), e[i * V + j], totals[j]);
                     }
                 }
@@ -72,6 +70,11 @@ __device__ __forceinline__ void column_stats(
     for (int j = 0; j < V; ++j) {
 #pragma unroll
         for (int mask = across; mask < 32; mask *= 2) {
+            totals[j].lead(mask, 0xffffffffu);
+        }
+        totals[j].settle();
+#pragma unroll
+        for (int mask = across; mask < 32; mask *= 2) {
             totals[j].exchange(mask, (lane & mask) != 0, 0xffffffffu);
         }
         if (lane < across) {
@@ -86,7 +89,7 @@ __device__ __forceinline__ void column_stats(
             whole.merge(shared[w][threadIdx.x]);
         }
         if (gridDim.y > 1) {
-            partial[static_cast<i64>(blockIdx.y) * cols + mine] = whole;
+            p.partial[static_cast<i64>(blockIdx.y) * cols + mine] = whole;
         } else {
             p.finish(whole, mine);
         }
@@ -95,13 +98,12 @@ __device__ __forceinline__ void column_stats(
 
 // Merge the totals of all shares, in their order. Launch: Threads threads a block, ceil(cols / Threads) blocks.
 template <class P, int Threads>
-__device__ __forceinline__ void column_merge(
-    const P& p, i64 shares, i64 cols, const typename P::Totals0* partial) {
+__device__ __forceinline__ void column_merge(const P& p) {
     const i64 col = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x;
-    if (col < cols) {
-        typename P::Totals0 whole = partial[col];
-        for (i64 share = 1; share < shares; ++share) {
-            whole.merge(partial[share * cols + col]);
+    if (col < p.cols) {
+        typename P::Totals0 whole = p.partial[col];
+        for (i64 share = 1; share < p.shares; ++share) {
+            whole.merge(p.partial[share * p.cols + col]);
         }
         p.finish(whole, col);
     }

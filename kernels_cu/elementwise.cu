@@ -8,9 +8,9 @@
 #include "stages.cuh"
 
 template <class P, int Threads, int V>
-__device__ __forceinline__ void elementwise(const P& p, i64 rows, i64 cols) {
-    const i64 packs = cols / V;
-    const i64 total = rows * packs;
+__device__ __forceinline__ void elementwise(const P& p) {
+    const i64 packs = p.cols / V;
+    const i64 total = p.rows * packs;
     const bool small = total < (i64(1) << 31);
     for (i64 k = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x; k < total;
          k += static_cast<i64>(gridDim.x) * Threads) {
@@ -18,14 +18,8 @@ __device__ __forceinline__ void elementwise(const P& p, i64 rows, i64 cols) {
         const i64 row = small ? static_cast<i64>(static_cast<u32>(k) / static_cast<u32>(packs)) : k / packs;
         const i64 col = (k - row * packs) * V;
         typename P::Row r;
-        typename P::Element e;
-        auto out = p.template out<V>(At<0>());
+        typename P::Element e[V];
         p.begin(row, r);
-        const auto tile = p.template load<V>(At<0>(), row, col);
-#pragma unroll
-        for (int j = 0; j < V; ++j) {
-            p.template element<V>(At<0>(), tile, j, row, col + j, r, e, out);
-        }
-        p.template store<V>(At<0>(), row, col, out);
+        compute_pack<P, 0, V>(p, p.template load<V>(At<0>(), row, col), row, col, r, e);
     }
 }

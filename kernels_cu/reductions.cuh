@@ -1,10 +1,12 @@
 // Accumulators: what a reduction keeps while it combines elements.
 //
-// Each has peek(x), settle(), add(x), merge(other) and exchange(mask, upper, members). Elements come in tiles: a thread
-// peeks at every element of a tile, settles, then adds every element. Only the sum of exponentials needs to look ahead,
-// to rescale once a tile instead of once an element. merge() takes partial results in ascending order of lanes, so that
-// all lanes hold the same bits afterwards. exchange() merges with the lane whose number differs in `mask`; all lanes of
-// `members` have to call it together.
+// Elements come in tiles: a thread calls peek(x) for every element of a tile, settle() once, then add(x) for every
+// element. Only the sum of exponentials needs to look ahead, to rescale once a tile instead of once an element.
+//
+// Lanes of a warp combine what they have in two rounds over the same masks: lead(mask) with every mask, settle() once,
+// exchange(mask, upper) with every mask. Both read the lane whose number differs in `mask`, `upper` saying that the own
+// number is the larger one; all lanes of `members` call them together. All lanes hold the same bits afterwards.
+// merge(other) takes in a whole accumulator; in a fixed order it gives fixed bits.
 #pragma once
 
 #include "types.cuh"
@@ -14,6 +16,7 @@ struct Sum {
     T v = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x) { v += x; }
     __device__ __forceinline__ void merge(const Sum& o) { v += o.v; }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v += __shfl_xor_sync(members, v, mask); }
@@ -25,6 +28,7 @@ struct Product {
     T v = T(1);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x) { v *= x; }
     __device__ __forceinline__ void merge(const Product& o) { v *= o.v; }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) { v *= __shfl_xor_sync(members, v, mask); }
@@ -36,6 +40,7 @@ struct Max {
     T v = -infinity<T>();
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x) { v = nan_max(v, x); }
     __device__ __forceinline__ void merge(const Max& o) { v = nan_max(v, o.v); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
@@ -49,6 +54,7 @@ struct Min {
     T v = infinity<T>();
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x) { v = nan_min(v, x); }
     __device__ __forceinline__ void merge(const Min& o) { v = nan_min(v, o.v); }
     __device__ __forceinline__ void exchange(int mask, bool, u32 members) {
@@ -70,26 +76,19 @@ struct ExpSum {
     __device__ __forceinline__ void peek(T x) { ahead = nan_max(ahead, x); }
     __device__ __forceinline__ void settle() {
         if (ahead != m) {
-            s *= exp(m - base(ahead));
+            s *= exp_in_sum(m - base(ahead));
             m = ahead;
         }
     }
-    __device__ __forceinline__ void add(T x) { s += exp(x - base(m)); }
+    __device__ __forceinline__ void add(T x) { s += exp_in_sum(x - base(m)); }
+    __device__ __forceinline__ void lead(int mask, u32 members) {
+        ahead = nan_max(ahead, __shfl_xor_sync(members, ahead, mask));
+    }
+    __device__ __forceinline__ void exchange(int mask, bool, u32 members) { s += __shfl_xor_sync(members, s, mask); }
     __device__ __forceinline__ void merge(const ExpSum& o) {
         const T top = nan_max(m, o.m);
-        s = s * exp(m - base(top)) + o.s * exp(o.m - base(top));
+        s = s * exp_in_sum(m - base(top)) + o.s * exp_in_sum(o.m - base(top));
         m = ahead = top;
-    }
-    __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
-        ExpSum o;
-        o.m = __shfl_xor_sync(members, m, mask);
-        o.s = __shfl_xor_sync(members, s, mask);
-        if (upper) {
-            o.merge(*this);
-            *this = o;
-        } else {
-            merge(o);
-        }
     }
     __device__ __forceinline__ T top() const { return m; }
     // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
@@ -104,10 +103,11 @@ struct Moments {
     T m2 = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
+    __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x) {
         n += T(1);
         const T d = x - mean;
-        mean += d / n;
+        mean += quick_divide(d, n);
         m2 += d * (x - mean);
     }
     __device__ __forceinline__ void merge(const Moments& o) {

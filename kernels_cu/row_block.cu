@@ -1,12 +1,15 @@
 // Row program, a block for each row, the row held in registers between one read and one write.
 //
 // P is an emitted struct with
+//   rows, cols                               how many
 //   stages, reduces(S), slot                 how many stages; whether stage S reduces; bytes of the largest totals
+//   shared_finish(S)                         whether all threads need what finish computes after stage S
 //   Row, Element                             values of a row, and of an element between stages
 //   totals(At<S>), out<V>(At<S>)             empty accumulators, and empty results, of stage S
 //   begin(row, r)                            loads the per-row inputs
 //   load<V>(At<S>, row, col)                 reads what stage S needs of V elements
-//   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j of them
+//   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j of them; false where it has to be done again by
+//   exact_element(...)                       the same as it was written; present if guarded(S)
 //   store<V>(At<S>, row, col, out)           writes the stage's full-size results
 //   peek, add(At<S>, e, totals)              hands an element to the reductions
 //   finish(At<S>, totals, team, row, r)      computes the per-row values that follow
@@ -18,10 +21,10 @@
 #include "stages.cuh"
 
 template <class P, int Threads, int Items, int V>
-__device__ __forceinline__ void row_block(const P& p, i64 rows, i64 cols) {
+__device__ __forceinline__ void row_block(const P& p) {
     __shared__ alignas(16) char scratch[2 * 32 * P::slot];
     const Block<Threads, P::slot> team(scratch);
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
-        resident_row<P, Items, V>(p, team, row, cols);
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        resident_row<P, Items, V>(p, team, row);
     }
 }

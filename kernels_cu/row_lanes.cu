@@ -8,11 +8,11 @@
 #include "stages.cuh"
 
 template <class P, int Threads, int G, int Items, int V>
-__device__ __forceinline__ void row_lanes(const P& p, i64 rows, i64 cols) {
+__device__ __forceinline__ void row_lanes(const P& p) {
     const Lanes<G> team;
     const i64 row = static_cast<i64>(blockIdx.x) * (Threads / G) + threadIdx.x / G;
     // Groups share warps only in their shuffles, which name their own lanes: a group without a row can leave.
-    if (row < rows) {
-        resident_row<P, Items, V>(p, team, row, cols);
+    if (row < p.rows) {
+        resident_row<P, Items, V>(p, team, row);
     }
 }

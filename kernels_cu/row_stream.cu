@@ -9,13 +9,13 @@
 #include "stages.cuh"
 
 template <class P, int Threads, int Items, int V>
-__device__ __forceinline__ void row_stream(const P& p, i64 rows, i64 cols) {
+__device__ __forceinline__ void row_stream(const P& p) {
     __shared__ alignas(16) char scratch[2 * 32 * P::slot];
     const Block<Threads, P::slot> team(scratch);
-    for (i64 row = blockIdx.x; row < rows; row += gridDim.x) {
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         typename P::Row r;
         p.begin(row, r);
-        streamed_stage<P, 0, Items, V>(p, team, row, cols, r);
+        streamed_stage<P, 0, Items, V>(p, team, row, r);
         if (team.rank() == 0) {
             p.commit(row, r);
         }

@@ -6,29 +6,64 @@
 
 #include "teams.cuh"
 
+// Compute V elements and store their results. Elements are computed without a branch first; a pack in which something is
+// not finite, where a rewritten form may differ from the one that was written, is read and computed again as written.
+template <class P, int S, int V, class Tile>
+__device__ __forceinline__ void compute_pack(
+    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
+    auto out = p.template out<V>(At<S>());
+    bool fine = true;
+#pragma unroll
+    for (int j = 0; j < V; ++j) {
+        fine &= p.template element<V>(At<S>(), tile, j, row, col + j, r, e[j], out);
+    }
+    if constexpr (P::guarded(S)) {
+        if (!fine) {
+            const auto again = p.template load<V>(At<S>(), row, col);
+#pragma unroll
+            for (int j = 0; j < V; ++j) {
+                p.template exact_element<V>(At<S>(), again, j, row, col + j, r, e[j], out);
+            }
+        }
+    }
+    p.template store<V>(At<S>(), row, col, out);
+}
+
+// Per-row work is repeated by every thread that needs its results, which after the last stage is only the one that
+// stores them.
+template <class P, int S, class Team, class Totals>
+__device__ __forceinline__ void finish_stage(
+    const P& p, const Team& team, i64 row, Totals& totals, typename P::Row& r) {
+    if constexpr (P::shared_finish(S)) {
+        team.reduce(totals);
+        p.finish(At<S>(), totals, team, row, r);
+    } else {
+        team.reduce_first(totals);
+        if (team.first()) {
+            p.finish(At<S>(), totals, team, row, r);
+        }
+    }
+}
+
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
-    const P& p, const Team& team, i64 row, i64 cols, typename P::Row& r, typename P::Element (&e)[Items * V]) {
+    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]) {
+    const int cols = static_cast<int>(p.cols);
     typedef decltype(p.template load<V>(At<S>(), row, i64(0))) Tile;
     {
         Tile tiles[Items];
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            const i64 col = (static_cast<i64>(i) * team.size() + team.rank()) * V;
+            const int col = (i * team.size() + team.rank()) * V;
             if (col < cols) {
                 tiles[i] = p.template load<V>(At<S>(), row, col);
             }
         }
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            const i64 col = (static_cast<i64>(i) * team.size() + team.rank()) * V;
+            const int col = (i * team.size() + team.rank()) * V;
             if (col < cols) {
-                auto out = p.template out<V>(At<S>());
-#pragma unroll
-                for (int j = 0; j < V; ++j) {
-                    p.template element<V>(At<S>(), tiles[i], j, row, col + j, r, e[i * V + j], out);
-                }
-                p.template store<V>(At<S>(), row, col, out);
+                compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
             }
         }
     }
@@ -36,7 +71,7 @@ __device__ __forceinline__ void resident_stage(
         auto totals = p.totals(At<S>());
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if ((static_cast<i64>(i) * team.size() + team.rank()) * V < cols) {
+            if ((i * team.size() + team.rank()) * V < cols) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
                     p.peek(At<S>(), e[i * V + j], totals);
@@ -46,35 +81,35 @@ __device__ __forceinline__ void resident_stage(
         totals.settle();
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
-            if ((static_cast<i64>(i) * team.size() + team.rank()) * V < cols) {
+            if ((i * team.size() + team.rank()) * V < cols) {
 #pragma unroll
                 for (int j = 0; j < V; ++j) {
                     p.add(At<S>(), e[i * V + j], totals);
                 }
             }
         }
-        team.reduce(totals);
-        p.finish(At<S>(), totals, team, row, r);
+        finish_stage<P, S>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages) {
-        resident_stage<P, S + 1, Items, V>(p, team, row, cols, r, e);
+        resident_stage<P, S + 1, Items, V>(p, team, row, r, e);
     }
 }
 
 template <class P, int Items, int V, class Team>
-__device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row, i64 cols) {
+__device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
     typename P::Row r;
     typename P::Element e[Items * V];
     p.begin(row, r);
-    resident_stage<P, 0, Items, V>(p, team, row, cols, r, e);
+    resident_stage<P, 0, Items, V>(p, team, row, r, e);
     if (team.rank() == 0) {
         p.commit(row, r);
     }
 }
 
 template <class P, int S, int Items, int V, class Team>
-__device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64 row, i64 cols, typename P::Row& r) {
+__device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64 row, typename P::Row& r) {
     typedef decltype(p.template load<V>(At<S>(), row, i64(0))) Tile;
+    const i64 cols = p.cols;
     auto totals = p.totals(At<S>());
     const i64 step = static_cast<i64>(team.size()) * V;
     for (i64 start = static_cast<i64>(team.rank()) * V; start < cols; start += Items * step) {
@@ -90,15 +125,13 @@ __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64
         for (int i = 0; i < Items; ++i) {
             const i64 col = start + i * step;
             if (col < cols) {
-                auto out = p.template out<V>(At<S>());
+                compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
+                if constexpr (P::reduces(S)) {
 #pragma unroll
-                for (int j = 0; j < V; ++j) {
-                    p.template element<V>(At<S>(), tiles[i], j, row, col + j, r, e[i * V + j], out);
-                    if constexpr (P::reduces(S)) {
+                    for (int j = 0; j < V; ++j) {
                         p.peek(At<S>(), e[i * V + j], totals);
                     }
                 }
-                p.template store<V>(At<S>(), row, col, out);
             }
         }
         if constexpr (P::reduces(S)) {
@@ -115,10 +148,9 @@ __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64
         }
     }
     if constexpr (P::reduces(S)) {
-        team.reduce(totals);
-        p.finish(At<S>(), totals, team, row, r);
+        finish_stage<P, S>(p, team, row, totals, r);
     }
     if constexpr (S + 1 < P::stages) {
-        streamed_stage<P, S + 1, Items, V>(p, team, row, cols, r);
+        streamed_stage<P, S + 1, Items, V>(p, team, row, r);
     }
 }

@@ -1,7 +1,8 @@
 // Teams: the threads that work on one row together, and how they combine what each has accumulated.
 //
-// A team has rank(), size() and reduce(totals), after which every thread of it holds the same totals. reduce() has to be
-// called by all threads of the team. `Totals` is any struct with merge() and exchange() (see reductions.cuh).
+// A team has rank(), size() and reduce(totals), after which every thread of it holds the same totals; after
+// reduce_first(totals) only those threads do for which first() holds, rank 0 among them. Both have to be called by all
+// threads of the team. `Totals` is any struct with lead(), settle() and exchange() (see reductions.cuh).
 #pragma once
 
 #include "reductions.cuh"
@@ -9,8 +10,11 @@
 struct Solo {
     __device__ __forceinline__ int rank() const { return 0; }
     __device__ __forceinline__ int size() const { return 1; }
+    __device__ __forceinline__ bool first() const { return true; }
     template <class Totals>
     __device__ __forceinline__ void reduce(Totals&) const {}
+    template <class Totals>
+    __device__ __forceinline__ void reduce_first(Totals&) const {}
 };
 
 // G neighbouring lanes of a warp, G a power of two.
@@ -21,12 +25,22 @@ struct Lanes {
     __device__ __forceinline__ u32 members() const {
         return G == 32 ? 0xffffffffu : ((1u << (G % 32)) - 1u) << (threadIdx.x % 32 / G * G);
     }
+    __device__ __forceinline__ bool first() const { return true; }
     template <class Totals>
     __device__ __forceinline__ void reduce(Totals& totals) const {
 #pragma unroll
         for (int mask = 1; mask < G; mask *= 2) {
+            totals.lead(mask, members());
+        }
+        totals.settle();
+#pragma unroll
+        for (int mask = 1; mask < G; mask *= 2) {
             totals.exchange(mask, (threadIdx.x & mask) != 0, members());
         }
+    }
+    template <class Totals>
+    __device__ __forceinline__ void reduce_first(Totals& totals) const {
+        reduce(totals);
     }
 };
 
@@ -40,8 +54,20 @@ struct Block {
     __device__ __forceinline__ int rank() const { return threadIdx.x; }
     __device__ __forceinline__ int size() const { return Threads; }
 
+    __device__ __forceinline__ bool first() const { return threadIdx.x < 32; }
+
     template <class Totals>
     __device__ __forceinline__ void reduce(Totals& totals) const {
+        combine(totals, true);
+    }
+    template <class Totals>
+    __device__ __forceinline__ void reduce_first(Totals& totals) const {
+        combine(totals, first());
+    }
+
+private:
+    template <class Totals>
+    __device__ __forceinline__ void combine(Totals& totals, bool wanted) const {
         static_assert(sizeof(Totals) <= Slot, "the scratch slots are too small for these totals");
         Lanes<32>().reduce(totals);
         if (Threads == 32) {
@@ -55,12 +81,15 @@ struct Block {
             *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot) = totals;
         }
         __syncthreads();
-        const int lane = threadIdx.x % 32;
-        Totals mine;
-        if (lane < Threads / 32) {
-            mine = *reinterpret_cast<const Totals*>(slots + lane * Slot);
+        if (wanted) {
+            constexpr int warps = Threads / 32;
+            const int lane = threadIdx.x % 32;
+            Totals mine;
+            if (lane < warps) {
+                mine = *reinterpret_cast<const Totals*>(slots + lane * Slot);
+            }
+            Lanes<32>().reduce(mine);
+            totals = mine;
         }
-        Lanes<32>().reduce(mine);
-        totals = mine;
     }
 };

@@ -130,16 +130,6 @@ __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
     *reinterpret_cast<W*>(to) = bits.word;
 }
 
-// Maximum and minimum that hand a NaN on, as NumPy's and PyTorch's do.
-template <class T>
-__device__ __forceinline__ T nan_max(T a, typename Same<T>::type b) {
-    return (a > b || a != a) ? a : b;
-}
-template <class T>
-__device__ __forceinline__ T nan_min(T a, typename Same<T>::type b) {
-    return (a < b || a != a) ? a : b;
-}
-
 template <class T>
 __device__ __forceinline__ T infinity();
 template <>
@@ -150,6 +140,50 @@ template <>
 __device__ __forceinline__ double infinity<double>() {
     return __longlong_as_double(0x7ff0000000000000LL);
 }
+
+// Maximum and minimum that hand a NaN on, as NumPy's and PyTorch's do.
+template <class T>
+__device__ __forceinline__ T nan_max(T a, typename Same<T>::type b) {
+    return (a > b || a != a) ? a : b;
+}
+template <class T>
+__device__ __forceinline__ T nan_min(T a, typename Same<T>::type b) {
+    return (a < b || a != a) ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ __forceinline__ float nan_max<float>(float a, float b) {
+    float c;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+template <>
+__device__ __forceinline__ float nan_min<float>(float a, float b) {
+    float c;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+    return c;
+}
+#endif
+
+// Quotients by one divisor for many elements: the divisor's reciprocal, and one correction by the exact remainder. Where
+// this could go wrong (an extreme or NaN divisor, an infinite quotient) the result is not finite, and the caller divides.
+template <class T>
+__device__ __forceinline__ T reciprocal_of(T d) {
+    return (fabs(d) > T(1e-30) && fabs(d) < T(1e30)) ? T(1) / d : infinity<T>() - infinity<T>();
+}
+template <class T>
+__device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename Same<T>::type reciprocal) {
+    const T q = x * reciprocal;
+    return fma(fma(-q, d, x), reciprocal, q);
+}
+
+// exp(d) for d <= 0 in sums, where terms far below 1 weigh little: one rounding in d * log2(e) is allowed.
+__device__ __forceinline__ float exp_in_sum(float d) { return exp2f(d * 1.44269504f); }
+__device__ __forceinline__ double exp_in_sum(double d) { return exp(d); }
+
+// x / n to the last bit or two, without the slow path of a rounded division.
+__device__ __forceinline__ float quick_divide(float x, float n) { return __fdividef(x, n); }
+__device__ __forceinline__ double quick_divide(double x, double n) { return x / n; }
 
 // The number of a stage, as a type: emitted functions are overloaded on it.
 template <int S>

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,10 +48,10 @@ def few_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_demo_tells_errors_times_and_costs_of_every_case(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", *TINY, "--dtype", dtype, "--engine", "numpy"]) == 0
     printed = capsys.readouterr()
-    rows = {line.split("  ")[0]: line for line in printed.out.splitlines()}
-    assert {case.title for case in demo.CASES} <= set(rows)
+    for case in demo.CASES:
+        assert sum(line.startswith(f"{case.title}  ") for line in printed.out.splitlines()) == 2, case.title
     # Six calls become one launch: the head without its matrix product.
-    assert "6 -> 1" in rows["head_sum"]
+    assert re.search(r"^head_sum +6 -> 1 ", printed.out, re.MULTILINE)
     assert "Every fused result is as accurate as the unfused one." in printed.out
     assert f"[1/{2 + len(demo.CASES)}]" in printed.err
 
@@ -59,6 +61,30 @@ def test_demo_tells_errors_times_and_costs_of_every_case(dtype: str, capsys: pyt
 def test_demo_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", *TINY, "--engine", "cuda"]) == 0
     assert "CuPy" in capsys.readouterr().out
+
+
+def test_the_gpu_clock_runs_between_two_events() -> None:
+    happened: list[str] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.at = -1
+
+        def record(self) -> None:
+            self.at = len(happened)
+            happened.append("record")
+
+        def synchronize(self) -> None:
+            happened.append("synchronize")
+
+    class Memory:
+        def fill(self, value: int) -> None:
+            happened.append("evict")
+
+    cuda = SimpleNamespace(Event=Event, get_elapsed_time=lambda start, end: 1000.0 * (end.at - start.at))
+    cupy = SimpleNamespace(cuda=cuda, uint8="uint8", empty=lambda size, dtype: Memory())
+    assert demo.median_seconds([lambda: happened.append("call")], cupy) == [2.0]
+    assert happened[:5] == ["evict", "record", "call", "record", "synchronize"]
 
 
 @pytest.mark.parametrize("error", [1e-3, float("nan")])
@@ -212,6 +238,19 @@ def test_it_runs_as_a_module() -> None:
     done = run_python("-m", "cupyfuse", "--version")
     assert (done.returncode, done.stdout) == (0, f"cupyfuse {cf.__version__}\n")
     assert run_python("-m", "cupyfuse", "demo", "--rows", "x").returncode == 2
+
+
+def test_a_reader_may_stop_reading() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "cupyfuse", "explain", "head_softmax", "--source"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=120) == 0
 
 
 # The heads' own data ------------------------------------------------------------------------------------------------

@@ -39,19 +39,15 @@ def emit(program: Program, config: Config, merge: bool = False) -> Kernel:
     """Emit the kernel of a step for one configuration; with `merge`, the kernel that merges its shares."""
     writer = _Writer(program, streamed=config.template == "row_stream")
     entry, call = _entry(program, config, merge)
-    title = f"// {program.step.kind}: {', '.join(program.step.fused)}"
-    members = ", ".join(writer.member_names())
     source = "\n".join(
         [
             f'#include "{config.template}.cu"',
             "",
-            title,
+            f"// {program.step.kind}: {', '.join(program.step.fused)}",
             writer.struct(),
             "",
-            f'extern "C" __global__ void __launch_bounds__({config.threads})',
-            f"{entry}({', '.join([*writer.member_declarations(), *call.parameters])}) {{",
-            f"    const Program p = {{{members}}};",
-            f"    {call.statement}",
+            f'extern "C" __global__ void __launch_bounds__({config.threads}) {entry}(const Program p) {{',
+            f"    {call}(p);",
             "}",
             "",
         ]
@@ -59,33 +55,20 @@ def emit(program: Program, config: Config, merge: bool = False) -> Kernel:
     return Kernel(entry, source, tuple(program.parameters), config)
 
 
-@dataclass(frozen=True)
-class _Call:
-    parameters: tuple[str, ...]
-    statement: str
-
-
-def _entry(program: Program, config: Config, merge: bool) -> tuple[str, _Call]:
-    """The kernel's name, its parameters after the program's, and the call of the template."""
+def _entry(program: Program, config: Config, merge: bool) -> tuple[str, str]:
+    """The kernel's name, and the template that it calls."""
     c = config
-    sizes = ("i64 rows", "i64 cols")
     if c.template == "column_stats":
         if merge:
-            return "column_merge_kernel", _Call(
-                ("i64 shares", "i64 cols", "const Program::Totals0* partial"),
-                f"column_merge<Program, {c.threads}>(p, shares, cols, partial);",
-            )
-        return "column_stats_kernel", _Call(
-            (*sizes, "Program::Totals0* partial"),
-            f"column_stats<Program, {c.threads}, {c.group}, {c.items}, {c.vec}>(p, rows, cols, partial);",
-        )
-    arguments = {
-        "row_lanes": f"{c.threads}, {c.group}, {c.items}, {c.vec}",
-        "row_block": f"{c.threads}, {c.items}, {c.vec}",
-        "row_stream": f"{c.threads}, {c.items}, {c.vec}",
-        "elementwise": f"{c.threads}, {c.vec}",
+            return "column_merge_kernel", f"column_merge<Program, {c.threads}>"
+        return "column_stats_kernel", f"column_stats<Program, {c.threads}, {c.group}, {c.items}, {c.vec}>"
+    numbers = {
+        "row_lanes": (c.threads, c.group, c.items, c.vec),
+        "row_block": (c.threads, c.items, c.vec),
+        "row_stream": (c.threads, c.items, c.vec),
+        "elementwise": (c.threads, c.vec),
     }[c.template]
-    return f"{c.template}_kernel", _Call(sizes, f"{c.template}<Program, {arguments}>(p, rows, cols);")
+    return f"{c.template}_kernel", f"{c.template}<Program, {', '.join(map(str, numbers))}>"
 
 
 class _Writer:
@@ -99,21 +82,25 @@ class _Writer:
         self.element_fields: dict[str, str] = {}
         # Values that are in an Element because an earlier stage has computed them.
         self.held: set[Node] = set()
+        self.guarded: set[int] = set()
+        # Stages after which all threads need the per-row values: all but the last, and those that repair together.
+        self.shared_finish = set(range(program.stages - 1))
 
-    # Parameters
-    def member_declarations(self) -> list[str]:
+    def members(self) -> list[str]:
+        """The declarations of what the host fills in, eight bytes each, in the order of `arguments_of`."""
         declarations = []
         for p in self.program.parameters:
             if p.is_number:
-                declarations.append(f"double {p.name}")
+                declarations.append(f"double {p.name};")
                 continue
             const = "" if p.written else "const "
-            declarations.append(f"{const}{stored_type(p.dtype)}* {p.name}")
-            declarations += [f"i64 {p.name}_rows"] * p.has_rows + [f"i64 {p.name}_cols"] * p.has_cols
+            pointer = f"{const}{stored_type(p.dtype)}* {p.name};"
+            strides = f" i64 {p.name}_rows;" * p.has_rows + f" i64 {p.name}_cols;" * p.has_cols
+            declarations.append(pointer + strides)
+        declarations.append("i64 rows; i64 cols;")
+        if self.program.by_columns:
+            declarations.append("struct Totals0; Totals0* partial; i64 shares;")
         return declarations
-
-    def member_names(self) -> list[str]:
-        return [re.split(r"[ *]+", declaration)[-1] for declaration in self.member_declarations()]
 
     # The struct
     def struct(self) -> str:
@@ -122,13 +109,16 @@ class _Writer:
         bodies = [self.stage(s) for s in stages]
         finishes = [self.column_finish() if self.program.by_columns else self.finish(s) for s in stages]
         commit = self.commit()
-        members = [f"{d};" for d in self.member_declarations()]
         reducing = " || ".join(f"stage == {s}" for s in stages if self.program.reductions(s)) or "stage < 0"
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
+        shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
+        guarded = " || ".join(f"stage == {s}" for s in sorted(self.guarded)) or "stage < 0"
         sections = [
-            "\n".join(members),
+            "\n".join(self.members()),
             f"static constexpr int stages = {self.program.stages};\n"
-            f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}",
+            f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
+            f"__host__ __device__ static constexpr bool guarded(int stage) {{ return {guarded}; }}\n"
+            f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             _record("Row", self.row_fields),
             _record("Element", self.element_fields),
             *(self.totals(s) for s in stages),
@@ -146,6 +136,8 @@ class _Writer:
         lines = [f"struct Totals{stage} {{"]
         lines += [f"    {kind} {name};" for name, kind, _, _ in accumulators]
         each = [(f"{name}.settle();", f"{name}.merge(o.{name});", name) for name, _, _, _ in accumulators]
+        lead = " ".join(f"{name}.lead(mask, members);" for _, _, name in each)
+        lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
         lines.append(f"    __device__ void settle() {{ {' '.join(a for a, _, _ in each)} }}")
         lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {' '.join(b for _, b, _ in each)} }}")
         exchange = " ".join(f"{name}.exchange(mask, upper, members);" for _, _, name in each)
@@ -192,6 +184,7 @@ class _Writer:
             name = program.names[node]
             self.row_fields[name] = c_type(parameter.dtype)
             body.line(f"r.{name} = {body.scope.direct(node, 'row', '0')};")
+            self.reciprocal(body, node)
         for node in program.step.nodes:
             if program.stage[node] < 0 and program.place(node) not in (FULL, COLUMN):
                 self.row_value(body, node)
@@ -201,35 +194,46 @@ class _Writer:
         name = self.program.names[node]
         self.row_fields[name] = c_type(node.dtype)
         body.assign(node, f"r.{name}", "row", "0")
+        self.reciprocal(body, node)
+
+    def reciprocal(self, body: Body, node: Node) -> None:
+        """Beside a per-row value that divides elements, its reciprocal."""
+        if node in self.program.divisors:
+            name = self.program.names[node]
+            self.row_fields[f"{name}_reciprocal"] = c_type(node.dtype)
+            body.line(f"r.{name}_reciprocal = reciprocal_of(r.{name});")
 
     def stage(self, stage: int) -> str:
         """The functions of one stage: load, element, store."""
         program = self.program
-        scope = self.row_scope().copy()
-        scope.known.update({n: f"e.{program.names[n]}" for n in self.held})
-        if self.streamed:
-            scope.known = {n: t for n, t in scope.known.items() if not t.startswith("e.")}
-        body = Body(scope, tile=True)
-        body.repair = lambda node: self.repair(node, "Solo()")
         operands = [o for o in program.reductions(stage) if o.op != "const"]
         outputs = [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == stage]
-        for node in [*operands, *outputs]:
-            body.value(node)
-        later = self.needed_later(stage, body)
-        for node in operands:
-            if body.value(node) != self.hold(node):
-                body.line(f"{self.hold(node)} = {body.value(node)};")
-        for node in later:
-            if node not in operands:
-                body.line(f"{self.hold(node)} = {body.value(node)};")
-        self.held |= {*operands, *later} if not self.streamed else set()
-        writes = []
-        for node in outputs:
-            parameter = program.outputs[node]
-            kind = stored_type(parameter.dtype)
-            body.line(f"out.{parameter.name}.v[j] = narrow<{kind}>({body.value(node)});")
-            writes.append(parameter)
-        return self._stage_text(stage, body, writes)
+        held = dict.fromkeys(self.held)
+
+        def written(optimistic: bool) -> Body:
+            scope = self.row_scope().copy()
+            if not self.streamed:
+                scope.known.update({n: f"e.{program.names[n]}" for n in held})
+            body = Body(scope, tile=True, optimistic=optimistic)
+            body.repair = lambda node: self.repair(node, "Solo()")
+            for node in [*operands, *outputs]:
+                body.value(node)
+            for node in dict.fromkeys([*operands, *self.needed_later(stage, body)]):
+                if body.value(node) != self.hold(node):
+                    body.line(f"{self.hold(node)} = {body.value(node)};")
+                if not self.streamed:
+                    self.held.add(node)
+            for node in outputs:
+                parameter = program.outputs[node]
+                body.line(f"out.{parameter.name}.v[j] = narrow<{stored_type(parameter.dtype)}>({body.value(node)});")
+            return body
+
+        fast = written(optimistic=True)
+        if fast.checks:
+            self.guarded.add(stage)
+            self.held = set(held)
+        exact = written(optimistic=False) if fast.checks else None
+        return self._stage_text(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
         """Full values of this stage that later stages will not have to compute again."""
@@ -246,20 +250,22 @@ class _Writer:
             wanted.update(dict.fromkeys(n for n in inner if n in fresh))
         return list(wanted)
 
-    def _stage_text(self, stage: int, body: Body, writes: list[Parameter]) -> str:
-        tile = [program for program in body.tile_parameters]
+    def _stage_text(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
+        tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
         loads = [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in tile]
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
         stores = [f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes]
         at = f"At<{stage}>"
+        signature = (
+            f"({at}, const Tile{stage}<V>& tile, int j, i64 row, i64 col, const Row& r, Element& e, "
+            f"Out{stage}<V>& out) const {{"
+        )
         lines = [
             f"template <int V> struct Tile{stage} {{ {' '.join(fields)} }};",
             f"template <int V> struct Out{stage} {{ {' '.join(outs)} }};",
             "template <int V>",
-            f"__device__ Out{stage}<V> out({at}) const {{ return Out{stage}<V>(); }}"
-            if not outs
-            else f"__device__ Out{stage}<V> out({at}) const {{ Out{stage}<V> o; return o; }}",
+            f"__device__ Out{stage}<V> out({at}) const {{ Out{stage}<V> o; return o; }}",
             "template <int V>",
             f"__device__ Tile{stage}<V> load({at}, i64 row, i64 col) const {{",
             f"    Tile{stage}<V> t;",
@@ -267,10 +273,15 @@ class _Writer:
             "    return t;",
             "}",
             "template <int V>",
-            f"__device__ void element({at}, const Tile{stage}<V>& tile, int j, i64 row, i64 col, const Row& r, "
-            f"Element& e, Out{stage}<V>& out) const {{",
-            *(f"    {line}" for line in body.lines),
+            f"__device__ bool element{signature}",
+            *(f"    {line}" for line in fast.lines),
+            f"    return {' && '.join(fast.checks) or 'true'};",
             "}",
+        ]
+        if exact is not None:
+            lines += ["template <int V>", f"__device__ void exact_element{signature}"]
+            lines += [*(f"    {line}" for line in exact.lines), "}"]
+        lines += [
             "template <int V>",
             f"__device__ void store({at}, i64 row, i64 col, const Out{stage}<V>& out) const {{ {' '.join(stores)} }}",
         ]
@@ -283,7 +294,7 @@ class _Writer:
         if not accumulators:
             return ""
         body = Body(self.row_scope())
-        body.repair = self.repair
+        body.repair = lambda node: self.repair_together(node, stage)
         reads = _reads(accumulators)
         for node in program.step.nodes:
             if program.stage[node] != stage or _is_full(program, node):
@@ -291,6 +302,7 @@ class _Writer:
             if node in reads:
                 self.row_fields[program.names[node]] = c_type(node.dtype)
                 body.line(f"r.{program.names[node]} = {reads[node]};")
+                self.reciprocal(body, node)
             else:
                 self.row_value(body, node)
         head = f"void finish(At<{stage}>, const Totals{stage}& t, const Team& team, i64 row, Row& r) const"
@@ -320,6 +332,10 @@ class _Writer:
                 kind = stored_type(parameter.dtype)
                 body.line(f"{parameter.name}[row * {parameter.name}_rows] = narrow<{kind}>({body.value(node)});")
         return _function("void commit(i64 row, const Row& r) const", body)
+
+    def repair_together(self, node: Node, stage: int) -> str:
+        self.shared_finish.add(stage)
+        return self.repair(node)
 
     def repair(self, node: Node, team: str = "team") -> str:
         """Emit the function that evaluates a collapsed sum as written; returns the call of it."""

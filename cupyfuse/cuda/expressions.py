@@ -69,9 +69,12 @@ class Scope:
 class Body:
     """The lines of one function, and the values that they have computed."""
 
-    def __init__(self, scope: Scope, tile: bool = False):
+    def __init__(self, scope: Scope, tile: bool = False, optimistic: bool = False):
         self.scope = scope
         self.tile = tile
+        # Compute fast forms without branches, and list in `checks` what has to hold for them to stand.
+        self.optimistic = optimistic
+        self.checks: list[str] = []
         self.index = ("row", "col")
         self.lines: list[str] = []
         self.computed: list[Node] = []
@@ -92,8 +95,15 @@ class Body:
             return self._loaded(node)
         name = program.names.get(node) or program.fresh_name()
         kind = c_type(node.dtype)
-        if node.op == "guard":
+        if node.op == "guard" and self.optimistic:
+            self.line(f"const {kind} {name} = {self.value(node.inputs[0])};")
+            self.checks.append(f"isfinite({name})")
+        elif node.op == "guard":
             self._guarded(node, name, f"{kind} {name}")
+        elif node.op == "divide" and self.optimistic and self._by_row(node):
+            top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
+            self.line(f"const {kind} {name} = divide_by({top}, {bottom}, {bottom}_reciprocal);")
+            self.checks.append(f"isfinite({name})")
         else:
             self.line(f"const {kind} {name} = {self.expression(node)};")
         self.scope.known[node] = name
@@ -156,6 +166,12 @@ class Body:
             dtype = g.operand_dtype(node)
             operands = [self.operand(i, dtype) for i in node.inputs]
         return formatted(row.cuda, operands, c_type(dtype))
+
+    def _by_row(self, node: Node) -> bool:
+        """Whether a quotient is by a per-row value whose reciprocal is at hand."""
+        program, bottom = self.scope.program, node.inputs[1]
+        known = self.scope.known.get(bottom, "").startswith("r.")
+        return known and bottom in program.divisors and program.place(node) == FULL
 
     def _cast(self, node: Node) -> str:
         source = node.inputs[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import count
 
 from .. import dtypes
@@ -125,6 +126,18 @@ class Program:
                 stage = max(stage, self.stage[i] + (1 if after else 0))
         return stage
 
+    @cached_property
+    def divisors(self) -> set[Node]:
+        """The per-row values by which whole rows are divided in one floating-point type."""
+        found = set()
+        for node in self.step.nodes:
+            if node.op == "divide" and self.place(node) == FULL and not self.by_columns:
+                top, bottom = node.inputs
+                same = c_type(bottom.dtype) == c_type(node.dtype)
+                if same and bottom.op != "const" and self.place(bottom) in (ROW, SCALAR) and self.domain[1] > 1:
+                    found.add(bottom)
+        return found
+
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
         """The reductions of a stage, by operand."""
         found: dict[Node, list[Node]] = {}
@@ -165,7 +178,7 @@ _RESERVED = set(
     signed sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void
     volatile while i64 u32 f16 bf16 row col rows cols partial shares e j k r o p t tile totals team begin load element
     store finish commit peek add stages reduces slot mask upper members settle merge exchange widen narrow infinity
-    nan_max nan_min load_pack store_pack largest_of""".split()
+    nan_max nan_min divide_by reciprocal_of exp_in_sum quick_divide load_pack store_pack largest_of""".split()
 ) | {
     name for operator in POINTWISE.values() for name in re.findall(r"([a-z_0-9]+)\(", operator.cuda)
 }

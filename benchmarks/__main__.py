@@ -1,0 +1,147 @@
+"""The command line: `python -m benchmarks heads` and `python -m benchmarks rows`.
+
+Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from cupyfuse.options import PRECISIONS
+
+from . import charts, environment, heads, rows
+from .cases import Lab, laboratory
+from .report import Case, Report, heads_markdown, rows_markdown
+from .timing import NoGpu, describe
+
+RESULTS = Path(__file__).resolve().parent / "results"
+DTYPES = ("float32", "float16", "bfloat16")
+COMPILE_BUDGET, QUICK_COMPILE_BUDGET = 180.0, 40.0
+
+
+def shape(text: str) -> tuple[int, int, int]:
+    """Rows, in_features and out_features, as in '1024x8192x8192'."""
+    try:
+        lengths = tuple(int(part) for part in text.lower().split("x"))
+    except ValueError:
+        lengths = ()
+    if len(lengths) != 3 or any(n < 2 for n in lengths):
+        raise argparse.ArgumentTypeError(f"expected BxKxN with numbers of at least 2, as 1024x8192x8192, got {text!r}")
+    return lengths[0], lengths[1], lengths[2]
+
+
+def lengths(text: str) -> tuple[int, ...]:
+    """Row lengths, as in '256,1000,4096'."""
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or any(n < 1 for n in found):
+        raise argparse.ArgumentTypeError(f"expected positive numbers with commas between them, got {text!r}")
+    return found
+
+
+def dtype_list(text: str) -> tuple[str, ...]:
+    """Dtypes, as in 'float32,bfloat16'."""
+    found = tuple(text.split(","))
+    wrong = [name for name in found if name not in DTYPES]
+    if wrong:
+        raise argparse.ArgumentTypeError(f"expected some of {', '.join(DTYPES)}, got {wrong[0]!r}")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--quick", action="store_true", help="fewer repeats and less data, for a first look")
+    common.add_argument("--output", type=Path, metavar="DIR", help="where to write (default: benchmarks/results/<gpu>)")
+    common.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    common.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
+
+    main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
+    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows}")
+
+    of_heads = commands.add_parser("heads", parents=[common], help="the three heads, and what follows their GEMM alone")
+    of_heads.add_argument("--shape", type=shape, default=heads.Options.shape, metavar="BxKxN", help="1024x8192x8192")
+    of_heads.add_argument("--dtype", choices=DTYPES, default="float32")
+    of_heads.add_argument(
+        "--precision", choices=PRECISIONS, default="highest", help="of float32 matrix products, torch's too"
+    )
+    of_heads.add_argument("--max-autotune", action="store_true", help="torch.compile in this mode too (takes minutes)")
+
+    of_rows = commands.add_parser("rows", parents=[common], help="softmax and logsumexp over rows of many lengths")
+    of_rows.add_argument("--lengths", type=lengths, metavar="N,N,...", help="elements in a row")
+    of_rows.add_argument("--dtypes", type=dtype_list, default=rows.Options.dtypes, metavar="DTYPE,...")
+    of_rows.add_argument(
+        "--compile-budget",
+        type=float,
+        metavar="SECONDS",
+        help=f"time for torch.compile to compile (default: {COMPILE_BUDGET:.0f}, quick {QUICK_COMPILE_BUDGET:.0f})",
+    )
+    return main_parser
+
+
+def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab], Iterator[Case]]]:
+    """The report's file name, the options that it states, and what runs the cases."""
+    stated: dict[str, Any] = {"quick": given.quick, "seed": given.seed}
+    if given.benchmark == "heads":
+        options = heads.Options(given.shape, given.dtype, given.max_autotune, given.quick, given.seed)
+        stated |= {"shape": "x".join(map(str, given.shape)), "dtype": given.dtype, "precision": given.precision}
+        name = "heads" if given.dtype == "float32" else f"heads-{given.dtype}"
+        name += "" if given.precision == "highest" else f"-{given.precision}"
+        return name, stated, functools.partial(heads.cases, options=options)
+    seconds = given.compile_budget
+    if seconds is None:
+        seconds = QUICK_COMPILE_BUDGET if given.quick else COMPILE_BUDGET
+    chosen = given.lengths or (rows.QUICK_LENGTHS if given.quick else rows.LENGTHS)
+    row_options = rows.Options(chosen, given.dtypes, given.quick, seconds, given.seed)
+    stated |= {"bytes": row_options.size, "lengths": " ".join(map(str, chosen)), "compile_budget_s": seconds}
+    return "rows", stated, functools.partial(rows.cases, options=row_options)
+
+
+def write(report: Report, folder: Path, name: str) -> str:
+    """Write JSON, Markdown and plot; returns the Markdown."""
+    folder.mkdir(parents=True, exist_ok=True)
+    report.write_json(folder / f"{name}.json")
+    text = heads_markdown(report, heads.EAGER) if report.benchmark == "heads" else rows_markdown(report)
+    (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    try:
+        (charts.heads if report.benchmark == "heads" else charts.rows)(report, folder / f"{name}.png")
+    except Exception as error:  # figures are worth more than their picture
+        print(f"no plot: {describe(error)}", file=sys.stderr)
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parser().parse_args(arguments)
+    name, stated, cases = plan(given)
+    precision = getattr(given, "precision", "highest")
+    try:
+        with laboratory(precision, not given.no_torch, not given.no_compile) as lab:
+            report = Report(given.benchmark, environment.collect(lab.cupy, lab.device.name), stated)
+            folder = given.output or RESULTS / environment.slug(lab.device.name)
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                for case in cases(lab):
+                    report.cases.append(case)
+                    report.write_json(folder / f"{name}.json")  # what is measured stays, whatever happens later
+            except Exception as error:
+                report.stopped = describe(error)
+    except NoGpu as error:
+        print(f"python -m benchmarks: {error}", file=sys.stderr)
+        return 2
+    print(write(report, folder, name))
+    print(f"written to {folder}/{name}.json, .md and .png", file=sys.stderr)
+    failed = report.failed() + ([f"stopped early: {report.stopped}"] if report.stopped else [])
+    for line in failed:
+        print(f"failed: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

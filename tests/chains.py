@@ -1,0 +1,319 @@
+"""Random chains: functions drawn as source text together with what they should give (`bounds.Value`).
+
+A `Builder` holds the values that exist so far. Each of its methods draws one more line of a function, from the whole
+language that the tracer knows, and evaluates it with bounds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import bounds
+import hypothesis.strategies as st
+import numpy as np
+from bounds import Value
+from support import SPECIALS, dtype_of, unit
+
+import cupyfuse as cf
+
+SIZES = (1, 2, 3, 5, 7, 13, 31, 40, 67)
+# Operators that a chain calls by NumPy's name, and those that it calls by ours with extra numbers.
+UNARY = (
+    "negative absolute sign square sqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos arctan sinh cosh tanh "
+    "floor ceil rint trunc"
+).split()
+ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "erf": ("cf.erf({})", ()),
+    "relu": ("cf.relu({})", ()),
+    "relu6": ("cf.relu6({})", ()),
+    "leaky_relu": ("cf.leaky_relu({}, 0.125)", (0.125,)),
+    "gelu": ("cf.gelu({})", ()),
+    "gelu_tanh": ('cf.gelu({}, "tanh")', ()),
+    "silu": ("cf.silu({})", ()),
+    "sigmoid": ("cf.sigmoid({})", ()),
+    "log_sigmoid": ("cf.log_sigmoid({})", ()),
+    "softplus": ("cf.softplus({}, 1.5, 10.0)", (1.5, 10.0)),
+    "mish": ("cf.mish({})", ()),
+    "elu": ("cf.elu({}, 0.75)", (0.75,)),
+    "celu": ("cf.celu({}, 1.5)", (1.5,)),
+    "selu": ("cf.selu({})", ()),
+    "hardsigmoid": ("cf.hardsigmoid({})", ()),
+    "hardswish": ("cf.hardswish({})", ()),
+    "softsign": ("cf.softsign({})", ()),
+    "clip": ("np.clip({}, -0.5, 1.25)", (-0.5, 1.25)),
+}
+BINARY = {
+    "add": "{} + {}",
+    "subtract": "{} - {}",
+    "multiply": "{} * {}",
+    "divide": "{} / {}",
+    "maximum": "np.maximum({}, {})",
+    "minimum": "np.minimum({}, {})",
+    "logaddexp": "np.logaddexp({}, {})",
+    "power": "np.power({}, {})",
+}
+COMPARISONS = {
+    "greater": ">",
+    "greater_equal": ">=",
+    "less": "<",
+    "less_equal": "<=",
+    "equal": "==",
+    "not_equal": "!=",
+}
+REDUCTIONS: dict[str, Callable[[Value, Any], Value]] = {
+    "sum": bounds.total,
+    "mean": bounds.mean,
+    "max": lambda x, axis: bounds.extreme(x, axis, "max"),
+    "min": lambda x, axis: bounds.extreme(x, axis, "min"),
+    "prod": bounds.product,
+    "var": bounds.variance,
+    "std": lambda x, axis: bounds.pointwise("sqrt", bounds.variance(x, axis), dtype=x.dtype),
+    "logsumexp": bounds.logsumexp,
+}
+
+
+def spread(shape: Sequence[int], value: Value) -> Value:
+    return value.view(lambda a: np.broadcast_to(a, shape))
+
+
+class Builder:
+    """A function under construction."""
+
+    def __init__(self, draw: Callable[..., Any], dtype: str):
+        self.draw, self.dtype = draw, dtype
+        self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+        self.sizes = [draw(st.sampled_from(SIZES)) for _ in range(3)]
+        self.share = draw(st.sampled_from((0.0, 0.0, 0.02)))
+        self.values: list[Value] = []
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.lines: list[str] = []
+        self.outputs: list[int] = []
+        for shape in draw(st.lists(st.sampled_from(self._shapes()), min_size=2, max_size=6)):
+            self.argument(shape)
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        r, c, k = self.sizes
+        return [(r, c), (r, c), (r, k), (c, k), (k, c), (c,), (r, 1), (1, c), (r,), (1,), ()]
+
+    def argument(self, shape: tuple[int, ...]) -> None:
+        scale = self.draw(st.sampled_from((1.0, 1.0, 0.1, 8.0)))
+        array = self.rng.standard_normal(shape) * scale
+        if self.share:
+            array = np.where(self.rng.random(shape) < self.share, self.rng.choice(SPECIALS, shape), array)
+        array = np.asarray(array).astype(dtype_of(self.dtype))
+        self.arrays.append(array)
+        self.values.append(bounds.exact(array, self.dtype))
+
+    def keep(self, value: Value, text: str) -> bool:
+        """One more line, unless its result has more than two long dimensions."""
+        if sum(n != 1 for n in value.shape) > 2 or value.ndim > 3:
+            return False
+        position = len(self.values)
+        if self.draw(st.integers(0, 5)) == 0:
+            self.outputs.append(position)
+            value = value.stored()
+        self.values.append(value)
+        self.lines.append(f"v{position} = {text}")
+        return True
+
+    # Drawing operands
+    def floats(self) -> list[int]:
+        return [i for i, v in enumerate(self.values) if v.dtype != "bool"]
+
+    def masks(self) -> list[int]:
+        return [i for i, v in enumerate(self.values) if v.dtype == "bool"]
+
+    def pick(self, choices: Sequence[int]) -> int:
+        """One of some values; the latest is the likeliest, so that chains are chains."""
+        if self.draw(st.integers(0, 2)):
+            return choices[-1]
+        return self.draw(st.sampled_from(choices))  # type: ignore[no-any-return]
+
+    def _fit(self, *positions: int) -> bool:
+        try:
+            shape = np.broadcast_shapes(*(self.values[i].shape for i in positions))
+        except ValueError:
+            return False
+        return sum(n != 1 for n in shape) <= 2 and len(shape) <= 3
+
+    def partner(self, choices: Sequence[int], *others: int) -> int | None:
+        """A value that can be broadcast together with others."""
+        fitting = [i for i in choices if self._fit(*others, i)]
+        return self.draw(st.sampled_from(fitting)) if fitting else None
+
+    # The language
+    def unary(self) -> bool:
+        i = self.pick(self.floats())
+        name = self.draw(st.sampled_from(UNARY))
+        return self.keep(bounds.pointwise(name, self.values[i], dtype=self.dtype), f"np.{name}(v{i})")
+
+    def activation(self) -> bool:
+        i = self.pick(self.floats())
+        name = self.draw(st.sampled_from(sorted(ACTIVATIONS)))
+        text, numbers = ACTIVATIONS[name]
+        constants = [bounds.constant(n, self.dtype) for n in numbers]
+        return self.keep(bounds.pointwise(name, self.values[i], *constants, dtype=self.dtype), text.format(f"v{i}"))
+
+    def binary(self) -> bool:
+        i = self.pick(self.floats())
+        j = self.partner(self.floats(), i)
+        i, j = (i, j) if self.draw(st.booleans()) else (j, i)
+        name = self.draw(st.sampled_from(("add", "subtract", "multiply", *BINARY)))
+        value = bounds.pointwise(name, self.values[i], self.values[j], dtype=self.dtype)
+        return self.keep(value, BINARY[name].format(f"v{i}", f"v{j}"))
+
+    def with_number(self) -> bool:
+        i = self.pick(self.floats())
+        number = self.draw(st.sampled_from((2.0, -0.5, 3.0, 0.1, 1)))
+        name = self.draw(st.sampled_from(("add", "subtract", "multiply", "divide", "maximum", "minimum")))
+        pair = [(self.values[i], f"v{i}"), (bounds.constant(number, self.dtype), repr(number))]
+        pair = pair if self.draw(st.booleans()) else pair[::-1]
+        value = bounds.pointwise(name, pair[0][0], pair[1][0], dtype=self.dtype)
+        return self.keep(value, BINARY[name].format(pair[0][1], pair[1][1]))
+
+    def comparison(self) -> bool:
+        i = self.pick(self.floats())
+        j = self.partner(self.floats(), i)
+        name = self.draw(st.sampled_from(sorted(COMPARISONS)))
+        value = bounds.pointwise(name, self.values[i], self.values[j], dtype="bool")
+        return self.keep(value, f"v{i} {COMPARISONS[name]} v{j}")
+
+    def choice(self) -> bool:
+        if not self.masks():
+            return self.comparison()
+        c = self.draw(st.sampled_from(self.masks()))
+        i = self.partner(self.floats(), c)
+        j = None if i is None else self.partner(self.floats(), c, i)
+        if i is None or j is None:
+            return False
+        value = bounds.pointwise("where", self.values[c], self.values[i], self.values[j], dtype=self.dtype)
+        return self.keep(value, f"np.where(v{c}, v{i}, v{j})")
+
+    def logic(self) -> bool:
+        if not self.masks():
+            return self.comparison()
+        i = self.draw(st.sampled_from(self.masks()))
+        j = self.partner(self.masks(), i)
+        name, text = self.draw(st.sampled_from((("logical_and", "v{} & v{}"), ("logical_or", "v{} | v{}"))))
+        return self.keep(
+            bounds.pointwise(name, self.values[i], self.values[j], dtype="bool"), text.format(i, j)
+        )  # fmt: skip
+
+    def reduction(self) -> bool:
+        i = self.pick(self.floats())
+        x = self.values[i]
+        axis = self.draw(st.sampled_from((None, *range(-x.ndim, x.ndim), *((x.ndim - 1,) * 2 if x.ndim else ()))))
+        keepdims = self.draw(st.booleans())
+        name = self.draw(st.sampled_from(("sum", *sorted(REDUCTIONS))))
+        value = REDUCTIONS[name](x, axis)
+        if not keepdims:
+            value = value.view(lambda a: a.reshape(()) if axis is None else np.squeeze(a, axis))
+        call = f"cf.{name}(v{i}, " if name == "logsumexp" else f"v{i}.{name}("
+        return self.keep(value, f"{call}axis={axis}, keepdims={keepdims})")
+
+    def normalisation(self) -> bool:
+        wide = [i for i in self.floats() if self.values[i].ndim]
+        if not wide:
+            return False
+        i = self.pick(wide)
+        axis = self.draw(st.sampled_from((-1, -1, 0)))
+        name = self.draw(st.sampled_from(("softmax", "log_softmax")))
+        value = getattr(bounds, name)(self.values[i], axis)
+        return self.keep(value, f"cf.{name}(v{i}, axis={axis})")
+
+    def product(self) -> bool:
+        matrices = [i for i in self.floats() if self.values[i].ndim == 2]
+        if not matrices:
+            return False
+        i = self.pick(matrices)
+        pairs = []
+        for j in matrices:
+            if self.values[j].shape[0] == self.values[i].shape[1]:
+                pairs.append((j, ""))
+            if self.values[j].shape[1] == self.values[i].shape[1]:
+                pairs.append((j, ".T"))
+        j, turned = self.draw(st.sampled_from(pairs))
+        right = self.values[j].view(np.transpose) if turned else self.values[j]
+        return self.keep(bounds.matmul(self.values[i], right, self.dtype), f"v{i} @ v{j}{turned}")
+
+    def linear_tail(self) -> bool:
+        """A product and what the algebra looks for after one: column-wise multiply-adds, and a sum."""
+        if not self.product():
+            return False
+        columns = self.values[-1].shape[1]
+        for _ in range(self.draw(st.integers(0, 4))):
+            i = len(self.values) - 1
+            rows = [j for j in self.floats() if self.values[j].shape in ((columns,), (1, columns), (), (1,), (1, 1))]
+            fitting = rows or [j for j in self.floats() if self._fit(i, j)]
+            j = self.draw(st.sampled_from(fitting))
+            name = self.draw(st.sampled_from(("add", "subtract", "multiply", "divide")))
+            if self.values[j].ndim > 2 or not self.keep(
+                bounds.pointwise(name, self.values[i], self.values[j], dtype=self.dtype),
+                BINARY[name].format(f"v{i}", f"v{j}"),
+            ):
+                return False
+        i, x = len(self.values) - 1, self.values[-1]
+        if x.ndim != 2 or not self.draw(st.booleans()):
+            return False
+        name = self.draw(st.sampled_from(("sum", "mean")))
+        return self.keep(REDUCTIONS[name](x, 1), f"v{i}.{name}(axis=1, keepdims=True)")
+
+    def arrangement(self) -> bool:
+        i = self.pick(range(len(self.values)))
+        x = self.values[i]
+        options: list[tuple[str, Callable[[Any], Any]]] = [
+            (f"v{i}.T", np.transpose),
+            (f"v{i}.reshape(-1)", lambda a: a.reshape(-1)),
+            (f"np.squeeze(v{i})", np.squeeze),
+            (f"v{i}[None, ...]", lambda a: a[None, ...]),
+            (f"v{i}[..., None]", lambda a: a[..., None]),
+        ]
+        if x.ndim == 2:
+            options.append((f"v{i}.reshape({x.shape[1]}, {x.shape[0]})", lambda a: a.reshape(x.shape[::-1])))
+        text, change = self.draw(st.sampled_from(options))
+        return self.keep(x.view(change), text)
+
+    def line(self) -> None:
+        makers = [self.unary, self.activation, self.binary, self.binary, self.with_number, self.comparison, self.choice]
+        makers += [self.logic, self.reduction, self.reduction, self.normalisation, self.product, self.product]
+        makers += [self.arrangement, self.linear_tail, self.linear_tail]
+        self.draw(st.sampled_from(makers))()
+
+
+class Chain:
+    """A drawn function, its arguments and what it should give."""
+
+    def __init__(self, builder: Builder):
+        self.dtype, self.arrays = builder.dtype, builder.arrays
+        first = len(builder.arrays)
+        outputs = dict.fromkeys([*builder.outputs, len(builder.values) - 1])
+        self.outputs = [i for i in outputs if i >= first]
+        self.expected = [builder.values[i] for i in self.outputs]
+        names = ", ".join(f"v{i}" for i in range(first))
+        returned = ", ".join(f"v{i}" for i in self.outputs)
+        body = [*builder.lines, f"return {returned}{',' if len(self.outputs) == 1 else ''}"]
+        self.source = "\n".join([f"def chain({names}):", *(f"    {line}" for line in body)])
+        scope: dict[str, Any] = {"np": np, "cf": cf}
+        exec(self.source, scope)
+        self.function: Callable[..., Any] = scope["chain"]
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"v{i} {a.dtype}{list(a.shape)}" for i, a in enumerate(self.arrays))
+        return inspect.cleandoc(f"""# {arguments}""") + "\n" + self.source
+
+    @property
+    def tolerance(self) -> float:
+        return unit(self.dtype)
+
+
+@st.composite
+def chains(draw: Callable[..., Any], dtypes: Sequence[str], longest: int = 9) -> Chain:
+    builder = Builder(draw, draw(st.sampled_from(dtypes)))
+    first = len(builder.values)
+    for _ in range(draw(st.integers(3, longest))):
+        builder.line()
+    if len(builder.values) == first:
+        builder.unary()
+    return Chain(builder)
