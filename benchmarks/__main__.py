@@ -16,8 +16,9 @@ from cupyfuse.options import PRECISIONS
 
 from . import charts, environment, heads, rows
 from .cases import Lab, laboratory
+from .device import NoGpu
 from .report import Case, Report, heads_markdown, rows_markdown
-from .timing import NoGpu, describe
+from .timing import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DTYPES = ("float32", "float16", "bfloat16")

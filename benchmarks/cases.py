@@ -14,9 +14,10 @@ from typing import Any
 
 from cupyfuse import dtypes
 
+from .device import Call, Device
 from .plain import Plain
 from .report import Case, Result
-from .timing import Call, Contest, Device, describe
+from .timing import Contest, describe
 
 POISON = 0xFF  # every byte so: NaN in all float formats, and none that arithmetic gives
 
@@ -108,11 +109,12 @@ class Lab:
 
     def release(self) -> None:
         """Give unused memory back, so that the next case starts with all of it."""
+        if self.torch is not None:
+            self.torch.forget()
         gc.collect()
         self.cupy.get_default_memory_pool().free_all_blocks()
         if self.torch is not None:
             self.torch.release()
-            self.torch.forget()
 
     def limit(self, dtype: str) -> float:
         return WRONG_16_BIT if dtype in ("float16", "bfloat16") else WRONG[self.precision]

@@ -11,8 +11,10 @@ from .report import Case, Report, number
 _COLORS = {
     "cupyfuse": "tab:green",
     "cupyfuse, bound": "darkgreen",
+    "cupyfuse, unfused": "yellowgreen",
     "torch eager": "tab:orange",
     "torch.compile": "tab:red",
+    "torch.compile, max-autotune": "darkred",
     "device copy": "0.5",
 }
 

@@ -16,7 +16,7 @@ from .cases import Lab, Rival, run
 from .report import Case
 
 FIGURES = ("gpu_evicted", "gpu_back_to_back", "host")
-BUDGET, QUICK_BUDGET = 0.15, 0.04  # GPU seconds for each rival and figure
+BUDGET, QUICK_BUDGET = 0.25, 0.04  # GPU seconds for each rival and figure
 
 BOUND = "cupyfuse, bound"
 FUSED = "cupyfuse"

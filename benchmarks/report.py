@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .timing import GRAPH_CALLS, Summary
+from .device import GRAPH_CALLS
+from .timing import Summary
 
 FIGURES = {
     "gpu_evicted": "GPU, L2 evicted",

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from .device import GRAPH_CALLS
 from .plain import EPSILON, MOMENTUM, SLOPE
-from .timing import GRAPH_CALLS
 
 
 def share(array: Any) -> torch.Tensor:

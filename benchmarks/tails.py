@@ -10,8 +10,8 @@ import cupyfuse as cf
 from cupyfuse import dtypes
 
 from .cases import Lab, Rival, run
+from .device import Call
 from .report import Case
-from .timing import Call
 
 FIGURES = ("gpu_evicted", "gpu_back_to_back", "gpu_graph", "host")
 STATISTICS = ("bias", "running_mean", "running_var", "gamma", "beta", "scale")

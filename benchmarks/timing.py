@@ -1,4 +1,4 @@
-"""Time on the GPU and on the host: events, L2 eviction, rivals in turn, statistics.
+"""Time on the GPU and on the host: rivals in turn, and statistics of what they took.
 
 Three figures are taken of a call:
 
@@ -19,31 +19,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
+from .device import GRAPH_CALLS, Call, Device
 
-Call = Callable[[], Any]
-
-GRAPH_CALLS = 10  # calls captured in one graph
 _REPLAYS = 5  # replays of a graph between two events
 _HOST_CALLS = 20  # calls between two drains of the queue: far fewer launches than it holds (about 1000)
-_LONGEST_HOLD_US = 20_000.0
-
-# Keeps a stream busy for a while, so that what is queued behind it can then run without gaps.
-_HOLD = r"""
-extern "C" __global__ void hold(long long nanoseconds) {
-    unsigned long long start, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
-    do {
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while (now - start < (unsigned long long)nanoseconds);
-}
-"""
-
-
-class NoGpu(RuntimeError):
-    """There is no CuPy here, or no GPU that it can use."""
 
 
 @dataclass(frozen=True)
@@ -81,90 +61,6 @@ def due(turn: int, turns: int, count: int) -> bool:
 def bounded(wanted: float, low: int, high: int) -> int:
     """`wanted` as a whole number between `low` and `high`."""
     return high if not math.isfinite(wanted) else max(low, min(high, int(wanted)))
-
-
-class Device:
-    """The GPU that is current in CuPy, as far as timing needs it. Everything runs on CuPy's current stream.
-
-    Raises
-    ------
-    NoGpu
-        CuPy cannot be imported, or finds no GPU.
-    """
-
-    def __init__(self) -> None:
-        try:
-            import cupy
-        except ImportError as error:
-            raise NoGpu(f"the benchmarks need CuPy and an NVIDIA GPU: {error}") from error
-        if not cupy.cuda.is_available():
-            raise NoGpu("the benchmarks need an NVIDIA GPU; CuPy finds none (is the driver loaded?)")
-        self._cupy = cupy
-        properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())
-        self.name: str = properties["name"].decode()
-        self.l2_bytes = int(properties["l2CacheSize"])
-        self._scratch = cupy.empty(2 * self.l2_bytes or 1 << 27, dtype=cupy.uint8)
-        self._kernel = cupy.RawKernel(_HOLD, "hold")
-        self._captured: list[Any] = []  # streams of captured graphs, kept: their memory must not pass to another
-        self.hold(1.0)
-        self.synchronize()
-
-    def synchronize(self) -> None:
-        self._cupy.cuda.runtime.deviceSynchronize()
-
-    def record(self) -> Any:
-        """An event at this point of the stream."""
-        event = self._cupy.cuda.Event()
-        event.record()
-        return event
-
-    def elapsed(self, start: Any, end: Any) -> float:
-        """Microseconds between two events; waits for the later."""
-        end.synchronize()
-        return float(self._cupy.cuda.get_elapsed_time(start, end)) * 1e3
-
-    def evict(self) -> None:
-        """Overwrite the L2 cache. What was written then goes to memory while the next call runs, to its cost."""
-        self._scratch.data.memset_async(1, self._scratch.nbytes)
-
-    def hold(self, microseconds: float) -> None:
-        """Keep the stream busy, so that the host can queue work behind it."""
-        self._kernel((1,), (1,), (np.int64(1e3 * min(microseconds, _LONGEST_HOLD_US)),))
-
-    def copy(self, target: Any, source: Any) -> None:
-        """Copy a contiguous array by the driver's own means."""
-        target.data.copy_from_device_async(source.data, source.nbytes)
-
-    def capture(self, call: Call) -> Call:
-        """Capture calls that CuPy's stream can record; the result replays `GRAPH_CALLS` of them."""
-        stream = self._cupy.cuda.Stream(non_blocking=True)
-        self.synchronize()
-        with stream:
-            call()  # memory pools go by stream
-            stream.synchronize()
-            stream.begin_capture()
-            try:
-                for _ in range(GRAPH_CALLS):
-                    call()
-            except BaseException:
-                self._abandon(stream)
-                raise
-            graph = stream.end_capture()
-        self.synchronize()
-
-        self._captured.append(stream)
-
-        def replay() -> None:
-            graph.launch()
-
-        return replay
-
-    @staticmethod
-    def _abandon(stream: Any) -> None:
-        try:
-            stream.end_capture()
-        except Exception:  # the call that broke the capture has the reason; this one only ends it
-            return
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import scipy.special
 from benchmarks import __main__ as command
 from benchmarks import charts, environment, heads, rows, tails, timing
 from benchmarks.cases import Lab, Rival, Unavailable, error_of, laboratory, run
+from benchmarks.device import GRAPH_CALLS, Device
 from benchmarks.report import Case, Report, Result, heads_markdown, number, rows_markdown, table
 
 
@@ -44,7 +45,7 @@ class FakeDevice:
 
     def capture(self, call):
         call()
-        return lambda: [call() for _ in range(timing.GRAPH_CALLS)]
+        return lambda: [call() for _ in range(GRAPH_CALLS)]
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ def fake_gpu(monkeypatch):
 
 
 def test_the_device_queues_holds_evictions_and_events(fake_gpu):
-    device = timing.Device()
+    device = Device()
     assert (device.name, device.l2_bytes) == ("Fake GPU 9000", 60)
     fake_gpu.log.clear()
     found = timing.Contest(device, {"a": lambda: fake_gpu.log.append("call")}, budget=1e-9).evicted()
@@ -212,10 +213,10 @@ def test_the_device_queues_holds_evictions_and_events(fake_gpu):
 
 
 def test_the_device_captures_graphs_and_ends_captures_that_fail(fake_gpu):
-    device, log = timing.Device(), fake_gpu.log
+    device, log = Device(), fake_gpu.log
     log.clear()
     device.capture(lambda: log.append("call"))()
-    captured = ["begin", *["call"] * timing.GRAPH_CALLS, "end"]
+    captured = ["begin", *["call"] * GRAPH_CALLS, "end"]
     assert log == ["enter", "call", "synchronize", *captured, "exit", "launch"]
     log.clear()
     calls = iter([None])
