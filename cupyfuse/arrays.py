@@ -91,7 +91,12 @@ def enter(value: Any, name: str) -> Entry:
         The array's device or dtype is one that cannot be exchanged; the message names the argument.
     """
     if isinstance(value, np.ndarray):
-        return Entry(value, "numpy", None)
+        if isinstance(value, (np.ma.MaskedArray, np.matrix)):
+            raise TypeError(
+                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators mean something "
+                "else; pass np.asarray(x), or x.filled(value) for a masked array"
+            )
+        return Entry(value if type(value) is np.ndarray else value.view(np.ndarray), "numpy", None)
     if is_cupy(value):
         return Entry(value, "cuda", None)
     kind, _ = value.__dlpack_device__()

@@ -116,8 +116,7 @@ class CudaExecutable:
         copies = []
         for arg, node in self.plan.graph.effects:
             source = self.plan.graph.inputs[arg]
-            lonely = not any(_overlap(arrays[arg], other) for i, other in enumerate(arrays) if i != arg)
-            if lonely and arrays[arg].flags.c_contiguous and node not in self._places and self._in_place(node, source):
+            if arrays[arg].flags.c_contiguous and node not in self._places and self._in_place(node, source):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
             else:
                 copies.append((arg, node))
@@ -243,12 +242,6 @@ def _looked(node: Node, base: Any) -> Any:
     if node.op == "reshape":
         return _looked(node.inputs[0], base).reshape(node.shape)
     return base
-
-
-def _overlap(a: Any, b: Any) -> bool:
-    from .arrays import overlap
-
-    return overlap(a, b)
 
 
 class _KernelLaunch:

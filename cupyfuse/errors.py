@@ -10,5 +10,9 @@ class TraceError(TypeError):
     """
 
 
+class TraceAttributeError(TraceError, AttributeError):
+    """An attribute of arrays that traced arrays do not have; `hasattr` says so."""
+
+
 class EngineError(RuntimeError):
     """The engine could not compile, load or launch what the plan asks for."""

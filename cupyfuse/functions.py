@@ -33,14 +33,18 @@ def traceable(function: F) -> F:
                 with operand._trace.call(function.__name__, operands) as done:
                     result = function(*args, **kwargs)
                     return result if isinstance(result, tuple) else done(result)
-        if args:
-            return _eagerly(fused, _array(args[0], leading), args[1:], kwargs)
-        return fused(**kwargs)
+        if not args:
+            if leading not in kwargs:
+                return fused(**kwargs)
+            args = (kwargs.pop(leading),)
+        if isinstance(kwargs.get("b"), (list, tuple)):
+            kwargs["b"] = _array(kwargs["b"])
+        return _eagerly(fused, _array(args[0]), args[1:], kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def _array(value: Any, name: str) -> Any:
+def _array(value: Any) -> Any:
     """An array for the first argument of an eager call; lists and numbers become NumPy arrays, integers floats."""
     if not arrays.is_array(value):
         value = np.asarray(value)
@@ -51,7 +55,7 @@ def _array(value: Any, name: str) -> Any:
 
 def _eagerly(fused: Fused, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one function on an array of any rank: leading dimensions are rows."""
-    if getattr(x, "ndim", 0) <= 2:
+    if getattr(x, "ndim", 0) <= 2 or fused.__wrapped__.__name__ == "batch_norm":
         return fused(x, *args, **kwargs)
     if "axis" in fused.signature.parameters:
         return _along_axes(fused, x, args, kwargs)
@@ -247,7 +251,7 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     result = apply("log", size) + top
     if not keepdims:
         dropped = trace.normalize_axes(axis, a.ndim)
-        result, total = result.squeeze(dropped), total.squeeze(dropped)
+        result, total = result.squeeze(dropped).copy(), total.squeeze(dropped)
     return (result, apply("sign", total)) if return_sign else result
 
 

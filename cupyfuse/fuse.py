@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-import types
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -17,7 +16,7 @@ from . import graph as g
 from .errors import TraceError
 from .plan import Plan, Traced, build
 from .structure import Results, collect, replace
-from .trace import ScalarArgument, Trace, Tracer
+from .trace import ScalarArgument, Trace, Tracer, fail
 
 _CACHE_LIMIT = 1024  # combinations of shapes and dtypes that one function keeps ready
 
@@ -55,7 +54,11 @@ class Fused:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return self if instance is None else types.MethodType(self, instance)
+        return self if instance is None else _Method(self, instance)
+
+    def __reduce__(self) -> str:
+        # Like a function: by its name.
+        return str(getattr(self, "__qualname__", None) or self.__wrapped__.__qualname__)
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the function fused.
@@ -79,12 +82,20 @@ class Fused:
         tokens: list[Any] = []
         givers: list[Any] = []
         for value, name in zip(values, self._names, strict=True):
+            if type(value) is Tracer:
+                return self._within_a_trace(args, kwargs, out)
             collect(value, name, leaves, tokens, givers)
         key = (self._precision or options.current_precision(), *tokens)
         runnable = self._runnables.get(key)
         if runnable is None:
-            runnable = self._make_ready(key, values, leaves, None)
+            runnable = self._make_ready(self._runnables, key, values, leaves, None)
         return finish(runnable, leaves, givers, out)
+
+    def _within_a_trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+        """A fused function called by another one becomes part of it."""
+        if out is not None:
+            fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
+        return self.__wrapped__(*args, **kwargs)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments: arrays, or `spec(shape, dtype)` in their places."""
@@ -115,6 +126,10 @@ class Fused:
         """
         return Bound(self, fixed)
 
+    def bind_arguments(self, fixed: dict[str, Any]) -> Bound:
+        """`bind` with the arguments in a dict."""
+        return Bound(self, fixed)
+
     def _ordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """The value of every parameter, in the order of the signature."""
         bound = self.signature.bind(*args, **kwargs)
@@ -139,14 +154,23 @@ class Fused:
         returned = self.__wrapped__(*bound.args, **bound.kwargs)
         results = Results(returned, lambda value: isinstance(value, Tracer))
         if not results.leaves and not trace.effects:
-            raise TraceError(f"cannot fuse {self.__wrapped__.__qualname__}: it returns no array computed from its arguments")
+            raise TraceError(f"cannot fuse {_name(self.__wrapped__)}: it returns no array computed from its arguments")
         graph = g.Graph(trace.inputs, [t._node for t in results.leaves], list(trace.effects.items()))
         axes = tuple(t._axes for t in results.leaves)
-        return Traced(self.__wrapped__.__name__, graph, axes, tuple(trace.calls)), results
+        return Traced(_name(self.__wrapped__), graph, axes, tuple(trace.calls)), results
 
-    def _make_ready(self, key: Hashable, values: Sequence[Any], leaves: list[Any], binding: Bound | None) -> Runnable:
-        """Trace, plan and load what a new combination of arguments needs."""
+    def _make_ready(
+        self,
+        cache: dict[Hashable, Runnable],
+        key: Hashable,
+        values: Sequence[Any],
+        leaves: list[Any],
+        binding: Bound | None,
+    ) -> Runnable:
+        """Trace, plan and load what a new combination of arguments needs, and keep it."""
         with self._lock:
+            if key in cache:
+                return cache[key]
             engine = engine_for(leaves, values, self._names)
             traced, results = self.trace(values)
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
@@ -154,10 +178,28 @@ class Fused:
             plan = build(traced, layouts, self._precision or options.current_precision(), bound)
             prepared = binding.prepared(plan.prepare, leaves, engine) if binding and plan.prepare else []
             runnable = Runnable(plan, results, engine(plan, [*leaves, *prepared]), prepared)
-            if len(self._runnables) >= _CACHE_LIMIT:
-                self._runnables.pop(next(iter(self._runnables)))
-            self._runnables[key] = runnable
+            if len(cache) >= _CACHE_LIMIT:
+                cache.pop(next(iter(cache)))
+            cache[key] = runnable
             return runnable
+
+
+class _Method:
+    """A fused function found as a method: its first argument is the instance."""
+
+    def __init__(self, fused: Fused, instance: Any):
+        self._fused, self._instance = fused, instance
+        self.__wrapped__ = functools.partial(fused.__wrapped__, instance)
+        self.__doc__ = fused.__doc__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._fused(self._instance, *args, **kwargs)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        return self._fused.plan(self._instance, *args, **kwargs)
+
+    def bind(self, **fixed: Any) -> Bound:
+        return self._fused.bind(**{self._fused._names[0]: self._instance}, **fixed)
 
 
 class Bound:
@@ -179,7 +221,6 @@ class Bound:
         self._preparations: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
         functools.update_wrapper(self, fused.__wrapped__)
         self.__wrapped__ = functools.partial(fused.__wrapped__, **fixed)
-        self._token = object()
 
     def __repr__(self) -> str:
         return f"<{self._fused!r} with {', '.join(self._fixed)} bound>"
@@ -220,11 +261,10 @@ class Bound:
                 givers += givers_
             else:
                 collect(value, name, leaves, tokens, givers)
-        key = (self._token, self._fused._precision or options.current_precision(), *tokens)
+        key = (self._fused._precision or options.current_precision(), *tokens)
         runnable = self._runnables.get(key)
         if runnable is None:
-            runnable = self._fused._make_ready(key, values, leaves, self)
-            self._runnables[key] = self._fused._runnables.pop(key)
+            runnable = self._fused._make_ready(self._runnables, key, values, leaves, self)
         return finish(runnable, leaves, givers, out)
 
     def _take(self, name: str) -> tuple[list[Any], list[Any]]:
@@ -257,15 +297,23 @@ class Bound:
         """The values of a preparing plan; computed once, whichever shapes of the other arguments asked for it."""
         key = tuple(signature_of(plan))
         if key not in self._preparations:
-            execute = engine(plan, leaves)
-            results = execute(leaves, [None] * len(plan.outputs))
-            self._preparations[key] = (execute, list(leaves), results)
+            needed = [leaves[node.attrs["arg"]] for node in plan.graph.inputs]
+            execute = engine(plan, needed)
+            results = execute(needed, [None] * len(plan.outputs))
+            self._preparations[key] = (execute, needed, results)
         return self._preparations[key][2]
+
+    def __reduce__(self) -> Any:
+        return Fused.bind_arguments, (self._fused, self._fixed)
 
     def refresh(self) -> None:
         """Prepare again what depends on the bound arrays, in place, after they were changed."""
         for execute, leaves, results in self._preparations.values():
             execute(leaves, results)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 def signature_of(plan: Plan) -> list[Hashable]:
@@ -321,6 +369,8 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
 
 def finish(runnable: Runnable, leaves: list[Any], givers: list[Any], out: Any) -> Any:
     """Run, and give the results the caller's form and kind."""
+    if runnable.plan.graph.effects:
+        _check_effects(runnable.plan, leaves, out)
     if out is None:
         results = runnable.execute([*leaves, *runnable.prepared], [None] * len(runnable.plan.outputs))
     else:
@@ -331,6 +381,20 @@ def finish(runnable: Runnable, leaves: list[Any], givers: list[Any], out: Any) -
     elif type(leaves[0]) is np.ndarray:
         results = [r[()] if r.ndim == 0 else r for r in results]
     return out if out is not None else runnable.results.rebuild(results)
+
+
+def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
+    """Arguments that the function changes in place have to be writable, and share memory with no other argument."""
+    for arg, _ in plan.graph.effects:
+        name = plan.graph.inputs[arg].attrs["name"]
+        if isinstance(leaves[arg], np.ndarray) and not leaves[arg].flags.writeable:
+            raise ValueError(f"argument {name!r}: the function changes it in place, but the array is read-only")
+        for other, leaf in enumerate(leaves):
+            if other != arg and arrays.overlap(leaves[arg], leaf):
+                raise ValueError(
+                    f"argument {name!r}: the function changes it in place, but it shares memory with argument "
+                    f"{plan.graph.inputs[other].attrs['name']!r}; pass a copy of one of them"
+                )
 
 
 def _into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:

@@ -121,8 +121,17 @@ def pointwise(op: str, *inputs: Node) -> Node:
     if row.result == "float":
         dtype = dtypes.as_float(dtype, op)
     elif row.result == "bool":
+        if dtypes.compute(dtype) != dtype:
+            inputs = tuple(_rounded(n, dtype) for n in inputs)
         dtype = "bool"
     return Node(op, inputs, broadcast(*(n.shape for n in inputs)), dtype)
+
+
+def _rounded(node: Node, dtype: str) -> Node:
+    """A Python number as an array of a 16-bit dtype is compared with it: rounded to that dtype."""
+    if node.op != "const" or not dtypes.is_float(node.dtype):
+        return node
+    return const(float(np.asarray(node.attrs["value"]).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
 
 
 def _folded(row: Operator, inputs: tuple[Node, ...]) -> Node:

@@ -116,6 +116,11 @@ class _Block:
         self.start, self.stop = start, stop
         self.known: dict[Node, Array] = {}
 
+    @property
+    def length(self) -> int:
+        """How many rows, or columns, the block has."""
+        return self.stop - self.start
+
     def run(self) -> None:
         uses: dict[Node, int] = {}
         for node in self.step.nodes:
@@ -181,7 +186,7 @@ class _Block:
         shape = [rows, cols]
         blocked = 1 - self.along
         if node.shape[blocked] == self.step.domain[blocked] != 1:
-            shape[blocked] = self.stop - self.start
+            shape[blocked] = self.length
         return np.broadcast_to(value, shape)
 
     def guard(self, node: Node) -> Array:
@@ -206,6 +211,10 @@ class _Rows(_Block):
     def __init__(self, block: _Block, rows: Array):
         super().__init__(block.step, block.memory, block.along, block.start, block.stop)
         self.rows = rows
+
+    @property
+    def length(self) -> int:
+        return len(self.rows)
 
     def cut(self, array: Array, node: Node) -> Array:
         whole = array[self.start : self.stop] if array.shape[0] == self.step.domain[0] != 1 else array

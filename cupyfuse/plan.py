@@ -194,7 +194,8 @@ def split_bound(graph: Graph, bound: frozenset[int]) -> tuple[Graph, Graph]:
             done[node] = node if same else Node(node.op, changed, node.shape, node.dtype, node.attrs)
     main = graph.replace(done)
     main.inputs = inputs
-    return main, Graph(list(graph.inputs), outputs)
+    needed = set(g.topological(outputs))
+    return main, Graph([n for n in graph.inputs if n in needed], outputs)
 
 
 # Printing -----------------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ def _totals(plan: Plan) -> list[str]:
     moved = plan.reads + plan.writes
     device = devices.DEFAULT
     lines = [
-        f"fused:   {plan.launches} launches, {quantity(moved, 'B')} moved, {quantity(plan.flops, 'FLOP')}; "
+        f"fused:   {plan.launches} launch{'es' * (plan.launches != 1)}, {quantity(moved, 'B')} moved, {quantity(plan.flops, 'FLOP')}; "
         f"at best {plan.best_time(device) * 1e6:.3g} us on an {device}"
     ]
     if plan.calls:

@@ -153,7 +153,8 @@ class _Scheduler:
         inputs = [i for i in g.eager_inputs(node) if i.op != "const"]
         reducing = [i for i in inputs if self.reducing[i]]
         self.home[node] = node.inputs[0].shape if node.reduction else self._common_home(node, reducing)
-        self.reducing[node] = node.reduction or any(self.home[i] == self.home[node] for i in reducing)
+        repairs = node.op == "guard" and node.inputs[1].reduction
+        self.reducing[node] = node.reduction or repairs or any(self.home[i] == self.home[node] for i in reducing)
         layer = 1
         for i in inputs:
             separate = self.in_memory(i) or (self.reducing[i] and self.home[i] != self.home[node])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -37,14 +39,37 @@ def collect(value: Any, name: str, leaves: list[Any], tokens: list[Any], givers:
             collect(item, f"{name}[{k!r}]", leaves, tokens, givers)
     elif isinstance(value, np.generic):
         tokens.append((kind, value.tobytes()))
+    elif isinstance(value, np.ndarray):
+        collect(arrays.enter(value, name).array, name, leaves, tokens, givers)
     elif arrays.is_array(value):
         if isinstance(value, arrays.Spec):
             raise TypeError(f"argument {name!r}: a spec has a shape and no values; use .plan() with it, or pass an array")
         entry = arrays.enter(value, name)
         collect(entry.array, name, leaves, tokens, givers)
         givers[-1] = entry.give_back
+    elif hasattr(value, "__dict__") and not isinstance(value, _FIXED):
+        # An object whose attributes the function may read: another value of one is another trace.
+        tokens.append((kind, id(value)))
+        for attribute, item in sorted(vars(value).items()):
+            tokens.append((attribute, id(item)) if arrays.is_array(item) else (attribute, *_state(item, name)))
     else:
         tokens.append((kind, _hashable(value, name)))
+
+
+_FIXED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, enum.Enum)
+
+
+def _state(value: Any, name: str) -> tuple[Any, ...]:
+    """Tokens of an attribute's value: its contents where it is a plain one, else which object it is."""
+    tokens: list[Any] = []
+    if type(value) in (*_PLAIN, float, tuple, list, dict) or isinstance(value, np.generic):
+        try:
+            collect(value, name, [], tokens, [])
+        except TypeError:
+            tokens = [id(value)]
+    else:
+        tokens = [id(value)]
+    return tuple(tokens)
 
 
 def _hashable(value: Any, name: str) -> Any:

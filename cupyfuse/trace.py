@@ -20,7 +20,7 @@ import numpy as np
 
 from . import dtypes
 from . import graph as g
-from .errors import TraceError
+from .errors import TraceAttributeError, TraceError
 
 Axes = tuple["int | None", ...]
 _SKIPPED = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(np.__file__) + os.sep)
@@ -177,7 +177,10 @@ class Tracer:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        fail(f"the array attribute or method .{name}", "it is not supported in a fused function")
+        raise TraceAttributeError(
+            f"cannot fuse the array attribute or method .{name}: it is not supported in a fused function\n"
+            f"  at {user_line()}"
+        )
 
     # Operators
     def __add__(self, other: Any) -> Tracer:
@@ -254,6 +257,13 @@ class Tracer:
     def __invert__(self) -> Tracer:
         return _mask_logic("logical_not", "~", self)
 
+    def _unsupported(self, *_: Any) -> NoReturn:
+        fail("one of the operators // % ^ << >> divmod", "it is not supported in a fused function")
+
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _unsupported
+    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unsupported
+    __ifloordiv__ = __imod__ = __ixor__ = __ilshift__ = __irshift__ = _unsupported
+
     # In-place operators change the array that every name in the user's function refers to.
     def _become(self, value: Any) -> Tracer:
         new = as_tracer(value, self._trace)
@@ -287,10 +297,19 @@ class Tracer:
     def __ipow__(self, other: Any) -> Tracer:
         return self._become(power(self, other))
 
+    def __iand__(self, other: Any) -> Tracer:
+        return self._become(self & other)
+
+    def __ior__(self, other: Any) -> Tracer:
+        return self._become(self | other)
+
+    def __imatmul__(self, other: Any) -> Tracer:
+        return self._become(self @ other)
+
     def __setitem__(self, index: Any, value: Any) -> None:
         whole = index if isinstance(index, tuple) else (index,)
-        if not all(i is Ellipsis or i == slice(None) for i in whole):
-            fail(f"assignment to part of an array, index {index!r}", "choose with np.where, or assign the whole x[...]")
+        if not all(i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in whole):
+            fail("assignment to part of an array", "choose with np.where, or assign the whole x[...]")
         self._become(value)
 
     # Views
@@ -301,7 +320,7 @@ class Tracer:
                 fail(f"indexing with {item!r}", "only None, ... and : are supported; slice the argument before the call")
         present = sum(i is not None and i is not Ellipsis for i in items)
         if present > self.ndim or items.count(Ellipsis) > 1:
-            raise IndexError(f"too many indices for an array of {self.ndim} dimensions")
+            raise IndexError(f"too many indices for an array of {self.ndim} dimensions\n  at {user_line()}")
         if Ellipsis not in items:
             items.append(Ellipsis)
         axes: list[int | None] = []
@@ -327,14 +346,14 @@ class Tracer:
             order = tuple(order[0] or ())
         order = tuple(order) or tuple(reversed(range(self.ndim)))
         if sorted(i % max(self.ndim, 1) for i in order) != list(range(self.ndim)):
-            raise ValueError(f"axes {order} do not match an array of {self.ndim} dimensions")
+            raise ValueError(f"axes {order} do not match an array of {self.ndim} dimensions\n  at {user_line()}")
         return self._view(tuple(self._axes[i] for i in order))
 
     def squeeze(self, axis: Any = None) -> Tracer:
         if axis is None:
             drop = {i for i, n in enumerate(self.shape) if n == 1}
         else:
-            drop = set(normalize_axes(axis, self.ndim))
+            drop = set(normalize_axes(axis, self.ndim, "squeeze"))
             if any(self.shape[i] != 1 for i in drop):
                 raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
         return self._view(tuple(a for i, a in enumerate(self._axes) if i not in drop))
@@ -353,6 +372,8 @@ class Tracer:
             name = dtypes.name_of(dtype)
         except TypeError as error:
             fail(f"astype({dtype})", str(error))
+        if not copy and name == self._node.dtype:
+            return self
         return Tracer(self._trace, g.cast(self._node, name), self._axes)
 
     def copy(self) -> Tracer:
@@ -385,10 +406,14 @@ class Tracer:
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
         truth = apply("where", apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
+        if 0 in self.shape:
+            return apply("greater", reduce("sum", truth, axis, keepdims, out=out), 0.0)
         return apply("greater", reduce("max", truth, axis, keepdims, out=out), 0.0)
 
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
         truth = apply("where", apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
+        if 0 in self.shape:
+            return apply("greater", reduce("prod", truth, axis, keepdims, out=out), 0.0)
         return apply("greater", reduce("min", truth, axis, keepdims, out=out), 0.0)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
@@ -431,7 +456,11 @@ def as_tracer(value: Any, trace: Trace) -> Tracer:
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         return Tracer(trace, g.const(value), ())
     if isinstance(value, (np.generic, np.ndarray)) and getattr(value, "ndim", 1) == 0:
-        return Tracer(trace, g.cast(g.const(value.item()), dtypes.name_of(value.dtype)), ())
+        try:
+            dtype = dtypes.name_of(value.dtype)
+        except TypeError as error:
+            fail(f"an operation with a {value.dtype} number", f"{error}; or make it a Python number with .item()")
+        return Tracer(trace, g.cast(g.const(value.item()), dtype), ())
     if hasattr(value, "shape"):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",
@@ -554,7 +583,8 @@ def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     return Tracer(tracer._trace, node, tuple(assigned))
 
 
-def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
+def normalize_axes(axis: Any, ndim: int, operation: str = "axis") -> tuple[int, ...]:
+    """The axes that an `axis` argument names, counted from the front."""
     if axis is None:
         return tuple(range(ndim))
     axes = axis if isinstance(axis, tuple) else (axis,)
@@ -562,7 +592,9 @@ def normalize_axes(axis: Any, ndim: int) -> tuple[int, ...]:
     for a in axes:
         a = int(a)
         if not -ndim <= a < ndim:
-            raise np.exceptions.AxisError(a, ndim)
+            raise np.exceptions.AxisError(
+                f"{operation}: axis {a} is out of bounds for an array of {ndim} dimensions\n  at {user_line()}"
+            )
         result.append(a % ndim)
     if len(set(result)) != len(result):
         raise ValueError("duplicate value in 'axis'")
@@ -579,7 +611,7 @@ def _refuse(operation: str, **options: Any) -> None:
 def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = None, **options: Any) -> Tracer:
     """Reduce along one axis, several, or all of them."""
     _refuse(op, **options)
-    positions = normalize_axes(axis, x.ndim)
+    positions = normalize_axes(axis, x.ndim, op)
     if dtype is not None:
         x = x.astype(dtype)
     elif x._node.dtype == "bool" and op in ("sum", "prod"):
@@ -588,7 +620,9 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         x = x.astype("float64") if op == "mean" else x
     if not dtypes.is_float(x._node.dtype):
         fail(op, f"a float operand is expected, got {x._node.dtype}; convert it with .astype first")
-    if op in ("max", "min", "logsumexp", "expsum") and any(x.shape[p] == 0 for p in positions):
+    if op == "logsumexp" and any(x.shape[p] == 0 for p in positions):
+        return reduce("sum", x, axis, keepdims) - np.inf
+    if op in ("max", "min", "expsum") and any(x.shape[p] == 0 for p in positions):
         raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
     labels = sorted({x._axes[p] for p in positions} - {None}, reverse=True)  # type: ignore[type-var]
     node = x._node

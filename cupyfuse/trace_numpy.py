@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from . import dtypes
 from . import graph as g
 from .operators import POINTWISE
 from .trace import (
@@ -43,10 +44,10 @@ _REDUCING_UFUNCS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum
 
 
 def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    out = options.pop("out", None)
     if method == "reduce" and name in _REDUCING_UFUNCS:
         axis = inputs[1] if len(inputs) > 1 else options.pop("axis", 0)
         return reduce(_REDUCING_UFUNCS[name], inputs[0], axis, **options)
+    out = options.pop("out", None)
     if method != "__call__":
         fail(f"np.{name}.{method}", "only calls and .reduce are supported")
     for key, value in options.items():
@@ -78,9 +79,11 @@ def _ufunc_value(name: str, inputs: tuple[Any, ...]) -> Any:
 
 def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
     def call(x: Tracer, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
+        if options.get("shape") is not None:
+            fail("np.full_like and the like with shape=", "that option is not supported in a fused function")
         value = fill_value if fill_value is not None else fill(x, fill_value)
         constant = as_tracer(value, x._trace)
-        node = g.cast(constant._node, x._node.dtype)
+        node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
         return broadcast_to(Tracer(x._trace, node, ()), x.shape)
 
     return call
@@ -124,17 +127,24 @@ def _expand_dims(x: Tracer, axis: Any) -> Tracer:
     return x[tuple(None if p in new else slice(None) for p in range(rank))]
 
 
-def _std(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
-    return apply("sqrt", variance(x, axis, ddof, keepdims, dtype=dtype, out=out))
+def _var(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
+    return variance(x, axis, ddof, bool(keepdims), dtype=dtype, out=out)
 
 
-def _var(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
-    return variance(x, axis, ddof, keepdims, dtype=dtype, out=out)
+def _std(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
+    return apply("sqrt", _var(x, axis, dtype, out, ddof, keepdims))
 
 
 def _reduction(op: str) -> Callable[..., Tracer]:
-    def call(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, **options: Any) -> Any:
-        return reduce(op, a, axis, bool(keepdims), dtype=dtype, out=out, **options)
+    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
+        return reduce(op, a, axis, bool(keepdims), out=out, **options)
+
+    return call
+
+
+def _typed_reduction(op: str) -> Callable[..., Tracer]:
+    def call(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
+        return reduce(op, a, axis, bool(keepdims), dtype=dtype, out=out, **more)
 
     return call
 
@@ -146,9 +156,9 @@ def _round(x: Tracer, decimals: int = 0, out: Any = None) -> Tracer:
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: _reduction("sum"),
-    np.prod: _reduction("prod"),
-    np.mean: _reduction("mean"),
+    np.sum: _typed_reduction("sum"),
+    np.prod: _typed_reduction("prod"),
+    np.mean: _typed_reduction("mean"),
     np.max: _reduction("max"),
     np.min: _reduction("min"),
     np.amax: _reduction("max"),
@@ -174,8 +184,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.broadcast_to: lambda array, shape, subok=False: broadcast_to(
         array, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     ),
-    np.zeros_like: _like(lambda x, _: 0.0),
-    np.ones_like: _like(lambda x, _: 1.0),
+    np.zeros_like: lambda a, dtype=None, **options: _like(lambda x, _: 0.0)(a, None, dtype, **options),
+    np.ones_like: lambda a, dtype=None, **options: _like(lambda x, _: 1.0)(a, None, dtype, **options),
     np.full_like: _like(lambda x, value: value),
     np.copy: lambda a, order="K", subok=False: a.copy(),
     np.round: _round,

@@ -57,7 +57,8 @@ def default_config(program: Program, vec: int) -> Config:
     rows, cols = program.domain
     if program.by_columns:
         strip = max(vec, min(32, _power_of_two(cols)))
-        return Config("column_stats", 512, 4 if vec < 8 else 2, vec, strip, column_splits(program.domain))
+        threads = 256 if rows <= 2048 else 512
+        return Config("column_stats", threads, 4 if vec < 8 else 2, vec, strip, column_splits(program.domain))
     if not any(n.reduction for n in program.step.nodes):
         return Config("elementwise", 256, 1, vec)
     packs = -(-cols // vec)
@@ -67,7 +68,9 @@ def default_config(program: Program, vec: int) -> Config:
         if items * vec <= _MOST_HELD:
             return Config("row_lanes", 128, items, vec, lanes)
     if program.stages == 1 and not _keeps(program):
-        return _streaming(packs, vec, rows)
+        # One pass over a row: more threads only where a row has more work, so that a row's result never depends on how
+        # many rows there are.
+        return Config("row_stream", min(1024, max(128, _power_of_two(cols) // 128)), max(1, 8 // vec), vec)
     for threads in (128, 256, 512, 1024):
         items = -(-packs // threads)
         if items * vec <= (16 if threads < 512 else _MOST_HELD):
@@ -77,12 +80,3 @@ def default_config(program: Program, vec: int) -> Config:
 
 def _keeps(program: Program) -> bool:
     return any(program.place(n) == FULL for n in program.step.outputs)
-
-
-def _streaming(packs: int, vec: int, rows: int) -> Config:
-    """One pass over a row: enough loads in flight, and no more threads than the row has work for."""
-    items = max(1, 16 // vec)
-    threads = min(1024, max(128, _power_of_two(-(-packs // items))))
-    if rows >= 528 and threads > 256:
-        threads = 256 if packs <= 256 * items * 2 else 512
-    return Config("row_stream", threads, items, vec)

@@ -253,7 +253,7 @@ class _Writer:
     def _stage_text(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
-        loads = [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in tile]
+        loads = [f"t.{p.name} = {_loader(p)}<V>({_element_address(p)});" for p in tile]
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
         stores = [f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes]
         at = f"At<{stage}>"
@@ -397,6 +397,10 @@ def _reads(accumulators: list[tuple[str, str, Node, list[Node]]]) -> dict[Node, 
     from ..operators import REDUCTIONS
 
     return {n: f"t.{name}.{REDUCTIONS[n.op].read}" for name, _, _, readers in accumulators for n in readers}
+
+
+def _loader(parameter: Parameter) -> str:
+    return "load_pack_once" if parameter.place == FULL else "load_pack"
 
 
 def _element_address(parameter: Parameter) -> str:
