@@ -149,7 +149,8 @@ class _Block:
 
     def value(self, node: Node) -> Array:
         if node not in self.known:
-            if node in self.step.inputs or node in self.step.rare or resolve(node) in self.memory:
+            # The step's own results are in memory too, but perhaps not computed yet.
+            if resolve(node) in self.memory and node not in self.step.nodes:
                 self.known[node] = _widened(self.cut(_look(node, self.memory), node))
             else:
                 self.known[node] = self.evaluate(node)

@@ -94,6 +94,17 @@ def _clip(x: Array, low: Array, high: Array) -> Array:
     return np.minimum(np.maximum(x, low), high)
 
 
+def _safe(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """The function, with NaN for results so small (1e-30) that a later factor may bring up what underflow took away."""
+
+    def call(a: Array, b: Array) -> Array:
+        result = function(a, b)
+        zero = (a == 0) | (b == 0) if function is np.multiply else a == 0
+        return np.where(zero | ~(np.abs(result) < 1e-30), result, result.dtype.type(np.nan))
+
+    return call
+
+
 def _zero(o: Any, y: Any, *x: Any) -> Partials:
     return (None,) * len(x)
 
@@ -352,6 +363,23 @@ POINTWISE: dict[str, Operator] = {
             lambda o, y, x: (1.0 / o.square(1.0 + o.absolute(x)),),
             "x / (1 + |x|).",
             flops=6,
+        ),
+        # factors that rewrites multiply together ahead of the value they scale
+        _op(
+            "safe_multiply",
+            _safe(np.multiply),
+            "({0} == T(0) || {1} == T(0) || fabs({0} * {1}) >= T(1e-30) ? {0} * {1} : T(nan))",
+            lambda o, y, a, b: (b, a),
+            "a * b; NaN where it would lose digits to underflow, which sends its readers to their exact forms.",
+            flops=4,
+        ),
+        _op(
+            "safe_divide",
+            _safe(np.divide),
+            "({0} == T(0) || fabs({0} / {1}) >= T(1e-30) ? {0} / {1} : T(nan))",
+            lambda o, y, a, b: (1.0 / b, -y / b),
+            "a / b; NaN where it would lose digits to underflow, which sends its readers to their exact forms.",
+            flops=7,
         ),
         # what logsumexp needs beside its reductions
         _op(

@@ -7,7 +7,7 @@ rewritten value where it is finite, otherwise the value as written, evaluated on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from . import graph as g
@@ -73,6 +73,8 @@ def push_transposes(node: Node) -> Node:
     if node.op != "transpose" or not node.inputs[0].pointwise or 1 not in node.shape:
         return node
     inner = node.inputs[0]
+    if inner.op == "guard" and inner.inputs[1].reduction:
+        return node
     turned = tuple(i if i.shape == (1, 1) else push_transposes(g.transpose(i)) for i in inner.inputs)
     return Node(inner.op, turned, node.shape, inner.dtype, inner.attrs)
 
@@ -120,6 +122,36 @@ def lower_logsumexp(node: Node) -> Node:
     return g.pointwise("add", g.pointwise("finite_or_zero", top), g.pointwise("log_relative", top, total))
 
 
+def recognize_expsum(node: Node) -> Node:
+    """sum(exp(x - max(x))), written out as in a softmax, is one reduction with the maximum instead of one after it.
+
+    Exact; ±inf and NaN included, for which both are NaN. Saves a pass over the row.
+    """
+    if node.op != "sum" or node.inputs[0].op != "exp":
+        return node
+    difference = node.inputs[0].inputs[0]
+    if difference.op != "subtract":
+        return node
+    x, top = difference.inputs
+    same = top.op == "max" and top.axis == node.axis and top.inputs[0] is x and x.dtype == node.dtype
+    return g.reduce("expsum", x, node.axis) if same else node
+
+
+def drop_needless_guards(graph: Graph) -> Graph:
+    """Where the exact form is computed anyway, it is the value. Exact."""
+    live = set(g.topological(graph.roots, g.eager_inputs))
+
+    def rule(node: Node, original: Node) -> Node:
+        return node.inputs[1] if node.op == "guard" and original.inputs[1] in live else node
+
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        inputs = tuple(done[i] for i in node.inputs)
+        same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
+        done[node] = rule(node if same else Node(node.op, inputs, node.shape, node.dtype, node.attrs), node)
+    return graph.replace(done)
+
+
 def convert_matmul_operands(node: Node) -> Node:
     """matmul(a, b) in the promoted dtype converts its operands first, as NumPy does. Exact."""
     if node.op != "matmul":
@@ -139,33 +171,52 @@ def convert_matmul_operands(node: Node) -> Node:
 # Linear maps --------------------------------------------------------------------------------------------------------
 
 
-def linear_terms(node: Node, rows: int, cols: int) -> list[Term] | None:
-    """Write a full value as a sum of terms, each linear in one full value; None where it is not of that form."""
-    if node.shape != (rows, cols) or (rows == 1 and not _contains_matmul(node)):
-        if node.shape[0] == 1:
-            return [Term(None, node, None)]
-        return [Term(node, None, None)]
-    if node.op in ("add", "subtract"):
-        left, right = (linear_terms(i, rows, cols) for i in node.inputs)
-        if left is None or right is None:
-            return None
-        return left + (right if node.op == "add" else [_scaled(t, g.const(-1.0)) for t in right])
-    if node.op == "negative":
-        inner = linear_terms(node.inputs[0], rows, cols)
-        return None if inner is None else [_scaled(t, g.const(-1.0)) for t in inner]
-    if node.op in ("multiply", "divide"):
-        a, b = node.inputs
-        if node.op == "multiply" and a.shape != (rows, cols):
-            a, b = b, a
-        if b.shape == (rows, cols) or a.shape != (rows, cols):
-            return [Term(None, None, node)]
-        inner = linear_terms(a, rows, cols)
-        return None if inner is None else [_scaled(t, b, node.op) for t in inner]
-    return [Term(None, None, node)]
+def linear_terms(value: Node, rows: int, cols: int) -> list[Term]:
+    """Write a full value as a sum of terms, each linear in one full value."""
+    products = _above_matmul([value])
+    shape = (rows, cols)
+
+    def full(node: Node) -> bool:
+        return node.shape == shape and (rows != 1 or node in products)
+
+    def linear_inputs(node: Node) -> tuple[Node, ...]:
+        if not full(node) or node.op not in ("add", "subtract", "negative", "multiply", "divide"):
+            return ()
+        if node.op == "divide":
+            return () if full(node.inputs[1]) or not full(node.inputs[0]) else node.inputs[:1]
+        if node.op == "multiply":
+            return () if all(map(full, node.inputs)) else tuple(i for i in node.inputs if full(i))
+        return node.inputs
+
+    found: dict[Node, list[Term]] = {}
+    for node in g.topological([value], linear_inputs):
+        inner = linear_inputs(node)
+        if not inner:
+            found[node] = [_single_term(node, full(node))]
+        elif node.op == "negative":
+            found[node] = [_scaled(t, g.const(-1.0)) for t in found[inner[0]]]
+        elif node.op in ("add", "subtract"):
+            left, right = (found[i] for i in node.inputs)
+            found[node] = left + (right if node.op == "add" else [_scaled(t, g.const(-1.0)) for t in right])
+        else:
+            factor = node.inputs[1] if node.inputs[0] is inner[0] else node.inputs[0]
+            found[node] = [_scaled(t, factor, node.op) for t in found[inner[0]]]
+    return found[value]
 
 
-def _contains_matmul(node: Node) -> bool:
-    return any(n.op == "matmul" for n in g.topological([node], g.eager_inputs))
+def _single_term(node: Node, full: bool) -> Term:
+    if full:
+        return Term(None, None, node)
+    return Term(None, node, None) if node.shape[0] == 1 else Term(node, None, None)
+
+
+def _above_matmul(roots: Iterable[Node]) -> set[Node]:
+    """The nodes that need a matrix product."""
+    found: set[Node] = set()
+    for node in g.topological(roots, g.eager_inputs):
+        if node.op == "matmul" or any(i in found for i in g.eager_inputs(node)):
+            found.add(node)
+    return found
 
 
 def _scaled(term: Term, factor: Node, op: str = "multiply") -> Term:
@@ -175,9 +226,10 @@ def _scaled(term: Term, factor: Node, op: str = "multiply") -> Term:
 
 
 def _combine(op: str, coefficient: Node | None, factor: Node) -> Node:
-    if coefficient is not None:
-        return g.pointwise(op, coefficient, factor)
-    return factor if op == "multiply" else g.pointwise("divide", g.const(1.0), factor)
+    """One more factor, or divisor, of a coefficient; NaN where their product underflows, so that guards notice."""
+    if coefficient is None and op == "multiply":
+        return factor
+    return g.pointwise(f"safe_{op}", g.const(1.0) if coefficient is None else coefficient, factor)
 
 
 def _product(*factors: Node | None) -> Node | None:
@@ -208,7 +260,7 @@ def collapse_sum(node: Node) -> Node:
     x = node.inputs[0]
     rows, cols = x.shape
     terms = linear_terms(x, rows, cols)
-    if terms is None or not any(t.base is not None and t.base.op == "matmul" for t in terms):
+    if not any(t.base is not None and t.base.op == "matmul" for t in terms):
         return node
     fast = g.cast(_total([_summed(t, cols) for t in terms]), node.dtype)
     return g.guard(fast, node)
@@ -262,7 +314,7 @@ def fold_affine(node: Node) -> Node:
     depend on bound arrays alone). Agrees to rounding; an element that comes out infinite or NaN is evaluated as written
     (guard). Saves the loads and the arithmetic of every step but one.
     """
-    chain = _affine_chain(node)
+    chain = affine_chain(node)
     if len(chain) < 3:
         return node
     scale: Node | None = None
@@ -295,18 +347,29 @@ def _affine_step(
     return scale, other if shift is None else g.pointwise("add", shift, other)
 
 
-def _affine_chain(node: Node) -> list[Node]:
-    """The steps with per-column or scalar operands between a value and the matmul beneath it; empty if there are others."""
+def affine_chain(node: Node, products: set[Node] | None = None) -> list[Node]:
+    """The steps with per-column or scalar operands from a value down to the matmul beneath it; empty if there are others.
+
+    `products` are the nodes that need a matrix product, where they are known already.
+    """
+    products = _above_matmul([node]) if products is None else products
     chain: list[Node] = []
-    while node.op in ("add", "subtract", "multiply", "divide", "negative"):
-        values = [i for i in node.inputs if i.shape == node.shape and i.op != "const" and _contains_matmul(i)]
-        others = [i for i in node.inputs if i is not values[0]] if len(values) == 1 else list(node.inputs)
-        divisor = node.op == "divide" and values != [node.inputs[0]]
-        if len(values) != 1 or divisor or any(i.shape[0] != 1 for i in others):
-            return []
-        chain.append(node)
-        node = values[0]
-    return chain if node.op == "matmul" else []
+    inner: Node | None = node
+    while inner is not None and inner.op != "matmul":
+        chain.append(inner)
+        inner = _affine_inner(inner, products)
+    return chain if inner is not None else []
+
+
+def _affine_inner(node: Node, products: set[Node]) -> Node | None:
+    """What a step of an affine chain scales or shifts."""
+    if node.op not in ("add", "subtract", "multiply", "divide", "negative"):
+        return None
+    values = [i for i in node.inputs if i.shape == node.shape and i in products]
+    if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
+        return None
+    others = [i for i in node.inputs if i is not values[0]]
+    return values[0] if all(i.shape[0] == 1 for i in others) else None
 
 
 # The order ----------------------------------------------------------------------------------------------------------
@@ -366,12 +429,13 @@ def _substitute(graph: Graph, target: Node, value: Node) -> Graph:
 def _fold_maximal(graph: Graph, notes: list[Note]) -> Graph:
     """Fold each affine chain once, at the last of its steps."""
     users = g.users(graph.roots)
-    order = g.topological(graph.roots, g.eager_inputs)
-    folds = {node: folded for node in order if (folded := fold_affine(node)) is not node}
-    inner = {node for node in folds if node not in graph.roots and all(u in folds for u in users[node])}
-    folds = {node: folded for node, folded in folds.items() if node not in inner}
+    products = _above_matmul(graph.roots)
+    chained = {n for n in users if _affine_inner(n, products) is not None}
+    inner = {n for n in chained if n not in graph.roots and users[n] and all(u in chained for u in users[n])}
+    outermost = [n for n in users if n in chained and n not in inner]
+    folds = {n: folded for n in outermost if (folded := fold_affine(n)) is not n}
     for node in folds:
-        steps = [n.op for n in reversed(_affine_chain(node))]
+        steps = [n.op for n in reversed(affine_chain(node, products))]
         notes.append(
             Note(
                 "per-column multiply-adds after a matrix product are one",
@@ -400,11 +464,11 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
                 f"{2 * node.nbytes} bytes",
             )
         )
-    for rule in (lower_mean, lower_logsumexp):
+    for rule in (lower_mean, lower_logsumexp, recognize_expsum):
         graph = _apply_to_all(graph, rule)
     graph = share_common_subexpressions(graph)
     graph = _apply_where_matmul_dies(graph, notes)
     for rule in (reduction_over_one, push_transposes):
         graph = _apply_to_all(graph, rule)
     graph = _fold_maximal(share_common_subexpressions(graph), notes)
-    return share_common_subexpressions(graph), notes
+    return drop_needless_guards(share_common_subexpressions(graph)), notes

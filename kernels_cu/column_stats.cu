@@ -30,7 +30,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
     if (col < cols) {
         constexpr int step = warps * down;
         for (i64 start = first + warp * down + lane / across; start < last; start += Items * step) {
-            typedef decltype(p.template load<V>(At<0>(), start, col)) Tile;
+            typedef decltype(p.template tile<V>(At<0>())) Tile;
             Tile tiles[Items];
             typename P::Element e[Items * V];
             typename P::Row r[Items];
@@ -38,7 +38,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
             for (int i = 0; i < Items; ++i) {
                 if (start + i * step < last) {
                     p.begin(start + i * step, r[i]);
-                    tiles[i] = p.template load<V>(At<0>(), start + i * step, col);
+                    p.template load<V>(At<0>(), start + i * step, col, tiles[i]);
                 }
             }
 #pragma unroll

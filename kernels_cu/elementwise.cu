@@ -20,6 +20,8 @@ __device__ __forceinline__ void elementwise(const P& p) {
         typename P::Row r;
         typename P::Element e[V];
         p.begin(row, r);
-        compute_pack<P, 0, V>(p, p.template load<V>(At<0>(), row, col), row, col, r, e);
+        auto tile = p.template tile<V>(At<0>());
+        p.template load<V>(At<0>(), row, col, tile);
+        compute_pack<P, 0, V>(p, tile, row, col, r, e);
     }
 }

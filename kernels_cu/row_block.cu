@@ -5,9 +5,10 @@
 //   stages, reduces(S), slot                 how many stages; whether stage S reduces; bytes of the largest totals
 //   shared_finish(S)                         whether all threads need what finish computes after stage S
 //   Row, Element                             values of a row, and of an element between stages
-//   totals(At<S>), out<V>(At<S>)             empty accumulators, and empty results, of stage S
+//   totals(At<S>), tile<V>(At<S>), out<V>(At<S>)       empty accumulators, inputs and results of stage S
 //   begin(row, r)                            loads the per-row inputs
-//   load<V>(At<S>, row, col)                 reads what stage S needs of V elements
+//   load<V>(At<S>, row, col, tile)           reads what stage S needs of V elements
+//   load_columns<V>(At<S>, col, tile)        the same of per-column inputs
 //   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j of them; false where it has to be done again by
 //   exact_element(...)                       the same as it was written; present if guarded(S)
 //   store<V>(At<S>, row, col, out)           writes the stage's full-size results

@@ -10,7 +10,9 @@
 // not finite, where a rewritten form may differ from the one that was written, is read and computed again as written.
 template <class P, int S, int V, class Tile>
 __device__ __forceinline__ void compute_pack(
-    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
+    const P& p, Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
+    // Per-column inputs are near (most rows have just read them): they are loaded late, to hold fewer registers.
+    p.template load_columns<V>(At<S>(), col, tile);
     auto out = p.template out<V>(At<S>());
     bool fine = true;
 #pragma unroll
@@ -19,7 +21,9 @@ __device__ __forceinline__ void compute_pack(
     }
     if constexpr (P::guarded(S)) {
         if (!fine) {
-            const auto again = p.template load<V>(At<S>(), row, col);
+            auto again = p.template tile<V>(At<S>());
+            p.template load<V>(At<S>(), row, col, again);
+            p.template load_columns<V>(At<S>(), col, again);
 #pragma unroll
             for (int j = 0; j < V; ++j) {
                 p.template exact_element<V>(At<S>(), again, j, row, col + j, r, e[j], out);
@@ -49,14 +53,14 @@ template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
     const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]) {
     const int cols = static_cast<int>(p.cols);
-    typedef decltype(p.template load<V>(At<S>(), row, i64(0))) Tile;
+    typedef decltype(p.template tile<V>(At<S>())) Tile;
     {
         Tile tiles[Items];
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             const int col = (i * team.size() + team.rank()) * V;
             if (col < cols) {
-                tiles[i] = p.template load<V>(At<S>(), row, col);
+                p.template load<V>(At<S>(), row, col, tiles[i]);
             }
         }
 #pragma unroll
@@ -108,7 +112,7 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
 
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64 row, typename P::Row& r) {
-    typedef decltype(p.template load<V>(At<S>(), row, i64(0))) Tile;
+    typedef decltype(p.template tile<V>(At<S>())) Tile;
     const i64 cols = p.cols;
     auto totals = p.totals(At<S>());
     const i64 step = static_cast<i64>(team.size()) * V;
@@ -118,7 +122,7 @@ __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64
 #pragma unroll
         for (int i = 0; i < Items; ++i) {
             if (start + i * step < cols) {
-                tiles[i] = p.template load<V>(At<S>(), row, start + i * step);
+                p.template load<V>(At<S>(), row, start + i * step, tiles[i]);
             }
         }
 #pragma unroll

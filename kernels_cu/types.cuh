@@ -118,45 +118,6 @@ __device__ __forceinline__ Pack<T, V> load_pack(const T* from) {
     return bits.pack;
 }
 
-// The same for data that is read once: it passes the L1 cache by, which keeps the per-column values that every row needs.
-template <int Bytes>
-__device__ __forceinline__ typename Word<Bytes>::type load_past_l1(const void* from) {
-    return *reinterpret_cast<const typename Word<Bytes>::type*>(from);
-}
-#ifdef __CUDA_ARCH__
-template <>
-__device__ __forceinline__ uint4 load_past_l1<16>(const void* from) {
-    uint4 w;
-    asm("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
-        : "l"(from));
-    return w;
-}
-template <>
-__device__ __forceinline__ uint2 load_past_l1<8>(const void* from) {
-    uint2 w;
-    asm("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(w.x), "=r"(w.y) : "l"(from));
-    return w;
-}
-template <>
-__device__ __forceinline__ unsigned int load_past_l1<4>(const void* from) {
-    unsigned int w;
-    asm("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(w) : "l"(from));
-    return w;
-}
-#endif
-
-template <int V, class T>
-__device__ __forceinline__ Pack<T, V> load_pack_once(const T* from) {
-    union Bits {
-        typename Word<sizeof(T) * V>::type word;
-        Pack<T, V> pack;
-        __device__ Bits() {}
-    } bits;
-    bits.word = load_past_l1<sizeof(T) * V>(from);
-    return bits.pack;
-}
-
 template <int V, class T>
 __device__ __forceinline__ void store_pack(T* to, const Pack<T, V>& pack) {
     typedef typename Word<sizeof(T) * V>::type W;

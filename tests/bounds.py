@@ -294,11 +294,9 @@ def log_softmax(x: Value, axis: Any) -> Value:
         return rounded(v, x.e + lse.e + LIBRARY * u * size, np.abs(v), x.dtype, 0.0)
 
 
-def matmul(a: Value, b: Value, dtype: str, columns: bool = True) -> Value:
-    """`a @ b` of matrices; 16-bit operands that were computed are rounded to their type first."""
+def matmul(a: Value, b: Value, dtype: str) -> Value:
+    """`a @ b` of matrices; a 16-bit product may be stored, and so rounded, before anything reads it."""
     u, k = unit(compute(dtype)), a.v.shape[-1]
-    if compute(dtype) != dtype:
-        a, b = (x if not x.e.any() else x.stored() for x in (a, b))
     with np.errstate(all="ignore"):
         v = a.v @ b.v
         unknown = np.isinf(a.e).any(axis=1, keepdims=True) | np.isinf(b.e).any(axis=0, keepdims=True)

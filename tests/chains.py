@@ -6,15 +6,15 @@ language that the tracer knows, and evaluates it with bounds.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import bounds
 import hypothesis.strategies as st
+import ml_dtypes
 import numpy as np
 from bounds import Value
-from support import SPECIALS, dtype_of, unit
+from support import SPECIALS, assert_equal, dtype_of
 
 import cupyfuse as cf
 
@@ -78,18 +78,26 @@ def spread(shape: Sequence[int], value: Value) -> Value:
     return value.view(lambda a: np.broadcast_to(a, shape))
 
 
+def _count_along(x: Value, axis: int | None) -> int:
+    return x.v.size if axis is None else x.shape[axis]
+
+
 class Builder:
     """A function under construction."""
 
-    def __init__(self, draw: Callable[..., Any], dtype: str):
-        self.draw, self.dtype = draw, dtype
+    def __init__(self, draw: Callable[..., Any], dtypes: Sequence[str], mixed: bool, sizes: Sequence[int]):
+        self.draw = draw
+        self.dtypes = dtypes if mixed else [draw(st.sampled_from(dtypes))]
         self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-        self.sizes = [draw(st.sampled_from(SIZES)) for _ in range(3)]
+        self.sizes = [draw(st.sampled_from(sizes)) for _ in range(3)]
         self.share = draw(st.sampled_from((0.0, 0.0, 0.02)))
         self.values: list[Value] = []
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.lines: list[str] = []
+        self.changed: dict[int, None] = {}
         self.outputs: list[int] = []
+        self.in_memory: set[int] = set()  # rounded to their own dtype for all who read them
+        self.viewed: set[int] = set()  # or views themselves: not to be changed in place
         for shape in draw(st.lists(st.sampled_from(self._shapes()), min_size=2, max_size=6)):
             self.argument(shape)
 
@@ -102,9 +110,11 @@ class Builder:
         array = self.rng.standard_normal(shape) * scale
         if self.share:
             array = np.where(self.rng.random(shape) < self.share, self.rng.choice(SPECIALS, shape), array)
-        array = np.asarray(array).astype(dtype_of(self.dtype))
+        dtype = self.draw(st.sampled_from(self.dtypes))
+        array = np.asarray(array).astype(dtype_of(dtype))
         self.arrays.append(array)
-        self.values.append(bounds.exact(array, self.dtype))
+        self.in_memory.add(len(self.values))
+        self.values.append(bounds.exact(array, dtype))
 
     def keep(self, value: Value, text: str) -> bool:
         """One more line, unless its result has more than two long dimensions."""
@@ -114,9 +124,13 @@ class Builder:
         if self.draw(st.integers(0, 5)) == 0:
             self.outputs.append(position)
             value = value.stored()
+            self.in_memory.add(position)
         self.values.append(value)
         self.lines.append(f"v{position} = {text}")
         return True
+
+    def promoted(self, *positions: int) -> str:
+        return str(np.result_type(*(dtype_of(self.values[i].dtype) for i in positions)).name)
 
     # Drawing operands
     def floats(self) -> list[int]:
@@ -147,30 +161,31 @@ class Builder:
     def unary(self) -> bool:
         i = self.pick(self.floats())
         name = self.draw(st.sampled_from(UNARY))
-        return self.keep(bounds.pointwise(name, self.values[i], dtype=self.dtype), f"np.{name}(v{i})")
+        return self.keep(bounds.pointwise(name, self.values[i], dtype=self.values[i].dtype), f"np.{name}(v{i})")
 
     def activation(self) -> bool:
         i = self.pick(self.floats())
         name = self.draw(st.sampled_from(sorted(ACTIVATIONS)))
         text, numbers = ACTIVATIONS[name]
-        constants = [bounds.constant(n, self.dtype) for n in numbers]
-        return self.keep(bounds.pointwise(name, self.values[i], *constants, dtype=self.dtype), text.format(f"v{i}"))
+        x = self.values[i]
+        constants = [bounds.constant(n, x.dtype) for n in numbers]
+        return self.keep(bounds.pointwise(name, x, *constants, dtype=x.dtype), text.format(f"v{i}"))
 
     def binary(self) -> bool:
         i = self.pick(self.floats())
         j = self.partner(self.floats(), i)
         i, j = (i, j) if self.draw(st.booleans()) else (j, i)
         name = self.draw(st.sampled_from(("add", "subtract", "multiply", *BINARY)))
-        value = bounds.pointwise(name, self.values[i], self.values[j], dtype=self.dtype)
+        value = bounds.pointwise(name, self.values[i], self.values[j], dtype=self.promoted(i, j))
         return self.keep(value, BINARY[name].format(f"v{i}", f"v{j}"))
 
     def with_number(self) -> bool:
         i = self.pick(self.floats())
         number = self.draw(st.sampled_from((2.0, -0.5, 3.0, 0.1, 1)))
         name = self.draw(st.sampled_from(("add", "subtract", "multiply", "divide", "maximum", "minimum")))
-        pair = [(self.values[i], f"v{i}"), (bounds.constant(number, self.dtype), repr(number))]
+        pair = [(self.values[i], f"v{i}"), (bounds.constant(number, self.values[i].dtype), repr(number))]
         pair = pair if self.draw(st.booleans()) else pair[::-1]
-        value = bounds.pointwise(name, pair[0][0], pair[1][0], dtype=self.dtype)
+        value = bounds.pointwise(name, pair[0][0], pair[1][0], dtype=self.values[i].dtype)
         return self.keep(value, BINARY[name].format(pair[0][1], pair[1][1]))
 
     def comparison(self) -> bool:
@@ -188,7 +203,8 @@ class Builder:
         j = None if i is None else self.partner(self.floats(), c, i)
         if i is None or j is None:
             return False
-        value = bounds.pointwise("where", self.values[c], self.values[i], self.values[j], dtype=self.dtype)
+        operands = (self.values[k] for k in (c, i, j))
+        value = bounds.pointwise("where", *operands, dtype=self.promoted(i, j))
         return self.keep(value, f"np.where(v{c}, v{i}, v{j})")
 
     def logic(self) -> bool:
@@ -207,6 +223,8 @@ class Builder:
         axis = self.draw(st.sampled_from((None, *range(-x.ndim, x.ndim), *((x.ndim - 1,) * 2 if x.ndim else ()))))
         keepdims = self.draw(st.booleans())
         name = self.draw(st.sampled_from(("sum", *sorted(REDUCTIONS))))
+        if not _count_along(x, axis) and name not in ("sum", "prod"):
+            return False
         value = REDUCTIONS[name](x, axis)
         if not keepdims:
             value = value.view(lambda a: a.reshape(()) if axis is None else np.squeeze(a, axis))
@@ -219,12 +237,16 @@ class Builder:
             return False
         i = self.pick(wide)
         axis = self.draw(st.sampled_from((-1, -1, 0)))
+        if not _count_along(self.values[i], axis):
+            return False
         name = self.draw(st.sampled_from(("softmax", "log_softmax")))
         value = getattr(bounds, name)(self.values[i], axis)
         return self.keep(value, f"cf.{name}(v{i}, axis={axis})")
 
     def product(self) -> bool:
+        # The operands of a product lie in memory, in their own dtype: 16-bit ones have been rounded for all who read them.
         matrices = [i for i in self.floats() if self.values[i].ndim == 2]
+        matrices = [i for i in matrices if i in self.in_memory or self.values[i].dtype in ("float32", "float64")]
         if not matrices:
             return False
         i = self.pick(matrices)
@@ -236,7 +258,8 @@ class Builder:
                 pairs.append((j, ".T"))
         j, turned = self.draw(st.sampled_from(pairs))
         right = self.values[j].view(np.transpose) if turned else self.values[j]
-        return self.keep(bounds.matmul(self.values[i], right, self.dtype), f"v{i} @ v{j}{turned}")
+        self.viewed |= {j} if turned else set()
+        return self.keep(bounds.matmul(self.values[i], right, self.promoted(i, j)), f"v{i} @ v{j}{turned}")
 
     def linear_tail(self) -> bool:
         """A product and what the algebra looks for after one: column-wise multiply-adds, and a sum."""
@@ -250,7 +273,7 @@ class Builder:
             j = self.draw(st.sampled_from(fitting))
             name = self.draw(st.sampled_from(("add", "subtract", "multiply", "divide")))
             if self.values[j].ndim > 2 or not self.keep(
-                bounds.pointwise(name, self.values[i], self.values[j], dtype=self.dtype),
+                bounds.pointwise(name, self.values[i], self.values[j], dtype=self.promoted(i, j)),
                 BINARY[name].format(f"v{i}", f"v{j}"),
             ):
                 return False
@@ -273,44 +296,88 @@ class Builder:
         if x.ndim == 2:
             options.append((f"v{i}.reshape({x.shape[1]}, {x.shape[0]})", lambda a: a.reshape(x.shape[::-1])))
         text, change = self.draw(st.sampled_from(options))
+        self.viewed |= {i, len(self.values)}
         return self.keep(x.view(change), text)
+
+    def conversion(self) -> bool:
+        i = self.pick(range(len(self.values)))
+        dtype = self.draw(st.sampled_from(self.dtypes))
+        name = {"bfloat16": "ml_dtypes.bfloat16"}.get(dtype, f"np.{dtype}")
+        return self.keep(bounds.cast(self.values[i], dtype), f"v{i}.astype({name})")
+
+    def in_place(self) -> bool:
+        """A change of a value, or of an argument, which the caller then sees."""
+        targets = [i for i in self.floats() if i not in self.viewed]
+        if not targets:
+            return False
+        i = self.draw(st.sampled_from(targets))
+        j = self.draw(st.sampled_from([j for j in self.floats() if self._fit(i, j)]))
+        if np.broadcast_shapes(self.values[i].shape, self.values[j].shape) != self.values[i].shape:
+            return False
+        if self.promoted(i, j) != self.values[i].dtype:
+            return False
+        name, symbol = self.draw(st.sampled_from((("add", "+"), ("multiply", "*"), ("divide", "/"))))
+        value = bounds.pointwise(name, self.values[i], self.values[j], dtype=self.values[i].dtype)
+        self.values[i] = value.stored()
+        self.lines.append(f"v{i} {symbol}= v{j}")
+        if i < len(self.arrays):
+            self.changed[i] = None
+        return True
 
     def line(self) -> None:
         makers = [self.unary, self.activation, self.binary, self.binary, self.with_number, self.comparison, self.choice]
         makers += [self.logic, self.reduction, self.reduction, self.normalisation, self.product, self.product]
-        makers += [self.arrangement, self.linear_tail, self.linear_tail]
+        makers += [self.arrangement, self.linear_tail, self.linear_tail, self.conversion, self.in_place]
         self.draw(st.sampled_from(makers))()
 
 
 class Chain:
-    """A drawn function, its arguments and what it should give."""
+    """A drawn function, its arguments and what it should give.
+
+    `outputs` and `expected` are the results, `changed` maps the arguments that it changes in place to their new values.
+    """
 
     def __init__(self, builder: Builder):
-        self.dtype, self.arrays = builder.dtype, builder.arrays
+        self.arrays = builder.arrays
         first = len(builder.arrays)
         outputs = dict.fromkeys([*builder.outputs, len(builder.values) - 1])
         self.outputs = [i for i in outputs if i >= first]
         self.expected = [builder.values[i] for i in self.outputs]
-        names = ", ".join(f"v{i}" for i in range(first))
+        self.changed = {i: builder.values[i] for i in builder.changed}
+        self.names = [f"v{i}" for i in range(first)]
         returned = ", ".join(f"v{i}" for i in self.outputs)
         body = [*builder.lines, f"return {returned}{',' if len(self.outputs) == 1 else ''}"]
-        self.source = "\n".join([f"def chain({names}):", *(f"    {line}" for line in body)])
-        scope: dict[str, Any] = {"np": np, "cf": cf}
+        self.source = "\n".join([f"def chain({', '.join(self.names)}):", *(f"    {line}" for line in body)])
+        scope: dict[str, Any] = {"np": np, "cf": cf, "ml_dtypes": ml_dtypes}
         exec(self.source, scope)
         self.function: Callable[..., Any] = scope["chain"]
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"v{i} {a.dtype}{list(a.shape)}" for i, a in enumerate(self.arrays))
-        return inspect.cleandoc(f"""# {arguments}""") + "\n" + self.source
+        return f"# {arguments}\n{self.source}"
 
-    @property
-    def tolerance(self) -> float:
-        return unit(self.dtype)
+    def check(self, results: Sequence[Any], arguments: Sequence[Any] = ()) -> None:
+        """Assert that results, and arguments after the call, are what they should be."""
+        __tracebackhide__ = True
+        for i, result, value in zip(self.outputs, results, self.expected, strict=True):
+            bounds.check(np.asarray(result), value, f"v{i}")
+        for i, (argument, before) in enumerate(zip(arguments, self.arrays, strict=False)):
+            if i in self.changed:
+                bounds.check(np.asarray(argument), self.changed[i], f"argument v{i}, changed in place,")
+            else:
+                assert_equal(argument, before)
 
 
 @st.composite
-def chains(draw: Callable[..., Any], dtypes: Sequence[str], longest: int = 9) -> Chain:
-    builder = Builder(draw, draw(st.sampled_from(dtypes)))
+def chains(
+    draw: Callable[..., Any],
+    dtypes: Sequence[str],
+    mixed: bool = False,
+    sizes: Sequence[int] = SIZES,
+    longest: int = 9,
+) -> Chain:
+    """Draw a chain; with `mixed`, each argument has a dtype of its own."""
+    builder = Builder(draw, dtypes, mixed, sizes)
     first = len(builder.values)
     for _ in range(draw(st.integers(3, longest))):
         builder.line()

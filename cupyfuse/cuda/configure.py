@@ -24,6 +24,7 @@ class Config:
     vec : elements that a thread moves as one access
     group : lanes that share a row (row_lanes), or columns of a strip (column_stats)
     shares : blocks that share the rows of a strip (column_stats)
+    blocks : blocks that a multiprocessor has to hold at once, which limits the registers of a thread
     """
 
     template: str
@@ -32,6 +33,7 @@ class Config:
     vec: int
     group: int = 32
     shares: int = 1
+    blocks: int = 1
 
 
 def widest_vec(program: Program) -> int:
@@ -66,7 +68,7 @@ def default_config(program: Program, vec: int) -> Config:
         lanes = min(32, _power_of_two(-(-packs // 2)))
         items = -(-packs // lanes)
         if items * vec <= _MOST_HELD:
-            return Config("row_lanes", 128, items, vec, lanes)
+            return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128))
     if program.stages == 1 and not _keeps(program):
         # One pass over a row: more threads only where a row has more work, so that a row's result never depends on how
         # many rows there are.
@@ -74,8 +76,13 @@ def default_config(program: Program, vec: int) -> Config:
     for threads in (128, 256, 512, 1024):
         items = -(-packs // threads)
         if items * vec <= (16 if threads < 512 else _MOST_HELD):
-            return Config("row_block", threads, items, vec)
+            return Config("row_block", threads, items, vec, blocks=_blocks(threads))
     return Config("row_stream", 1024, max(1, 8 // vec), vec)
+
+
+def _blocks(threads: int) -> int:
+    """As many blocks on a multiprocessor as leave 64 registers to a thread: enough rows in flight to hide latency."""
+    return max(1, 1024 // threads)
 
 
 def _keeps(program: Program) -> bool:

@@ -46,7 +46,7 @@ def emit(program: Program, config: Config, merge: bool = False) -> Kernel:
             f"// {program.step.kind}: {', '.join(program.step.fused)}",
             writer.struct(),
             "",
-            f'extern "C" __global__ void __launch_bounds__({config.threads}) {entry}(const Program p) {{',
+            f'extern "C" __global__ void __launch_bounds__({config.threads}, {config.blocks}) {entry}(const Program p) {{',
             f"    {call}(p);",
             "}",
             "",
@@ -253,7 +253,10 @@ class _Writer:
     def _stage_text(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
-        loads = [f"t.{p.name} = {_loader(p)}<V>({_element_address(p)});" for p in tile]
+        loads = {
+            place: [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in tile if p.place == place]
+            for place in (FULL, COLUMN)
+        }
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
         stores = [f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes]
         at = f"At<{stage}>"
@@ -267,11 +270,11 @@ class _Writer:
             "template <int V>",
             f"__device__ Out{stage}<V> out({at}) const {{ Out{stage}<V> o; return o; }}",
             "template <int V>",
-            f"__device__ Tile{stage}<V> load({at}, i64 row, i64 col) const {{",
-            f"    Tile{stage}<V> t;",
-            *(f"    {line}" for line in loads),
-            "    return t;",
-            "}",
+            f"__device__ Tile{stage}<V> tile({at}) const {{ Tile{stage}<V> t; return t; }}",
+            "template <int V>",
+            f"__device__ void load({at}, i64 row, i64 col, Tile{stage}<V>& t) const {{ {' '.join(loads[FULL])} }}",
+            "template <int V>",
+            f"__device__ void load_columns({at}, i64 col, Tile{stage}<V>& t) const {{ {' '.join(loads[COLUMN])} }}",
             "template <int V>",
             f"__device__ bool element{signature}",
             *(f"    {line}" for line in fast.lines),
@@ -397,10 +400,6 @@ def _reads(accumulators: list[tuple[str, str, Node, list[Node]]]) -> dict[Node, 
     from ..operators import REDUCTIONS
 
     return {n: f"t.{name}.{REDUCTIONS[n.op].read}" for name, _, _, readers in accumulators for n in readers}
-
-
-def _loader(parameter: Parameter) -> str:
-    return "load_pack_once" if parameter.place == FULL else "load_pack"
 
 
 def _element_address(parameter: Parameter) -> str:

@@ -183,7 +183,7 @@ class Body:
         return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"
 
 
-_NUMBER = re.compile(r"T\((-?[0-9][0-9.e+-]*)\)")
+_NUMBER = re.compile(r"T\((-?[0-9][0-9.e+-]*|nan)\)")
 
 
 def formatted(template: str, operands: list[str], kind: str) -> str:

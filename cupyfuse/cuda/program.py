@@ -178,7 +178,7 @@ _RESERVED = set(
     signed sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void
     volatile while i64 u32 f16 bf16 row col rows cols partial shares e j k r o p t tile totals team begin load element
     store finish commit peek add stages reduces slot mask upper members settle merge exchange widen narrow infinity
-    nan_max nan_min divide_by reciprocal_of exp_in_sum quick_divide load_pack load_pack_once load_past_l1 store_pack largest_of""".split()
+    nan_max nan_min divide_by reciprocal_of exp_in_sum quick_divide load_pack store_pack load_columns largest_of""".split()
 ) | {
     name for operator in POINTWISE.values() for name in re.findall(r"([a-z_0-9]+)\(", operator.cuda)
 }
