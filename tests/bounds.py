@@ -1,4 +1,4 @@
-"""Running error analysis: evaluate a chain in float64 together with a bound for what any sound evaluation may differ by.
+"""Running error analysis: what a chain gives, together with a bound for how far any sound evaluation may be off.
 
 A `Value` holds for each element the exact value ``v`` (in float64), a bound ``e`` of the absolute error that a computed
 value may carry, and a magnitude ``m >= |v|``: what the linear part of the chain would give with every sign made
@@ -27,7 +27,7 @@ from cupyfuse.operators import POINTWISE
 
 F = Any  # float64 arrays
 
-# Library functions are good to a few units in the last place; the largest documented for CUDA or measured for NumPy is 8.
+# Library functions are good to a few units in the last place: CUDA documents, and NumPy shows, at most 8.
 LIBRARY = 16.0
 # Operators that lose digits inside: their rounding is bounded relative to this instead of to the result alone.
 INNER = {
@@ -48,7 +48,8 @@ INNER = {
     "sin": lambda x: 1.0,
     "cos": lambda x: 1.0,
 }
-EXACT = {"negative", "absolute", "sign", "floor", "ceil", "rint", "trunc", "maximum", "minimum", "clip", "relu", "relu6"}
+EXACT = {"negative", "absolute", "sign", "floor", "ceil", "rint", "trunc"}
+EXACT |= {"maximum", "minimum", "clip", "relu", "relu6"}
 
 
 def tiny(dtype: str) -> float:

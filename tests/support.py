@@ -150,7 +150,8 @@ def assert_same_kinds(actual: Any, expected: Any, where: str = "") -> None:
     a, b = kinds(actual), kinds(expected)
     if not np.array_equal(a, b):
         first = tuple(int(i) for i in np.argwhere(a != b)[0])
-        raise AssertionError(f"{where}: at {first} got {np.asarray(actual)[first]}, expected {np.asarray(expected)[first]}")
+        got, wanted = np.asarray(actual)[first], np.asarray(expected)[first]
+        raise AssertionError(f"{where}: at {first} got {got}, expected {wanted}")
 
 
 def assert_close(actual: Any, expected: Any, bound: Any, where: str = "") -> None:
@@ -173,6 +174,8 @@ def assert_equal(actual: Any, expected: Any) -> None:
     __tracebackhide__ = True
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    if actual.dtype == dtype_of("bfloat16"):  # NumPy's comparison of NaN does not know this one
+        actual, expected = actual.astype(np.float32), expected.astype(np.float32)
     np.testing.assert_array_equal(actual, expected)
     if actual.dtype.kind != "b":
         np.testing.assert_array_equal(np.signbit(actual[actual == 0]), np.signbit(expected[expected == 0]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from cupy.cuda import cublas, device, runtime, stream
 
 # cudaDataType_t and cublasComputeType_t
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
@@ -67,8 +68,6 @@ class Gemm:
 
     def __call__(self, a: int, b: int, c: int) -> None:
         """Launch on CuPy's current stream; the arguments are device addresses."""
-        from cupy.cuda import cublas, device, runtime, stream
-
         if self.m == 0 or self.n == 0:
             return
         if self.k == 0:
