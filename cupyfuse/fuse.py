@@ -253,18 +253,25 @@ class Bound:
         leaves: list[Any] = []
         tokens: list[Any] = []
         givers: list[Any] = []
-        values = self._values(args, kwargs)
-        for name, value in zip(self._fused._names, values, strict=True):
-            if name in self._fixed:
-                arrays_, givers_ = self._taken.get(name) or self._take(name)
-                leaves += arrays_
-                givers += givers_
+        values: Sequence[Any] = args
+        if kwargs or len(args) != len(self._free):
+            every = zip(self._fused._names, self._values(args, kwargs), strict=True)
+            values = [value for name, value in every if name not in self._fixed]
+        position = 0
+        for name in self._fused._names:
+            taken = self._taken.get(name)
+            if taken is None and name in self._fixed:
+                taken = self._take(name)
+            if taken is not None:
+                leaves += taken[0]
+                givers += taken[1]
             else:
-                collect(value, name, leaves, tokens, givers)
+                collect(values[position], name, leaves, tokens, givers)
+                position += 1
         key = (self._fused._precision or options.current_precision(), *tokens)
         runnable = self._runnables.get(key)
         if runnable is None:
-            runnable = self._fused._make_ready(self._runnables, key, values, leaves, self)
+            runnable = self._fused._make_ready(self._runnables, key, self._values(args, kwargs), leaves, self)
         return finish(runnable, leaves, givers, out)
 
     def _take(self, name: str) -> tuple[list[Any], list[Any]]:

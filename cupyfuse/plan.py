@@ -169,7 +169,10 @@ def split_bound(graph: Graph, bound: frozenset[int]) -> tuple[Graph, Graph]:
         static[node] = fixed_input or (bool(real) and all(static[i] for i in real))
         reducing[node] = node.reduction or node.op == "matmul" or any(reducing[i] for i in node.inputs)
     eager = set(g.topological(graph.roots, lambda n: () if static[n] else g.eager_inputs(n)))
-    wanted: dict[Node, bool] = {}
+    wanted: dict[Node, bool] = {}  # value -> whether it is needed in its own dtype, not a wider one
+    for root in map(resolve, graph.roots):
+        if static[root] and root.op not in ("input", "const"):
+            wanted[root] = True
     for node in g.topological(graph.roots, lambda n: () if static[n] else n.inputs):
         if static[node]:
             continue
@@ -181,8 +184,8 @@ def split_bound(graph: Graph, bound: frozenset[int]) -> tuple[Graph, Graph]:
     first = len(graph.inputs)
     inputs = list(graph.inputs)
     mapping: dict[Node, Node] = {}
-    for k, (node, to_matmul) in enumerate(wanted.items()):
-        dtype = node.dtype if to_matmul else dtypes.compute(node.dtype)
+    for k, (node, own) in enumerate(wanted.items()):
+        dtype = node.dtype if own else dtypes.compute(node.dtype)
         mapping[node] = Node("input", (), node.shape, dtype, {"arg": first + k, "name": f"prepared{k}"})
         inputs.append(mapping[node])
     outputs = [g.cast(node, mapping[node].dtype) for node in wanted]

@@ -200,8 +200,13 @@ def linear_terms(value: Node, rows: int, cols: int) -> list[Term]:
             found[node] = left + (right if node.op == "add" else [_scaled(t, g.const(-1.0)) for t in right])
         else:
             factor = node.inputs[1] if node.inputs[0] is inner[0] else node.inputs[0]
-            found[node] = [_scaled(t, factor, node.op) for t in found[inner[0]]]
+            found[node] = [_scaled(t, _widened(factor, node.dtype), node.op) for t in found[inner[0]]]
     return found[value]
+
+
+def _widened(factor: Node, dtype: str) -> Node:
+    """A factor in the dtype of the product it belongs to, in which it would have been used."""
+    return factor if factor.op == "const" else drop_empty_casts(g.cast(factor, dtype))
 
 
 def _single_term(node: Node, full: bool) -> Term:
@@ -322,7 +327,7 @@ def fold_affine(node: Node) -> Node:
     inner = next(i for i in chain[-1].inputs if i.op == "matmul")
     value = inner
     for step in reversed(chain):
-        other = next((i for i in step.inputs if i is not value), None)
+        other = next((_widened(i, step.dtype) for i in step.inputs if i is not value), None)
         scale, shift = _affine_step(step, value, other, scale, shift)
         value = step
     fast = inner if scale is None else g.pointwise("multiply", inner, scale)

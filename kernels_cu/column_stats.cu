@@ -44,6 +44,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
 #pragma unroll
             for (int i = 0; i < Items; ++i) {
                 if (start + i * step < last) {
+                    p.template load_columns<V>(At<0>(), col, tiles[i]);
                     compute_pack<P, 0, V>(p, tiles[i], start + i * step, col, r[i], &e[i * V]);
 #pragma unroll
                     for (int j = 0; j < V; ++j) {

@@ -22,6 +22,7 @@ __device__ __forceinline__ void elementwise(const P& p) {
         p.begin(row, r);
         auto tile = p.template tile<V>(At<0>());
         p.template load<V>(At<0>(), row, col, tile);
+        p.template load_columns<V>(At<0>(), col, tile);
         compute_pack<P, 0, V>(p, tile, row, col, r, e);
     }
 }

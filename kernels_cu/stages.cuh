@@ -10,9 +10,7 @@
 // not finite, where a rewritten form may differ from the one that was written, is read and computed again as written.
 template <class P, int S, int V, class Tile>
 __device__ __forceinline__ void compute_pack(
-    const P& p, Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
-    // Per-column inputs are near (most rows have just read them): they are loaded late, to hold fewer registers.
-    p.template load_columns<V>(At<S>(), col, tile);
+    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
     auto out = p.template out<V>(At<S>());
     bool fine = true;
 #pragma unroll
@@ -51,24 +49,21 @@ __device__ __forceinline__ void finish_stage(
 
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
-    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]) {
+    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]);
+
+// Everything of a stage that follows the reading of its tiles, and the stages after it.
+template <class P, int S, int Items, int V, bool Columns, class Team, class Tile>
+__device__ __forceinline__ void resident_compute(
+    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V], Tile (&tiles)[Items]) {
     const int cols = static_cast<int>(p.cols);
-    typedef decltype(p.template tile<V>(At<S>())) Tile;
-    {
-        Tile tiles[Items];
 #pragma unroll
-        for (int i = 0; i < Items; ++i) {
-            const int col = (i * team.size() + team.rank()) * V;
-            if (col < cols) {
-                p.template load<V>(At<S>(), row, col, tiles[i]);
+    for (int i = 0; i < Items; ++i) {
+        const int col = (i * team.size() + team.rank()) * V;
+        if (col < cols) {
+            if constexpr (Columns) {
+                p.template load_columns<V>(At<S>(), col, tiles[i]);
             }
-        }
-#pragma unroll
-        for (int i = 0; i < Items; ++i) {
-            const int col = (i * team.size() + team.rank()) * V;
-            if (col < cols) {
-                compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
-            }
+            compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
         }
     }
     if constexpr (P::reduces(S)) {
@@ -97,6 +92,22 @@ __device__ __forceinline__ void resident_stage(
     if constexpr (S + 1 < P::stages) {
         resident_stage<P, S + 1, Items, V>(p, team, row, r, e);
     }
+}
+
+template <class P, int S, int Items, int V, class Team>
+__device__ __forceinline__ void resident_stage(
+    const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]) {
+    typedef decltype(p.template tile<V>(At<S>())) Tile;
+    const int cols = static_cast<int>(p.cols);
+    Tile tiles[Items];
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+        const int col = (i * team.size() + team.rank()) * V;
+        if (col < cols) {
+            p.template load<V>(At<S>(), row, col, tiles[i]);
+        }
+    }
+    resident_compute<P, S, Items, V, true>(p, team, row, r, e, tiles);
 }
 
 template <class P, int Items, int V, class Team>
@@ -129,6 +140,7 @@ __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64
         for (int i = 0; i < Items; ++i) {
             const i64 col = start + i * step;
             if (col < cols) {
+                p.template load_columns<V>(At<S>(), col, tiles[i]);
                 compute_pack<P, S, V>(p, tiles[i], row, col, r, &e[i * V]);
                 if constexpr (P::reduces(S)) {
 #pragma unroll

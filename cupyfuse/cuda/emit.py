@@ -65,6 +65,7 @@ def _entry(program: Program, config: Config, merge: bool) -> tuple[str, str]:
     numbers = {
         "row_lanes": (c.threads, c.group, c.items, c.vec),
         "row_block": (c.threads, c.items, c.vec),
+        "row_persistent": (c.threads, c.items, c.vec),
         "row_stream": (c.threads, c.items, c.vec),
         "elementwise": (c.threads, c.vec),
     }[c.template]

@@ -1,0 +1,45 @@
+// Row program, blocks that stay: each takes one row after another, keeps the per-column inputs of its first stage in
+// registers, and reads the next row while it works on this one. For rows that need per-column inputs, which would
+// otherwise be read again, from the caches, for every row.
+//
+// P as in row_block.cu. Launch: Threads threads a block; as many blocks as the GPU holds at once, each takes rows at a
+// stride of gridDim.x; cols <= Threads * Items * V. V > 1 needs cols, all row strides and all pointers to be multiples of V
+// elements.
+#pragma once
+
+#include "stages.cuh"
+
+template <class P, int Threads, int Items, int V>
+__device__ __forceinline__ void row_persistent(const P& p) {
+    typedef decltype(p.template tile<V>(At<0>())) Tile;
+    __shared__ alignas(16) char scratch[2 * 32 * P::slot];
+    const Block<Threads, P::slot> team(scratch);
+    const int cols = static_cast<int>(p.cols);
+    Tile next[Items];
+#pragma unroll
+    for (int i = 0; i < Items; ++i) {
+        const int col = (i * Threads + team.rank()) * V;
+        if (col < cols && blockIdx.x < p.rows) {
+            p.template load_columns<V>(At<0>(), col, next[i]);
+            p.template load<V>(At<0>(), blockIdx.x, col, next[i]);
+        }
+    }
+    for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
+        Tile tiles[Items];
+#pragma unroll
+        for (int i = 0; i < Items; ++i) {
+            const int col = (i * Threads + team.rank()) * V;
+            tiles[i] = next[i];
+            if (col < cols && row + gridDim.x < p.rows) {
+                p.template load<V>(At<0>(), row + gridDim.x, col, next[i]);
+            }
+        }
+        typename P::Row r;
+        typename P::Element e[Items * V];
+        p.begin(row, r);
+        resident_compute<P, 0, Items, V, false>(p, team, row, r, e, tiles);
+        if (team.rank() == 0) {
+            p.commit(row, r);
+        }
+    }
+}
