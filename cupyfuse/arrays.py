@@ -93,8 +93,8 @@ def enter(value: Any, name: str) -> Entry:
     if isinstance(value, np.ndarray):
         if isinstance(value, (np.ma.MaskedArray, np.matrix)):
             raise TypeError(
-                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators mean something "
-                "else; pass np.asarray(x), or x.filled(value) for a masked array"
+                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators mean "
+                "something else; pass np.asarray(x), or x.filled(value) for a masked array"
             )
         return Entry(value if type(value) is np.ndarray else value.view(np.ndarray), "numpy", None)
     if is_cupy(value):
@@ -129,10 +129,10 @@ def _returner(value: Any) -> Callable[[Any], Any]:
     """The function that makes the caller's own kind of array from ours."""
     namespace = getattr(value, "__array_namespace__", None)
     if namespace is not None:
-        return namespace().from_dlpack  # type: ignore[no-any-return]
+        return namespace().from_dlpack
     module = sys.modules.get(type(value).__module__.partition(".")[0])
     if module is not None and hasattr(module, "from_dlpack"):
-        return module.from_dlpack  # type: ignore[no-any-return]
+        return module.from_dlpack
     raise TypeError(f"{type(value).__module__}.{type(value).__name__} offers no from_dlpack to return results with")
 
 

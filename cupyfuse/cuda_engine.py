@@ -112,7 +112,7 @@ class CudaExecutable:
         return place
 
     def _effects(self, arrays: Sequence[Any]) -> list[tuple[int, Node]]:
-        """Let steps write to the arguments that change, where nothing reads the old value later; else copy at the end."""
+        """Let steps write to arguments that change, where nothing reads the old value later; else copy at the end."""
         copies = []
         for arg, node in self.plan.graph.effects:
             source = self.plan.graph.inputs[arg]
@@ -123,7 +123,7 @@ class CudaExecutable:
         return copies
 
     def _in_place(self, node: Node, source: Node) -> bool:
-        """Whether the step that computes `node` can write it over `source`: it reads each element where it writes it."""
+        """Whether the step that computes `node` may write it over `source`, reading each element where it writes."""
         written = False
         for step in self.plan.steps:
             reads = [n for n in (*step.inputs, *step.rare) if resolve(n) is source]
@@ -317,7 +317,8 @@ class _KernelLaunch:
 
     def _row_launch(self, kernel: Kernel, config: Config) -> Launch:
         function = load(kernel, self.executable.device)
-        grid, block = (row_blocks(config, self.rows, self.cols), 1, 1), (config.threads, 1, 1)
+        processors = cupy.cuda.Device(self.executable.device).attributes["MultiProcessorCount"]
+        grid, block = (row_blocks(config, self.rows, self.cols, processors), 1, 1), (config.threads, 1, 1)
         template = [*self.arguments, self.rows, self.cols]
         holes = self.holes
         pack, as_value = struct_packer(self.format + "qq")
@@ -359,12 +360,14 @@ def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], An
     return members.pack, functools.partial(np.frombuffer, dtype=dtype)
 
 
-def row_blocks(config: Config, rows: int, cols: int) -> int:
-    """How many blocks a row template is launched with."""
+def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
+    """How many blocks a row template is launched with on a GPU with so many multiprocessors."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":
         blocks = -(-rows * (cols // config.vec) // config.threads)
+    elif config.template == "row_persistent":
+        blocks = min(rows, processors * config.blocks)
     else:
         blocks = rows
     return max(1, min(blocks, _MOST_BLOCKS))

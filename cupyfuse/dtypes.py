@@ -92,4 +92,6 @@ def as_float(name: str, operation: str) -> str:
         return name
     if name == "int64":
         return "float64"
-    raise TraceError(f"{operation}: a float operand is expected, got bool; convert it first, as in x.astype(np.float32)")
+    raise TraceError(
+        f"{operation}: a float operand is expected, got bool; convert it first, as in x.astype(np.float32)"
+    )

@@ -116,7 +116,8 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     _shape_is("weight", weight, 2, "(out_features, in_features)")
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"x: expected {weight.shape[1]} columns, as weight of shape {tuple(weight.shape)} has, got shape {tuple(x.shape)}"
+            f"x: expected {weight.shape[1]} columns, as weight of shape {tuple(weight.shape)} has, got shape "
+            f"{tuple(x.shape)}"
         )
     y = x @ weight.T
     if bias is None:
@@ -203,7 +204,9 @@ def _update_statistics(
         batches += 1
     if momentum is None:
         if batches is None:
-            raise ValueError("num_batches_tracked: expected an int64 array, since momentum=None averages over all batches")
+            raise ValueError(
+                "num_batches_tracked: expected an int64 array, since momentum=None averages over all batches"
+            )
         factor = 1.0 / batches.astype("float32")
     else:
         factor = momentum  # type: ignore[assignment]
@@ -242,7 +245,9 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
         result = reduce("logsumexp", a, axis, keepdims)
         if not return_sign:
             return result
-        return result, apply("where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0))
+        return result, apply(
+            "where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0)
+        )
     weights = b
     a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
     top = apply("finite_or_zero", reduce("max", a, axis, keepdims=True))

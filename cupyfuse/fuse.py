@@ -452,8 +452,8 @@ def fuse(fn: None = None, /, *, precision: str | None = None) -> Callable[[Calla
 def fuse(fn: Callable[..., Any] | None = None, /, *, precision: str | None = None) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
-    The function is traced when it first meets a combination of shapes and dtypes; from then on a call runs the plan made
-    from the trace. Python numbers, strings and other constants among the arguments are fixed in the plan of the call.
+    The function is traced when it first meets a combination of shapes and dtypes; from then on a call runs the plan
+    made from the trace. Python numbers, strings and other constants among the arguments are fixed in the plan of the call.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """The graph of a chain: a small SSA form over two-dimensional values.
 
 Every value is rows x columns: shape (R, C), a value for each row (R, 1), for each column (1, C), or a scalar (1, 1).
-What the user's arrays look like (one-dimensional, transposed, with new axes) is kept by the tracer; beneath it there are
-only these.
+What the user's arrays look like (one-dimensional, transposed, with new axes) is kept by the tracer; beneath it there
+are only these.
 
 Operators of a node:
 

@@ -51,7 +51,7 @@ class Reduction:
     """One reduction along an axis.
 
     `numpy(x, axis)` keeps the reduced axis. `accumulator` names the device type in `kernels_cu/reductions.cuh` that
-    combines elements, or is None for a reduction that `lower.py` composes from others.
+    combines elements, or is None for a reduction that `rewrite.py` composes from others.
     """
 
     name: str
@@ -160,7 +160,14 @@ POINTWISE: dict[str, Operator] = {
             "Logarithm to base 10.",
             flops=8,
         ),
-        _op("log1p", np.log1p, "log1p({0})", lambda o, y, x: (1.0 / (x + 1.0),), "log(1 + x), accurate near 0.", flops=12),
+        _op(
+            "log1p",
+            np.log1p,
+            "log1p({0})",
+            lambda o, y, x: (1.0 / (x + 1.0),),
+            "log(1 + x), accurate near 0.",
+            flops=12,
+        ),
         _op(
             "logaddexp",
             np.logaddexp,
@@ -302,7 +309,11 @@ POINTWISE: dict[str, Operator] = {
             "softplus",
             lambda x, beta, threshold: np.where(x * beta > threshold, x, np.log1p(np.exp(x * beta)) / beta),
             "({0} * {1} > {2} ? {0} : log1p(exp({0} * {1})) / {1})",
-            lambda o, y, x, beta, threshold: (o.where(x * beta > threshold, 1.0, o.sigmoid(x * beta)), None, None),
+            lambda o, y, x, beta, threshold: (
+                o.where(x * beta > threshold, 1.0, o.sigmoid(x * beta)),
+                o.where(x * beta > threshold, 0.0, (x * o.sigmoid(x * beta) - y) / beta),
+                None,
+            ),
             "log(1 + exp(beta x)) / beta; x itself where beta x > threshold.",
             flops=26,
         ),
@@ -328,7 +339,10 @@ POINTWISE: dict[str, Operator] = {
             "celu",
             lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x / alpha)),
             "({0} > T(0) ? {0} : {1} * expm1({0} / {1}))",
-            lambda o, y, x, alpha: (o.where(x > 0.0, 1.0, y / alpha + 1.0), None),
+            lambda o, y, x, alpha: (
+                o.where(x > 0.0, 1.0, y / alpha + 1.0),
+                o.where(x > 0.0, 0.0, o.expm1(x / alpha) - x / alpha * o.exp(x / alpha)),
+            ),
             "x where positive, else alpha * (exp(x / alpha) - 1).",
             flops=18,
         ),

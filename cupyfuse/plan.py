@@ -157,8 +157,8 @@ def build(
 def split_bound(graph: Graph, bound: frozenset[int]) -> tuple[Graph, Graph]:
     """Split off the values that depend on bound arguments alone.
 
-    Returns the graph of the call, in which those values are further inputs (numbered after the arguments), and the graph
-    that prepares them. An argument that the call changes in place is never taken as fixed.
+    Returns the graph of the call, in which those values are further inputs (numbered after the arguments), and the
+    graph that prepares them. An argument that the call changes in place is never taken as fixed.
     """
     changing = {arg for arg, _ in graph.effects}
     static: dict[Node, bool] = {}
@@ -229,7 +229,9 @@ def _report(plan: Plan) -> str:
             merged[key] = merged.get(key, 0) + 1
         for (identity, what, saved), times in merged.items():
             lines.append(f"  - {identity}:")
-            lines.append(f"      {what}{f' ({times} times)' if times > 1 else ''}; saves {saved}{' each' * (times > 1)}")
+            lines.append(
+                f"      {what}{f' ({times} times)' if times > 1 else ''}; saves {saved}{' each' * (times > 1)}"
+            )
     guards = [n for step in plan.steps for n in step.nodes if n.op == "guard"]
     if guards:
         lines.append("  - guarded: what comes out infinite or NaN is evaluated as written, on the device")
@@ -251,7 +253,8 @@ def _totals(plan: Plan) -> list[str]:
     moved = plan.reads + plan.writes
     device = devices.DEFAULT
     lines = [
-        f"fused:   {plan.launches} launch{'es' * (plan.launches != 1)}, {quantity(moved, 'B')} moved, {quantity(plan.flops, 'FLOP')}; "
+        f"fused:   {plan.launches} launch{'es' * (plan.launches != 1)}, {quantity(moved, 'B')} moved, "
+        f"{quantity(plan.flops, 'FLOP')}; "
         f"at best {plan.best_time(device) * 1e6:.3g} us on an {device}"
     ]
     if plan.calls:

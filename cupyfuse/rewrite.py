@@ -353,7 +353,7 @@ def _affine_step(
 
 
 def affine_chain(node: Node, products: set[Node] | None = None) -> list[Node]:
-    """The steps with per-column or scalar operands from a value down to the matmul beneath it; empty if there are others.
+    """The steps with per-column or scalar operands from a value down to the matmul beneath it; else nothing.
 
     `products` are the nodes that need a matrix product, where they are known already.
     """

@@ -269,9 +269,7 @@ class _Scheduler:
         nodes, inputs, rare = self._collect(roots, read)
         return _step("ColumnStats", domain, nodes, inputs, roots, rare)
 
-    def _collect(
-        self, roots: list[Node], stop: Callable[[Node], bool]
-    ) -> tuple[list[Node], list[Node], list[Node]]:
+    def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
         """The nodes of a step, the values it always reads, and those that only a guard reads."""
         needed = list(roots)
         while True:
@@ -385,6 +383,7 @@ def _results_in_memory(graph: Graph) -> Graph:
 
 def _measured(step: Step, storage: dict[Node, str]) -> Step:
     """The step with its bytes: every value read once and written once, in the dtype it is stored in."""
+
     def nbytes(nodes: Iterable[Node]) -> int:
         return sum(n.size * dtypes.ITEMSIZE[storage[resolve(n)]] for n in dict.fromkeys(nodes))
 

@@ -43,7 +43,9 @@ def collect(value: Any, name: str, leaves: list[Any], tokens: list[Any], givers:
         collect(arrays.enter(value, name).array, name, leaves, tokens, givers)
     elif arrays.is_array(value):
         if isinstance(value, arrays.Spec):
-            raise TypeError(f"argument {name!r}: a spec has a shape and no values; use .plan() with it, or pass an array")
+            raise TypeError(
+                f"argument {name!r}: a spec has a shape and no values; use .plan() with it, or pass an array"
+            )
         entry = arrays.enter(value, name)
         collect(entry.array, name, leaves, tokens, givers)
         givers[-1] = entry.give_back

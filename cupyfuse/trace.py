@@ -317,7 +317,9 @@ class Tracer:
         items = list(index) if isinstance(index, tuple) else [index]
         for item in items:
             if not (item is None or item is Ellipsis or (isinstance(item, slice) and item == slice(None))):
-                fail(f"indexing with {item!r}", "only None, ... and : are supported; slice the argument before the call")
+                fail(
+                    f"indexing with {item!r}", "only None, ... and : are supported; slice the argument before the call"
+                )
         present = sum(i is not None and i is not Ellipsis for i in items)
         if present > self.ndim or items.count(Ellipsis) > 1:
             raise IndexError(f"too many indices for an array of {self.ndim} dimensions\n  at {user_line()}")
@@ -439,7 +441,6 @@ class Tracer:
         return call_ufunc(str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options)
 
 
-
 # The algebra of shapes ----------------------------------------------------------------------------------------------
 
 
@@ -464,7 +465,7 @@ def as_tracer(value: Any, trace: Trace) -> Tracer:
     if hasattr(value, "shape"):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",
-            "only arguments of the fused function can be arrays; add it to the function's arguments (bind() can fix it)",
+            "only arguments of the fused function can be arrays; make it an argument (bind() can fix it)",
         )
     fail(f"an operation with a {type(value).__name__}", "an array or a number is expected")
 
@@ -478,7 +479,7 @@ def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
         named = operands[0] if name in ("apply", "reduce") else name
         trace = _trace_of((*operands, *options.values()))
         with trace.call(named, (*operands, *options.values())) as done:
-            return done(function(*operands, **options))  # type: ignore[no-any-return]
+            return done(function(*operands, **options))
 
     return call
 
@@ -671,7 +672,7 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
 def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
     _refuse("clip", **options)
     if low is None and high is None:
-        return x.copy()  # type: ignore[no-any-return]
+        return x.copy()
     if low is None:
         return apply("minimum", x, high)
     if high is None:

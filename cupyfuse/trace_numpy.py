@@ -127,11 +127,15 @@ def _expand_dims(x: Tracer, axis: Any) -> Tracer:
     return x[tuple(None if p in new else slice(None) for p in range(rank))]
 
 
-def _var(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
+def _var(
+    x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False
+) -> Any:
     return variance(x, axis, ddof, bool(keepdims), dtype=dtype, out=out)
 
 
-def _std(x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False) -> Any:
+def _std(
+    x: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False
+) -> Any:
     return apply("sqrt", _var(x, axis, dtype, out, ddof, keepdims))
 
 
@@ -143,7 +147,9 @@ def _reduction(op: str) -> Callable[..., Tracer]:
 
 
 def _typed_reduction(op: str) -> Callable[..., Tracer]:
-    def call(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
+    def call(
+        a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, **more: Any
+    ) -> Any:
         return reduce(op, a, axis, bool(keepdims), dtype=dtype, out=out, **more)
 
     return call

@@ -324,7 +324,7 @@ def test_reductions(row: Reduction, axis: int, rng: np.random.Generator) -> None
 @pytest.mark.parametrize("value", [2.5, -0.0, INF, -INF, NAN])
 @pytest.mark.parametrize("row", REDUCTION_ROWS)
 def test_what_is_said_of_one_element(row: Reduction, value: float) -> None:
-    """`identity_on_one` says that the reduction of one element is that element; the other rows have a constant there."""
+    """`identity_on_one`: the reduction of one element is that element; the other rows have a constant there."""
     x = np.array([[value]])
     with np.errstate(all="ignore"):
         result = row.numpy(x, 1)

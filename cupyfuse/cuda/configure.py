@@ -10,6 +10,8 @@ from .program import COLUMN, FULL, Program
 
 # Elements that a thread may hold of a row. More would not leave enough registers for enough threads to hide latency.
 _MOST_HELD = 32
+# The same where per-column inputs and the next row are held beside it.
+_MOST_STAYING = 8
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ def default_config(program: Program, vec: int) -> Config:
         # One pass over a row: more threads only where a row has more work, so that a row's result never depends on how
         # many rows there are.
         return Config("row_stream", min(1024, max(128, _power_of_two(cols) // 128)), max(1, 8 // vec), vec)
+    if program.reads_columns and packs * vec <= 1024 * _MOST_STAYING:
+        threads = min(1024, max(128, _power_of_two(-(-packs * vec // _MOST_STAYING))))
+        return Config("row_persistent", threads, -(-packs // threads), vec, blocks=_blocks(threads))
     for threads in (128, 256, 512, 1024):
         items = -(-packs // threads)
         if items * vec <= (16 if threads < 512 else _MOST_HELD):

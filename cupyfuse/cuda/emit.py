@@ -46,7 +46,8 @@ def emit(program: Program, config: Config, merge: bool = False) -> Kernel:
             f"// {program.step.kind}: {', '.join(program.step.fused)}",
             writer.struct(),
             "",
-            f'extern "C" __global__ void __launch_bounds__({config.threads}, {config.blocks}) {entry}(const Program p) {{',
+            f'extern "C" __global__ void __launch_bounds__({config.threads}, {config.blocks})',
+            f"{entry}(const Program p) {{",
             f"    {call}(p);",
             "}",
             "",
@@ -126,7 +127,7 @@ class _Writer:
             f"static constexpr int slot = largest_of({largest});",
             begin,
             *bodies,
-            *(r for r in self.repairs),
+            *self.repairs,
             *(f for f in finishes if f),
             commit,
         ]
@@ -146,9 +147,7 @@ class _Writer:
         lines.append("};")
         lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
         for action in ("peek", "add"):
-            body = " ".join(
-                f"t.{name}.{action}({self.field(operand)});" for name, _, operand, _ in accumulators
-            )
+            body = " ".join(f"t.{name}.{action}({self.field(operand)});" for name, _, operand, _ in accumulators)
             lines.append(
                 f"__device__ void {action}(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {body} }}"
             )
@@ -242,12 +241,12 @@ class _Writer:
         if self.streamed:
             return []
         fresh = [n for n in body.computed if _is_full(program, n) and n not in self.held]
+        known = {*fresh, *self.held, *program.loaded}
         wanted: dict[Node, None] = {}
         for later in range(stage + 1, program.stages):
-            targets = [o for o in program.reductions(later)]
+            targets = list(program.reductions(later))
             targets += [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == later]
-            stop = {*fresh, *self.held}
-            inner = g.topological(targets, lambda n: () if n in stop or n in program.loaded else n.inputs)
+            inner = g.topological(targets, lambda n: () if n in known else n.inputs)
             wanted.update(dict.fromkeys(n for n in inner if n in fresh))
         return list(wanted)
 

@@ -1,7 +1,7 @@
 """Matrix products: the only place that calls cuBLAS.
 
-CuPy's binding of `cublasGemmEx` is called rather than `cupy.matmul`: it writes float32 results of 16-bit operands, takes
-the precision a call at a time, and costs a few microseconds less of the host's time.
+CuPy's binding of `cublasGemmEx` is called rather than `cupy.matmul`: it writes float32 results of 16-bit operands,
+takes the precision a call at a time, and costs a few microseconds less of the host's time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Operand:
 
     def for_blas(self) -> tuple[int, int]:
         """(operation, leading dimension) that make cuBLAS, which counts by columns, see this matrix transposed."""
-        if self.col_stride == 1 or self.cols <= 1:
-            if self.rows <= 1 or self.row_stride >= self.cols:
-                return _NORMAL, max(self.row_stride if self.rows > 1 else self.cols, self.cols, 1)
+        by_rows = self.col_stride == 1 or self.cols <= 1
+        if by_rows and (self.rows <= 1 or self.row_stride >= self.cols):
+            return _NORMAL, max(self.row_stride if self.rows > 1 else self.cols, self.cols, 1)
         return _TRANSPOSED, max(self.col_stride if self.cols > 1 else self.rows, self.rows, 1)
 
 
@@ -60,11 +60,11 @@ class Gemm:
         (self._op_a, self._ld_a), (self._op_b, self._ld_b) = a.for_blas(), b.for_blas()
         self._type, self._out_type = _TYPES[dtype], _TYPES[out_dtype]
         if dtype == "float64":
-            self._compute, one, zero = _COMPUTE_64F, _ONE64, _ZERO64
+            self._compute = _COMPUTE_64F
+            self._alpha, self._beta = _ONE64.ctypes.data, _ZERO64.ctypes.data
         else:
             self._compute = _COMPUTE_FLOAT32[precision] if dtype == "float32" else _COMPUTE_32F
-            one, zero = _ONE32, _ZERO32
-        self._alpha, self._beta = one.ctypes.data, zero.ctypes.data
+            self._alpha, self._beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
 
     def __call__(self, a: int, b: int, c: int) -> None:
         """Launch on CuPy's current stream; the arguments are device addresses."""

@@ -14,7 +14,7 @@ from ..graph import Node, Shape
 from ..operators import POINTWISE, REDUCTIONS
 from ..schedule import Step, resolve
 
-# A parameter's place: one value an element, a row, a column, or one for all; "any" is read with strides by guards alone.
+# A parameter's place: one value an element, a row, a column, or one for all; "any" is read with strides, by guards.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
 
 
@@ -132,11 +132,16 @@ class Program:
         found = set()
         for node in self.step.nodes:
             if node.op == "divide" and self.place(node) == FULL and not self.by_columns:
-                top, bottom = node.inputs
+                bottom = node.inputs[1]
                 same = c_type(bottom.dtype) == c_type(node.dtype)
                 if same and bottom.op != "const" and self.place(bottom) in (ROW, SCALAR) and self.domain[1] > 1:
                     found.add(bottom)
         return found
+
+    @cached_property
+    def reads_columns(self) -> bool:
+        """Whether every row needs per-column inputs."""
+        return any(p.place == COLUMN and not p.written and not p.is_number for p in self.parameters)
 
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
         """The reductions of a stage, by operand."""
@@ -148,7 +153,7 @@ class Program:
 
     def accumulators(self, stage: int) -> list[tuple[str, str, Node, list[Node]]]:
         """(name, device type, operand, reductions that read it) for each accumulator of a stage."""
-        result = []
+        result: list[tuple[str, str, Node, list[Node]]] = []
         for operand, nodes in self.reductions(stage).items():
             ops = {n.op: n for n in nodes}
             shared = [ops["max"]] if "expsum" in ops and "max" in ops else []
@@ -172,16 +177,18 @@ def _hint(node: Node, base: Node) -> str:
 
 
 _GENERATED = re.compile(r"at_.*|in_.*|out\d*|repair.*|[vwtp]\d*|product\d+|prepared\d+_|.*_kernel|[A-Z].*")
-_RESERVED = set(
-    """alignas auto bool break case catch char class const continue default delete do double else enum extern false float
-    for friend goto if inline int long mutable namespace new operator private protected public register return short
-    signed sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void
-    volatile while i64 u32 f16 bf16 row col rows cols partial shares e j k r o p t tile totals team begin load element
-    store finish commit peek add stages reduces slot mask upper members settle merge exchange widen narrow infinity
-    nan_max nan_min divide_by reciprocal_of exp_in_sum quick_divide load_pack store_pack load_columns largest_of""".split()
-) | {
-    name for operator in POINTWISE.values() for name in re.findall(r"([a-z_0-9]+)\(", operator.cuda)
-}
+# C++'s words, those of the templates, and every function that an operator's expression calls.
+_RESERVED_TEXT = """
+alignas auto bool break case catch char class const continue default delete do double else enum extern false float for
+friend goto if inline int long mutable namespace new operator private protected public register return short signed
+sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void volatile
+while i64 u32 f16 bf16 row col rows cols partial shares e j k r o p t tile totals team begin load element store finish
+commit peek add stages reduces slot mask upper members settle merge exchange lead widen narrow infinity nan_max nan_min
+divide_by reciprocal_of exp_in_sum quick_divide load_pack store_pack load_columns largest_of guarded shared_finish
+exact_element again fine total repair
+"""
+_CALLED = {name for operator in POINTWISE.values() for name in re.findall(r"([a-z_0-9]+)\(", operator.cuda)}
+_RESERVED = set(_RESERVED_TEXT.split()) | _CALLED
 
 _C_TYPES = {
     "bool": "bool",

@@ -1,0 +1,244 @@
+"""What cannot be traced: an error of the right kind, which names the operation and the user's line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyfuse as cf
+
+CAPTURED = np.ones(3, np.float32)
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def check(function: Callable[..., Any], error: type[Exception], words: str, *arguments: Any) -> None:
+    """The error names the operation (`words`), and the line on which `function` is written."""
+    with pytest.raises(error, match=words) as caught:
+        cf.fuse(function)(*(arguments or (X,)))
+    place = f"{__file__}:{function.__code__.co_firstlineno}"
+    assert place in str(caught.value), f"the message does not name {place}:\n{caught.value}"
+
+
+VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
+    (lambda x: x if x.sum() > 0 else -x, "branch on an array's values"),
+    (lambda x: x * (1 if x.any() else 2), "branch on an array's values"),
+    (lambda x: x.max() and x, "branch on an array's values"),
+    (lambda x: x * float(x.max()), "conversion .* value"),
+    (lambda x: x * int(x.max()), "conversion .* value"),
+    (lambda x: x * x.max().item(), "conversion .* value"),
+    (lambda x: x * math.sqrt(x.sum()), "conversion .* value"),
+    (lambda x: sum(row for row in x), "conversion .* value"),
+    (lambda x: [*x], "conversion .* value"),
+    (lambda x: np.asarray(x) + 1, "conversion .* value"),
+    (lambda x: np.array([x, x]), "conversion .* value"),
+    (lambda x: x + x.tolist(), "conversion .* value"),
+    (lambda x: x[np.arange(2)], "indexing"),
+    (lambda x: range(x.max()), "conversion .* value"),
+]
+UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
+    (lambda x: x[0], r"indexing with 0"),
+    (lambda x: x[:, 1:], r"indexing with slice"),
+    (lambda x: x[x > 0], r"indexing"),
+    (lambda x: x // 2, r"//"),
+    (lambda x: 2 // x, r"//"),
+    (lambda x: x % 2, r"%"),
+    (lambda x: divmod(x, 2), r"divmod"),
+    (lambda x: (x > 0) ^ (x > 1), r"\^"),
+    (lambda x: x << 1, r"<<"),
+    (lambda x: ~x, r"the operator ~"),
+    (lambda x: x & 1, r"the operator &"),
+    (lambda x: np.cumsum(x, axis=1), r"cumsum"),
+    (lambda x: np.sort(x), r"sort"),
+    (lambda x: np.argmax(x, axis=1), r"argmax"),
+    (lambda x: x.argmax(), r"\.argmax"),
+    (lambda x: x.flat, r"\.flat"),
+    (lambda x: x.real, r"\.real"),
+    (lambda x: np.concatenate([x, x]), r"concatenate"),
+    (lambda x: np.stack([x, x]), r"stack"),
+    (lambda x: np.einsum("ij->i", x), r"einsum"),
+    (lambda x: np.linalg.inv(x), r"inv"),
+    (lambda x: np.linalg.norm(x, 2), r"norm"),
+    (lambda x: np.linalg.norm(x, 3, axis=1), r"norm"),
+    (lambda x: np.add.outer(x, x), r"np\.add\.outer"),
+    (lambda x: np.add.accumulate(x), r"np\.add\.accumulate"),
+    (lambda x: np.add.at(x, 0, 1), r"np\.add\.at"),
+    (lambda x: np.arcsin(x), r"np\.arcsin"),
+    (lambda x: np.hypot(x, x), r"np\.hypot"),
+    (lambda x: np.add(x, x, dtype=np.float64), r"np\.add with dtype="),
+    (lambda x: np.add(x, x, where=x > 0), r"np\.add with where="),
+    (lambda x: np.exp(x, out=np.empty((4, 3), np.float32)), r"np\.exp with out="),
+    (lambda x: np.sum(x, where=x > 0), r"sum with where="),
+    (lambda x: np.sum(x, initial=1.0), r"sum with initial="),
+    (lambda x: x.sum(axis=1, out=x), r"sum with out="),
+    (lambda x: np.add.reduce(x, axis=1, out=x), r"sum with out="),
+    (lambda x: np.clip(x, 0, 1, out=x), r"clip with out="),
+    (lambda x: np.where(x > 0), r"np\.where with one argument"),
+    (lambda x: np.round(x, 2), r"round"),
+    (lambda x: x.reshape(3, 4, order="F"), r"order='F'"),
+    (lambda x: x.reshape(2, 2, 3), r"reshape"),
+    (lambda x: x[:, None, :] - x[None, :, :], r"subtract"),
+    (lambda x: np.broadcast_to(x, (2, 4, 3)), r"broadcast_to"),
+    (lambda x: np.full_like(x, 1.0, shape=(2, 2)), r"shape="),
+    (lambda x: x + CAPTURED, r"captured array of shape \(3,\)"),
+    (lambda x: CAPTURED * x, r"captured array"),
+    (lambda x: x @ np.ones((3, 2)), r"captured array"),
+    (lambda x: np.maximum(CAPTURED, x), r"captured array"),
+    (lambda x: cf.linear(x, np.ones((2, 3))), r"captured array"),
+    (lambda x: x + [1, 2, 3], r"a list"),
+    (lambda x: x + "a", r"a str"),
+    (lambda x: x + None, r"a NoneType"),
+    (lambda x: x + 1j, r"a complex"),
+    (lambda x: x * np.int32(2), r"int32"),
+    (lambda x: x * np.complex64(2), r"complex64"),
+    (lambda x: x.astype(np.int32), r"astype.*int32"),
+    (lambda x: x.astype(complex), r"astype.*complex"),
+    (lambda x: x.sum(dtype=np.int16), r"astype.*int16"),
+    (lambda x: np.sqrt(x > 0), r"sqrt.*bool"),
+    (lambda x: (x > 0).max(), r"max.*bool"),
+    (lambda x: (x > 0) @ x, r"matmul.*bool"),
+    (lambda x: (x > 0) - (x > 1), r"subtract.*bool"),
+    (lambda x: -(x > 0), r"negative.*bool"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "words"), VALUES_NEEDED + UNSUPPORTED)
+def test_refused_operations(function: Callable[..., Any], words: str) -> None:
+    check(function, cf.TraceError, words)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "words"),
+    [
+        (lambda x: x.sum(axis=2), np.exceptions.AxisError, "sum: axis 2"),
+        (lambda x: np.max(x, axis=-3), np.exceptions.AxisError, "max: axis -3"),
+        (lambda x: cf.softmax(x, axis=5), np.exceptions.AxisError, "axis 5"),
+        (lambda x: x.var(axis=2), np.exceptions.AxisError, "axis 2"),
+        (lambda x: x.sum(axis=(0, 0)), ValueError, "duplicate"),
+        (lambda x: x.sum(axis=1.5), TypeError, "axis"),
+        (lambda x: x.sum(axis="rows"), TypeError, "axis"),
+        (lambda x: x + x.T, ValueError, r"add.*\(4, 3\) \(3, 4\)"),
+        (lambda x: x @ x, ValueError, r"matmul.*\(4, 3\)"),
+        (lambda x: x @ 2.0, ValueError, r"matmul"),
+        (lambda x: x.reshape(5, 2), ValueError, r"reshape.*\(5, 2\)"),
+        (lambda x: x.reshape(5, -1), ValueError, r"reshape"),
+        (lambda x: x.squeeze(0), ValueError, "squeeze"),
+        (lambda x: x.transpose(0, 0), ValueError, "axes"),
+        (lambda x: x.transpose(0), ValueError, "axes"),
+        (lambda x: x[:, :, :], IndexError, "too many indices"),
+        (lambda x: np.broadcast_to(x, (3, 3)), ValueError, "broadcast"),
+        (lambda x: np.expand_dims(x, 7), np.exceptions.AxisError, "axis 7"),
+    ],
+)
+def test_mistakes_that_numpy_refuses_too(function: Callable[..., Any], error: type[Exception], words: str) -> None:
+    """NumPy's own kind of exception, with the operation and the line added."""
+    with pytest.raises(error):
+        function(X)
+    check(function, error, words)
+
+
+def test_options_of_numpy_that_are_not_known() -> None:
+    check(lambda x: np.var(x, axis=1, mean=0), TypeError, "np.var.*mean")
+
+
+def test_the_extreme_of_nothing() -> None:
+    for name in ("max", "min"):
+        check(lambda x, name=name: getattr(x, name)(axis=1), ValueError, name, np.ones((4, 0)))
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.ones((2, 3, 4)), r"'x' has 3 dimensions.*\(2, 3, 4\)"),
+        (np.ones((2, 3), complex), r"'x'.*complex128"),
+        (np.ones((2, 3), np.int32), r"'x'.*int32"),
+        (np.ones((2, 3), np.uint8), r"'x'.*uint8"),
+        (np.array([[1, 2]], object), r"'x'.*object"),
+        (np.array(["a"]), r"'x'.*str"),
+        (np.array([np.datetime64("2020-01-01")]), r"'x'.*datetime64"),
+        (np.ma.masked_array(X, X > 3), r"'x'.*MaskedArray"),
+        (np.zeros(3, [("a", "f4")]), r"'x'.*void"),
+    ],
+)
+def test_arrays_that_cannot_come_in(value: Any, words: str) -> None:
+    """The message names the argument, whatever holds it."""
+    with pytest.raises(TypeError, match=words):
+        cf.fuse(lambda x: x + 1)(value)
+    with pytest.raises(TypeError, match=words.replace("'x'", r"x\['k'\]\[1\]['\"]")):
+        cf.fuse(lambda x: x["k"][1] + 1)({"k": (X, value)})
+    with pytest.raises(TypeError, match=words):
+        cf.fuse(lambda x: x + 1).plan(value)
+
+
+def test_an_error_within_a_nested_function_names_the_inner_line() -> None:
+    def helper(y: Any) -> Any:
+        return np.cumsum(y)
+
+    with pytest.raises(cf.TraceError) as caught:
+        cf.fuse(lambda x: helper(x) + 1)(X)
+    assert f"{__file__}:{helper.__code__.co_firstlineno + 1}" in str(caught.value)
+    assert "return np.cumsum(y)" in str(caught.value), "the text of the line helps to find it"
+
+
+def test_trace_error_is_a_type_error() -> None:
+    assert issubclass(cf.TraceError, TypeError)
+
+
+def test_probing_for_attributes_is_not_an_error() -> None:
+    fused = cf.fuse(lambda x: x + 1 if not hasattr(x, "device") and getattr(x, "flat", None) is None else x)
+    np.testing.assert_array_equal(fused(X), X + 1)
+
+
+def test_a_failed_trace_leaves_nothing_behind() -> None:
+    fused = cf.fuse(lambda x, broken: np.cumsum(x) if broken else x * 2)
+    for _ in range(2):
+        with pytest.raises(cf.TraceError):
+            fused(X, True)
+        np.testing.assert_array_equal(fused(X, False), X * 2)
+
+
+def test_a_traced_array_that_leaks_says_so() -> None:
+    kept: list[Any] = []
+    cf.fuse(lambda x: kept.append(x) or x * 2)(X)
+    assert "traced" in repr(kept[0])
+    with pytest.raises(cf.TraceError, match="another fused function"):
+        cf.fuse(lambda x: x + kept[0])(X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: 3, lambda x: None, lambda x: (1.0, "a"), lambda x: X, lambda x: (x + 1, X)],
+    ids=["number", "nothing", "constants", "captured", "mixed"],
+)
+def test_functions_that_return_no_array_of_theirs(function: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="array"):
+        cf.fuse(function)(X)
+
+
+def test_results_hidden_in_other_objects_are_refused() -> None:
+    class Box:
+        def __init__(self, value: Any):
+            self.value = value
+
+    with pytest.raises(TypeError):
+        cf.fuse(lambda x: (x * 2, Box(x + 1)))(X)
+    with pytest.raises(TypeError):
+        cf.fuse(lambda x: (x * 2, {x + 1}))(X)
+
+
+@pytest.mark.parametrize("steps", [1000, 3000])
+def test_long_chains(steps: int) -> None:
+    """Neither Python's recursion limit nor quadratic work stands in the way of a long chain."""
+
+    def chain(x: Any, w: Any, b: Any) -> Any:
+        y = x @ w.T
+        for _ in range(steps):
+            y = y + b
+        return y.sum(axis=1)
+
+    b = np.full(2, 0.5)
+    expected = (X.astype(float) @ np.ones((3, 2)) + steps * b).sum(axis=1)
+    np.testing.assert_allclose(cf.fuse(chain)(X.astype(float), np.ones((2, 3)), b), expected, rtol=1e-12)
