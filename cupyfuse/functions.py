@@ -209,7 +209,7 @@ def _update_statistics(
             )
         factor = 1.0 / batches.astype("float32")
     else:
-        factor = momentum  # type: ignore[assignment]
+        factor = momentum
     unbiased = ScalarArgument(x.shape[0] / (x.shape[0] - 1), "unbiased")
     for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
         if running is not None:

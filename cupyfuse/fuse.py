@@ -453,7 +453,7 @@ def fuse(fn: Callable[..., Any] | None = None, /, *, precision: str | None = Non
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
     The function is traced when it first meets a combination of shapes and dtypes; from then on a call runs the plan
-    made from the trace. Python numbers, strings and other constants among the arguments are fixed in the plan of the call.
+    made from the trace. Python numbers, strings and other constants among the arguments are part of what a plan is for.
 
     Parameters
     ----------

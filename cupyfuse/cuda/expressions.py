@@ -26,7 +26,8 @@ def literal(value: float | int | bool, kind: str) -> str:
         return "true" if value else "false"
     if kind == "i64":
         return f"{int(value)}LL"
-    number = float(np.float32(value)) if kind == "float" else float(value)
+    with np.errstate(over="ignore"):
+        number = float(np.float32(value)) if kind == "float" else float(value)
     if math.isnan(number):
         return f"(infinity<{kind}>() - infinity<{kind}>())"
     if math.isinf(number):
