@@ -286,8 +286,8 @@ class _KernelLaunch:
         config = default_config(self.program, 1)
         if config.shares == 1:
             return 1
-        # At most three numbers of at most 8 bytes an accumulator.
-        return config.shares * self.cols * 24 * max(1, len(self.program.accumulators(0)))
+        # At most four numbers of at most 8 bytes an accumulator.
+        return config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))
 
     def __call__(self, addresses: Addresses) -> None:
         together = 0

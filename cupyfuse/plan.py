@@ -186,7 +186,13 @@ def split_bound(graph: Graph, bound: frozenset[int]) -> tuple[Graph, Graph]:
     mapping: dict[Node, Node] = {}
     for k, (node, own) in enumerate(wanted.items()):
         dtype = node.dtype if own else dtypes.compute(node.dtype)
-        mapping[node] = Node("input", (), node.shape, dtype, {"arg": first + k, "name": f"prepared{k}"})
+        mapping[node] = Node(
+            "input",
+            (),
+            node.shape,
+            dtype,
+            {"arg": first + k, "name": f"prepared{k}", "ndim": 2 if node.shape[0] > 1 else 1},
+        )
         inputs.append(mapping[node])
     outputs = [g.cast(node, mapping[node].dtype) for node in wanted]
     done: dict[Node, Node] = dict(mapping)

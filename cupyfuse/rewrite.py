@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from . import dtypes
 from . import graph as g
 from .graph import Graph, Node
 from .operators import REDUCTIONS
@@ -312,19 +313,23 @@ def _matvec(product: Node, weights: Node | None) -> Node:
     return _known(_product(dot, scalar))
 
 
-def fold_affine(node: Node) -> Node:
-    """Per-column multiply-adds after a matrix product are one: ((y + b - m) r g + t) s = y a + c.
+def fold_affine(node: Node, varying: set[Node] | None = None) -> Node:
+    """Per-column multiply-adds are one: ((y + b - m) r g + t) s = y a + c.
 
-    Bias, BatchNorm and scales become a = r g s and c = ((b - m) r g + t) s, one pair a column (prepared once where they
-    depend on bound arrays alone). Agrees to rounding; an element that comes out infinite or NaN is evaluated as written
-    (guard). Saves the loads and the arithmetic of every step but one.
+    After a matrix product, bias, BatchNorm and scales become a = r g s and c = ((b - m) r g + t) s, one pair a column
+    (prepared once where they depend on bound arrays alone). Of any other y, whose rounding errors are not already those
+    of a product, the first shifts stay as written, since cancellation could cost digits: (y - m) a + c. Agrees to
+    rounding; an element that comes out infinite or NaN is evaluated as written (guard), as is one whose factors would
+    underflow. Saves the loads and the arithmetic of every step but one.
     """
-    chain = affine_chain(node)
+    chain, inner = affine_chain(node, varying)
+    if inner.op != "matmul":
+        while chain and chain[-1].op in ("add", "subtract"):
+            inner = chain.pop()
     if len(chain) < 3:
         return node
     scale: Node | None = None
     shift: Node | None = None
-    inner = next(i for i in chain[-1].inputs if i.op == "matmul")
     value = inner
     for step in reversed(chain):
         other = next((_widened(i, step.dtype) for i in step.inputs if i is not value), None)
@@ -352,29 +357,38 @@ def _affine_step(
     return scale, other if shift is None else g.pointwise("add", shift, other)
 
 
-def affine_chain(node: Node, products: set[Node] | None = None) -> list[Node]:
-    """The steps with per-column or scalar operands from a value down to the matmul beneath it; else nothing.
+def affine_chain(node: Node, varying: set[Node] | None = None) -> tuple[list[Node], Node]:
+    """The steps with per-column or scalar operands above a value, the outermost first, and that value.
 
-    `products` are the nodes that need a matrix product, where they are known already.
+    `varying` are the nodes that differ from row to row, where they are known already.
     """
-    products = _above_matmul([node]) if products is None else products
+    varying = _varying_by_row([node]) if varying is None else varying
     chain: list[Node] = []
-    inner: Node | None = node
-    while inner is not None and inner.op != "matmul":
-        chain.append(inner)
-        inner = _affine_inner(inner, products)
-    return chain if inner is not None else []
+    while (inner := _affine_inner(node, varying)) is not None:
+        chain.append(node)
+        node = inner
+    return chain, node
 
 
-def _affine_inner(node: Node, products: set[Node]) -> Node | None:
+def _affine_inner(node: Node, varying: set[Node]) -> Node | None:
     """What a step of an affine chain scales or shifts."""
-    if node.op not in ("add", "subtract", "multiply", "divide", "negative"):
+    if node.op not in ("add", "subtract", "multiply", "divide", "negative") or not dtypes.is_float(node.dtype):
         return None
-    values = [i for i in node.inputs if i.shape == node.shape and i in products]
+    values = [i for i in node.inputs if i.shape == node.shape and i in varying]
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
     others = [i for i in node.inputs if i is not values[0]]
     return values[0] if all(i.shape[0] == 1 for i in others) else None
+
+
+def _varying_by_row(roots: Iterable[Node]) -> set[Node]:
+    """The nodes that can differ from row to row: what depends on a matrix, not on vectors and numbers alone."""
+    found: set[Node] = set()
+    for node in g.topological(roots, g.eager_inputs):
+        matrix = node.op == "matmul" or (node.op == "input" and node.attrs.get("ndim", 2) == 2)
+        if (matrix and node.size > 0 and node.shape[1] != 1) or any(i in found for i in g.eager_inputs(node)):
+            found.add(node)
+    return found
 
 
 # The order ----------------------------------------------------------------------------------------------------------
@@ -434,19 +448,15 @@ def _substitute(graph: Graph, target: Node, value: Node) -> Graph:
 def _fold_maximal(graph: Graph, notes: list[Note]) -> Graph:
     """Fold each affine chain once, at the last of its steps."""
     users = g.users(graph.roots)
-    products = _above_matmul(graph.roots)
-    chained = {n for n in users if _affine_inner(n, products) is not None}
+    varying = _varying_by_row(graph.roots)
+    chained = {n for n in users if _affine_inner(n, varying) is not None}
     inner = {n for n in chained if n not in graph.roots and users[n] and all(u in chained for u in users[n])}
     outermost = [n for n in users if n in chained and n not in inner]
-    folds = {n: folded for n in outermost if (folded := fold_affine(n)) is not n}
+    folds = {n: folded for n in outermost if (folded := fold_affine(n, varying)) is not n}
     for node in folds:
-        steps = [n.op for n in reversed(affine_chain(node, products))]
+        steps = [n.op for n in reversed(affine_chain(node, varying)[0])]
         notes.append(
-            Note(
-                "per-column multiply-adds after a matrix product are one",
-                " -> ".join(steps),
-                f"{(len(steps) - 2) * node.size:.3g} FLOPs",
-            )
+            Note("per-column multiply-adds are one", " -> ".join(steps), f"{(len(steps) - 2) * node.size:.3g} FLOPs")
         )
     # From the last to the first: a folded value may hold earlier folds beneath it.
     for node, folded in reversed(folds.items()):

@@ -95,25 +95,31 @@ struct ExpSum {
     __device__ __forceinline__ T total() const { return isfinite(m) ? s : m - m; }
 };
 
-// Count, mean and sum of squared distances from the mean (Welford 1962; merged as in Chan, Golub and LeVeque 1979).
+// Count, mean and sum of squared distances from the mean (Welford 1962; merged as in Chan, Golub and LeVeque 1979), of
+// elements relative to the first one: a mean far larger than the spread costs no digits.
 template <class T>
 struct Moments {
     T n = T(0);
+    T first = T(0);
     T mean = T(0);
     T m2 = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}
     __device__ __forceinline__ void lead(int, u32) {}
     __device__ __forceinline__ void add(T x) {
+        first = n == T(0) ? x : first;
         n += T(1);
-        const T d = x - mean;
+        const T y = x - first;
+        const T d = y - mean;
         mean += quick_divide(d, n);
-        m2 += d * (x - mean);
+        m2 += d * (y - mean);
     }
     __device__ __forceinline__ void merge(const Moments& o) {
-        if (o.n > T(0)) {
+        if (n == T(0)) {
+            *this = o;
+        } else if (o.n > T(0)) {
             const T both = n + o.n;
-            const T d = o.mean - mean;
+            const T d = (o.first - first) + (o.mean - mean);
             const T share = o.n / both;
             mean += d * share;
             m2 += o.m2 + d * d * (n * share);
@@ -123,6 +129,7 @@ struct Moments {
     __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
         Moments o;
         o.n = __shfl_xor_sync(members, n, mask);
+        o.first = __shfl_xor_sync(members, first, mask);
         o.mean = __shfl_xor_sync(members, mean, mask);
         o.m2 = __shfl_xor_sync(members, m2, mask);
         if (upper) {

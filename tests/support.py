@@ -64,8 +64,10 @@ class Engine:
 
     def host(self, values: Any) -> Any:
         """Back to NumPy; also through tuples, lists and dicts."""
+        if isinstance(values, tuple) and hasattr(values, "_fields"):
+            return type(values)(*map(self.host, values))
         if isinstance(values, (tuple, list)):
-            return type(values)(self.host(v) for v in values)
+            return type(values)(map(self.host, values))
         if isinstance(values, dict):
             return {k: self.host(v) for k, v in values.items()}
         return values if self.name == "numpy" or not hasattr(values, "get") else values.get()

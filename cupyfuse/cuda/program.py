@@ -88,6 +88,9 @@ class Program:
 
     def place(self, node: Node) -> str:
         rows, cols = self.domain
+        if rows == 1 < cols and node.attrs.get("ndim") == 1 and node.shape == (1, cols) and not self.by_columns:
+            # A vector stays per-column where there is one row, so that the row is computed as it is among others.
+            return COLUMN
         if node.shape == (rows, cols):
             return FULL
         if self.by_columns:

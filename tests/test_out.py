@@ -1,0 +1,78 @@
+"""`out=`: honoured in every layout, checked, and never written to before what it shares memory with has been read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support import LAYOUTS, Engine, assert_equal
+
+import cupyfuse as cf
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_in_any_layout(engine: Engine, layout: str) -> None:
+    out = engine.array(np.zeros((4, 3), np.float32), layout)
+    assert cf.fuse(lambda x: x * 2)(engine.array(X), out=out) is out
+    assert_equal(engine.host(out), X * 2)
+
+
+def test_out_that_is_an_argument(engine: Engine) -> None:
+    """Nothing is read after it was overwritten: a transposed, a shifted, a repeated target."""
+    square = np.arange(16, dtype=np.float32).reshape(4, 4)
+    turn = cf.fuse(lambda x, y: x.T + y)
+    for target in (lambda a: a, lambda a: a.T, lambda a: a[::-1]):
+        a = engine.array(square)
+        out = target(a)
+        turn(a, a, out=out)
+        assert_equal(engine.host(out), square.T + square)
+    base = engine.array(np.arange(20, dtype=np.float32).reshape(5, 4))
+    cf.fuse(lambda x: x * 2)(base[:4], out=base[1:])
+    assert_equal(engine.host(base[1:]), square * 2)
+
+
+def test_out_for_several_results(engine: Engine) -> None:
+    fused = cf.fuse(lambda x: (x.sum(axis=1), {"m": x.max(axis=0)}, x * 2))
+    out = engine.arrays([np.zeros(4, np.float32), np.zeros(3, np.float32), np.zeros((4, 3), np.float32)])
+    for form in (tuple(out), list(out)):
+        assert fused(engine.array(X), out=form) is form
+        for array, expected in zip(engine.host(out), (X.sum(1), X.max(0), X * 2), strict=True):
+            assert_equal(array, expected)
+
+
+def test_out_of_zero_dimensions() -> None:
+    out = np.zeros((), np.float32)
+    assert cf.fuse(lambda x: x.sum())(X, out=out) is out
+    assert out == 66
+
+
+READ_ONLY = np.zeros((4, 3), np.float32)
+READ_ONLY.flags.writeable = False
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "words"),
+    [
+        (np.zeros((3, 4), np.float32), ValueError, r"out: expected shape \(4, 3\).*\(3, 4\)"),
+        (np.zeros((4, 3)), ValueError, r"out: expected .*float32.*float64"),
+        (np.zeros((4, 3), np.int32), (TypeError, ValueError), r"out"),
+        (np.zeros((1, 4, 3), np.float32), ValueError, r"out: expected shape"),
+        (READ_ONLY, ValueError, "out: .*read-only"),
+        (np.broadcast_to(np.zeros(3, np.float32), (4, 3)), ValueError, "out: "),
+        (np.lib.stride_tricks.as_strided(np.zeros(3, np.float32), (4, 3), (0, 4)), ValueError, "out: .*share"),
+        ("text", TypeError, "out: expected an array, got str"),
+        (3.0, TypeError, "out: expected an array, got float"),
+        (cf.spec((4, 3)), TypeError, "out: expected an array, got Spec"),
+        ((), ValueError, r"out: expected 1 array\(s\).*got 0"),
+        ((X, X), ValueError, r"out: expected 1 array\(s\).*got 2"),
+        (np.ma.masked_array(X.copy()), TypeError, "out.*MaskedArray"),
+    ],
+)
+def test_out_is_checked(out: Any, error: Any, words: str) -> None:
+    before = X.copy()
+    with pytest.raises(error, match=words):
+        cf.fuse(lambda x: x * 2)(X, out=out)
+    assert_equal(X, before)
