@@ -99,14 +99,14 @@ def enter(value: Any, name: str) -> Entry:
         return Entry(value if type(value) is np.ndarray else value.view(np.ndarray), "numpy", None)
     if is_cupy(value):
         return Entry(value, "cuda", None)
-    kind, _ = value.__dlpack_device__()
     library = f"{type(value).__module__.partition('.')[0]} array"
     try:
+        kind, _ = value.__dlpack_device__()
         if kind in _DLPACK_CPU:
             return Entry(np.from_dlpack(value), "numpy", _returner(value))
         if kind in _DLPACK_CUDA:
             return Entry(_import_cupy(name).from_dlpack(value), "cuda", _returner(value))
-    except (RuntimeError, BufferError, TypeError) as error:
+    except (RuntimeError, BufferError, TypeError, ValueError) as error:
         hint = " (detach it first: x.detach())" if getattr(value, "requires_grad", False) else ""
         raise TypeError(f"argument {name!r}: this {library} cannot be exchanged by DLPack: {error}{hint}") from error
     raise TypeError(

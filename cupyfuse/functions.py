@@ -37,11 +37,16 @@ def traceable(function: F) -> F:
             if leading not in kwargs:
                 return fused(**kwargs)
             args = (kwargs.pop(leading),)
-        if isinstance(kwargs.get("b"), (list, tuple)):
+        if len(args) > 2 and "b" in fused.signature.parameters:
+            args, kwargs = args[:2], {**kwargs, "b": args[2]} | dict(zip(_LOGSUMEXP_REST, args[3:], strict=False))
+        if kwargs.get("b") is not None:
             kwargs["b"] = _array(kwargs["b"])
         return _eagerly(fused, _array(args[0]), args[1:], kwargs)
 
     return call  # type: ignore[return-value]
+
+
+_LOGSUMEXP_REST = ("keepdims", "return_sign")  # the parameters after b
 
 
 def _array(value: Any) -> Any:
@@ -183,7 +188,7 @@ def batch_norm(
     if training or running_mean is None or running_var is None:
         if not training and (running_mean is not None or running_var is not None):
             raise ValueError("running_mean, running_var: give both or neither")
-        if x.shape[0] <= 1:
+        if x.shape[0] == 1:
             raise ValueError(f"x: expected more than 1 row when training, got shape {tuple(x.shape)}")
         mean = reduce("mean", x, 0)
         var = trace.variance(x, 0)
@@ -202,12 +207,19 @@ def _update_statistics(
 ) -> None:
     if batches is not None:
         batches += 1
+    if x.shape[0] == 0 or (running_mean is None and running_var is None):
+        return
     if momentum is None:
         if batches is None:
             raise ValueError(
                 "num_batches_tracked: expected an int64 array, since momentum=None averages over all batches"
             )
-        factor = 1.0 / batches.astype("float32")
+        wide = (
+            "float64"
+            if "float64" in (str(r.dtype) for r in (running_mean, running_var) if r is not None)
+            else "float32"
+        )
+        factor = 1.0 / batches.astype(wide)
     else:
         factor = momentum
     unbiased = ScalarArgument(x.shape[0] / (x.shape[0] - 1), "unbiased")
@@ -248,7 +260,7 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
         return result, apply(
             "where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0)
         )
-    weights = b
+    weights = trace.as_tracer(b, a._trace)
     a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
     top = apply("finite_or_zero", reduce("max", a, axis, keepdims=True))
     total = reduce("sum", weights * apply("exp", a - top), axis, keepdims=True)

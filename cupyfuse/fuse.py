@@ -100,7 +100,7 @@ class Fused:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments: arrays, or `spec(shape, dtype)` in their places."""
         values = self._ordered(args, kwargs)
-        leaves = arrays_in(values)
+        leaves = arrays_in(values, self._names)
         traced, _ = self.trace(values)
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         return build(traced, layouts, self._precision or options.current_precision())
@@ -199,7 +199,7 @@ class _Method:
         return self._fused.plan(self._instance, *args, **kwargs)
 
     def bind(self, **fixed: Any) -> Bound:
-        return self._fused.bind(**{self._fused._names[0]: self._instance}, **fixed)
+        return Bound(self._fused, {self._fused._names[0]: self._instance, **fixed})
 
 
 class Bound:
@@ -257,6 +257,9 @@ class Bound:
         if kwargs or len(args) != len(self._free):
             every = zip(self._fused._names, self._values(args, kwargs), strict=True)
             values = [value for name, value in every if name not in self._fixed]
+        if any(type(value) is Tracer for value in values):
+            named = dict(zip(self._fused._names, self._values(args, kwargs), strict=True))
+            return self._fused._within_a_trace((), named, out)
         position = 0
         for name in self._fused._names:
             taken = self._taken.get(name)
@@ -334,15 +337,15 @@ def signature_of(plan: Plan) -> list[Hashable]:
     return [*lines, tuple(numbers[n] for n in plan.graph.outputs)]
 
 
-def arrays_in(values: Sequence[Any]) -> list[Any]:
+def arrays_in(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
     """The arrays among some arguments, as the engine gets them."""
     found: list[Any] = []
 
     def leaf(value: Any, name: str) -> None:
         found.append(value if isinstance(value, arrays.Spec) else arrays.enter(value, name).array)
 
-    for value in values:
-        replace(value, "", leaf, lambda number, name: number)
+    for position, value in enumerate(values):
+        replace(value, names[position] if names else "", leaf, lambda number, name: number)
     return found
 
 
@@ -418,7 +421,10 @@ def _into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
         target = arrays.enter(array, name).array
         if arrays.is_cupy(target) != arrays.is_cupy(leaves[0]):
             raise TypeError(f"{name}: expected an array in the same memory as the arguments; allocate it beside them")
-        dtype = dtypes.name_of(target.dtype)
+        try:
+            dtype = dtypes.name_of(target.dtype)
+        except TypeError as error:
+            raise TypeError(f"{name}: {error}") from None
         if tuple(target.shape) != output.shape or dtype != output.dtype:
             raise ValueError(
                 f"{name}: expected shape {output.shape} and dtype {output.dtype}, got shape {tuple(target.shape)} and "

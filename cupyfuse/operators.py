@@ -204,6 +204,7 @@ POINTWISE: dict[str, Operator] = {
             "nan_max({0}, {1})",
             lambda o, y, a, b: (o.where(a >= b, 1.0, 0.0), o.where(a >= b, 0.0, 1.0)),
             "Larger of a and b; NaN if either is.",
+            result="same",
         ),
         _op(
             "minimum",
@@ -211,6 +212,7 @@ POINTWISE: dict[str, Operator] = {
             "nan_min({0}, {1})",
             lambda o, y, a, b: (o.where(a <= b, 1.0, 0.0), o.where(a <= b, 0.0, 1.0)),
             "Smaller of a and b; NaN if either is.",
+            result="same",
         ),
         _op(
             "clip",
@@ -219,6 +221,7 @@ POINTWISE: dict[str, Operator] = {
             lambda o, y, x, a, b: (o.where(y == x, 1.0, 0.0), o.where(x < a, 1.0, 0.0), o.where(x > b, 1.0, 0.0)),
             "x limited to [low, high]; hardtanh is clip(x, -1, 1).",
             flops=2,
+            result="same",
         ),
         _op(
             "where",

@@ -374,6 +374,8 @@ def _affine_inner(node: Node, varying: set[Node]) -> Node | None:
     """What a step of an affine chain scales or shifts."""
     if node.op not in ("add", "subtract", "multiply", "divide", "negative") or not dtypes.is_float(node.dtype):
         return None
+    if node.shape[1] == 1:
+        return None
     values = [i for i in node.inputs if i.shape == node.shape and i in varying]
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
@@ -386,7 +388,8 @@ def _varying_by_row(roots: Iterable[Node]) -> set[Node]:
     found: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
         matrix = node.op == "matmul" or (node.op == "input" and node.attrs.get("ndim", 2) == 2)
-        if (matrix and node.size > 0 and node.shape[1] != 1) or any(i in found for i in g.eager_inputs(node)):
+        down = node.reduction and node.axis == 0
+        if matrix or (not down and any(i in found for i in g.eager_inputs(node))):
             found.add(node)
     return found
 

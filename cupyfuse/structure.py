@@ -29,68 +29,85 @@ def collect(value: Any, name: str, leaves: list[Any], tokens: list[Any], givers:
         tokens.append((kind, value))
     elif kind is float:
         tokens.append((kind, value.hex()))
-    elif kind in (tuple, list):
-        tokens.append((kind, len(value)))
-        for i, item in enumerate(value):
-            collect(item, f"{name}[{i}]", leaves, tokens, givers)
-    elif kind is dict:
-        tokens.append((kind, tuple(value)))
-        for k, item in value.items():
-            collect(item, f"{name}[{k!r}]", leaves, tokens, givers)
+    elif isinstance(value, (tuple, list, dict)):
+        _collect_items(value, name, leaves, tokens, givers)
     elif isinstance(value, np.generic):
         tokens.append((kind, value.tobytes()))
     elif isinstance(value, np.ndarray):
         collect(arrays.enter(value, name).array, name, leaves, tokens, givers)
     elif arrays.is_array(value):
         if isinstance(value, arrays.Spec):
-            raise TypeError(
-                f"argument {name!r}: a spec has a shape and no values; use .plan() with it, or pass an array"
-            )
+            raise TypeError(f"argument {name!r}: a spec has no values; use .plan() with it, or pass an array")
         entry = arrays.enter(value, name)
         collect(entry.array, name, leaves, tokens, givers)
         givers[-1] = entry.give_back
-    elif hasattr(value, "__dict__") and not isinstance(value, _FIXED):
-        # An object whose attributes the function may read: another value of one is another trace.
-        tokens.append((kind, id(value)))
-        for attribute, item in sorted(vars(value).items()):
-            tokens.append((attribute, id(item)) if arrays.is_array(item) else (attribute, *_state(item, name)))
     else:
-        tokens.append((kind, _hashable(value, name)))
+        tokens.append(_state(value, name, ()))
 
 
-_FIXED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType, enum.Enum)
-
-
-def _state(value: Any, name: str) -> tuple[Any, ...]:
-    """Tokens of an attribute's value: its contents where it is a plain one, else which object it is."""
-    tokens: list[Any] = []
-    if type(value) in (*_PLAIN, float, tuple, list, dict) or isinstance(value, np.generic):
-        try:
-            collect(value, name, [], tokens, [])
-        except TypeError:
-            tokens = [id(value)]
+def _collect_items(value: Any, name: str, leaves: list[Any], tokens: list[Any], givers: list[Any]) -> None:
+    if isinstance(value, dict):
+        tokens.append((type(value), tuple(value)))
+        for k, item in value.items():
+            collect(item, f"{name}[{k!r}]", leaves, tokens, givers)
     else:
-        tokens = [id(value)]
-    return tuple(tokens)
+        tokens.append((type(value), len(value)))
+        for i, item in enumerate(value):
+            collect(item, f"{name}[{i}]", leaves, tokens, givers)
 
 
-def _hashable(value: Any, name: str) -> Any:
-    try:
-        hash(value)
-    except TypeError:
+# What is compared by value, or is the same for as long as it exists.
+_CONSTANTS = (int, bool, str, float, complex, bytes, range, frozenset, slice, type(None), type(Ellipsis), np.dtype)
+_FIXED = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, np.ufunc, enum.Enum)
+
+
+def _state(value: Any, name: str, above: tuple[int, ...]) -> Any:
+    """All that a trace can have read of an object: its type and, recursively, its attributes and its class's."""
+    kind = type(value)
+    if kind is float:
+        return (kind, value.hex())
+    if kind in _CONSTANTS:
+        return (kind, str(value) if kind is slice else value)
+    if isinstance(value, np.generic):
+        return (kind, value.tobytes())
+    if isinstance(value, _FIXED):
+        return (kind, value)
+    if arrays.is_array(value):
+        return ("array", id(value))  # a trace that uses it is refused
+    if id(value) in above or len(above) > 8:
         raise TypeError(
-            f"argument {name!r}: expected an array, a number, a hashable constant, or a tuple, list or dict of these, "
-            f"got {type(value).__name__}"
-        ) from None
-    return value
+            f"argument {name!r}: a {kind.__name__} that contains itself cannot be a constant"
+        )
+    above = (*above, id(value))
+    if isinstance(value, dict):
+        return (kind, tuple((k, _state(v, name, above)) for k, v in value.items()))
+    if isinstance(value, (tuple, list)):
+        return (kind, tuple(_state(v, name, above) for v in value))
+    attributes = dict(getattr(value, "__dict__", {}))
+    for base in kind.__mro__[:-1]:
+        slots = base.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if hasattr(value, slot):
+                attributes[slot] = getattr(value, slot)
+        for attribute, item in base.__dict__.items():
+            if type(item) in _CONSTANTS and not attribute.startswith("__"):
+                attributes.setdefault(attribute, item)
+    if not hasattr(value, "__dict__") and not any("__slots__" in b.__dict__ for b in kind.__mro__[:-1]):
+        raise TypeError(
+            f"argument {name!r}: expected an array, a number, a constant, or a tuple, list or dict of these, got "
+            f"{kind.__name__}, whose changes could not be seen; pass what the function needs of it instead"
+        )
+    return (kind, tuple((k, _state(v, name, above)) for k, v in sorted(attributes.items())))
 
 
 def replace(value: Any, name: str, leaf: Callable[[Any, str], Any], number: Callable[[float, str], Any]) -> Any:
     """The same structure with each array and each float exchanged."""
     kind = type(value)
-    if kind in (tuple, list):
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind(*(replace(v, f"{name}.{k}", leaf, number) for k, v in zip(value._fields, value, strict=True)))
+    if isinstance(value, (tuple, list)):
         return kind(replace(v, f"{name}[{i}]", leaf, number) for i, v in enumerate(value))
-    if kind is dict:
+    if isinstance(value, dict):
         return {k: replace(v, f"{name}[{k!r}]", leaf, number) for k, v in value.items()}
     if arrays.is_array(value):
         return leaf(value, name)
@@ -117,6 +134,11 @@ class Results:
             return ("dict", list(value), [self._take(v, is_leaf) for v in value.values()])
         if hasattr(value, "shape") and not isinstance(value, np.generic):
             raise TypeError("the function returns an array that is not computed from its arguments; return it outside")
+        if not isinstance(value, (*_CONSTANTS, np.generic, *_FIXED)):
+            raise TypeError(
+                f"the function returns a {type(value).__name__}: expected arrays, numbers, or tuples, lists and dicts of "
+                "these; make other objects outside"
+            )
         return ("constant", float(value) if isinstance(value, float) else value)
 
     def rebuild(self, arrays_: list[Any]) -> Any:

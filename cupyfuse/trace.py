@@ -8,6 +8,7 @@ neither.
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -265,16 +266,17 @@ class Tracer:
     __ifloordiv__ = __imod__ = __ixor__ = __ilshift__ = __irshift__ = _unsupported
 
     # In-place operators change the array that every name in the user's function refers to.
-    def _become(self, value: Any) -> Tracer:
+    def _become(self, value: Any, assigned: bool = False) -> Tracer:
         new = as_tracer(value, self._trace)
         if self._viewed:
             fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
         if new.shape != self.shape:
             new = broadcast_to(new, self.shape)
-        if dtypes.promote(new._node.dtype, self._node.dtype) != self._node.dtype:
+        kinds = {"bool": 0, "int64": 1}
+        if not assigned and kinds.get(new._node.dtype, 2) > kinds.get(self._node.dtype, 2):
             fail(
                 f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
-                "it would lose precision; convert the value with .astype first",
+                "NumPy refuses it as well; convert the value with .astype first",
             )
         aligned = _relabel(new, self._axes)
         self._node = g.cast(aligned._node, self._node.dtype)
@@ -310,7 +312,7 @@ class Tracer:
         whole = index if isinstance(index, tuple) else (index,)
         if not all(i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in whole):
             fail("assignment to part of an array", "choose with np.where, or assign the whole x[...]")
-        self._become(value)
+        self._become(value, assigned=True)
 
     # Views
     def __getitem__(self, index: Any) -> Tracer:
@@ -357,7 +359,9 @@ class Tracer:
         else:
             drop = set(normalize_axes(axis, self.ndim, "squeeze"))
             if any(self.shape[i] != 1 for i in drop):
-                raise ValueError("cannot select an axis to squeeze out which has size not equal to one")
+                raise ValueError(
+                    f"squeeze: axis {axis} of an array of shape {self.shape} is longer than one\n  at {user_line()}"
+                )
         return self._view(tuple(a for i, a in enumerate(self._axes) if i not in drop))
 
     def reshape(self, *shape: Any, order: str = "C") -> Tracer:
@@ -495,6 +499,10 @@ def _trace_of(values: Iterable[Any]) -> Trace:
 def apply(op: str, *operands: Any) -> Tracer:
     """Apply a pointwise operator with NumPy's broadcasting and promotion."""
     trace = _trace_of(operands)
+    if op in ("subtract", "negative") and all(
+        getattr(getattr(o, "_node", None), "dtype", "bool") == "bool" for o in operands
+    ):
+        fail(f"{op} of masks (bool arrays)", "use ~, ^ or np.logical_not, as NumPy asks for")
     nodes, axes = align([as_tracer(o, trace) for o in operands], op)
     try:
         return Tracer(trace, g.pointwise(op, *nodes), axes)
@@ -567,7 +575,11 @@ def _relabel(tracer: Tracer, axes: Axes) -> Tracer:
 
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     """`numpy.broadcast_to`: made by adding zeros of that shape is not exact for -0.0, so a cast node carries it."""
-    if np.broadcast_shapes(tracer.shape, shape) != shape:
+    try:
+        fits = np.broadcast_shapes(tracer.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
         raise ValueError(f"an array of shape {tracer.shape} cannot be broadcast to {shape}\n  at {user_line()}")
     if sum(n != 1 for n in shape) > 2:
         fail("broadcast_to", f"at most two dimensions of {shape} may differ from 1")
@@ -591,14 +603,17 @@ def normalize_axes(axis: Any, ndim: int, operation: str = "axis") -> tuple[int, 
     axes = axis if isinstance(axis, tuple) else (axis,)
     result = []
     for a in axes:
-        a = int(a)
+        try:
+            a = operator.index(a)
+        except TypeError:
+            raise TypeError(f"{operation}: axis {a!r} is not an integer\n  at {user_line()}") from None
         if not -ndim <= a < ndim:
             raise np.exceptions.AxisError(
                 f"{operation}: axis {a} is out of bounds for an array of {ndim} dimensions\n  at {user_line()}"
             )
         result.append(a % ndim)
     if len(set(result)) != len(result):
-        raise ValueError("duplicate value in 'axis'")
+        raise ValueError(f"{operation}: duplicate value in 'axis'\n  at {user_line()}")
     return tuple(result)
 
 

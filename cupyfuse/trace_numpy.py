@@ -19,6 +19,7 @@ from .trace import (
     clip,
     fail,
     matmul,
+    normalize_axes,
     power,
     reduce,
     reshape,
@@ -123,7 +124,7 @@ def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = No
 
 def _expand_dims(x: Tracer, axis: Any) -> Tracer:
     rank = x.ndim + (len(axis) if isinstance(axis, tuple) else 1)
-    new = {a % rank for a in (axis if isinstance(axis, tuple) else (axis,))}
+    new = set(normalize_axes(axis, rank, "expand_dims"))
     return x[tuple(None if p in new else slice(None) for p in range(rank))]
 
 

@@ -1,0 +1,325 @@
+"""Every identity of the algebra: that it is applied, where it must not be, what it notes, and what it keeps true."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support import HEADS, INF, NAN, assert_close, normal
+
+import cupyfuse as cf
+from cupyfuse import graph as g
+from cupyfuse import rewrite
+from cupyfuse.operators import REDUCTIONS
+
+SPECS = {
+    "x": cf.spec((6, 5)),
+    "w": cf.spec((7, 5)),
+    "b": cf.spec(7),
+    "r": cf.spec(6),
+    "z": cf.spec((6, 7)),
+    "h": cf.spec((7, 5), "float16"),
+    "d": cf.spec(7, "float64"),
+}
+
+
+def traced(text: str) -> g.Graph:
+    """The graph of `lambda x, w, b, r, z, h, d: text`, as it was written."""
+    function = eval(f"lambda {', '.join(SPECS)}: {text}", {"np": np, "cf": cf})
+    trace, _ = cf.fuse(function).trace(tuple(SPECS.values()))
+    return trace.graph
+
+
+def ops(graph: g.Graph) -> Counter[str]:
+    """How often each operator is evaluated."""
+    return Counter(n.op for n in g.topological(graph.roots, g.eager_inputs) if n.op not in ("input", "const"))
+
+
+def simplified(text: str) -> tuple[Counter[str], list[rewrite.Note]]:
+    graph, notes = rewrite.simplify(traced(text))
+    return ops(graph), notes
+
+
+RULES = [
+    function
+    for name, function in inspect.getmembers(rewrite, inspect.isfunction)
+    if not name.startswith("_") and function.__module__ == rewrite.__name__ and name not in ("dataclass", "simplify")
+]
+
+
+@pytest.mark.parametrize("rule", [r for r in RULES if r.__name__ not in ("linear_terms", "affine_chain")])
+def test_every_rule_states_when_it_is_exact(rule: Callable[..., Any]) -> None:
+    text = inspect.getdoc(rule) or ""
+    assert any(word in text for word in ("Exact", "exact", "rounding", "inf")), rule.__name__
+
+
+# Exact clean-up -----------------------------------------------------------------------------------------------------
+
+
+def test_equal_values_are_computed_once() -> None:
+    found, _ = simplified("np.exp(x + 1) * np.exp(x + 1) + np.exp(1 + x)")
+    assert found["exp"] == 2  # 1 + x and x + 1 are two values: operands keep their order
+    found, _ = simplified("(np.exp(x).sum(axis=1), np.exp(x).sum(axis=1) + 1)")
+    assert found["exp"] == found["sum"] == 1
+    found, _ = simplified("x * 0.0 + x * -0.0")
+    assert found["multiply"] == 2, "0.0 and -0.0 are different constants"
+    found, _ = simplified("(x + 1) * (x + 1.0)")
+    assert found["add"] == 2 or found["add"] == 1
+
+
+def test_casts_to_the_same_dtype_vanish() -> None:
+    assert simplified("(x + 1).astype(np.float32) * 2")[0]["cast"] == 0
+    assert simplified("(x + 1).astype(np.float64) * 2")[0]["cast"] == 1
+    assert simplified("(x + 1).astype(np.float16).astype(np.float32)")[0]["cast"] == 2, "a rounding is not dropped"
+
+
+def test_views_of_views_are_one_view() -> None:
+    assert simplified("(x + 1).T.T * 2")[0]["transpose"] == 0
+    assert simplified("(x + 1).reshape(5, 6).reshape(30).reshape(3, 10) * 2")[0]["reshape"] == 1
+    assert simplified("(x + 1).reshape(5, 6).reshape(6, 5) * 2")[0]["reshape"] == 0
+
+
+def test_transposes_of_vectors_move_to_the_arguments() -> None:
+    """A computed vector would have to be stored to be turned; an argument can be read either way."""
+    graph, _ = rewrite.simplify(traced("z + np.exp(b * 2) + np.tanh(r + 1)[:, None]"))
+    turned = [n for n in g.topological(graph.roots) if n.op == "transpose"]
+    assert turned and all(n.inputs[0].op == "input" for n in turned)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", sorted(REDUCTIONS))
+def test_reductions_of_one_element(name: str, axis: int) -> None:
+    shape = (1, 4) if axis == 0 else (4, 1)
+    x = g.Node("input", (), shape, "float64", {"arg": 0, "name": "x"})
+    result = rewrite.reduction_over_one(g.reduce(name, x, axis))
+    if REDUCTIONS[name].identity_on_one:
+        assert result is x
+    else:
+        assert result.op == {"expsum": "exp", "moment2": "square"}[name]
+    other = g.reduce(name, x, 1 - axis)
+    assert rewrite.reduction_over_one(other) is other
+
+
+def test_a_chain_of_reductions_of_one_element_disappears() -> None:
+    found, notes = simplified("x.sum(axis=1, keepdims=True).max(axis=1, keepdims=True).mean(axis=1).sum()")
+    assert found["max"] == 0 and found["sum"] == 2
+    assert [n.identity for n in notes].count("a reduction along an axis of length 1 is the identity") == 2
+    assert all("6 x 1" in n.what and n.saved == "48 bytes" for n in notes)
+
+
+@pytest.mark.parametrize("values", [[2.0], [INF], [-INF], [NAN], [-0.0]])
+def test_reductions_of_one_element_keep_special_values(values: list[float]) -> None:
+    x = np.array([values])
+    with np.errstate(all="ignore"):
+        for name in ("sum", "prod", "mean", "max", "min", "var", "std", "logsumexp", "softmax", "log_softmax"):
+            fused = cf.fuse(lambda x, name=name: getattr(cf, name)(x, axis=1))(x)
+            if name in ("sum", "prod", "mean", "max", "min", "logsumexp"):
+                np.testing.assert_array_equal(fused, x[:, 0], err_msg=name)
+            else:
+                finite = np.isfinite(values[0])
+                expected = {"var": 0.0, "std": 0.0, "softmax": 1.0, "log_softmax": 0.0}[name] if finite else NAN
+                np.testing.assert_array_equal(fused.ravel(), [expected], err_msg=name)
+
+
+def test_composites_are_lowered() -> None:
+    found, _ = simplified("x.mean(axis=1)")
+    assert (found["mean"], found["sum"], found["divide"]) == (0, 1, 1)
+    found, _ = simplified("cf.logsumexp(x, axis=1)")
+    assert found == Counter(max=1, expsum=1, finite_or_zero=1, log_relative=1, add=1)
+    assert cf.fuse(lambda x: cf.logsumexp(x, axis=1)).plan(SPECS["x"]).launches == 1
+
+
+def test_a_softmax_written_out_is_recognised() -> None:
+    text = "(lambda e: e / e.sum(axis=1, keepdims=True))(np.exp(x - x.max(axis=1, keepdims=True)))"
+    found, _ = simplified(text)
+    assert found["expsum"] == 1 and found["sum"] == 0
+    assert found == simplified("cf.softmax(x, axis=1)")[0]
+    for other in (
+        "np.exp(x - x.max(axis=0)).sum(axis=1)",
+        "np.exp(x - x.min(axis=1, keepdims=True)).sum(axis=1)",
+        "np.exp(x + x.max(axis=1, keepdims=True)).sum(axis=1)",
+        "np.exp(x - z.max(axis=1, keepdims=True)).sum(axis=1)",
+    ):
+        assert simplified(other)[0]["expsum"] == 0, other
+
+
+def test_operands_of_products_are_converted_first() -> None:
+    graph, _ = rewrite.simplify(traced("x @ h.T"))
+    (product,) = (n for n in g.topological(graph.roots) if n.op == "matmul")
+    assert product.dtype == "float32" and {i.dtype for i in product.inputs} == {"float32"}
+    assert simplified("x @ w.T")[0]["cast"] == 0
+
+
+# The sum of a linear map --------------------------------------------------------------------------------------------
+
+COLLAPSING = [
+    "(x @ w.T).sum(axis=1)",
+    "(x @ w.T).sum(axis=1, keepdims=True)",
+    "(x @ w.T).mean(axis=1)",
+    "(x @ w.T).sum()",
+    "(x @ w.T).mean()",
+    "(x @ w.T + b).sum(axis=1)",
+    "(b + x @ w.T).sum(axis=1)",
+    "(x @ w.T - b).sum(axis=1)",
+    "(b - x @ w.T).sum(axis=1)",
+    "(-(x @ w.T)).sum(axis=1)",
+    "(x @ w.T * b).sum(axis=1)",
+    "(x @ w.T / b).sum(axis=1)",
+    "(x @ w.T * r[:, None]).sum(axis=1)",
+    "(x @ w.T / r[:, None] + r[:, None]).sum(axis=1)",
+    "(x @ w.T * 2 + 1).sum(axis=1)",
+    "(x @ w.T + z).sum(axis=1)",
+    "(x @ w.T * b + z * b).sum(axis=1)",
+    "(((x @ w.T + b) * b - b) / 3 * r[:, None]).sum(axis=1)",
+    "(x @ w.T + x @ h.T).sum(axis=1)",
+    "(np.tanh(x) @ w.T).sum(axis=1)",
+    "(x @ (w * 2).T).sum(axis=1)",
+    "(x @ w.T * d + d).sum(axis=1)",
+    "(z @ w).sum(axis=1)",
+    "cf.linear(x, w, b).sum(axis=1, keepdims=True).max(axis=1)",
+    "(r[None] @ z + b).sum(axis=1)",
+]
+STAYING = [
+    "(x @ w.T).sum(axis=0)",
+    "(x @ w.T).max(axis=1)",
+    "np.exp(x @ w.T).sum(axis=1)",
+    "(x @ w.T * (x @ w.T)).sum(axis=1)",
+    "(z / (x @ w.T)).sum(axis=1)",
+    "np.maximum(x @ w.T, 0).sum(axis=1)",
+    "(x @ w.T).prod(axis=1)",
+    "(x @ w.T, (x @ w.T).sum(axis=1))",
+    "((x @ w.T).sum(axis=1), (x @ w.T).max(axis=1))",
+    "cf.softmax(x @ w.T, axis=1) + (x @ w.T).sum(axis=1, keepdims=True)",
+]
+
+
+@pytest.mark.parametrize("text", COLLAPSING)
+def test_sums_of_linear_maps_lose_the_product(text: str, rng: np.random.Generator) -> None:
+    found, notes = simplified(text)
+    assert found["matmul"] == 0 and found["guard"] >= 1
+    assert any(n.identity == "the sum of a linear map is a matrix-vector product" for n in notes)
+    arguments = [normal(rng, s.shape, s.dtype) for s in SPECS.values()]
+    function = eval(f"lambda {', '.join(SPECS)}: {text}", {"np": np, "cf": cf})
+    wide = function(*[a.astype(np.float64) for a in arguments])
+    # Two hundred terms of ordinary size; quotients by numbers near zero set the scale of the rest.
+    assert_close(cf.fuse(function)(*arguments), wide, 1e-5 * (1 + np.abs(wide).max()) * 20)
+
+
+@pytest.mark.parametrize("text", STAYING)
+def test_products_that_are_needed_stay(text: str) -> None:
+    found, notes = simplified(text)
+    assert found["matmul"] >= 1
+    assert not any("linear map" in n.identity for n in notes)
+
+
+def test_the_note_says_what_the_collapse_saves() -> None:
+    _, notes = simplified("(x @ w.T).sum(axis=1)")
+    (note,) = notes
+    assert note.what == "sum over 7 columns of (6 x 5) @ (5 x 7)"
+    assert note.saved == f"{2 * 6 * 5 * 7 - 2 * 6 * 5} FLOPs"
+
+
+def test_the_collapse_does_not_come_back_through_a_turned_result() -> None:
+    found, _ = simplified("(lambda s: (s, s @ s.T, z + s))((x @ w.T).sum(axis=1, keepdims=True))")
+    assert found["matmul"] == 1
+    plan = cf.fuse(lambda x, w: (lambda s: (s, s @ s.T))((x @ w.T).sum(axis=1, keepdims=True))).plan(
+        SPECS["x"], SPECS["w"]
+    )
+    assert [s.kind for s in plan.steps].count("Gemm") == 1
+
+
+# Column-wise multiply-adds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("((x @ w.T + b) * b + b)", "add -> multiply -> add"),
+        ("((x @ w.T - b) / np.sqrt(b + 1) * b + b) * 2", "subtract -> divide -> multiply -> add -> multiply"),
+        ("-(x @ w.T + b) * b", "add -> negative -> multiply"),
+        ("b - (x @ w.T * 2 + b)", "multiply -> add -> subtract"),
+        ("((b - x @ w.T) - b) / 3", "subtract -> subtract -> divide"),
+        ("(x @ w.T + d) * d - d", "add -> multiply -> subtract"),
+        ("cf.batch_norm(cf.linear(x, w), b, b, b, b) * -2.0", "subtract -> divide -> multiply -> add -> multiply"),
+    ],
+)
+def test_column_wise_chains_become_one_multiply_add(text: str, steps: str, rng: np.random.Generator) -> None:
+    _, notes = simplified(text)
+    (note,) = (n for n in notes if n.identity.startswith("per-column multiply-adds"))
+    assert note.what == steps and note.saved == f"{(len(steps.split(' -> ')) - 2) * 42} FLOPs"
+    graph, _ = rewrite.simplify(traced(text))
+    full = [n.op for n in g.topological(graph.roots, g.eager_inputs) if n.shape == (6, 7) and n.op != "matmul"]
+    assert Counter(full) <= Counter(multiply=1, add=1, guard=1, cast=2)
+    arguments = [np.abs(normal(rng, s.shape, s.dtype)) + s.shape[0] % 2 for s in SPECS.values()]
+    arguments = [a.astype(s.dtype) for a, s in zip(arguments, SPECS.values(), strict=True)]
+    function = eval(f"lambda {', '.join(SPECS)}: {text}", {"np": np, "cf": cf})
+    wide = function(*[a.astype(np.float64) for a in arguments])
+    assert_close(cf.fuse(function)(*arguments), wide, 1e-5 * (1 + np.abs(wide).max()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x @ w.T + b) * b",
+        "((x @ w.T + r[:, None]) * b + b)",
+        "(x @ w.T * b + z) * b + r[:, None]",
+        "b / ((x @ w.T + b) * b)",
+        "np.tanh((x @ w.T + b) * b) * 2",
+        "(x + 1) * 2 + 3",
+        "(lambda y: (y + y) * b * b)(x @ w.T)",
+    ],
+)
+def test_other_chains_are_left_alone(text: str) -> None:
+    _, notes = simplified(text)
+    assert not any("multiply-adds" in n.identity for n in notes)
+
+
+@pytest.mark.parametrize("inner", ["x @ w.T + z", "x @ w.T + r[:, None]", "np.tanh(z)", "z - b"])
+def test_a_fold_over_anything_but_a_product_keeps_its_first_shift(inner: str, rng: np.random.Generator) -> None:
+    """(y - m) a + c: where y is exact, y a - m a would lose the digits that y and m share."""
+    text = f"((({inner}) - b) * b / d + b) * 2"
+    assert any("multiply-adds" in n.identity for n in simplified(text)[1])
+    big = 2.0**20
+    z = (np.arange(42).reshape(6, 7) % 8 + big).astype(np.float32)
+    b = np.full(7, big, np.float32)
+    chain = cf.fuse(lambda z, b, s: (z - b) * s / 3 * s + s)
+    s = np.full(7, 0.1, np.float32)
+    exact = (z.astype(np.float64) - big) * s / 3 * s.astype(np.float64) + s
+    assert_close(chain(z, b, s), exact, 1e-6)
+
+
+def test_a_chain_is_folded_once_and_where_it_ends() -> None:
+    _, notes = simplified("(lambda y: (y * 2, y))(((x @ w.T + b) * b + b) / b)")
+    folds = [n.what for n in notes if "multiply-adds" in n.identity]
+    assert folds and all(what.startswith("add -> multiply -> add -> divide") for what in folds)
+
+
+# All together -------------------------------------------------------------------------------------------------------
+
+
+def test_simplifying_is_idempotent() -> None:
+    for head in HEADS:
+        columns = [cf.spec(7)] * (len(head.bound) - 3) + [cf.spec(1)] * (len(head.bound) > 2)
+        trace, _ = cf.fuse(head.function).trace((SPECS["x"], SPECS["w"], SPECS["b"], *columns))
+        once, _ = rewrite.simplify(trace.graph)
+        twice, _ = rewrite.simplify(once)
+        assert ops(once) == ops(twice)
+
+
+def test_the_written_graph_is_left_alone() -> None:
+    graph = traced("(x @ w.T + b).sum(axis=1)")
+    before = [(n.op, n.inputs) for n in g.topological(graph.roots)]
+    rewrite.simplify(graph)
+    assert [(n.op, n.inputs) for n in g.topological(graph.roots)] == before
+
+
+def test_notes_of_plans_reach_the_reader() -> None:
+    text = str(cf.fuse(HEADS[1].function).plan(SPECS["x"], SPECS["w"], SPECS["b"]))
+    assert "a reduction along an axis of length 1 is the identity" in text
+    assert "logsumexp of 6 x 1 along axis 1 (2 times); saves 48 bytes each" in text
+    assert "the sum of a linear map is a matrix-vector product" in text
+    assert "evaluated as written" in text
