@@ -163,18 +163,20 @@ _CONTIGUOUS = (_SCALAR, _SCALAR, Layout())
 
 
 def overlap(a: Any, b: Any) -> bool:
-    """Whether two arrays of one engine may share memory."""
-    if isinstance(a, np.ndarray):
-        return bool(np.may_share_memory(a, b))
-    low_a, high_a = _extent(a)
-    low_b, high_b = _extent(b)
-    return low_a < high_b and low_b < high_a
+    """Whether two arrays of one engine may share memory: whether their spans meet."""
+    low, high = span(a)
+    start, stop = span(b)
+    return low < stop and start < high
 
 
-def _extent(a: Any) -> tuple[int, int]:
+def span(a: Any) -> tuple[int, int]:
+    """The addresses from an array's first byte to behind its last."""
     if a.size == 0:
         return (0, 0)
-    low = high = a.data.ptr
+    low = a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr
+    if a.flags.c_contiguous:
+        return low, low + a.nbytes
+    high = low
     for length, stride in zip(a.shape, a.strides, strict=True):
         low += min(0, stride * (length - 1))
         high += max(0, stride * (length - 1))

@@ -380,7 +380,7 @@ def _affine_inner(node: Node, varying: set[Node]) -> Node | None:
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
     others = [i for i in node.inputs if i is not values[0]]
-    return values[0] if all(i.shape[0] == 1 for i in others) else None
+    return values[0] if all(i.shape[0] == 1 and i not in varying for i in others) else None
 
 
 def _varying_by_row(roots: Iterable[Node]) -> set[Node]:

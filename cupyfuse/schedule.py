@@ -194,7 +194,8 @@ class _Scheduler:
                 groups.add(self.column_group[i])
             elif not (i.op == "const" or (i.shape[0] == 1 and self._from_arguments(i))):
                 return None
-        return groups.pop() if len(groups) == 1 else None
+        group = groups.pop() if len(groups) == 1 else None
+        return group if group is not None and node.shape[1] == group[1][1] else None
 
     def _from_arguments(self, node: Node) -> bool:
         """Whether a value is an argument, or pointwise work on arguments alone."""

@@ -75,9 +75,7 @@ def _state(value: Any, name: str, above: tuple[int, ...]) -> Any:
     if arrays.is_array(value):
         return ("array", id(value))  # a trace that uses it is refused
     if id(value) in above or len(above) > 8:
-        raise TypeError(
-            f"argument {name!r}: a {kind.__name__} that contains itself cannot be a constant"
-        )
+        raise TypeError(f"argument {name!r}: a {kind.__name__} that contains itself cannot be a constant")
     above = (*above, id(value))
     if isinstance(value, dict):
         return (kind, tuple((k, _state(v, name, above)) for k, v in value.items()))

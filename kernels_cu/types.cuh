@@ -54,12 +54,20 @@ struct Narrow<f16> {
 template <>
 struct Narrow<bf16> {
     static __device__ __forceinline__ bf16 from(float x) {
+#if __CUDA_ARCH__ >= 800
+        u32 both;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(0.0f), "f"(x));
+        bf16 z;
+        z.bits = static_cast<unsigned short>(both);
+        return z;
+#else
         const u32 bits = __float_as_uint(x);
         // Rounding could carry a NaN's mantissa into the exponent: NaN is written as the quiet one.
         const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         bf16 y;
         y.bits = static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
         return y;
+#endif
     }
     static __device__ __forceinline__ bf16 from(double x) {
         // Round to odd first, so that the second rounding sees which side of a tie the double was on.
@@ -181,6 +189,9 @@ __device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename S
 // exp(d) for d <= 0 in sums, where terms far below 1 weigh little: one rounding in d * log2(e) is allowed.
 __device__ __forceinline__ float exp_in_sum(float d) { return exp2f(d * 1.44269504f); }
 __device__ __forceinline__ double exp_in_sum(double d) { return exp(d); }
+
+// Of values that are 16-bit floats to the user, whose own rounding is a thousand times larger: relative errors below 1e-5.
+__device__ __forceinline__ float quick_exp(float x) { return exp2f(x * 1.44269504f); }
 
 // x / n to the last bit or two, without the slow path of a rounded division.
 __device__ __forceinline__ float quick_divide(float x, float n) { return __fdividef(x, n); }

@@ -162,7 +162,8 @@ def assert_close(actual: Any, expected: Any, bound: Any, where: str = "") -> Non
     assert_same_kinds(actual, expected, where)
     a, b = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     limit = np.broadcast_to(bound, b.shape)
-    bad = np.isfinite(b) & ~(np.abs(np.where(np.isfinite(b), a - b, 0)) <= limit)
+    with np.errstate(invalid="ignore"):
+        bad = np.isfinite(b) & ~(np.abs(a - b) <= limit)
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         raise AssertionError(

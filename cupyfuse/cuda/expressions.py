@@ -103,7 +103,10 @@ class Body:
             self._guarded(node, name, f"{kind} {name}")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
             top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
-            self.line(f"const {kind} {name} = divide_by({top}, {bottom}, {bottom}_reciprocal);")
+            # A 16-bit result hides the last bits of a product with the reciprocal.
+            quotient = f"divide_by({top}, {bottom}, {bottom}_reciprocal)"
+            narrow = dtypes.compute(node.dtype) != node.dtype
+            self.line(f"const {kind} {name} = {f'{top} * {bottom}_reciprocal' if narrow else quotient};")
             self.checks.append(f"isfinite({name})")
         else:
             self.line(f"const {kind} {name} = {self.expression(node)};")
@@ -166,6 +169,8 @@ class Body:
         else:
             dtype = g.operand_dtype(node)
             operands = [self.operand(i, dtype) for i in node.inputs]
+        if node.op == "exp" and dtypes.compute(node.dtype) != node.dtype:
+            return f"quick_exp({operands[0]})"
         return formatted(row.cuda, operands, c_type(dtype))
 
     def _by_row(self, node: Node) -> bool:

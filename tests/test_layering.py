@@ -1,0 +1,127 @@
+"""The layers: each module knows only those beneath it, and `import cupyfuse` needs NumPy alone."""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cupyfuse
+
+PACKAGE = Path(cupyfuse.__file__).parent
+# From the bottom to the top; modules of one line may know each other.
+LAYERS = (
+    "errors special dtypes operators graph",
+    "trace trace_numpy rewrite schedule devices",
+    "plan cuda.program cuda.expressions cuda.configure cuda.emit",
+    "options structure arrays",
+    "numpy_engine cuda.compile cuda.gemm cuda_engine",
+    "fuse functions",
+    "heads machine progress demo cli torch",
+    "__main__",
+)
+LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
+MODULES = sorted(
+    info.name.removeprefix("cupyfuse.")
+    for info in pkgutil.walk_packages([str(PACKAGE)], "cupyfuse.")
+    if not info.ispkg and "kernels_cu" not in info.name
+)
+
+
+def imported(module: str, everywhere: bool = True) -> set[str]:
+    """The modules of the package that a module imports; without `everywhere`, those it imports when it is loaded."""
+    path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    nodes = list(ast.walk(tree)) if everywhere else tree.body
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names if a.name.startswith("cupyfuse")}
+        elif isinstance(node, ast.ImportFrom):
+            package = ["cupyfuse", *module.split(".")[:-1]]
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            found |= {f"{source}.{a.name}" for a in node.names} | {source}
+    names = {name.removeprefix("cupyfuse.") for name in found if name.startswith("cupyfuse.")}
+    return {n for n in names if n in MODULES}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_know_only_those_beneath_them(module: str) -> None:
+    level = LEVEL.get(module, LEVEL.get(module.split(".")[0], -1))
+    assert level >= 0, f"{module} has no place in LAYERS"
+    for other in imported(module):
+        below = LEVEL.get(other, LEVEL.get(other.split(".")[0], -1))
+        assert below <= level, f"{module} (layer {level}) imports {other} (layer {below})"
+
+
+def test_the_layers_exist() -> None:
+    """A module that was renamed must not leave its rule behind."""
+    planned = {"torch"}
+    assert {name for name in LEVEL if name not in planned} <= set(MODULES)
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if LEVEL.get(m, 9) <= 2])
+def test_planning_touches_no_array_library_but_numpy(module: str) -> None:
+    text = PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert not {n.split(".")[0] for n in names} & {"cupy", "cupyx", "torch", "scipy"}
+
+
+def run(code: str) -> str:
+    """Run code in an interpreter of its own; the warnings it gives are errors."""
+    command = [sys.executable, "-W", "error", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=PACKAGE.parent, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+HEAVY = "cupy cupyx torch scipy ml_dtypes rich matplotlib cuda hypothesis jax"
+LOADED = f"import sys; print(*(m for m in {HEAVY.split()} if m in sys.modules))"
+# A chain with every kind of step, in float32 on NumPy arrays.
+WORK = """
+import numpy as np, cupyfuse as cf
+@cf.fuse
+def chain(x, w): return cf.softmax(cf.gelu(x @ w.T) - (x @ w.T).mean(axis=0), axis=1), (x @ w.T).sum()
+x = np.ones((4, 3), np.float32)
+chain(x, x); chain.bind(w=x)(x); print(chain.plan(x, x)); cf.logsumexp(x, axis=1)
+"""
+
+
+def test_importing_the_package_loads_numpy_alone() -> None:
+    assert run(f"import cupyfuse; {LOADED}").split() == []
+
+
+def test_working_with_numpy_arrays_loads_numpy_alone() -> None:
+    assert run(f"{WORK}\n{LOADED}").splitlines()[-1].split() == []
+
+
+def test_the_package_works_where_nothing_else_is_installed() -> None:
+    """Every optional library made impossible to import."""
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({HEAVY.split()}))"
+    assert "plan of chain" in run(f"{blocked}\n{WORK}")
+
+
+def test_bfloat16_without_ml_dtypes_says_what_is_missing() -> None:
+    code = """
+import sys; sys.modules['ml_dtypes'] = None
+import cupyfuse as cf
+try: cf.fuse(lambda x: x.astype('bfloat16').dtype).plan(cf.spec(3))
+except TypeError as error: print(error)
+print(cf.fuse(lambda x: x + 1).plan(cf.spec(3, 'bfloat16')).launches)
+"""
+    lines = run(code).splitlines()
+    assert "pip install ml_dtypes" in lines[0] and lines[-1] == "1"
+
+
+def test_every_public_name_exists() -> None:
+    assert sorted(cupyfuse.__all__) == sorted(set(cupyfuse.__all__))
+    for name in cupyfuse.__all__:
+        assert getattr(cupyfuse, name) is not None
+    assert cupyfuse.__doc__ and cupyfuse.__version__.count(".") == 2

@@ -1,0 +1,245 @@
+"""Scheduling: which steps a chain becomes, what they read and write, and what holds for every schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from chains import Chain, chains
+from hypothesis import given, settings
+from support import FLOATS, LAYOUTS, lay_out
+
+import cupyfuse as cf
+from cupyfuse import dtypes
+from cupyfuse import graph as g
+from cupyfuse.plan import Plan
+from cupyfuse.schedule import column_launches, column_splits, resolve
+
+SPECS = {
+    "x": cf.spec((64, 32)),
+    "w": cf.spec((48, 32)),
+    "b": cf.spec(32),
+    "r": cf.spec(64),
+    "q": cf.spec((64, 64)),
+}
+
+
+def plan_of(text: str) -> Plan:
+    function = eval(f"lambda {', '.join(SPECS)}: {text}", {"np": np, "cf": cf})
+    return cf.fuse(function).plan(*SPECS.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("x + 1", "RowProgram"),
+        ("x.T + 1", "RowProgram"),
+        ("x", "RowProgram"),
+        ("(x, x.T)", "RowProgram"),
+        ("x * b + r[:, None]", "RowProgram"),
+        ("r[:, None] - r[None, :]", "RowProgram"),
+        ("x.sum(axis=1)", "RowProgram"),
+        ("np.exp(r).sum()", "RowProgram"),
+        ("x.sum(axis=1) + r", "RowProgram"),
+        ("cf.softmax(x, axis=1)", "RowProgram"),
+        ("cf.log_softmax(cf.softmax(x, axis=1) * b, axis=1)", "RowProgram"),
+        ("(x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5) * b + b", "RowProgram"),
+        ("x.sum(axis=0)", "ColumnStats"),
+        ("x.var(axis=0)", "ColumnStats"),
+        ("(x.sum(axis=0), x.max(axis=0), x.std(axis=0) * b)", "ColumnStats"),
+        ("x.sum()", "RowProgram ColumnStats"),
+        ("x.sum(axis=1).max()", "RowProgram ColumnStats"),
+        ("x * x.max()", "RowProgram ColumnStats RowProgram"),
+        ("x - x.mean(axis=0)", "ColumnStats RowProgram"),
+        ("cf.softmax(x, axis=0)", "ColumnStats RowProgram"),
+        ("cf.batch_norm(x, training=True)", "ColumnStats RowProgram"),
+        ("cf.softmax(x + x.sum(axis=0), axis=1)", "ColumnStats RowProgram"),
+        ("np.where(x > x.mean(axis=0), x, 0).sum(axis=0)", "ColumnStats ColumnStats"),
+        ("(x.sum(axis=1, keepdims=True) - x).max(axis=0)", "RowProgram ColumnStats"),
+        ("x.sum(axis=1)[:, None] * x.sum(axis=0)", "ColumnStats RowProgram"),
+        ("(x + 1, x.sum(axis=1), x.sum(axis=0))", "RowProgram ColumnStats"),
+        ("x @ w.T", "Gemm"),
+        ("x.T @ x", "Gemm"),
+        ("x @ w.T @ w", "Gemm Gemm"),
+        ("np.exp(x) @ w.T", "RowProgram Gemm"),
+        ("cf.softmax(x @ w.T, axis=1) @ w", "Gemm RowProgram Gemm"),
+        ("cf.relu(x @ w.T) + 1", "Gemm RowProgram"),
+        ("x @ b", "MatVec"),
+        ("b @ b", "MatVec"),
+        ("cf.gelu(x @ b + r)", "MatVec"),
+        ("r @ x", "ColumnStats"),
+        ("(x @ w.T).sum(axis=1)", "ColumnStats MatVec"),
+        ("x.reshape(-1) + 1", "RowProgram"),
+        ("q + q.T", "Copy RowProgram"),
+        ("x.sum(axis=1)[None] + q", "RowProgram RowProgram"),
+    ],
+)
+def test_kinds_of_steps(text: str, kinds: str) -> None:
+    assert " ".join(step.kind for step in plan_of(text).steps) == kinds
+
+
+def test_whole_chains_are_one_step() -> None:
+    """Any number of stages over one row, however long the chain."""
+    stages = "x"
+    for _ in range(6):
+        stages = f"cf.gelu(cf.softmax({stages} * b, axis=1) + r[:, None])"
+    (step,) = plan_of(stages).steps
+    assert step.kind == "RowProgram" and step.launches == 1
+    assert step.reads == 4 * (64 * 32 + 32 + 64) and step.writes == 4 * 64 * 32
+
+
+@pytest.mark.parametrize(
+    ("text", "reads", "writes", "flops"),
+    [
+        ("x + 1", [64 * 32], [64 * 32], [64 * 32]),
+        ("x * x * x", [64 * 32], [64 * 32], [2 * 64 * 32]),
+        ("x * b", [64 * 32 + 32], [64 * 32], [64 * 32]),
+        ("x.sum(axis=1)", [64 * 32], [64], [64 * 32]),
+        ("x.max(axis=0)", [64 * 32], [32], [64 * 32]),
+        ("np.exp(x)", [64 * 32], [64 * 32], [8 * 64 * 32]),
+        ("x @ w.T", [64 * 32 + 48 * 32], [64 * 48], [2 * 64 * 32 * 48]),
+        ("x @ b", [64 * 32 + 32], [64], [2 * 64 * 32]),
+        ("cf.relu(x @ w.T)", [64 * 32 + 48 * 32, 64 * 48], [64 * 48, 64 * 48], [2 * 64 * 32 * 48, 64 * 48]),
+        ("x @ x.T", [2 * 64 * 32], [64 * 64], [2 * 64 * 64 * 32]),
+        ("(x + 1, x * 2)", [64 * 32], [2 * 64 * 32], [2 * 64 * 32]),
+        ("x > 0", [64 * 32], [64 * 32 / 4], [64 * 32]),
+        ("x.astype(np.float64)", [64 * 32], [2 * 64 * 32], [0]),
+        ("q + q.T", [64 * 64, 2 * 64 * 64], [64 * 64, 64 * 64], [0, 64 * 64]),
+    ],
+)
+def test_bytes_and_flops(text: str, reads: list[int], writes: list[int], flops: list[int]) -> None:
+    """In units of four bytes: every value read once a step, and written once."""
+    plan = plan_of(text)
+    assert [s.reads for s in plan.steps] == [4 * r for r in reads]
+    assert [s.writes for s in plan.steps] == [4 * w for w in writes]
+    assert [s.flops for s in plan.steps] == flops
+    assert (plan.reads, plan.writes, plan.flops) == (4 * sum(reads), 4 * sum(writes), sum(flops))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_16_bit_values_are_kept_wide_between_steps(dtype: str) -> None:
+    x, w = cf.spec((64, 32), dtype), cf.spec((48, 32), dtype)
+    size, wide = dtypes.ITEMSIZE[dtype], dtypes.ITEMSIZE[dtypes.compute(dtype)]
+    gemm, row = cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=1)).plan(x, w).steps
+    assert gemm.writes == row.reads == 64 * 48 * wide and row.writes == 64 * 48 * size
+    gemm, row = cf.fuse(lambda x, w: (x @ w.T, cf.softmax(x @ w.T, axis=1))).plan(x, w).steps
+    assert gemm.writes == row.reads == 64 * 48 * size, "a result has its own dtype, for all who read it"
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0)])
+def test_nothing_is_launched_for_nothing(shape: tuple[int, int]) -> None:
+    assert cf.fuse(lambda x: x + 1).plan(cf.spec(shape)).launches == 0
+    assert cf.fuse(lambda x: x.sum(axis=1)).plan(cf.spec(shape)).launches == (1 if shape == (5, 0) else 0)
+    assert cf.fuse(lambda x: x.sum(axis=0)).plan(cf.spec(shape)).launches >= (1 if shape == (0, 5) else 0)
+
+
+def test_tall_columns_are_shared_among_blocks() -> None:
+    assert column_splits((1024, 8192)) == 1, "256 strips of 32 columns fill a GPU"
+    assert column_launches((1024, 8192)) == 1
+    assert column_splits((1_000_000, 32)) > 1 and column_launches((1_000_000, 32)) == 2
+    assert column_splits((4, 1)) == 1 and column_splits((0, 0)) == 1
+    for rows in (1, 255, 256, 512, 10_000, 10**9):
+        for columns in (1, 31, 32, 33, 4096, 10**6):
+            splits = column_splits((rows, columns))
+            assert splits & (splits - 1) == 0 and 1 <= splits <= 128
+            assert splits == 1 or rows // splits >= 256
+
+
+# Layouts ------------------------------------------------------------------------------------------------------------
+
+BASE = np.zeros((64, 64), np.float32)
+VIEWS: dict[str, tuple[Any, bool]] = {  # a view, and whether kernels can read its rows as they lie
+    "contiguous": (BASE, True),
+    "rows apart": (BASE[::2], True),
+    "part of each row": (BASE[:, :32], True),
+    "rows backwards": (BASE[::-1], True),
+    "columns apart": (BASE[:, ::2], False),
+    "columns backwards": (BASE[:, ::-1], False),
+    "turned": (BASE[:32].T, False),
+    "one row repeated": (np.broadcast_to(BASE[0], (64, 64)), True),
+    "one column": (BASE[:, :1], True),
+    "one value repeated": (np.broadcast_to(np.float32(1), (64, 64)), False),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_arguments_are_copied_only_where_their_rows_cannot_be_read(name: str) -> None:
+    array, readable = VIEWS[name]
+    steps = cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(array).steps
+    assert [s.kind for s in steps] == ["RowProgram"] if readable else ["Copy", "RowProgram"]
+    if not readable:
+        assert steps[0].fused == ("copy",) and steps[0].reads == steps[0].writes == array.size * 4
+        assert steps[0].launches == 1
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_products_take_turned_matrices_as_they_are(layout: str) -> None:
+    """cuBLAS reads either orientation, and rows apart; it cannot read gaps within both, or backwards."""
+    x = lay_out(np, np.zeros((64, 32), np.float32), layout)
+    kinds = [s.kind for s in cf.fuse(lambda x, w: x @ w.T).plan(x, np.zeros((48, 32), np.float32)).steps]
+    copied = layout in ("column_gap", "reversed")
+    assert kinds == (["Copy", "Gemm"] if copied else ["Gemm"])
+
+
+def test_a_copy_serves_every_reader() -> None:
+    turned = BASE[:32].T
+    steps = cf.fuse(lambda x: (cf.softmax(x, axis=1), cf.relu(x).sum(axis=1), x.sum(axis=0))).plan(turned).steps
+    assert [s.kind for s in steps].count("Copy") <= 1
+
+
+def test_vectors_with_gaps_are_copied() -> None:
+    plan = cf.fuse(lambda x, b: x + b).plan(BASE, np.zeros(128, np.float32)[::2])
+    assert [s.kind for s in plan.steps] == ["Copy", "RowProgram"]
+    assert plan.steps[0].reads == 64 * 4
+
+
+# What holds for every schedule --------------------------------------------------------------------------------------
+
+
+def check(plan: Plan) -> None:
+    """Steps read what is there, write what is asked for, and do in their domain what their kind can do."""
+    there = set(plan.graph.inputs)
+    for step in plan.steps:
+        for node in (*step.inputs, *step.rare):
+            assert resolve(node) in there or resolve(node).op == "const", f"{step.kind} reads {node} before it exists"
+        inside = set(step.nodes)
+        for node in step.nodes:
+            for i in g.eager_inputs(node):
+                assert i in inside or i in step.inputs or i.op == "const" or step.kind in ("Gemm", "Copy")
+        assert set(step.outputs) <= inside and not set(step.outputs) & there
+        there |= set(step.outputs)
+        assert step.fused == tuple(n.op for n in step.nodes)
+        assert step.flops == sum(g.flops(n) for n in step.nodes)
+        stored = plan.scheduled.storage
+        assert step.writes == sum(n.size * dtypes.ITEMSIZE[stored[n]] for n in step.outputs)
+        unique = dict.fromkeys(step.inputs)
+        assert step.reads == sum(n.size * dtypes.ITEMSIZE[stored[resolve(n)]] for n in unique)
+        if step.kind in ("Gemm", "Copy"):
+            assert len(step.nodes) == 1
+            continue
+        rows, columns = step.domain
+        for node in step.nodes:
+            if step.kind != "ColumnStats":
+                assert node.shape[0] in (rows, 1) and node.shape[1] in (columns, 1)
+                assert not (node.reduction and node.axis == 0)
+            else:
+                assert not (node.reduction and node.axis == 1)
+                assert node.shape[1] in (columns, 1)
+    for root in plan.graph.roots:
+        assert resolve(root) in there
+    assert plan.launches == sum(s.launches for s in plan.steps)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(chain=chains(FLOATS, mixed=True), layout=st.sampled_from(LAYOUTS), which=st.integers(0, 7))
+def test_every_schedule_is_sound(chain: Chain, layout: str, which: int) -> None:
+    arguments = [lay_out(np, a, layout) for a in chain.arrays]
+    fused = cf.fuse(chain.function)
+    check(fused.plan(*arguments))
+    fixed = {n: a for k, (n, a) in enumerate(zip(chain.names, arguments, strict=True)) if which >> k & 1}
+    plan = fused.bind(**fixed).plan(**{n: a for n, a in zip(chain.names, arguments, strict=True) if n not in fixed})
+    check(plan)
+    if plan.prepare is not None:
+        check(plan.prepare)
