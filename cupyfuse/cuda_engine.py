@@ -53,7 +53,7 @@ class _Form:
     output: Output
     shape: tuple[int, ...]
     dtype: Any
-    base: Node
+    base_shape: tuple[int, ...]
     direct: bool
 
 
@@ -82,9 +82,12 @@ class CudaExecutable:
         self._workspace = 0
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument(array)
-        self._forms = [_Form(o, o.shape, dtypes.to_numpy(o.dtype), resolve(o.node), o.direct) for o in plan.outputs]
-        for form in self._forms:
-            self._places[form.base] = Place(self._slot(), form.base.shape[1], 1)
+        self._forms = []
+        for o in plan.outputs:
+            base = resolve(o.node)
+            self._places[base] = Place(self._slot(), base.shape[1], 1)
+            shape = o.shape if o.direct else base.shape
+            self._forms.append(_Form(o, o.shape, dtypes.to_numpy(o.dtype), shape, o.direct))
         self._copies = self._effects(arrays)
         for step in plan.steps:
             for node in step.outputs:
@@ -92,6 +95,7 @@ class CudaExecutable:
                     self._places[node] = self._temporary(node.shape, dtypes.ITEMSIZE[plan.scheduled.storage[node]])
         with cupy.cuda.Device(device):
             self._launches = [launch for step in plan.steps if step.launches for launch in self._ready(step)]
+        self._unset = [0] * (self._slots - len(arrays) - len(self._forms))
 
     # Places
     def _slot(self) -> int:
@@ -198,21 +202,14 @@ class CudaExecutable:
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
         addresses = [a.data.ptr for a in arrays]
-        results = []
-        late = []
+        written = []
         for form, out in zip(self._forms, outs, strict=True):
-            if form.direct:
-                written = out if out is not None and out.flags.c_contiguous else cupy.ndarray(form.shape, form.dtype)
-                result = written
+            if out is not None and form.direct and out.flags.c_contiguous:
+                written.append(out)
             else:
-                written = cupy.ndarray(form.base.shape, form.dtype)
-                result = present(_looked(form.output.node, written), form.output.axes, form.shape)
-            addresses.append(written.data.ptr)
-            if out is not None and out is not written:
-                late.append((out, result))
-                result = out
-            results.append(result)
-        addresses += [0] * (self._slots - len(addresses))
+                written.append(cupy.ndarray(form.base_shape, form.dtype))
+            addresses.append(written[-1].data.ptr)
+        addresses += self._unset
         if self._workspace:
             memory = cupy.cuda.alloc(self._workspace)
             start = memory.ptr
@@ -220,11 +217,19 @@ class CudaExecutable:
                 addresses[slot] = start + offset
         for launch in self._launches:
             launch(addresses)
-        for out, result in late:
-            out[...] = result
+        results = [self._finished(*each) for each in zip(self._forms, written, outs, strict=True)]
         if self._copies:
             self._write_effects(arrays, addresses)
         return results
+
+    def _finished(self, form: _Form, written: Any, out: Any) -> Any:
+        """A result as the user's axes have it, or in the array that was given for it."""
+        if not form.direct:
+            written = present(_looked(form.output.node, written), form.output.axes, form.shape)
+        if out is None or out is written:
+            return written
+        out[...] = written
+        return out
 
     def _write_effects(self, arrays: Sequence[Any], addresses: Addresses) -> None:
         for arg, node in self._copies:

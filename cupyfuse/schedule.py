@@ -93,7 +93,11 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     copies: dict[Node, Node] = {}
 
     def fit(reader: Node, value: Node) -> Node:
-        if value.op == "reshape" and g.is_leaf(value):
+        if value.op == "reshape" and not g.is_leaf(value):
+            source = value.inputs[0]
+            turned = source.op == "transpose" and min(source.shape) > 1
+            return g.reshape(copies.setdefault(source, _copied(source)), value.shape) if turned else value
+        if value.op == "reshape":
             source = value.inputs[0]
             whole = layout_of(source, layouts).contiguous and source.op != "transpose"
             return value if whole else g.reshape(copies.setdefault(source, _copied(source)), value.shape)

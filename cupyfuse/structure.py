@@ -134,8 +134,8 @@ class Results:
             raise TypeError("the function returns an array that is not computed from its arguments; return it outside")
         if not isinstance(value, (*_CONSTANTS, np.generic, *_FIXED)):
             raise TypeError(
-                f"the function returns a {type(value).__name__}: expected arrays, numbers, or tuples, lists and dicts of "
-                "these; make other objects outside"
+                f"the function returns a {type(value).__name__}: expected arrays, numbers, or tuples, lists and dicts "
+                "of these; make other objects outside"
             )
         return ("constant", float(value) if isinstance(value, float) else value)
 

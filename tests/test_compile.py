@@ -22,7 +22,7 @@ SHAPES = ((64, 33, 96), (1024, 8192, 8192), (100_000, 5, 7), (16, 64, 50_257), (
 def plans(dtype, shape):
     rows, k, n = shape
     x, w, b, c = cf.spec((rows, k), dtype), cf.spec((n, k), dtype), cf.spec(n, dtype), cf.spec(1, dtype)
-    columns = dict(running_mean=b, running_var=b, gamma=b, beta=b, scale=c)
+    columns = {"running_mean": b, "running_var": b, "gamma": b, "beta": b, "scale": c}
     yield heads.head_logsumexp.plan(x, w, b)
     yield heads.head_sum.plan(x, w, b)
     yield heads.head_sum.bind(weight=w, bias=b).plan(x)

@@ -1,4 +1,4 @@
-"""The CUDA engine on a GPU: layouts, streams, sizes, determinism; what needs no CuPy is tested with the other modules."""
+"""The CUDA engine on a GPU: layouts, streams, sizes, determinism; what needs no CuPy is tested elsewhere."""
 
 from __future__ import annotations
 

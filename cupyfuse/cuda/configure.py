@@ -65,7 +65,7 @@ def default_config(program: Program, vec: int) -> Config:
         return Config("column_stats", threads, 4 if vec < 8 else 2, vec, strip, column_splits(program.domain))
     if not any(n.reduction for n in program.step.nodes):
         return Config("elementwise", 256, 1, vec)
-    packs = -(-cols // vec)
+    packs = max(1, -(-cols // vec))
     if cols <= 1024:
         lanes = min(32, _power_of_two(-(-packs // 2)))
         items = -(-packs // lanes)
@@ -75,12 +75,12 @@ def default_config(program: Program, vec: int) -> Config:
         # One pass over a row: more threads only where a row has more work, so that a row's result never depends on how
         # many rows there are.
         return Config("row_stream", min(1024, max(128, _power_of_two(cols) // 128)), max(1, 8 // vec), vec)
-    if program.reads_columns and packs * vec <= 1024 * _MOST_STAYING:
+    if program.reads_columns in (1, 2) and packs * vec <= 1024 * _MOST_STAYING:
         threads = min(1024, max(128, _power_of_two(-(-packs * vec // _MOST_STAYING))))
         return Config("row_persistent", threads, -(-packs // threads), vec, blocks=_blocks(threads))
     for threads in (128, 256, 512, 1024):
         items = -(-packs // threads)
-        if items * vec <= (16 if threads < 512 else _MOST_HELD):
+        if items * vec <= (_MOST_HELD if threads == 1024 or program.light else 16):
             return Config("row_block", threads, items, vec, blocks=_blocks(threads))
     return Config("row_stream", 1024, max(1, 8 // vec), vec)
 

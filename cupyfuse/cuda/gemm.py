@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from cupy.cuda import cublas, device, runtime, stream
+from cupy.cuda import cublas, device, get_current_stream, runtime
 
 # cudaDataType_t and cublasComputeType_t
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
@@ -71,7 +71,7 @@ class Gemm:
         if self.m == 0 or self.n == 0:
             return
         if self.k == 0:
-            runtime.memsetAsync(c, 0, self._out_bytes, stream.get_current_stream_ptr())
+            runtime.memsetAsync(c, 0, self._out_bytes, get_current_stream().ptr)
             return
         cublas.gemmEx(
             device.get_cublas_handle(),

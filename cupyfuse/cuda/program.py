@@ -142,9 +142,16 @@ class Program:
         return found
 
     @cached_property
-    def reads_columns(self) -> bool:
-        """Whether every row needs per-column inputs."""
-        return any(p.place == COLUMN and not p.written and not p.is_number for p in self.parameters)
+    def reads_columns(self) -> int:
+        """How many per-column inputs every row needs."""
+        return sum(p.place == COLUMN and not p.written and not p.is_number for p in self.parameters)
+
+    @cached_property
+    def light(self) -> bool:
+        """Whether a thread holds little besides one value an element: one array in, one out, in 32 bits, no guards."""
+        full = [p for p in self.parameters if p.place == FULL]
+        single = len(full) <= 2 and not self.reads_columns and not any(n.op == "guard" for n in self.step.nodes)
+        return single and all(p.dtype != "float64" for p in full)
 
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
         """The reductions of a stage, by operand."""
@@ -187,7 +194,8 @@ friend goto if inline int long mutable namespace new operator private protected 
 sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void volatile
 while i64 u32 f16 bf16 row col rows cols partial shares e j k r o p t tile totals team begin load element store finish
 commit peek add stages reduces slot mask upper members settle merge exchange lead widen narrow infinity nan_max nan_min
-divide_by reciprocal_of exp_in_sum quick_divide quick_exp load_pack store_pack load_columns largest_of guarded shared_finish
+divide_by reciprocal_of exp_in_sum quick_divide quick_exp
+load_pack store_pack load_columns largest_of guarded shared_finish
 exact_element again fine total repair
 """
 _CALLED = {name for operator in POINTWISE.values() for name in re.findall(r"([a-z_0-9]+)\(", operator.cuda)}
