@@ -5,6 +5,7 @@ No array library is imported here before one of its arrays has arrived.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ def spec(shape: Any, dtype: Any = "float32") -> Spec:
     Spec
         Stands for a contiguous array wherever `plan` or `bind` takes one.
     """
-    lengths = (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(n) for n in shape)
+    lengths = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
         raise ValueError(f"shape: lengths cannot be negative, got {lengths}")
     return Spec(lengths, dtypes.name_of(dtype))
@@ -139,7 +140,8 @@ def _returner(value: Any) -> Callable[[Any], Any]:
 def layout(array: Any) -> Layout:
     """How an array lies in memory, as far as plans depend on it."""
     if isinstance(array, Spec):
-        return _CONTIGUOUS[min(array.ndim, 2)]
+        rows, cols = (1, 1, *array.shape)[-2:]
+        return Layout(True, rows <= 1 or cols <= 1, True) if array.ndim == 2 else _SCALAR
     itemsize, strides, shape = array.dtype.itemsize, array.strides, array.shape
     if any(s % itemsize for s in strides):
         return _UNREADABLE
@@ -159,7 +161,6 @@ def layout(array: Any) -> Layout:
 _BLAS_LIMIT = 1 << 31  # cuBLAS takes leading dimensions as 32-bit integers
 _SCALAR = Layout(True, True, True)
 _UNREADABLE = Layout(False, False, False, False)
-_CONTIGUOUS = (_SCALAR, _SCALAR, Layout())
 
 
 def overlap(a: Any, b: Any) -> bool:

@@ -326,7 +326,9 @@ def fold_affine(node: Node, varying: set[Node] | None = None) -> Node:
     if inner.op != "matmul":
         while chain and chain[-1].op in ("add", "subtract"):
             inner = chain.pop()
-    if len(chain) < 3:
+    # Adding a number and taking one away again is how rounding is asked for: (x + 2**23) - 2**23.
+    numbers = [s for s in chain if s.op in ("add", "subtract") and any(i.op == "const" for i in s.inputs)]
+    if len(chain) < 3 or len(numbers) > 1:
         return node
     scale: Node | None = None
     shift: Node | None = None

@@ -238,7 +238,7 @@ class _Scheduler:
                 steps.append((layer, self._column_step(roots, domain)))
             else:
                 steps.extend((layer, self._single_step(node)) for node in roots)
-        return [step for _, step in sorted(steps, key=lambda s: s[0])]
+        return _with_riders([step for _, step in sorted(steps, key=lambda s: s[0])])
 
     def _require(self, node: Node) -> None:
         """Ask for a value to be in memory."""
@@ -263,6 +263,9 @@ class _Scheduler:
             return self.reducing[node] and self.home[node] != domain
 
         nodes, inputs, rare = self._collect(roots, read)
+        if not any(n.reduction for n in nodes):
+            # What it was to follow is in memory already: it is as wide as what it computes.
+            domain = g.broadcast(*(n.shape for n in nodes))
         return _step("RowProgram", domain, nodes, inputs, roots, rare)
 
     def _column_step(self, roots: list[Node], domain: Shape) -> Step:
@@ -330,6 +333,36 @@ def _step(
         outputs=tuple(outputs),
         rare=tuple(rare),
     )
+
+
+def _with_riders(steps: list[Step]) -> list[Step]:
+    """Let numbers that depend on arguments alone, such as a counter of batches, ride in the last row program."""
+    hosts = [s for s in steps if s.kind in ("RowProgram", "MatVec") and any(n.reduction for n in s.nodes)]
+    if not hosts or hosts[-1].domain[0] == 0:
+        return steps
+    host = hosts[-1]
+    riders = [
+        s
+        for s in steps
+        if s.kind == "RowProgram"
+        and s.domain == (1, 1) != host.domain
+        and all(g.is_leaf(i) for i in s.inputs)
+        and not s.rare
+        and not {resolve(i) for i in s.inputs} & {resolve(i) for i in (*host.inputs, *host.rare)}
+        and not any(resolve(i) in s.outputs for other in steps for i in (*other.inputs, *other.rare))
+    ]
+    if not riders:
+        return steps
+    parts = [host, *riders]
+    merged = replace(
+        host,
+        fused=tuple(f for p in parts for f in p.fused),
+        flops=sum(p.flops for p in parts),
+        nodes=tuple(dict.fromkeys(n for p in parts for n in p.nodes)),
+        inputs=tuple(dict.fromkeys(n for p in parts for n in p.inputs)),
+        outputs=tuple(n for p in parts for n in p.outputs),
+    )
+    return [merged if s is host else s for s in steps if s not in riders]
 
 
 def _is_matvec(nodes: list[Node], domain: Shape) -> bool:

@@ -72,8 +72,13 @@ def _state(value: Any, name: str, above: tuple[int, ...]) -> Any:
         return (kind, value.tobytes())
     if isinstance(value, _FIXED):
         return (kind, value)
+    if isinstance(value, np.dtype):
+        return (kind, value)
     if arrays.is_array(value):
-        return ("array", id(value))  # a trace that uses it is refused
+        raise TypeError(
+            f"argument {name!r}: an object that holds an array cannot be a constant of a fused call, since changes of "
+            "the array could not be seen; pass the array as an argument of its own"
+        )
     if id(value) in above or len(above) > 8:
         raise TypeError(f"argument {name!r}: a {kind.__name__} that contains itself cannot be a constant")
     above = (*above, id(value))

@@ -460,7 +460,7 @@ def as_tracer(value: Any, trace: Trace) -> Tracer:
         return Tracer(trace, node, ())
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         return Tracer(trace, g.const(value), ())
-    if isinstance(value, (np.generic, np.ndarray)) and getattr(value, "ndim", 1) == 0:
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         try:
             dtype = dtypes.name_of(value.dtype)
         except TypeError as error:
@@ -524,10 +524,10 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
     if sum(n != 1 for n in result) > 2:
         fail(operation, f"its result has shape {result}; at most two dimensions may differ from 1")
     assigned: list[int | None] = [None] * rank
-    # Computed values and matrices keep their orientation; vectors among the arguments can turn at no cost.
+    # Matrices keep their orientation before vectors, computed values before arguments, which can turn at no cost.
     order = sorted(
         range(len(operands)),
-        key=lambda i: (g.is_leaf(operands[i]._node), -sum(n != 1 for n in shapes[i])),
+        key=lambda i: (-sum(n != 1 for n in shapes[i]), g.is_leaf(operands[i]._node)),
     )
     nodes = [t._node for t in operands]
     for i in order:

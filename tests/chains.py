@@ -52,14 +52,7 @@ BINARY = {
     "logaddexp": "np.logaddexp({}, {})",
     "power": "np.power({}, {})",
 }
-COMPARISONS = {
-    "greater": ">",
-    "greater_equal": ">=",
-    "less": "<",
-    "less_equal": "<=",
-    "equal": "==",
-    "not_equal": "!=",
-}
+COMPARISONS = {"greater": ">", "greater_equal": ">=", "less": "<", "less_equal": "<=", "equal": "==", "not_equal": "!="}
 REDUCTIONS: dict[str, Callable[[Value, Any], Value]] = {
     "sum": bounds.total,
     "mean": bounds.mean,
@@ -119,13 +112,26 @@ class Builder:
         if sum(n != 1 for n in value.shape) > 2 or value.ndim > 3:
             return False
         position = len(self.values)
-        if self.draw(st.integers(0, 5)) == 0:
+        twins = self.twins(value)
+        if any(i in self.in_memory for i in twins):
+            value = value.stored()
+            self.in_memory.add(position)
+        if not twins and self.draw(st.integers(0, 4)) == 0:
             self.outputs.append(position)
             value = value.stored()
             self.in_memory.add(position)
         self.values.append(value)
         self.lines.append(f"v{position} = {text}")
         return True
+
+    def twins(self, value: Value) -> list[int]:
+        """Earlier 16-bit values of the same elements, which may be one value with this in a plan: if one of them is a
+        result, and so rounded to its dtype, all are."""
+        if value.dtype not in ("float16", "bfloat16"):
+            return []
+        v = value.v.ravel()
+        same = (i for i, o in enumerate(self.values) if o.dtype == value.dtype and o.v.size == v.size)
+        return [i for i in same if np.array_equal(self.values[i].v.ravel(), v, equal_nan=True)]
 
     def promoted(self, *positions: int) -> str:
         names = {self.values[i].dtype for i in positions}
@@ -214,9 +220,7 @@ class Builder:
         i = self.draw(st.sampled_from(self.masks()))
         j = self.partner(self.masks(), i)
         name, text = self.draw(st.sampled_from((("logical_and", "v{} & v{}"), ("logical_or", "v{} | v{}"))))
-        return self.keep(
-            bounds.pointwise(name, self.values[i], self.values[j], dtype="bool"), text.format(i, j)
-        )  # fmt: skip
+        return self.keep(bounds.pointwise(name, self.values[i], self.values[j], dtype="bool"), text.format(i, j))
 
     def reduction(self) -> bool:
         i = self.pick(self.floats())
@@ -340,8 +344,12 @@ class Chain:
 
     def __init__(self, builder: Builder):
         self.arrays = builder.arrays
-        first = len(builder.arrays)
-        outputs = dict.fromkeys([*builder.outputs, len(builder.values) - 1])
+        first, last = len(builder.arrays), len(builder.values) - 1
+        if not builder.outputs and builder.values[last].dtype in ("float16", "bfloat16"):
+            builder.values.append(bounds.cast(builder.values[last], "float64"))
+            builder.lines.append(f"v{last + 1} = v{last}.astype(np.float64)")
+        wide = builder.values[-1].dtype not in ("float16", "bfloat16")
+        outputs = dict.fromkeys([*builder.outputs, *([len(builder.values) - 1] if wide else [])])
         self.outputs = [i for i in outputs if i >= first]
         self.expected = [builder.values[i] for i in self.outputs]
         self.changed = {i: builder.values[i] for i in builder.changed}

@@ -117,11 +117,21 @@ def test_no_rows_launch_nothing(head: Head) -> None:
 
 def test_arrays_and_specs_give_the_same_plan(rng: np.random.Generator) -> None:
     for head in HEADS:
-        arguments = head.arguments(rng, 6, 5, 7)
-        fused = cf.fuse(head.function)
-        described = [cf.spec(a.shape, a.dtype) for a in arguments]
-        assert str(fused.plan(*arguments)) == str(fused.plan(*described))
-        assert str(fused.plan(arguments[0], *described[1:])) == str(fused.plan(*described))
+        for shape in ((6, 5, 7), (1, 5, 7), (6, 1, 7), (6, 5, 1), (0, 5, 7)):
+            arguments = head.arguments(rng, *shape)
+            fused = cf.fuse(head.function)
+            described = [cf.spec(a.shape, a.dtype) for a in arguments]
+            assert str(fused.plan(*arguments)) == str(fused.plan(*described))
+            assert str(fused.plan(arguments[0], *described[1:])) == str(fused.plan(*described))
+
+
+@pytest.mark.parametrize("vector", [(7, 1), (1, 5), (1, 1), (7,), (1,), ()])
+def test_vectors_are_described_as_they_lie(vector: tuple[int, ...]) -> None:
+    """A column that is turned is a row that lies as well: specs know that as arrays do."""
+    fused = cf.fuse(lambda z, v: z * v.T)
+    steps = fused.plan(np.ones((5, 7), np.float32), np.ones(vector, np.float32)).steps
+    described = fused.plan(cf.spec((5, 7)), cf.spec(vector)).steps
+    assert [(s.kind, s.reads, s.launches) for s in steps] == [(s.kind, s.reads, s.launches) for s in described]
 
 
 def test_forms_of_a_spec() -> None:

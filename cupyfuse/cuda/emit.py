@@ -19,7 +19,7 @@ from ..graph import Node
 from ..schedule import Step
 from .configure import Config, default_config, fitting_vec
 from .expressions import Body, Scope, indented
-from .program import ANY, COLUMN, FULL, Parameter, Program, c_type, stored_type
+from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
 
 if TYPE_CHECKING:
     from ..plan import Plan
@@ -333,7 +333,9 @@ class _Writer:
         for node, parameter in program.outputs.items():
             if parameter.place != FULL:
                 kind = stored_type(parameter.dtype)
-                body.line(f"{parameter.name}[row * {parameter.name}_rows] = narrow<{kind}>({body.value(node)});")
+                once = "if (row == 0) " if parameter.place == SCALAR else ""
+                where = f"row * {parameter.name}_rows" if parameter.has_rows else "0"
+                body.line(f"{once}{parameter.name}[{where}] = narrow<{kind}>({body.value(node)});")
         return _function("void commit(i64 row, const Row& r) const", body)
 
     def repair_together(self, node: Node, stage: int) -> str:
