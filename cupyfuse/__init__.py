@@ -9,6 +9,7 @@
 from .arrays import Spec, spec
 from .errors import EngineError, TraceError
 from .functions import (
+    avg_pool1d,
     batch_norm,
     celu,
     clip,
@@ -56,6 +57,7 @@ __all__ = [
     "Spec",
     "Step",
     "TraceError",
+    "avg_pool1d",
     "batch_norm",
     "celu",
     "clip",

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from . import arrays, trace
+from . import graph as g
 from .fuse import Fused
 from .trace import ScalarArgument, Tracer, apply, fail, reduce
 
@@ -315,6 +316,32 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     """
     top = reduce("max", x, axis, keepdims=True)
     return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
+
+
+@traceable
+def avg_pool1d(x: Any, kernel_size: int) -> Any:
+    """Means of neighbouring columns, as `torch.nn.functional.avg_pool1d` with its default stride.
+
+    Parameters
+    ----------
+    x : array, (B, N)
+    kernel_size : int
+        Columns in a group; it has to divide N.
+
+    Returns
+    -------
+    array, (B, N / kernel_size)
+
+    Raises
+    ------
+    ValueError
+        `x` is not a matrix, or `kernel_size` does not divide its columns.
+    """
+    _shape_is("x", x, 2, "(rows, columns)")
+    columns = x.shape[1]
+    if kernel_size < 1 or columns % kernel_size:
+        raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {kernel_size}")
+    return Tracer(x._trace, g.average_pool(trace._matrix(x), int(kernel_size)), (0, 1))
 
 
 def _reduction(op: str, summary: str) -> Callable[..., Any]:

@@ -181,6 +181,13 @@ def reshape(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
 
 
+def average_pool(node: Node, width: int) -> Node:
+    """Means of groups of `width` neighbouring columns: (R, C) -> (R, C / width)."""
+    rows, cols = node.shape
+    groups = reduce("mean", reshape(node, (rows * cols // width, width)), 1)
+    return reshape(groups, (rows, cols // width))
+
+
 def guard(fast: Node, exact: Node) -> Node:
     return Node("guard", (fast, exact), fast.shape, fast.dtype)
 

@@ -313,6 +313,47 @@ def _matvec(product: Node, weights: Node | None) -> Node:
     return _known(_product(dot, scalar))
 
 
+def pool_weights(node: Node) -> Node:
+    """The average pool of a linear map is the linear map of the pooled weights: pool(x W + b) = x pool(W) + pool(b).
+
+    Pooled weights are prepared once where they are bound. Agrees to rounding for finite values. A group of columns that
+    as written would hold an infinity beside a NaN or the opposite infinity can come out infinite here instead of NaN,
+    since the weights of the group have met first. Saves all but one in `width` of the GEMM's columns.
+    """
+    pooled = _pooled(node)
+    if pooled is None:
+        return node
+    value, width = pooled
+    terms = linear_terms(value, *value.shape)
+    kinds = {"matmul" if t.base is not None else "" for t in terms if t.base is None or t.base.op == "matmul"}
+    products = [t for t in terms if t.base is not None]
+    plain = all(t.base is None or t.base.op == "matmul" for t in terms)
+    scalar = all(t.col is None or t.col.shape == (1, 1) for t in products)
+    if "matmul" not in kinds or not plain or not scalar:
+        return node
+    return g.cast(_total([_pooled_term(t, width) for t in terms]), node.dtype)
+
+
+def _pooled(node: Node) -> tuple[Node, int] | None:
+    """The value and the width of an average pool, as `graph.average_pool` builds it."""
+    if node.op != "reshape" or node.inputs[0].op != "mean" or node.inputs[0].inputs[0].op != "reshape":
+        return None
+    groups = node.inputs[0].inputs[0]
+    value, width = groups.inputs[0], groups.shape[1]
+    right = node.inputs[0].axis == 1 and node.shape == (value.shape[0], value.shape[1] // max(width, 1))
+    return (value, width) if right and width > 1 else None
+
+
+def _pooled_term(term: Term, width: int) -> Node:
+    if term.base is not None:
+        a, b = term.base.inputs
+        return _known(_product(g.matmul(a, g.average_pool(b, width)), term.col, term.row))
+    col = term.col
+    if col is not None and col.shape[1] > 1:
+        col = g.average_pool(col, width)
+    return _known(_product(col, term.row))
+
+
 def fold_affine(node: Node, varying: set[Node] | None = None) -> Node:
     """Per-column multiply-adds are one: ((y + b - m) r g + t) s = y a + c.
 
@@ -438,6 +479,39 @@ def _apply_where_matmul_dies(graph: Graph, notes: list[Note]) -> Graph:
             )
 
 
+def _pool_where_matmul_dies(graph: Graph, notes: list[Note]) -> Graph:
+    """Pool the weights of linear maps of which nothing but the pooled values is needed."""
+    for target in [n for n in g.topological(graph.roots) if _pooled(n) is not None]:
+        value = pool_weights(target)
+        if value is target:
+            continue
+        products = [n for n in g.topological([target]) if n.op == "matmul"]
+        attempt = _substitute(graph, target, value)
+        survivors = set(g.topological(attempt.roots))
+        dead = [p for p in products if p not in survivors]
+        if dead:
+            graph = attempt
+            width = _known_width(target)
+            for p in dead:
+                work = 2 * p.size * p.inputs[0].shape[1]
+                what = (
+                    f"means of {width} columns of ({p.shape[0]} x {p.inputs[0].shape[1]}) @ ({p.inputs[0].shape[1]} x "
+                )
+                notes.append(
+                    Note(
+                        "the average pool of a linear map pools the weights (infinite inputs may give inf for NaN)",
+                        f"{what}{p.shape[1]})",
+                        f"{work - work // width:.3g} FLOPs",
+                    )
+                )
+    return graph
+
+
+def _known_width(node: Node) -> int:
+    pooled = _pooled(node)
+    return pooled[1] if pooled is not None else 1
+
+
 def _substitute(graph: Graph, target: Node, value: Node) -> Graph:
     """Exchange one node for another everywhere except beneath the new value itself."""
     done: dict[Node, Node] = {}
@@ -475,7 +549,8 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     notes: list[Note] = []
     for rule in (drop_empty_casts, cancel_transposes, convert_matmul_operands):
         graph = _apply_to_all(graph, rule)
-    graph = _apply_to_all(share_common_subexpressions(graph), reduction_over_one, counts)
+    graph = _pool_where_matmul_dies(share_common_subexpressions(graph), notes)
+    graph = _apply_to_all(graph, reduction_over_one, counts)
     for node in counts.get("reduction_over_one", []):
         notes.append(
             Note(

@@ -85,7 +85,7 @@ def test_objects_among_the_arguments_are_never_stale() -> None:
 @pytest.mark.parametrize("held", [np.ones((3, 2)), np.array(2.0)])
 def test_objects_that_hold_arrays_are_refused(held: np.ndarray) -> None:
     """A trace may read an array's shape, or compute with its values: changes of it would not be seen."""
-    with pytest.raises(TypeError, match="'node'.*holds an array"):
+    with pytest.raises(TypeError, match=r"'node'.*holds an array"):
         cf.fuse(lambda node, x: x * node.value.size)(Node(held), np.ones(1))
 
 
