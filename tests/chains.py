@@ -14,59 +14,12 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 from bounds import Value
-from support import SPECIALS, assert_equal, dtype_of
+from language import ACTIVATIONS, BINARY, COMPARISONS, REDUCTIONS, UNARY
+from support import SPECIALS, assert_equal, dtype_of, unit
 
 import cupyfuse as cf
 
 SIZES = (1, 2, 3, 5, 7, 13, 31, 40, 67)
-# Operators that a chain calls by NumPy's name, and those that it calls by ours, some with numbers.
-UNARY = ["negative", "absolute", "sign", "square", "sqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10"]
-UNARY += ["log1p", "sin", "cos", "arctan", "sinh", "cosh", "tanh", "floor", "ceil", "rint", "trunc"]
-ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "erf": ("cf.erf({})", ()),
-    "relu": ("cf.relu({})", ()),
-    "relu6": ("cf.relu6({})", ()),
-    "leaky_relu": ("cf.leaky_relu({}, 0.125)", (0.125,)),
-    "gelu": ("cf.gelu({})", ()),
-    "gelu_tanh": ('cf.gelu({}, "tanh")', ()),
-    "silu": ("cf.silu({})", ()),
-    "sigmoid": ("cf.sigmoid({})", ()),
-    "log_sigmoid": ("cf.log_sigmoid({})", ()),
-    "softplus": ("cf.softplus({}, 1.5, 10.0)", (1.5, 10.0)),
-    "mish": ("cf.mish({})", ()),
-    "elu": ("cf.elu({}, 0.75)", (0.75,)),
-    "celu": ("cf.celu({}, 1.5)", (1.5,)),
-    "selu": ("cf.selu({})", ()),
-    "hardsigmoid": ("cf.hardsigmoid({})", ()),
-    "hardswish": ("cf.hardswish({})", ()),
-    "softsign": ("cf.softsign({})", ()),
-    "clip": ("np.clip({}, -0.5, 1.25)", (-0.5, 1.25)),
-}
-BINARY = {
-    "add": "{} + {}",
-    "subtract": "{} - {}",
-    "multiply": "{} * {}",
-    "divide": "{} / {}",
-    "maximum": "np.maximum({}, {})",
-    "minimum": "np.minimum({}, {})",
-    "logaddexp": "np.logaddexp({}, {})",
-    "power": "np.power({}, {})",
-}
-COMPARISONS = {"greater": ">", "greater_equal": ">=", "less": "<", "less_equal": "<=", "equal": "==", "not_equal": "!="}
-REDUCTIONS: dict[str, Callable[[Value, Any], Value]] = {
-    "sum": bounds.total,
-    "mean": bounds.mean,
-    "max": lambda x, axis: bounds.extreme(x, axis, "max"),
-    "min": lambda x, axis: bounds.extreme(x, axis, "min"),
-    "prod": bounds.product,
-    "var": bounds.variance,
-    "std": lambda x, axis: bounds.pointwise("sqrt", bounds.variance(x, axis), dtype=x.dtype),
-    "logsumexp": bounds.logsumexp,
-}
-
-
-def spread(shape: Sequence[int], value: Value) -> Value:
-    return value.view(lambda a: np.broadcast_to(a, shape))
 
 
 def _count_along(x: Value, axis: int | None) -> int:
@@ -285,8 +238,26 @@ class Builder:
         i, x = len(self.values) - 1, self.values[-1]
         if x.ndim != 2 or not self.draw(st.booleans()):
             return False
-        name = self.draw(st.sampled_from(("sum", "mean")))
+        name = self.draw(st.sampled_from(("sum", "mean", "pool")))
+        if name == "pool":
+            return self.pool()
         return self.keep(REDUCTIONS[name](x, 1), f"v{i}.{name}(axis=1, keepdims=True)")
+
+    def pool(self) -> bool:
+        """Means of neighbouring columns; those of a product may be infinite where as written they are NaN."""
+        wide = [i for i in self.floats() if self.values[i].ndim == 2 and min(self.values[i].shape) > 0]
+        if not wide:
+            return False
+        i = self.pick(wide)
+        x = self.values[i]
+        rows, columns = x.shape
+        width = self.draw(st.sampled_from([k for k in range(1, columns + 1) if columns % k == 0]))
+        mean = bounds.mean(x.view(lambda a: a.reshape(-1, width)), 1)
+        e = np.where(np.isfinite(mean.v), mean.e, np.inf)
+        if x.dtype in ("float16", "bfloat16"):  # pooled weights are rounded to the dtype that the product reads
+            e = e + mean.m * unit(x.dtype)
+        value = Value(mean.v, e, mean.m, x.dtype).view(lambda a: a.reshape(rows, -1))
+        return self.keep(value, f"cf.avg_pool1d(v{i}, {width})")
 
     def arrangement(self) -> bool:
         i = self.pick(range(len(self.values)))
@@ -332,7 +303,7 @@ class Builder:
     def line(self) -> None:
         makers = [self.unary, self.activation, self.binary, self.binary, self.with_number, self.comparison, self.choice]
         makers += [self.logic, self.reduction, self.reduction, self.normalisation, self.product, self.product]
-        makers += [self.arrangement, self.linear_tail, self.linear_tail, self.conversion, self.in_place]
+        makers += [self.arrangement, self.linear_tail, self.linear_tail, self.conversion, self.in_place, self.pool]
         self.draw(st.sampled_from(makers))()
 
 

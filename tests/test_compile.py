@@ -60,6 +60,20 @@ def test_the_heads_compile(dtype, architecture):
         assert cubin(text, architecture)[:4] == b"\x7fELF"
 
 
+def test_guards_of_nested_products_compile():
+    """What a guard evaluates as written can be products of products, which nothing else computes."""
+    for function, shapes in (
+        (lambda x, a, b: (x @ a.T @ b.T).sum(axis=1), ((8, 16), (20, 16), (30, 20))),
+        (lambda x, a, b: ((x.sum(axis=1, keepdims=True) @ a + a).sum(axis=1, keepdims=True) + b), ((2, 2), (1, 2), (2, 2))),
+        (lambda x: ((-x @ x.T) @ x).sum(axis=1), ((2, 0),)),
+    ):
+        plan = cf.fuse(function).plan(*map(cf.spec, shapes))
+        for step in plan.steps:
+            if step.kind not in ("Gemm", "Copy"):
+                for kernel in emit.kernels_of(step, plan.scheduled.storage):
+                    assert cubin(kernel.source, "sm_90")
+
+
 def test_every_operator_compiles_in_both_types():
     """One kernel with every operator of the table in it, for float and for double."""
     from cupyfuse.operators import POINTWISE

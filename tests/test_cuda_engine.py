@@ -308,3 +308,23 @@ def test_precisions_are_as_accurate_as_they_say(precision):
     # Unit roundoffs of both operands: 24, 11 (TF32) and 8 (bfloat16) bits; float32 accumulates over 512 products.
     bound = {"highest": 512 * 2.0**-24, "ieee": 512 * 2.0**-24, "high": 2 * 2.0**-11, "medium": 2 * 2.0**-8}[precision]
     assert error.max() <= bound
+
+
+def test_sums_of_several_products_are_repaired_too():
+    """Two linear maps in a row collapse to two vectors; a row that is not finite needs both products as written."""
+    x, a, b = draw((9, 30), seed=1), draw((20, 30), seed=2), draw((15, 20), seed=3)
+    x[2, 3], x[4, 4] = np.inf, np.nan
+    chain = cf.fuse(lambda x, a, b: (x @ a.T @ b.T).sum(axis=1))
+    agree(chain(*map(cp.asarray, (x, a, b))), chain.__wrapped__(x, a, b), "float32", 256.0)
+
+
+def test_a_guarded_sum_that_follows_no_reduction_of_its_own_step():
+    def chain(v0, v4, v5):
+        v6 = v5.sum(axis=-1, keepdims=True)
+        v9 = (v6 @ v4 + v4).sum(axis=1, keepdims=True)
+        return v6, v9, v0 + v9
+
+    arrays = draw((2, 2), seed=1), draw((1, 2), seed=2), draw((2, 2), seed=3)
+    arrays[2][1, 1] = np.inf
+    for got, want in zip(cf.fuse(chain)(*map(cp.asarray, arrays)), chain(*arrays), strict=True):
+        agree(got, want, "float32")

@@ -209,6 +209,20 @@ def test_sums_of_linear_maps_lose_the_product(text: str, rng: np.random.Generato
     assert_close(cf.fuse(function)(*arguments), wide, 1e-5 * (1 + np.abs(wide).max()) * 20)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["(x @ w.T + b).sum(axis=1)", "(x @ w.T + r[:, None]).sum(axis=1)", "(x @ w.T / b - b * b).sum(axis=1)"]
+    + ["(x @ w.T * r[:, None] + b / r[:, None]).mean(axis=1)", "((x @ w.T + b) * b + b) / b", "(x @ w.T + z).sum()"],
+)
+def test_float64_products_keep_their_digits_among_float32_terms(text: str, rng: np.random.Generator) -> None:
+    """Terms and factors of lower dtypes are converted before they are combined, as they are when written out."""
+    shapes = {"x": (6, 5), "w": (7, 5), "b": (7,), "r": (6,), "z": (6, 7)}
+    arguments = [normal(rng, shape, "float64" if name in "xw" else "float32") for name, shape in shapes.items()]
+    function = eval(f"lambda x, w, b, r, z: {text}")
+    expected = function(*[a.astype(np.float64) for a in arguments])
+    assert_close(cf.fuse(function)(*arguments), expected, 1e-12 * (1 + np.abs(expected).max()))
+
+
 @pytest.mark.parametrize("text", STAYING)
 def test_products_that_are_needed_stay(text: str) -> None:
     found, notes = simplified(text)

@@ -121,6 +121,16 @@ def test_the_documented_difference_of_the_collapse(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("dtype", WIDE)
+def test_pooled_weights_that_overflow_where_nothing_else_does(engine: Engine, dtype: str) -> None:
+    weight = np.full((4, 1), float(np.finfo(dtype).max) * 0.9, dtype)
+    x = np.array([[1e-30], [0.5]], dtype)
+    expected = (x @ weight.T).astype(np.longdouble).reshape(2, 2, 2).mean(axis=2).astype(dtype)
+    assert np.isfinite(expected).all()
+    pool = cf.fuse(lambda x, w: cf.avg_pool1d(x @ w.T, 2))
+    assert_close(engine.host(pool(*engine.arrays([x, weight]))), expected, 4 * unit(dtype) * expected)
+
+
+@pytest.mark.parametrize("dtype", WIDE)
 def test_folded_factors_that_underflow_or_overflow(engine: Engine, dtype: str) -> None:
     """A BatchNorm whose factors leave the range of the type one by one, and come back."""
     big, small = float(np.finfo(dtype).max) / 4, float(np.finfo(dtype).smallest_normal)

@@ -178,6 +178,7 @@ class _Writer:
         """Load per-row and scalar inputs, and compute what depends on them alone."""
         program = self.program
         body = Body(self.row_scope())
+        body.repair = lambda node: self.repair(node, "Solo()")
         for node, parameter in program.loaded.items():
             if program.place(node) in (FULL, COLUMN) or parameter.place == ANY:
                 continue
@@ -394,7 +395,8 @@ def _is_full(program: Program, node: Node) -> bool:
 
 
 def _missing_products(program: Program, node: Node) -> list[Node]:
-    order = g.topological([node], lambda n: () if n in program.loaded else n.inputs)
+    """The outermost products beneath a value that nothing computes; what they need themselves comes along."""
+    order = g.topological([node], lambda n: () if n in program.loaded or n.op == "matmul" else n.inputs)
     return [n for n in order if n.op == "matmul" and n not in program.loaded]
 
 

@@ -96,6 +96,10 @@ class Body:
             return self._loaded(node)
         name = program.names.get(node) or program.fresh_name()
         kind = c_type(node.dtype)
+        if node.op == "matmul":
+            self._product(node, name, kind)
+            self.scope.known[node] = name
+            return name
         if node.op == "guard" and self.optimistic:
             self.line(f"const {kind} {name} = {self.value(node.inputs[0])};")
             self.checks.append(f"isfinite({name})")
@@ -122,6 +126,24 @@ class Body:
         else:
             self.line(f"{target} = {self.expression(node)};")
 
+    def _product(self, node: Node, name: str, kind: str) -> None:
+        """One element of a product that only a guard needs, as an inner product by this thread alone."""
+        a, b = node.inputs
+        row, col = self.index
+        # Of what is known here, only values of the row hold for other columns.
+        of_row = {n: text for n, text in self.scope.known.items() if text.startswith("r.")}
+        inner = Body(Scope(self.scope.program, dict(of_row)))
+        inner.index = (row, f"k_{name}")
+        left = inner.value(a)
+        inner.scope.known = dict(of_row)
+        inner.index = (f"k_{name}", col)
+        right = inner.value(b)
+        self.line(f"{kind} {name} = 0;")
+        self.line(f"for (i64 k_{name} = 0; k_{name} < {a.shape[1]}; ++k_{name}) {{")
+        self.lines += [f"    {line}" for line in inner.lines]
+        self.line(f"    {name} += {left} * {right};")
+        self.line("}")
+
     def _loaded(self, node: Node) -> str:
         program = self.scope.program
         parameter = program.loaded[node]
@@ -145,7 +167,7 @@ class Body:
             self.line(f"    {name} = {self.repair(node)};")
         else:
             inner = Body(self.scope.copy())
-            inner.index = self.index
+            inner.index, inner.repair = self.index, self.repair
             value = inner.value(exact)
             self.lines += [f"    {line}" for line in inner.lines]
             self.line(f"    {name} = {value};")

@@ -186,7 +186,7 @@ def _hint(node: Node, base: Node) -> str:
     return name
 
 
-_GENERATED = re.compile(r"at_.*|in_.*|out\d*|repair.*|[vwtp]\d*|product\d+|prepared\d+_|.*_kernel|[A-Z].*")
+_GENERATED = re.compile(r"at_.*|in_.*|out\d*|repair.*|[vwtp]\d*|k_w\d+|product\d+|prepared\d+_|.*_kernel|[A-Z].*")
 # C++'s words, those of the templates, and every function that an operator's expression calls.
 _RESERVED_TEXT = """
 alignas auto bool break case catch char class const continue default delete do double else enum extern false float for
