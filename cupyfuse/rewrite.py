@@ -210,6 +210,16 @@ def _widened(factor: Node, dtype: str) -> Node:
     return factor if factor.op == "const" else drop_empty_casts(g.cast(factor, dtype))
 
 
+def _widened_term(term: Term, dtype: str) -> Term:
+    """A term in the dtype of the sum it belongs to; a matrix product has it, or was converted as written."""
+    row, col, base = term.row, term.col, term.base
+    return Term(
+        None if row is None else _widened(row, dtype),
+        None if col is None else _widened(col, dtype),
+        base if base is None or base.op == "matmul" else _widened(base, dtype),
+    )
+
+
 def _single_term(node: Node, full: bool) -> Term:
     if full:
         return Term(None, None, node)
@@ -268,7 +278,7 @@ def collapse_sum(node: Node) -> Node:
     terms = linear_terms(x, rows, cols)
     if not any(t.base is not None and t.base.op == "matmul" for t in terms):
         return node
-    fast = g.cast(_total([_summed(t, cols) for t in terms]), node.dtype)
+    fast = g.cast(_total([_summed(_widened_term(t, node.dtype), cols) for t in terms]), node.dtype)
     return g.guard(fast, node)
 
 
@@ -331,7 +341,7 @@ def pool_weights(node: Node) -> Node:
     scalar = all(t.col is None or t.col.shape == (1, 1) for t in products)
     if "matmul" not in kinds or not plain or not scalar:
         return node
-    return g.cast(_total([_pooled_term(t, width) for t in terms]), node.dtype)
+    return g.cast(_total([_pooled_term(_widened_term(t, node.dtype), width) for t in terms]), node.dtype)
 
 
 def _pooled(node: Node) -> tuple[Node, int] | None:
@@ -347,7 +357,11 @@ def _pooled(node: Node) -> tuple[Node, int] | None:
 def _pooled_term(term: Term, width: int) -> Node:
     if term.base is not None:
         a, b = term.base.inputs
-        return _known(_product(g.matmul(a, g.average_pool(b, width)), term.col, term.row))
+        # Shares are summed, not sums shared: weights near the largest number do not overflow on the way.
+        share = g.pointwise("multiply", b, g.const(1.0 / width))
+        rows, cols = b.shape
+        groups = g.reduce("sum", g.reshape(share, (rows * cols // width, width)), 1)
+        return _known(_product(g.matmul(a, g.reshape(groups, (rows, cols // width))), term.col, term.row))
     col = term.col
     if col is not None and col.shape[1] > 1:
         col = g.average_pool(col, width)

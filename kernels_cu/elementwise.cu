@@ -24,5 +24,8 @@ __device__ __forceinline__ void elementwise(const P& p) {
         p.template load<V>(At<0>(), row, col, tile);
         p.template load_columns<V>(At<0>(), col, tile);
         compute_pack<P, 0, V>(p, tile, row, col, r, e);
+        if (col == 0) {
+            p.commit(row, r);
+        }
     }
 }
