@@ -11,6 +11,7 @@ from cupyfuse import dtypes
 
 from .cases import Lab, Rival, run
 from .device import Call
+from .plain import EPSILON
 from .report import Case
 
 FIGURES = ("gpu_evicted", "gpu_back_to_back", "gpu_graph", "host")
@@ -28,6 +29,12 @@ def tail_logsumexp(y: Any, bias: Any) -> Any:
 def tail_softmax(y: Any, bias: Any, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any) -> Any:
     """Bias, BatchNorm with running statistics, a scale, softmax; bound, one multiply-add a column and softmax."""
     return cf.softmax(scale * cf.batch_norm(y + bias, running_mean, running_var, gamma, beta), axis=1)
+
+
+@cf.fuse
+def tail_of_product(y: Any, factor: Any, shift: Any) -> Any:
+    """What head_softmax runs after its matrix product: there, every step before the softmax folds into two columns."""
+    return cf.softmax(y * factor + shift, axis=1)
 
 
 def fused(lab: Lab, function: Callable[..., Any], y: Any, columns: int, expected: Sequence[Any]) -> Rival:
@@ -107,6 +114,10 @@ def logsumexp_factories(lab: Lab, y: Any, arguments: Mapping[str, Any], moved: i
 def softmax_factories(lab: Lab, y: Any, arguments: Mapping[str, Any], moved: int) -> dict[str, Callable[[], Rival]]:
     given = {name: arguments[name] for name in STATISTICS}
     doubles = lab.as_double(y)
+    wide = {name: lab.as_double(a) for name, a in given.items()}
+    factor = wide["scale"] * wide["gamma"] / (wide["running_var"] + EPSILON) ** 0.5
+    shift = (wide["bias"] - wide["running_mean"]) * factor + wide["beta"] * wide["scale"]
+    folded = {"factor": factor.astype(y.dtype), "shift": shift.astype(y.dtype)}
     whole = [lab.plain.softmax_tail(doubles, **{name: lab.as_double(a) for name, a in given.items()})]
     alone = [lab.special.softmax(doubles, axis=1)]
 
@@ -121,6 +132,7 @@ def softmax_factories(lab: Lab, y: Any, arguments: Mapping[str, Any], moved: int
 
     return {
         "cupyfuse": lambda: fused(lab, tail_softmax.bind(**given), y, y.shape[1], whole),
+        "cupyfuse, as within the head": lambda: fused(lab, tail_of_product.bind(**folded), y, y.shape[1], whole),
         "torch eager": lambda: torch(lab, eager, whole),
         "torch.compile": lambda: torch(lab, compiled, whole, compiling=True),
         "torch.softmax alone": lambda: torch(lab, single, alone),

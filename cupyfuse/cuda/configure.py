@@ -80,7 +80,7 @@ def default_config(program: Program, vec: int) -> Config:
         return Config("row_persistent", threads, -(-packs // threads), vec, blocks=_blocks(threads))
     for threads in (128, 256, 512, 1024):
         items = -(-packs // threads)
-        if items * vec <= (_MOST_HELD if threads == 1024 or program.light else 16):
+        if items * vec <= (_MOST_HELD if threads == 1024 or (program.light and vec >= 4) else 16):
             return Config("row_block", threads, items, vec, blocks=_blocks(threads))
     return Config("row_stream", 1024, max(1, 8 // vec), vec)
 
