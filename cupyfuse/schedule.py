@@ -73,7 +73,7 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     if node.op == "transpose":
         return layout_of(node.inputs[0], layouts).transposed
     if node.op == "input":
-        return layouts.get(node.attrs["arg"], Layout())
+        return layouts.get(node.attrs["arg"]) or Layout(True, min(node.shape) <= 1, True)
     return Layout()
 
 
@@ -310,8 +310,11 @@ class _Scheduler:
             found[node] = node.dtype
         for step in steps:
             for node in (*step.outputs, *(resolve(i) for i in (*step.inputs, *step.rare))):
-                exact = node in own or node.op in ("input", "copy")
-                found[node] = node.dtype if exact else dtypes.compute(node.dtype)
+                if node.op == "copy":
+                    found[node] = found[resolve(node.inputs[0])]
+                else:
+                    exact = node in own or node.op == "input"
+                    found[node] = node.dtype if exact else dtypes.compute(node.dtype)
         return found
 
 

@@ -328,3 +328,18 @@ def test_a_guarded_sum_that_follows_no_reduction_of_its_own_step():
     arrays[2][1, 1] = np.inf
     for got, want in zip(cf.fuse(chain)(*map(cp.asarray, arrays)), chain(*arrays), strict=True):
         agree(got, want, "float32")
+
+
+def test_a_prepared_vector_is_read_the_other_way_round():
+    """Random chains found a copy of such a value that took its 16-bit dtype, not the one it is stored in."""
+
+    def chain(v0, v5):
+        v9 = (v0 @ v0.T).sum(axis=-1)
+        return v5 @ v0.T + v9
+
+    v0, v5 = draw((2, 1), "float16", 1), draw((1, 1), "float16", 2)
+    expected = chain(v0.astype(np.float64), v5.astype(np.float64))
+    d0, d5 = cp.asarray(v0), cp.asarray(v5)
+    agree(cf.fuse(chain).bind(v0=d0)(d5), expected, "float16", 16.0)
+    agree(cf.fuse(lambda x, y: np.exp(x.T) + y).bind(x=cp.asarray(draw((3, 4), "float16")))(cp.zeros((4, 3), "float16")),
+          np.exp(draw((3, 4), "float16").T.astype(np.float64)), "float16", 16.0)  # fmt: skip
