@@ -335,11 +335,10 @@ def pool_weights(node: Node) -> Node:
         return node
     value, width = pooled
     terms = linear_terms(value, *value.shape)
-    kinds = {"matmul" if t.base is not None else "" for t in terms if t.base is None or t.base.op == "matmul"}
     products = [t for t in terms if t.base is not None]
-    plain = all(t.base is None or t.base.op == "matmul" for t in terms)
+    linear = bool(products) and all(t.base is not None and t.base.op == "matmul" for t in products)
     scalar = all(t.col is None or t.col.shape == (1, 1) for t in products)
-    if "matmul" not in kinds or not plain or not scalar:
+    if not linear or not scalar:
         return node
     return g.cast(_total([_pooled_term(_widened_term(t, node.dtype), width) for t in terms]), node.dtype)
 
