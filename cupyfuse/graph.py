@@ -228,6 +228,18 @@ def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
     return graph.replace(done)
 
 
+def substitute(graph: Graph, target: Node, value: Node) -> Graph:
+    """Exchange one node for another everywhere except beneath the new value itself."""
+    done: dict[Node, Node] = {}
+    for node in topological(graph.roots):
+        inputs = tuple(done[i] for i in node.inputs)
+        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
+        done[node] = (
+            value if node is target else Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node
+        )
+    return graph.replace(done)
+
+
 def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
     """For every node, the nodes that always evaluate it."""
     found: dict[Node, list[Node]] = {}

@@ -16,33 +16,46 @@ PACKAGE = Path(cupyfuse.__file__).parent
 # From the bottom to the top; modules of one line may know each other.
 LAYERS = (
     "errors special dtypes operators graph",
-    "trace trace_numpy rewrite schedule devices",
+    "trace rewrite schedule devices",
     "plan cuda.program cuda.expressions cuda.configure cuda.emit",
     "options structure arrays",
-    "numpy_engine cuda.compile cuda.gemm cuda_engine",
-    "fuse functions",
+    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda_engine",
+    "fuse eager reductions functions",
     "heads machine progress demo cli torch",
     "__main__",
 )
+# Packages of which each module imports, when it is loaded, only those before it.
+INSIDE = {
+    "trace": "user_code value axes operations tracer recorder numpy_functions",
+    "rewrite": "notes cleanup reductions linear sums pools affine guards order",
+    "schedule": "memory steps partition",
+}
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
-MODULES = sorted(
-    info.name.removeprefix("cupyfuse.")
-    for info in pkgutil.walk_packages([str(PACKAGE)], "cupyfuse.")
-    if not info.ispkg and "kernels_cu" not in info.name
-)
+FOUND = [info for info in pkgutil.walk_packages([str(PACKAGE)], "cupyfuse.") if "kernels_cu" not in info.name]
+PACKAGES = {info.name.removeprefix("cupyfuse.") for info in FOUND if info.ispkg}
+MODULES = sorted(info.name.removeprefix("cupyfuse.") for info in FOUND)
+
+
+def level_of(module: str) -> int:
+    """The layer of a module: its own, or that of the package it belongs to; -1 if it has none."""
+    return LEVEL.get(module, LEVEL.get(module.split(".")[0], -1))
+
+
+def path_of(module: str) -> Path:
+    path = PACKAGE.joinpath(*module.split("."))
+    return path / "__init__.py" if module in PACKAGES else path.with_suffix(".py")
 
 
 def imported(module: str, everywhere: bool = True) -> set[str]:
     """The modules of the package that a module imports; without `everywhere`, those it imports when it is loaded."""
-    path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = ast.parse(path_of(module).read_text(encoding="utf-8"))
     found: set[str] = set()
     nodes = list(ast.walk(tree)) if everywhere else tree.body
     for node in nodes:
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names if a.name.startswith("cupyfuse")}
         elif isinstance(node, ast.ImportFrom):
-            package = ["cupyfuse", *module.split(".")[:-1]]
+            package = ["cupyfuse", *module.split(".")][: None if module in PACKAGES else -1]
             base = package[: len(package) - node.level + 1] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
             found |= {f"{source}.{a.name}" for a in node.names} | {source}
@@ -50,24 +63,33 @@ def imported(module: str, everywhere: bool = True) -> set[str]:
     return {n for n in names if n in MODULES}
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("module", [m for m in MODULES if m not in PACKAGES or level_of(m) >= 0])
 def test_modules_know_only_those_beneath_them(module: str) -> None:
-    level = LEVEL.get(module, LEVEL.get(module.split(".")[0], -1))
+    level = level_of(module)
     assert level >= 0, f"{module} has no place in LAYERS"
     for other in imported(module):
-        below = LEVEL.get(other, LEVEL.get(other.split(".")[0], -1))
+        below = level_of(other)
         assert below <= level, f"{module} (layer {level}) imports {other} (layer {below})"
+
+
+@pytest.mark.parametrize("package", INSIDE)
+def test_packages_are_layered_inside(package: str) -> None:
+    order = [f"{package}.{name}" for name in INSIDE[package].split()]
+    assert set(order) == {m for m in MODULES if m.startswith(f"{package}.")}
+    for position, module in enumerate(order):
+        later = imported(module, everywhere=False) & {package, *order[position:]}
+        assert not later, f"{module} imports {later}"
 
 
 def test_the_layers_exist() -> None:
     """A module that was renamed must not leave its rule behind."""
-    planned = {"torch"}
+    planned = {"torch", "eager", "cuda.runtime", "reductions"}
     assert {name for name in LEVEL if name not in planned} <= set(MODULES)
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if LEVEL.get(m, 9) <= 2])
+@pytest.mark.parametrize("module", [m for m in MODULES if 0 <= level_of(m) <= 2])
 def test_planning_touches_no_array_library_but_numpy(module: str) -> None:
-    text = PACKAGE.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    text = path_of(module).read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(text)):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []

@@ -7,25 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes
-from . import graph as g
-from .operators import POINTWISE
-from .trace import (
-    Tracer,
-    _trace_of,
-    apply,
-    as_tracer,
-    broadcast_to,
-    clip,
-    fail,
-    matmul,
-    normalize_axes,
-    power,
-    reduce,
-    reshape,
-    user_line,
-    variance,
-)
+from .. import dtypes
+from .. import graph as g
+from ..operators import POINTWISE
+from .axes import broadcast_to, normalize_axes, reshape
+from .operations import apply, as_tracer, clip, matmul, power, reduce, trace_of, variance
+from .tracer import Tracer
+from .user_code import fail, user_line
 
 # NumPy's (and SciPy's) names that differ from the operator table's.
 _UFUNC_ALIASES = {
@@ -85,7 +73,7 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
         value = fill_value if fill_value is not None else fill(x, fill_value)
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        return broadcast_to(Tracer(x._trace, node, ()), x.shape)
+        return broadcast_to(x._trace.array(node, ()), x.shape)
 
     return call
 
@@ -93,7 +81,7 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
 def _where(condition: Any, *choices: Any) -> Tracer:
     if len(choices) != 2:
         fail("np.where with one argument", "the number of results depends on values; give both choices")
-    trace = _trace_of((condition, *choices))
+    trace = trace_of((condition, *choices))
     mask = as_tracer(condition, trace)
     if mask._node.dtype != "bool":
         mask = apply("not_equal", mask, 0)

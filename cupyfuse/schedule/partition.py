@@ -1,123 +1,17 @@
-"""Scheduling: partition a graph into the few steps that will run.
-
-Some values have to exist in memory: arguments, results, matrix products, column reductions, other views of computed
-values. Everything between them is computed in passing, inside a step: a `RowProgram` (pointwise work and reductions
-along rows; called `MatVec` where it is a matrix-vector product), `ColumnStats` (reductions down the columns, with the
-pointwise work before and after them), a `Gemm`, or a `Copy` of an argument whose layout a kernel cannot read.
-
-Every value gets a layer, one more than the values in memory that it needs; steps of one layer and one domain are one
-step. Cheap pointwise work is computed again where it is needed rather than stored.
-"""
+"""The partition of a graph into steps: where each value can be computed, and which steps that makes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 
-from . import dtypes
-from . import graph as g
-from .graph import Graph, Node, Shape
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How an argument lies in memory, as far as a plan depends on it, seen as rows x columns.
-
-    Neighbouring columns (or rows) are neighbours in memory; all elements are, in C order; cuBLAS can read it.
-    """
-
-    unit_cols: bool = True
-    unit_rows: bool = False
-    contiguous: bool = True
-    blas: bool = True
-
-    @property
-    def transposed(self) -> Layout:
-        return Layout(self.unit_rows, self.unit_cols, False, self.blas)
+from .. import dtypes
+from .. import graph as g
+from ..graph import Graph, Node, Shape
+from .memory import resolve
+from .steps import Step, step_of, with_riders
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One step of a plan: what it computes, what it moves, and how it is launched."""
-
-    kind: str
-    fused: tuple[str, ...]
-    reads: int
-    writes: int
-    flops: int
-    launches: int
-    domain: Shape
-    nodes: tuple[Node, ...] = field(repr=False)
-    inputs: tuple[Node, ...] = field(repr=False)
-    outputs: tuple[Node, ...] = field(repr=False)
-    rare: tuple[Node, ...] = field(default=(), repr=False)
-
-
-@dataclass
-class Schedule:
-    """Steps in the order in which they run, and the dtype in which each value in memory is stored."""
-
-    graph: Graph
-    steps: list[Step]
-    storage: dict[Node, str]
-
-
-def resolve(node: Node) -> Node:
-    """The value in memory that a view looks at."""
-    while node.op in ("transpose", "reshape"):
-        node = node.inputs[0]
-    return node
-
-
-def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
-    if node.op == "transpose":
-        return layout_of(node.inputs[0], layouts).transposed
-    if node.op == "input":
-        return layouts.get(node.attrs["arg"]) or Layout(True, min(node.shape) <= 1, True)
-    return Layout()
-
-
-def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
-    """Whether neighbouring columns are neighbours in memory, or there is one column only."""
-    layout = layout_of(node, layouts)
-    return node.shape[1] <= 1 or layout.unit_cols or (node.shape[0] <= 1 and layout.contiguous)
-
-
-def _copied(node: Node) -> Node:
-    return Node("copy", (node,), node.shape, node.dtype)
-
-
-def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Put an explicit copy before every read of an argument whose layout the reader cannot take."""
-    live = set(g.topological(graph.roots, g.eager_inputs))
-    copies: dict[Node, Node] = {}
-
-    def fit(reader: Node, value: Node) -> Node:
-        if value.op == "reshape" and not g.is_leaf(value):
-            source = value.inputs[0]
-            turned = source.op == "transpose" and min(source.shape) > 1
-            return g.reshape(copies.setdefault(source, _copied(source)), value.shape) if turned else value
-        if value.op == "reshape":
-            source = value.inputs[0]
-            whole = layout_of(source, layouts).contiguous and source.op != "transpose"
-            return value if whole else g.reshape(copies.setdefault(source, _copied(source)), value.shape)
-        if not (value.op in ("input", "transpose") and g.is_leaf(value)):
-            return value
-        layout = layout_of(value, layouts)
-        good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
-        return value if good else copies.setdefault(value, _copied(value))
-
-    done: dict[Node, Node] = {}
-    for node in g.topological(graph.roots):
-        inputs = tuple(done[i] for i in node.inputs)
-        if node in live and (node.pointwise or node.reduction or node.op == "matmul"):
-            inputs = tuple(fit(node, i) for i in inputs)
-        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
-        done[node] = Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node
-    return graph.replace(done)
-
-
-class _Scheduler:
+class Scheduler:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.live_set = set(g.topological(graph.roots, g.eager_inputs))
@@ -238,7 +132,7 @@ class _Scheduler:
                 steps.append((layer, self._column_step(roots, domain)))
             else:
                 steps.extend((layer, self._single_step(node)) for node in roots)
-        return _with_riders([step for _, step in sorted(steps, key=lambda s: s[0])])
+        return with_riders([step for _, step in sorted(steps, key=lambda s: s[0])])
 
     def _require(self, node: Node) -> None:
         """Ask for a value to be in memory."""
@@ -266,7 +160,7 @@ class _Scheduler:
         if not any(n.reduction for n in nodes):
             # What it was to follow is in memory already: it is as wide as what it computes.
             domain = g.broadcast(*(n.shape for n in nodes))
-        return _step("RowProgram", domain, nodes, inputs, roots, rare)
+        return step_of("RowProgram", domain, nodes, inputs, roots, rare)
 
     def _column_step(self, roots: list[Node], domain: Shape) -> Step:
         group = (self.layer[roots[0]], domain)
@@ -275,7 +169,7 @@ class _Scheduler:
             return self.column_group.get(node) != group and self._stops(node)
 
         nodes, inputs, rare = self._collect(roots, read)
-        return _step("ColumnStats", domain, nodes, inputs, roots, rare)
+        return step_of("ColumnStats", domain, nodes, inputs, roots, rare)
 
     def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
         """The nodes of a step, the values it always reads, and those that only a guard reads."""
@@ -300,7 +194,7 @@ class _Scheduler:
             if node.op == "matmul":
                 self.rounded.add(resolve(i))
         kind = "Gemm" if node.op == "matmul" else "Copy"
-        return _step(kind, node.shape, [node], list(node.inputs), [node], [])
+        return step_of(kind, node.shape, [node], list(node.inputs), [node], [])
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
         """Results in their own dtype; what is read again by a row program keeps the wider type it was computed in."""
@@ -316,119 +210,3 @@ class _Scheduler:
                     exact = node in own or node.op == "input"
                     found[node] = node.dtype if exact else dtypes.compute(node.dtype)
         return found
-
-
-def _step(
-    kind: str, domain: Shape, nodes: list[Node], inputs: list[Node], outputs: list[Node], rare: list[Node]
-) -> Step:
-    if kind == "RowProgram" and _is_matvec(nodes, domain):
-        kind = "MatVec"
-    return Step(
-        kind=kind,
-        fused=tuple(n.op for n in nodes),
-        reads=0,
-        writes=0,
-        flops=sum(g.flops(n) for n in nodes),
-        launches=1,
-        domain=domain,
-        nodes=tuple(nodes),
-        inputs=tuple(inputs),
-        outputs=tuple(outputs),
-        rare=tuple(rare),
-    )
-
-
-def _with_riders(steps: list[Step]) -> list[Step]:
-    """Let numbers that depend on arguments alone, such as a counter of batches, ride in the last row program."""
-    hosts = [s for s in steps if s.kind in ("RowProgram", "MatVec") and any(n.reduction for n in s.nodes)]
-    if not hosts or hosts[-1].domain[0] == 0:
-        return steps
-    host = hosts[-1]
-    riders = [
-        s
-        for s in steps
-        if s.kind == "RowProgram"
-        and s.domain == (1, 1) != host.domain
-        and all(g.is_leaf(i) for i in s.inputs)
-        and not s.rare
-        and not {resolve(i) for i in s.inputs} & {resolve(i) for i in (*host.inputs, *host.rare)}
-        and not any(resolve(i) in s.outputs for other in steps for i in (*other.inputs, *other.rare))
-    ]
-    if not riders:
-        return steps
-    parts = [host, *riders]
-    merged = replace(
-        host,
-        fused=tuple(f for p in parts for f in p.fused),
-        flops=sum(p.flops for p in parts),
-        nodes=tuple(dict.fromkeys(n for p in parts for n in p.nodes)),
-        inputs=tuple(dict.fromkeys(n for p in parts for n in p.inputs)),
-        outputs=tuple(n for p in parts for n in p.outputs),
-    )
-    return [merged if s is host else s for s in steps if s not in riders]
-
-
-def _is_matvec(nodes: list[Node], domain: Shape) -> bool:
-    """Whether all that is done along the rows is one product with a vector."""
-    reductions = [n for n in nodes if n.reduction]
-    if len(reductions) != 1 or reductions[0].op != "sum":
-        return False
-    product = reductions[0].inputs[0]
-    full = [n for n in nodes if n.shape == domain and domain[1] != 1]
-    return (
-        product.op == "multiply"
-        and full == [product]
-        and {i.shape for i in product.inputs} == {domain, (1, domain[1])}
-        and all(i.op != "const" for i in product.inputs)
-    )
-
-
-def column_launches(domain: Shape) -> int:
-    """One launch where the columns alone fill a GPU; a second one merges where the rows were split as well."""
-    return 1 if column_splits(domain) == 1 else 2
-
-
-def column_splits(domain: Shape) -> int:
-    """Among how many blocks each strip of columns shares its rows (a power of two, so that few kernels are built)."""
-    rows, cols = domain
-    strips = max(1, -(-cols // 32))
-    splits = 1
-    while strips * splits < 128 and rows // (2 * splits) >= 256:
-        splits *= 2
-    return splits
-
-
-def schedule(graph: Graph, layouts: dict[int, Layout] | None = None) -> Schedule:
-    """Partition a simplified graph into steps."""
-    graph = insert_copies(_results_in_memory(graph), layouts or {})
-    scheduler = _Scheduler(graph)
-    raw = scheduler.run()
-    storage = scheduler.storage(raw)
-    steps = [_measured(step, storage) for step in raw]
-    return Schedule(graph, steps, storage)
-
-
-def _results_in_memory(graph: Graph) -> Graph:
-    """Results that are arguments, views of them, constants or twice the same are copied by a row program."""
-    taken: set[Node] = set()
-
-    def own(node: Node) -> Node:
-        base = resolve(node)
-        fresh = base.op not in ("input", "const") and base not in taken
-        result = node if fresh else Node("cast", (node,), node.shape, node.dtype)
-        taken.add(resolve(result))
-        return result
-
-    return Graph(graph.inputs, [own(n) for n in graph.outputs], [(arg, own(n)) for arg, n in graph.effects])
-
-
-def _measured(step: Step, storage: dict[Node, str]) -> Step:
-    """The step with its bytes: every value read once and written once, in the dtype it is stored in."""
-
-    def nbytes(nodes: Iterable[Node]) -> int:
-        return sum(n.size * dtypes.ITEMSIZE[storage[resolve(n)]] for n in dict.fromkeys(nodes))
-
-    launches = column_launches(step.domain) if step.kind == "ColumnStats" else 1
-    if step.domain[0] * step.domain[1] == 0 and all(n.size == 0 for n in step.outputs):
-        launches = 0
-    return replace(step, reads=nbytes(step.inputs), writes=nbytes(step.outputs), launches=launches)

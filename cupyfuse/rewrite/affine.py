@@ -1,0 +1,113 @@
+"""Multiply-adds with one factor and one shift a column: a chain of them is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .. import dtypes
+from .. import graph as g
+from ..graph import Graph, Node
+from .linear import combine, widened
+from .notes import Note
+
+
+def fold_affine(node: Node, varying: set[Node] | None = None) -> Node:
+    """Per-column multiply-adds are one: ((y + b - m) r g + t) s = y a + c.
+
+    After a matrix product, bias, BatchNorm and scales become a = r g s and c = ((b - m) r g + t) s, one pair a column
+    (prepared once where they depend on bound arrays alone). Of any other y, whose rounding errors are not already those
+    of a product, the first shifts stay as written, since cancellation could cost digits: (y - m) a + c. Agrees to
+    rounding; an element that comes out infinite or NaN is evaluated as written (guard), as is one whose factors would
+    underflow. Saves the loads and the arithmetic of every step but one.
+    """
+    chain, inner = affine_chain(node, varying)
+    if inner.op != "matmul":
+        while chain and chain[-1].op in ("add", "subtract"):
+            inner = chain.pop()
+    # Adding a number and taking one away again is how rounding is asked for: (x + 2**23) - 2**23.
+    numbers = [s for s in chain if s.op in ("add", "subtract") and any(i.op == "const" for i in s.inputs)]
+    if len(chain) < 3 or len(numbers) > 1:
+        return node
+    scale: Node | None = None
+    shift: Node | None = None
+    value = inner
+    for step in reversed(chain):
+        other = next((widened(i, step.dtype) for i in step.inputs if i is not value), None)
+        scale, shift = _affine_step(step, value, other, scale, shift)
+        value = step
+    fast = inner if scale is None else g.pointwise("multiply", inner, scale)
+    if shift is not None:
+        fast = g.pointwise("add", fast, shift)
+    return g.guard(g.cast(fast, node.dtype), node)
+
+
+def _affine_step(
+    step: Node, value: Node, other: Node | None, scale: Node | None, shift: Node | None
+) -> tuple[Node | None, Node | None]:
+    """The factors of `inner * scale + shift` after one more step of a chain."""
+    if step.op == "negative" or (step.op == "subtract" and step.inputs[1] is value):
+        scale = combine("multiply", scale, g.const(-1.0))
+        shift = None if shift is None else g.pointwise("negative", shift)
+    if other is None or step.op == "negative":
+        return scale, shift
+    if step.op in ("multiply", "divide"):
+        return combine(step.op, scale, other), None if shift is None else g.pointwise(step.op, shift, other)
+    if step.op == "subtract" and step.inputs[0] is value:
+        return scale, g.pointwise("negative", other) if shift is None else g.pointwise("subtract", shift, other)
+    return scale, other if shift is None else g.pointwise("add", shift, other)
+
+
+def affine_chain(node: Node, varying: set[Node] | None = None) -> tuple[list[Node], Node]:
+    """The steps with per-column or scalar operands above a value, the outermost first, and that value.
+
+    `varying` are the nodes that differ from row to row, where they are known already.
+    """
+    varying = _varying_by_row([node]) if varying is None else varying
+    chain: list[Node] = []
+    while (inner := _affine_inner(node, varying)) is not None:
+        chain.append(node)
+        node = inner
+    return chain, node
+
+
+def _affine_inner(node: Node, varying: set[Node]) -> Node | None:
+    """What a step of an affine chain scales or shifts."""
+    if node.op not in ("add", "subtract", "multiply", "divide", "negative") or not dtypes.is_float(node.dtype):
+        return None
+    if node.shape[1] == 1:
+        return None
+    values = [i for i in node.inputs if i.shape == node.shape and i in varying]
+    if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
+        return None
+    others = [i for i in node.inputs if i is not values[0]]
+    return values[0] if all(i.shape[0] == 1 and i not in varying for i in others) else None
+
+
+def _varying_by_row(roots: Iterable[Node]) -> set[Node]:
+    """The nodes that can differ from row to row: what depends on a matrix, not on vectors and numbers alone."""
+    found: set[Node] = set()
+    for node in g.topological(roots, g.eager_inputs):
+        matrix = node.op == "matmul" or (node.op == "input" and node.attrs.get("ndim", 2) == 2)
+        down = node.reduction and node.axis == 0
+        if matrix or (not down and any(i in found for i in g.eager_inputs(node))):
+            found.add(node)
+    return found
+
+
+def fold_chains(graph: Graph, notes: list[Note]) -> Graph:
+    """Fold each affine chain once, at the last of its steps."""
+    users = g.users(graph.roots)
+    varying = _varying_by_row(graph.roots)
+    chained = {n for n in users if _affine_inner(n, varying) is not None}
+    inner = {n for n in chained if n not in graph.roots and users[n] and all(u in chained for u in users[n])}
+    outermost = [n for n in users if n in chained and n not in inner]
+    folds = {n: folded for n in outermost if (folded := fold_affine(n, varying)) is not n}
+    for node in folds:
+        steps = [n.op for n in reversed(affine_chain(node, varying)[0])]
+        notes.append(
+            Note("per-column multiply-adds are one", " -> ".join(steps), f"{(len(steps) - 2) * node.size:.3g} FLOPs")
+        )
+    # From the last to the first: a folded value may hold earlier folds beneath it.
+    for node, folded in reversed(folds.items()):
+        graph = g.substitute(graph, node, folded)
+    return graph

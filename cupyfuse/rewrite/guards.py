@@ -1,0 +1,21 @@
+"""Guards that rewrites put in and that turn out to guard nothing."""
+
+from __future__ import annotations
+
+from .. import graph as g
+from ..graph import Graph, Node
+
+
+def drop_needless_guards(graph: Graph) -> Graph:
+    """Where the exact form is computed anyway, it is the value. Exact."""
+    live = set(g.topological(graph.roots, g.eager_inputs))
+
+    def rule(node: Node, original: Node) -> Node:
+        return node.inputs[1] if node.op == "guard" and original.inputs[1] in live else node
+
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        inputs = tuple(done[i] for i in node.inputs)
+        same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
+        done[node] = rule(node if same else Node(node.op, inputs, node.shape, node.dtype, node.attrs), node)
+    return graph.replace(done)

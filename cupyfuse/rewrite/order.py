@@ -1,0 +1,57 @@
+"""The order in which the identities are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import graph as g
+from ..graph import Graph, Node
+from .affine import fold_chains
+from .cleanup import (
+    cancel_transposes,
+    convert_matmul_operands,
+    drop_empty_casts,
+    push_transposes,
+    share_common_subexpressions,
+)
+from .guards import drop_needless_guards
+from .notes import Note
+from .pools import pool_products
+from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
+from .sums import collapse_sums
+
+
+def _apply_to_all(graph: Graph, rule: Callable[[Node], Node], counts: dict[str, list[Node]] | None = None) -> Graph:
+    def counted(node: Node) -> Node:
+        result = rule(node)
+        if result is not node and counts is not None:
+            counts.setdefault(rule.__name__, []).append(node)
+        return result
+
+    return g.rewrite(graph, counted)
+
+
+def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
+    """Apply every identity; returns the simplified graph and what was done to it."""
+    counts: dict[str, list[Node]] = {}
+    notes: list[Note] = []
+    for rule in (drop_empty_casts, cancel_transposes, convert_matmul_operands):
+        graph = _apply_to_all(graph, rule)
+    graph = pool_products(share_common_subexpressions(graph), notes)
+    graph = _apply_to_all(graph, reduction_over_one, counts)
+    for node in counts.get("reduction_over_one", []):
+        notes.append(
+            Note(
+                "a reduction along an axis of length 1 is the identity",
+                f"{node.op} of {node.inputs[0].shape[0]} x {node.inputs[0].shape[1]} along axis {node.axis}",
+                f"{2 * node.nbytes} bytes",
+            )
+        )
+    for rule in (lower_mean, lower_logsumexp, recognize_expsum):
+        graph = _apply_to_all(graph, rule)
+    graph = share_common_subexpressions(graph)
+    graph = collapse_sums(graph, notes)
+    for rule in (reduction_over_one, push_transposes):
+        graph = _apply_to_all(graph, rule)
+    graph = fold_chains(share_common_subexpressions(graph), notes)
+    return drop_needless_guards(share_common_subexpressions(graph)), notes

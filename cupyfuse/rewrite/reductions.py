@@ -1,0 +1,62 @@
+"""Reductions of one element, of several at once, and those made of others."""
+
+from __future__ import annotations
+
+from .. import graph as g
+from ..graph import Node
+from ..operators import REDUCTIONS
+
+
+def reduction_over_one(node: Node) -> Node:
+    """A reduction along an axis of length 1 is the identity.
+
+    sum, product, mean, max, min and logsumexp of one element are that element, ±inf and NaN included. The sum of
+    exponentials relative to the largest is exp(x - x): 1, or NaN for ±inf and NaN. The second moment is (x - x)^2.
+    Saves the whole reduction.
+    """
+    if not node.reduction or node.inputs[0].shape[node.axis] != 1:
+        return node
+    x = node.inputs[0]
+    if REDUCTIONS[node.op].identity_on_one:
+        return x
+    difference = g.pointwise("subtract", x, x)
+    return g.pointwise("exp" if node.op == "expsum" else "square", difference)
+
+
+def lower_mean(node: Node) -> Node:
+    """mean(x) = sum(x) / n, the division last as NumPy does it. Exact."""
+    if node.op != "mean":
+        return node
+    x = node.inputs[0]
+    count = g.const(float(x.shape[node.axis]))
+    if node.axis == 0:
+        # The number of rows changes from call to call: a named constant is a parameter of the emitted kernel.
+        count.attrs["name"] = "row_count"
+    return g.pointwise("divide", g.reduce("sum", x, node.axis), count)
+
+
+def lower_logsumexp(node: Node) -> Node:
+    """logsumexp(x) = m + log(sum(exp(x - m))) with m = max(x); m itself where it is not finite.
+
+    Gives +inf for a row with +inf, -inf for a row of -inf, NaN for a row with NaN. The two reductions share one pass.
+    """
+    if node.op != "logsumexp":
+        return node
+    x = node.inputs[0]
+    top, total = g.reduce("max", x, node.axis), g.reduce("expsum", x, node.axis)
+    return g.pointwise("add", g.pointwise("finite_or_zero", top), g.pointwise("log_relative", top, total))
+
+
+def recognize_expsum(node: Node) -> Node:
+    """sum(exp(x - max(x))), written out as in a softmax, is one reduction with the maximum instead of one after it.
+
+    Exact; ±inf and NaN included, for which both are NaN. Saves a pass over the row.
+    """
+    if node.op != "sum" or node.inputs[0].op != "exp":
+        return node
+    difference = node.inputs[0].inputs[0]
+    if difference.op != "subtract":
+        return node
+    x, top = difference.inputs
+    same = top.op == "max" and top.axis == node.axis and top.inputs[0] is x and x.dtype == node.dtype
+    return g.reduce("expsum", x, node.axis) if same else node

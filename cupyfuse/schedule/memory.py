@@ -1,0 +1,94 @@
+"""What lies in memory and how: layouts of arguments, the copies that readers need, results of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import graph as g
+from ..graph import Graph, Node
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an argument lies in memory, as far as a plan depends on it, seen as rows x columns.
+
+    Neighbouring columns (or rows) are neighbours in memory; all elements are, in C order; cuBLAS can read it.
+    """
+
+    unit_cols: bool = True
+    unit_rows: bool = False
+    contiguous: bool = True
+    blas: bool = True
+
+    @property
+    def transposed(self) -> Layout:
+        return Layout(self.unit_rows, self.unit_cols, False, self.blas)
+
+
+def resolve(node: Node) -> Node:
+    """The value in memory that a view looks at."""
+    while node.op in ("transpose", "reshape"):
+        node = node.inputs[0]
+    return node
+
+
+def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
+    if node.op == "transpose":
+        return layout_of(node.inputs[0], layouts).transposed
+    if node.op == "input":
+        return layouts.get(node.attrs["arg"]) or Layout(True, min(node.shape) <= 1, True)
+    return Layout()
+
+
+def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
+    """Whether neighbouring columns are neighbours in memory, or there is one column only."""
+    layout = layout_of(node, layouts)
+    return node.shape[1] <= 1 or layout.unit_cols or (node.shape[0] <= 1 and layout.contiguous)
+
+
+def _copied(node: Node) -> Node:
+    return Node("copy", (node,), node.shape, node.dtype)
+
+
+def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
+    """Put an explicit copy before every read of an argument whose layout the reader cannot take."""
+    live = set(g.topological(graph.roots, g.eager_inputs))
+    copies: dict[Node, Node] = {}
+
+    def fit(reader: Node, value: Node) -> Node:
+        if value.op == "reshape" and not g.is_leaf(value):
+            source = value.inputs[0]
+            turned = source.op == "transpose" and min(source.shape) > 1
+            return g.reshape(copies.setdefault(source, _copied(source)), value.shape) if turned else value
+        if value.op == "reshape":
+            source = value.inputs[0]
+            whole = layout_of(source, layouts).contiguous and source.op != "transpose"
+            return value if whole else g.reshape(copies.setdefault(source, _copied(source)), value.shape)
+        if not (value.op in ("input", "transpose") and g.is_leaf(value)):
+            return value
+        layout = layout_of(value, layouts)
+        good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
+        return value if good else copies.setdefault(value, _copied(value))
+
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        inputs = tuple(done[i] for i in node.inputs)
+        if node in live and (node.pointwise or node.reduction or node.op == "matmul"):
+            inputs = tuple(fit(node, i) for i in inputs)
+        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
+        done[node] = Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node
+    return graph.replace(done)
+
+
+def results_in_memory(graph: Graph) -> Graph:
+    """Results that are arguments, views of them, constants or twice the same are copied by a row program."""
+    taken: set[Node] = set()
+
+    def own(node: Node) -> Node:
+        base = resolve(node)
+        fresh = base.op not in ("input", "const") and base not in taken
+        result = node if fresh else Node("cast", (node,), node.shape, node.dtype)
+        taken.add(resolve(result))
+        return result
+
+    return Graph(graph.inputs, [own(n) for n in graph.outputs], [(arg, own(n)) for arg, n in graph.effects])

@@ -1,0 +1,207 @@
+"""The operations of traced arrays: each checks its operands as NumPy does, and adds nodes to the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from .. import dtypes
+from .. import graph as g
+from ..errors import TraceError
+from .axes import align, matrix_node, normalize_axes
+from .user_code import fail, user_line
+from .value import Axes, ScalarArgument, TracedValue
+
+if TYPE_CHECKING:
+    from .recorder import Trace
+    from .tracer import Tracer
+
+
+def as_tracer(value: Any, trace: Trace) -> Tracer:
+    """A tracer for a number; arrays have to be arguments."""
+    if isinstance(value, TracedValue):
+        if value._trace is not trace:
+            fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
+        return cast("Tracer", value)
+    if isinstance(value, ScalarArgument):
+        node = g.const(float(value))
+        node.attrs["name"] = value.name
+        return trace.array(node, ())
+    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+        return trace.array(g.const(value), ())
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        try:
+            dtype = dtypes.name_of(value.dtype)
+        except TypeError as error:
+            fail(f"an operation with a {value.dtype} number", f"{error}; or make it a Python number with .item()")
+        return trace.array(g.cast(g.const(value.item()), dtype), ())
+    if hasattr(value, "shape"):
+        fail(
+            f"an operation with a captured array of shape {tuple(value.shape)}",
+            "only arguments of the fused function can be arrays; make it an argument (bind() can fix it)",
+        )
+    fail(f"an operation with a {type(value).__name__}", "an array or a number is expected")
+
+
+def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
+    """Record calls of a function on traced arrays under its own name, as one operation."""
+    name = function.__name__
+
+    @wraps(function)
+    def call(*operands: Any, **options: Any) -> Tracer:
+        named = operands[0] if name in ("apply", "reduce") else name
+        trace = trace_of((*operands, *options.values()))
+        with trace.call(named, (*operands, *options.values())) as done:
+            return done(function(*operands, **options))
+
+    return call
+
+
+def trace_of(values: Iterable[Any]) -> Trace:
+    for value in values:
+        if isinstance(value, TracedValue):
+            return value._trace
+    raise AssertionError("no traced operand")
+
+
+@recorded
+def apply(op: str, *operands: Any) -> Tracer:
+    """Apply a pointwise operator with NumPy's broadcasting and promotion."""
+    trace = trace_of(operands)
+    if op in ("subtract", "negative") and all(
+        getattr(getattr(o, "_node", None), "dtype", "bool") == "bool" for o in operands
+    ):
+        fail(f"{op} of masks (bool arrays)", "use ~, ^ or np.logical_not, as NumPy asks for")
+    nodes, axes = align([as_tracer(o, trace) for o in operands], op)
+    try:
+        return trace.array(g.pointwise(op, *nodes), axes)
+    except TraceError as error:
+        fail(op, str(error))
+
+
+def _refuse(operation: str, **options: Any) -> None:
+    for name, value in options.items():
+        if value is not None:
+            fail(f"{operation} with {name}=", "that option is not supported in a fused function")
+
+
+@recorded
+def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = None, **options: Any) -> Tracer:
+    """Reduce along one axis, several, or all of them."""
+    _refuse(op, **options)
+    positions = normalize_axes(axis, x.ndim, op)
+    if dtype is not None:
+        x = x.astype(dtype)
+    elif x._node.dtype == "bool" and op in ("sum", "prod"):
+        return reduce(op, x.astype("float64"), axis, keepdims).astype("int64")
+    elif not dtypes.is_float(x._node.dtype):
+        x = x.astype("float64") if op == "mean" else x
+    if not dtypes.is_float(x._node.dtype):
+        fail(op, f"a float operand is expected, got {x._node.dtype}; convert it with .astype first")
+    if op == "logsumexp" and any(x.shape[p] == 0 for p in positions):
+        return reduce("sum", x, axis, keepdims) - np.inf
+    if op in ("max", "min", "expsum") and any(x.shape[p] == 0 for p in positions):
+        raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
+    labels = sorted({x._axes[p] for p in positions} - {None}, reverse=True)  # type: ignore[type-var]
+    node = x._node
+    if op == "mean" and len(labels) == 2:
+        total = g.reduce("sum", g.reduce("sum", node, 1), 0)
+        node = g.pointwise("divide", total, g.const(float(x._node.size)))
+    elif op == "expsum" and not labels:
+        node = g.pointwise("exp", g.pointwise("subtract", node, node))
+    else:
+        for label in labels:
+            node = g.reduce(op, node, label)  # type: ignore[arg-type]
+    return x._trace.array(node, _reduced_axes(x, positions, keepdims))
+
+
+def _reduced_axes(x: Tracer, positions: tuple[int, ...], keepdims: bool) -> Axes:
+    if keepdims:
+        return x._axes
+    return tuple(a for p, a in enumerate(x._axes) if p not in positions)
+
+
+def count(x: Tracer, axis: Any) -> int:
+    """Number of elements that a reduction along `axis` combines."""
+    total = 1
+    for p in normalize_axes(axis, x.ndim):
+        total *= x.shape[p]
+    return total
+
+
+@recorded
+def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
+    """Mean squared distance from the mean, with `ddof` fewer degrees of freedom."""
+    _refuse("var", **options)
+    positions = normalize_axes(axis, x.ndim)
+    n = count(x, axis)
+    if len(positions) == 1 and x._axes[positions[0]] == 0 and x.shape[positions[0]] > 1:
+        result = reduce("moment2", x, axis, keepdims)
+    else:
+        centred = x - reduce("mean", x, axis, keepdims=True)
+        result = reduce("mean", apply("square", centred), axis, keepdims)
+    if ddof == 0:
+        return result
+    degrees = max(n - ddof, 0)
+    return result * (n / degrees) if degrees else result * float(n) / 0.0
+
+
+def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
+    _refuse("clip", **options)
+    if low is None and high is None:
+        return x.copy()
+    if low is None:
+        return apply("minimum", x, high)
+    if high is None:
+        return apply("maximum", x, low)
+    return apply("clip", x, low, high)
+
+
+def power(base: Any, exponent: Any) -> Tracer:
+    """NumPy's power, with its short forms for the exponents 2, 1/2, 1, -1."""
+    if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument)):
+        short: dict[float, Callable[[], Tracer]] = {
+            2.0: lambda: apply("square", base),
+            1.0: lambda: base.copy(),
+            0.5: lambda: apply("sqrt", base),
+            -1.0: lambda: apply("reciprocal", base),
+        }
+        if float(exponent) in short and isinstance(base, TracedValue):
+            return short[float(exponent)]()
+    return apply("power", base, exponent)
+
+
+def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
+    for o in operands:
+        if not isinstance(o, bool) and not (isinstance(o, TracedValue) and o._node.dtype == "bool"):
+            fail(f"the operator {symbol}", "it works on masks (comparisons); got another dtype")
+    return apply(op, *operands)
+
+
+@recorded
+def matmul(a: Any, b: Any) -> Tracer:
+    """`numpy.matmul` for vectors and matrices; a product with a vector is a weighted sum of rows or columns."""
+    trace = trace_of((a, b))
+    a, b = as_tracer(a, trace), as_tracer(b, trace)
+    for operand in (a, b):
+        if operand.ndim not in (1, 2):
+            raise ValueError(
+                f"matmul: operands need 1 or 2 dimensions, got shapes {a.shape} and {b.shape}\n  at {user_line()}"
+            )
+        if not dtypes.is_float(operand._node.dtype):
+            fail("matmul", f"float operands are expected, got {operand._node.dtype}")
+    if a.shape[-1] != b.shape[0]:
+        raise ValueError(
+            f"matmul: the last dimension of {a.shape} must equal the first of {b.shape} "
+            f"({a.shape[-1]} != {b.shape[0]})\n  at {user_line()}"
+        )
+    if a.ndim == 1 and b.ndim == 1:
+        return reduce("sum", apply("multiply", a, b), 0)
+    if b.ndim == 1:
+        return reduce("sum", apply("multiply", a, b[None, :]), 1)
+    if a.ndim == 1:
+        return reduce("sum", apply("multiply", a[:, None], b), 0)
+    return trace.array(g.matmul(matrix_node(a), matrix_node(b)), (0, 1))

@@ -1,0 +1,285 @@
+"""`Tracer`: the stand-in as the user's function sees it, with Python's operators and NumPy's methods and protocols."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .. import dtypes
+from .. import graph as g
+from .axes import broadcast_to, normalize_axes, relabel, reshape
+from .operations import apply, as_tracer, clip, mask_logic, matmul, power, reduce, variance
+from .user_code import fail, user_line
+from .value import Axes, TracedValue
+
+
+class Tracer(TracedValue):
+    """A stand-in for an array while a function is being traced: each operation on it adds a node to the graph."""
+
+    __slots__ = ()
+    __array_priority__ = 1000.0
+    __hash__ = object.__hash__
+
+    @property
+    def T(self) -> Tracer:
+        return self.transpose()
+
+    # Operators
+    def __add__(self, other: Any) -> Tracer:
+        return apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Tracer:
+        return apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Tracer:
+        return apply("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Tracer:
+        return apply("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Tracer:
+        return apply("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Tracer:
+        return apply("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Tracer:
+        return apply("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Tracer:
+        return apply("divide", other, self)
+
+    def __pow__(self, other: Any) -> Tracer:
+        return power(self, other)
+
+    def __rpow__(self, other: Any) -> Tracer:
+        return power(other, self)
+
+    def __matmul__(self, other: Any) -> Tracer:
+        return matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Tracer:
+        return matmul(other, self)
+
+    def __neg__(self) -> Tracer:
+        return apply("negative", self)
+
+    def __pos__(self) -> Tracer:
+        return self.copy()
+
+    def __abs__(self) -> Tracer:
+        return apply("absolute", self)
+
+    def __gt__(self, other: Any) -> Tracer:
+        return apply("greater", self, other)
+
+    def __ge__(self, other: Any) -> Tracer:
+        return apply("greater_equal", self, other)
+
+    def __lt__(self, other: Any) -> Tracer:
+        return apply("less", self, other)
+
+    def __le__(self, other: Any) -> Tracer:
+        return apply("less_equal", self, other)
+
+    def __eq__(self, other: Any) -> Tracer:  # type: ignore[override]
+        return apply("equal", self, other)
+
+    def __ne__(self, other: Any) -> Tracer:  # type: ignore[override]
+        return apply("not_equal", self, other)
+
+    def __and__(self, other: Any) -> Tracer:
+        return mask_logic("logical_and", "&", self, other)
+
+    def __or__(self, other: Any) -> Tracer:
+        return mask_logic("logical_or", "|", self, other)
+
+    __rand__, __ror__ = __and__, __or__
+
+    def __invert__(self) -> Tracer:
+        return mask_logic("logical_not", "~", self)
+
+    def _unsupported(self, *_: Any) -> NoReturn:
+        fail("one of the operators // % ^ << >> divmod", "it is not supported in a fused function")
+
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _unsupported
+    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unsupported
+    __ifloordiv__ = __imod__ = __ixor__ = __ilshift__ = __irshift__ = _unsupported
+
+    # In-place operators change the array that every name in the user's function refers to.
+    def _become(self, value: Any, assigned: bool = False) -> Tracer:
+        new = as_tracer(value, self._trace)
+        if self._viewed:
+            fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
+        if new.shape != self.shape:
+            new = broadcast_to(new, self.shape)
+        kinds = {"bool": 0, "int64": 1}
+        if not assigned and kinds.get(new._node.dtype, 2) > kinds.get(self._node.dtype, 2):
+            fail(
+                f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
+                "NumPy refuses it as well; convert the value with .astype first",
+            )
+        aligned = relabel(new, self._axes)
+        self._node = g.cast(aligned._node, self._node.dtype)
+        if self._origin is not None:
+            self._trace.effects[self._origin.attrs["arg"]] = self._node
+        return self
+
+    def __iadd__(self, other: Any) -> Tracer:
+        return self._become(self + other)
+
+    def __isub__(self, other: Any) -> Tracer:
+        return self._become(self - other)
+
+    def __imul__(self, other: Any) -> Tracer:
+        return self._become(self * other)
+
+    def __itruediv__(self, other: Any) -> Tracer:
+        return self._become(self / other)
+
+    def __ipow__(self, other: Any) -> Tracer:
+        return self._become(power(self, other))
+
+    def __iand__(self, other: Any) -> Tracer:
+        return self._become(self & other)
+
+    def __ior__(self, other: Any) -> Tracer:
+        return self._become(self | other)
+
+    def __imatmul__(self, other: Any) -> Tracer:
+        return self._become(self @ other)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        whole = index if isinstance(index, tuple) else (index,)
+        if not all(i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in whole):
+            fail("assignment to part of an array", "choose with np.where, or assign the whole x[...]")
+        self._become(value, assigned=True)
+
+    # Views
+    def __getitem__(self, index: Any) -> Tracer:
+        items = list(index) if isinstance(index, tuple) else [index]
+        for item in items:
+            if not (item is None or item is Ellipsis or (isinstance(item, slice) and item == slice(None))):
+                fail(
+                    f"indexing with {item!r}", "only None, ... and : are supported; slice the argument before the call"
+                )
+        present = sum(i is not None and i is not Ellipsis for i in items)
+        if present > self.ndim or items.count(Ellipsis) > 1:
+            raise IndexError(f"too many indices for an array of {self.ndim} dimensions\n  at {user_line()}")
+        if Ellipsis not in items:
+            items.append(Ellipsis)
+        axes: list[int | None] = []
+        rest = list(self._axes)
+        for item in items:
+            if item is None:
+                axes.append(None)
+            elif item is Ellipsis:
+                count = self.ndim - present
+                axes, rest = axes + rest[:count], rest[count:]
+            else:
+                axes.append(rest.pop(0))
+        return self._view(tuple(axes))
+
+    def _view(self, axes: Axes) -> Tracer:
+        self._viewed = True
+        view = self._trace.array(self._node, axes)
+        view._viewed = True
+        return view
+
+    def transpose(self, *order: Any) -> Tracer:
+        if len(order) == 1 and (order[0] is None or isinstance(order[0], (tuple, list))):
+            order = tuple(order[0] or ())
+        order = tuple(order) or tuple(reversed(range(self.ndim)))
+        if sorted(i % max(self.ndim, 1) for i in order) != list(range(self.ndim)):
+            raise ValueError(f"axes {order} do not match an array of {self.ndim} dimensions\n  at {user_line()}")
+        return self._view(tuple(self._axes[i] for i in order))
+
+    def squeeze(self, axis: Any = None) -> Tracer:
+        if axis is None:
+            drop = {i for i, n in enumerate(self.shape) if n == 1}
+        else:
+            drop = set(normalize_axes(axis, self.ndim, "squeeze"))
+            if any(self.shape[i] != 1 for i in drop):
+                raise ValueError(
+                    f"squeeze: axis {axis} of an array of shape {self.shape} is longer than one\n  at {user_line()}"
+                )
+        return self._view(tuple(a for i, a in enumerate(self._axes) if i not in drop))
+
+    def reshape(self, *shape: Any, order: str = "C") -> Tracer:
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            shape = tuple(shape[0])
+        return reshape(self, tuple(int(n) for n in shape), order)
+
+    def ravel(self) -> Tracer:
+        return reshape(self, (-1,), "C")
+
+    # Methods that are functions
+    def astype(self, dtype: Any, *, copy: bool = True) -> Tracer:
+        try:
+            name = dtypes.name_of(dtype)
+        except TypeError as error:
+            fail(f"astype({dtype})", str(error))
+        if not copy and name == self._node.dtype:
+            return self
+        return self._trace.array(g.cast(self._node, name), self._axes)
+
+    def copy(self) -> Tracer:
+        return self._trace.array(self._node, self._axes)
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        return reduce("sum", self, axis, keepdims, dtype=dtype, out=out)
+
+    def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        return reduce("prod", self, axis, keepdims, dtype=dtype, out=out)
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        return reduce("mean", self, axis, keepdims, dtype=dtype, out=out)
+
+    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        return reduce("max", self, axis, keepdims, out=out)
+
+    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        return reduce("min", self, axis, keepdims, out=out)
+
+    def var(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
+    ) -> Tracer:
+        return variance(self, axis, ddof, keepdims, dtype=dtype, out=out)
+
+    def std(
+        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
+    ) -> Tracer:
+        return apply("sqrt", variance(self, axis, ddof, keepdims, dtype=dtype, out=out))
+
+    def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        truth = apply("where", apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
+        if 0 in self.shape:
+            return apply("greater", reduce("sum", truth, axis, keepdims, out=out), 0.0)
+        return apply("greater", reduce("max", truth, axis, keepdims, out=out), 0.0)
+
+    def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        truth = apply("where", apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
+        if 0 in self.shape:
+            return apply("greater", reduce("prod", truth, axis, keepdims, out=out), 0.0)
+        return apply("greater", reduce("min", truth, axis, keepdims, out=out), 0.0)
+
+    def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
+        return clip(self, min, max, out=out)
+
+    def dot(self, other: Any) -> Tracer:
+        return matmul(self, other)
+
+    # NumPy's and CuPy's protocols
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        from .numpy_functions import call_ufunc
+
+        return call_ufunc(ufunc.__name__, method, inputs, options)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
+        from .numpy_functions import call_function
+
+        return call_function(func, args, options)
+
+    def __cupy_override_elementwise_kernel__(self, kernel: Any, *inputs: Any, **options: Any) -> Any:
+        from .numpy_functions import call_ufunc
+
+        return call_ufunc(str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options)

@@ -1,0 +1,32 @@
+"""Errors that name the user's line: the innermost one that is neither this library's nor NumPy's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import numpy as np
+
+from ..errors import TraceError
+
+_LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_SKIPPED = (_LIBRARY + os.sep, os.path.dirname(np.__file__) + os.sep)
+
+
+def user_line() -> str:
+    """File, line and text of the innermost frame that is neither ours nor NumPy's."""
+    import linecache
+
+    frame = sys._getframe(1)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not os.path.abspath(filename).startswith(_SKIPPED) and not filename.startswith("<__array_function__"):
+            text = linecache.getline(filename, frame.f_lineno).strip()
+            return f"{filename}:{frame.f_lineno}" + (f": {text}" if text else "")
+        frame = frame.f_back  # type: ignore[assignment]
+    return "an unknown line"
+
+
+def fail(operation: str, reason: str) -> NoReturn:
+    raise TraceError(f"cannot fuse {operation}: {reason}\n  at {user_line()}")

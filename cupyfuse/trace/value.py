@@ -1,0 +1,96 @@
+"""What a traced function holds in place of arrays and numbers, and what these know of themselves.
+
+What the graph does not know of (one-dimensional arrays, transposes, new axes) is kept here: `axes` says for every axis
+of the user's array which axis of the two-dimensional node it is (0 rows, 1 columns), or None for an axis of length one
+that is neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .. import dtypes
+from .. import graph as g
+from ..errors import TraceAttributeError
+from .user_code import fail, user_line
+
+if TYPE_CHECKING:
+    from .recorder import Trace
+
+Axes = tuple["int | None", ...]
+
+
+class ScalarArgument(float):
+    """A float argument of the fused function: a number to Python, a kernel parameter to the emitted code."""
+
+    __slots__ = ("name",)
+    name: str
+
+    def __new__(cls, value: float, name: str) -> ScalarArgument:
+        self = super().__new__(cls, value)
+        self.name = name
+        return self
+
+
+class TracedValue:
+    """A stand-in for an array: its node in the graph, and how the user's axes lie in it."""
+
+    __slots__ = ("_axes", "_node", "_origin", "_trace", "_viewed")
+    __hash__ = object.__hash__
+
+    def __init__(self, trace: Trace, node: g.Node, axes: Axes):
+        self._trace = trace
+        self._node = node
+        self._axes = axes
+        # The argument whose memory this is in the user's eyes: changing it in place changes the argument.
+        self._origin: g.Node | None = None
+        self._viewed = False
+
+    # What an array tells of itself
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(1 if a is None else self._node.shape[a] for a in self._axes)
+
+    @property
+    def ndim(self) -> int:
+        return len(self._axes)
+
+    @property
+    def size(self) -> int:
+        return self._node.size
+
+    @property
+    def dtype(self) -> Any:
+        return dtypes.to_numpy(self._node.dtype)
+
+    def __len__(self) -> int:
+        if not self._axes:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<traced array, shape {self.shape}, {self._node.dtype}>"
+
+    # What would need the values
+    def __bool__(self) -> NoReturn:
+        fail(
+            "a Python branch on an array's values",
+            "they are not known while the function is traced; choose with np.where(condition, a, b), or branch on "
+            "shapes, dtypes and plain Python arguments",
+        )
+
+    def _needs_value(self, *_: Any, **__: Any) -> NoReturn:
+        fail(
+            "a conversion of a traced array to a Python or NumPy value",
+            "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself",
+        )
+
+    __float__ = __int__ = __index__ = __complex__ = __array__ = __iter__ = item = tolist = __dlpack__ = _needs_value
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise TraceAttributeError(
+            f"cannot fuse the array attribute or method .{name}: it is not supported in a fused function\n"
+            f"  at {user_line()}"
+        )
