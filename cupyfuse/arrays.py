@@ -91,6 +91,8 @@ def enter(value: Any, name: str) -> Entry:
     TypeError
         The array's device or dtype is one that cannot be exchanged; the message names the argument.
     """
+    if is_cupy(value):
+        return Entry(value, "cuda", None)
     if isinstance(value, np.ndarray):
         if isinstance(value, (np.ma.MaskedArray, np.matrix)):
             raise TypeError(
@@ -98,8 +100,6 @@ def enter(value: Any, name: str) -> Entry:
                 "something else; pass np.asarray(x), or x.filled(value) for a masked array"
             )
         return Entry(value if type(value) is np.ndarray else value.view(np.ndarray), "numpy", None)
-    if is_cupy(value):
-        return Entry(value, "cuda", None)
     library = f"{type(value).__module__.partition('.')[0]} array"
     try:
         kind, _ = value.__dlpack_device__()

@@ -1,4 +1,4 @@
-"""Run plans on a GPU: allocate from CuPy's pool, launch on CuPy's current stream, never synchronise.
+"""Run plans on a GPU: allocate from its memory pool, launch on the current stream, never synchronise.
 
 Everything that does not depend on addresses is settled when a plan is made ready: launch configurations, argument lists
 with places for the addresses, where each value lies in one workspace. A call fills in the addresses and launches.
@@ -12,17 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import cupy
 import numpy as np
 
 from . import dtypes
-from .cuda.compile import load
 from .cuda.configure import Config, default_config, fitting_vec
 from .cuda.emit import Kernel, emit
-from .cuda.gemm import Gemm, Operand
+from .cuda.gemm import Operand
 from .cuda.program import COLUMN, FULL, Program
+from .cuda.runtime import Runtime
 from .graph import Node
-from .numpy_engine import present
 from .plan import Output, Plan
 from .schedule import Step, resolve
 
@@ -58,14 +56,15 @@ class _Form:
 
 
 class CudaExecutable:
-    """A plan made ready for CuPy arrays of fixed shapes, dtypes and strides on one device.
+    """A plan made ready for arrays of fixed shapes, dtypes and strides on one device.
 
     Parameters
     ----------
     plan : Plan
-    arrays : sequence of cupy.ndarray
-        Arrays like those it will be called with: arguments, then prepared values.
-    device : int
+    arrays : sequence of arrays
+        Like those it will be called with: arguments, then prepared values.
+    runtime : Runtime
+        The device.
 
     Raises
     ------
@@ -73,9 +72,9 @@ class CudaExecutable:
         A kernel cannot be compiled or loaded.
     """
 
-    def __init__(self, plan: Plan, arrays: Sequence[Any], device: int):
+    def __init__(self, plan: Plan, arrays: Sequence[Any], runtime: Runtime):
         self.plan = plan
-        self.device = device
+        self.runtime = runtime
         self._places: dict[Node, Place] = {}
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
@@ -93,7 +92,7 @@ class CudaExecutable:
             for node in step.outputs:
                 if node not in self._places:
                     self._places[node] = self._temporary(node.shape, dtypes.ITEMSIZE[plan.scheduled.storage[node]])
-        with cupy.cuda.Device(device):
+        with runtime.made_current():
             self._launches = [launch for step in plan.steps if step.launches for launch in self._ready(step)]
         self._unset = [0] * (self._slots - len(arrays) - len(self._forms))
 
@@ -159,7 +158,7 @@ class CudaExecutable:
         a, b = node.inputs
         storage = self.plan.scheduled.storage
         left, right, target = self.place(a), self.place(b), self.place(node)
-        product = Gemm(
+        product = self.runtime.product(
             Operand(*a.shape, left.row_stride, left.col_stride),
             Operand(*b.shape, right.row_stride, right.col_stride),
             storage[resolve(a)],
@@ -173,17 +172,17 @@ class CudaExecutable:
         (node,) = step.outputs
         source, target = self.place(node.inputs[0]), self.place(node)
         dtype = dtypes.to_numpy(self.plan.scheduled.storage[node])
-        shape, size = node.shape, dtype.itemsize
-
-        def view(place: Place, addresses: Addresses) -> Any:
-            memory = cupy.cuda.UnownedMemory(addresses[place.slot], 0, self, self.device)
-            strides = (place.row_stride * size, place.col_stride * size)
-            return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+        shape = node.shape
 
         def launch(addresses: Addresses) -> None:
-            cupy.copyto(view(target, addresses), view(source, addresses))
+            self._view(target, addresses, shape, dtype)[...] = self._view(source, addresses, shape, dtype)
 
         return launch
+
+    def _view(self, place: Place, addresses: Addresses, shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+        """A value as an array of the runtime's."""
+        strides = (place.row_stride * dtype.itemsize, place.col_stride * dtype.itemsize)
+        return self.runtime.view(addresses[place.slot], shape, dtype, strides)
 
     def partial_sums(self, size: int) -> int:
         """A slot for the totals that the shares of a column step leave for the merge."""
@@ -195,23 +194,24 @@ class CudaExecutable:
 
         `outs` holds, for each result, an array to write it to or None for a new one.
         """
-        if cupy.cuda.runtime.getDevice() != self.device:
-            with cupy.cuda.Device(self.device):
-                return self._run(arrays, outs)
-        return self._run(arrays, outs)
+        if self.runtime.is_current():
+            return self._run(arrays, outs)
+        with self.runtime.made_current():
+            return self._run(arrays, outs)
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-        addresses = [a.data.ptr for a in arrays]
+        address = self.runtime.address
+        addresses = [address(a) for a in arrays]
         written = []
         for form, out in zip(self._forms, outs, strict=True):
             if out is not None and form.direct and out.flags.c_contiguous:
                 written.append(out)
             else:
-                written.append(cupy.ndarray(form.base_shape, form.dtype))
-            addresses.append(written[-1].data.ptr)
+                written.append(self.runtime.empty(form.base_shape, form.dtype))
+            addresses.append(address(written[-1]))
         addresses += self._unset
         if self._workspace:
-            memory = cupy.cuda.alloc(self._workspace)
+            memory = self.runtime.workspace(self._workspace)
             start = memory.ptr
             for slot, offset in self._temporaries:
                 addresses[slot] = start + offset
@@ -225,7 +225,7 @@ class CudaExecutable:
     def _finished(self, form: _Form, written: Any, out: Any) -> Any:
         """A result as the user's axes have it, or in the array that was given for it."""
         if not form.direct:
-            written = present(_looked(form.output.node, written), form.output.axes, form.shape)
+            written = form.output.presented(_looked(form.output.node, written))
         if out is None or out is written:
             return written
         out[...] = written
@@ -233,11 +233,8 @@ class CudaExecutable:
 
     def _write_effects(self, arrays: Sequence[Any], addresses: Addresses) -> None:
         for arg, node in self._copies:
-            place = self.place(node)
             dtype = dtypes.to_numpy(self.plan.scheduled.storage[resolve(node)])
-            memory = cupy.cuda.UnownedMemory(addresses[place.slot], 0, self, self.device)
-            strides = (place.row_stride * dtype.itemsize, place.col_stride * dtype.itemsize)
-            value = cupy.ndarray(node.shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides=strides)
+            value = self._view(self.place(node), addresses, node.shape, dtype)
             arrays[arg][...] = value.reshape(arrays[arg].shape)
 
 
@@ -321,8 +318,8 @@ class _KernelLaunch:
         return self.variants[vec]
 
     def _row_launch(self, kernel: Kernel, config: Config) -> Launch:
-        function = load(kernel, self.executable.device)
-        processors = cupy.cuda.Device(self.executable.device).attributes["MultiProcessorCount"]
+        function = self.executable.runtime.function(kernel)
+        processors = self.executable.runtime.processors
         grid, block = (row_blocks(config, self.rows, self.cols, processors), 1, 1), (config.threads, 1, 1)
         template = [*self.arguments, self.rows, self.cols]
         holes = self.holes
@@ -337,10 +334,10 @@ class _KernelLaunch:
         return launch
 
     def _column_launch(self, kernel: Kernel, config: Config) -> Launch:
-        function = load(kernel, self.executable.device)
+        function = self.executable.runtime.function(kernel)
         shares = config.shares
         grid, block = (max(1, -(-self.cols // config.group)), shares, 1), (config.threads, 1, 1)
-        merge = load(emit(self.program, config, merge=True), self.executable.device) if shares > 1 else None
+        merge = self.executable.runtime.function(emit(self.program, config, merge=True)) if shares > 1 else None
         merge_grid = (max(1, -(-self.cols // config.threads)), 1, 1)
         template = [*self.arguments, self.rows, self.cols, 0, shares]
         holes = [*self.holes, (len(template) - 2, self.partial)]

@@ -369,9 +369,10 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
     if not leaves:
         raise TypeError("no argument is an array; pass at least one NumPy, CuPy or DLPack array")
     if arrays.is_cupy(leaves[0]):
+        from .cuda.runtime import on_device
         from .cuda_engine import CudaExecutable
 
-        return functools.partial(CudaExecutable, device=leaves[0].data.device_id)
+        return functools.partial(CudaExecutable, runtime=on_device(leaves[0].data.device_id))
     from .numpy_engine import NumpyExecutable
 
     return NumpyExecutable

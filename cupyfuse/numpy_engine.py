@@ -43,7 +43,7 @@ class NumpyExecutable:
                 _run_step(step, memory, plan.scheduled.storage)
         results = []
         for output, out in zip(plan.outputs, outs, strict=True):
-            value = present(_look(output.node, memory), output.axes, output.shape)
+            value = output.presented(_look(output.node, memory))
             if out is None:
                 results.append(value)
             else:
@@ -57,13 +57,6 @@ class NumpyExecutable:
 def _matrix(array: Array) -> Array:
     """The array as rows x columns; a vector is one row."""
     return array if array.ndim == 2 else array[None, :] if array.ndim == 1 else array.reshape(1, 1)
-
-
-def present(matrix: Any, axes: tuple[int | None, ...], shape: tuple[int, ...]) -> Any:
-    """A rows x columns array as the user's axes have it; never a copy."""
-    order = [a for a in axes if a is not None]
-    rest = [a for a in (0, 1) if a not in order]
-    return matrix.transpose(order + rest).reshape(shape)
 
 
 def _look(node: Node, memory: dict[Node, Array]) -> Array:

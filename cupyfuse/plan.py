@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import devices, dtypes
 from . import graph as g
@@ -33,6 +34,12 @@ class Output:
         """Whether the user's array, contiguous in C order, is the value's memory as the step writes it."""
         order = [a for a in self.axes if a is not None and self.node.shape[a] != 1]
         return resolve(self.node) is self.node and order == sorted(order)
+
+    def presented(self, matrix: Any) -> Any:
+        """The value (rows x columns) as the user's axes have it; never a copy."""
+        order = [a for a in self.axes if a is not None]
+        rest = [a for a in (0, 1) if a not in order]
+        return matrix.transpose(order + rest).reshape(self.shape)
 
 
 @dataclass(frozen=True)

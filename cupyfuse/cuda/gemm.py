@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from cupy.cuda import cublas, device, get_current_stream, runtime
 
 # cudaDataType_t and cublasComputeType_t
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
@@ -55,6 +54,10 @@ class Gemm:
     """
 
     def __init__(self, a: Operand, b: Operand, dtype: str, out_dtype: str, precision: str):
+        from cupy import cuda
+
+        self._gemm, self._handle = cuda.cublas.gemmEx, cuda.device.get_cublas_handle
+        self._clear, self._stream = cuda.runtime.memsetAsync, cuda.get_current_stream
         self.m, self.k, self.n = a.rows, a.cols, b.cols
         self._out_bytes = self.m * self.n * {"float64": 8, "float32": 4}.get(out_dtype, 2)
         (self._op_a, self._ld_a), (self._op_b, self._ld_b) = a.for_blas(), b.for_blas()
@@ -71,10 +74,10 @@ class Gemm:
         if self.m == 0 or self.n == 0:
             return
         if self.k == 0:
-            runtime.memsetAsync(c, 0, self._out_bytes, get_current_stream().ptr)
+            self._clear(c, 0, self._out_bytes, self._stream().ptr)
             return
-        cublas.gemmEx(
-            device.get_cublas_handle(),
+        self._gemm(
+            self._handle(),
             self._op_b,
             self._op_a,
             self.n,
