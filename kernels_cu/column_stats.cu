@@ -16,7 +16,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
     constexpr int across = Strip / V;               // lanes side by side in one row
     constexpr int down = 32 / across;               // rows that a warp reads at once
     constexpr int warps = Threads / 32;
-    __shared__ alignas(16) char scratch[warps * Strip * sizeof(Totals)];
+    SHARED_BYTES(scratch, warps * Strip * sizeof(Totals));
     Totals(*shared)[Strip] = reinterpret_cast<Totals(*)[Strip]>(scratch);
 
     const i64 rows = p.rows, cols = p.cols;

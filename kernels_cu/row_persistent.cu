@@ -12,7 +12,7 @@
 template <class P, int Threads, int Items, int V>
 __device__ __forceinline__ void row_persistent(const P& p) {
     typedef decltype(p.template tile<V>(At<0>())) Tile;
-    __shared__ alignas(16) char scratch[2 * 32 * P::slot];
+    SHARED_BYTES(scratch, 2 * 32 * P::slot);
     const Block<Threads, P::slot> team(scratch);
     const int cols = static_cast<int>(p.cols);
     Tile next[Items];

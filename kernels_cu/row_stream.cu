@@ -10,7 +10,7 @@
 
 template <class P, int Threads, int Items, int V>
 __device__ __forceinline__ void row_stream(const P& p) {
-    __shared__ alignas(16) char scratch[2 * 32 * P::slot];
+    SHARED_BYTES(scratch, 2 * 32 * P::slot);
     const Block<Threads, P::slot> team(scratch);
     for (i64 row = blockIdx.x; row < p.rows; row += gridDim.x) {
         typename P::Row r;

@@ -2,8 +2,14 @@
 //
 // Values are stored in memory as bool, i64, f16, bf16, float or double and computed with as bool, i64, float or double:
 // widen() goes from the first to the second, narrow() back, rounding to nearest, ties to even.
-// The 16-bit types are plain bits here, so that no header of the CUDA toolkit is needed.
+// The 16-bit types are plain bits here, so that no header of the CUDA toolkit is needed. What stands under `#else` of
+// __CUDA_ARCH__ is for the tests, which also run the kernels on a CPU.
 #pragma once
+
+// Shared memory of a block: `bytes` bytes, aligned to 16. A macro, because on a CPU it is memory of another kind.
+#ifndef SHARED_BYTES
+#define SHARED_BYTES(name, bytes) __shared__ alignas(16) char name[bytes]
+#endif
 
 typedef long long i64;
 typedef unsigned int u32;
@@ -22,7 +28,11 @@ struct Same {
 
 __device__ __forceinline__ float widen(f16 x) {
     float y;
+#ifdef __CUDA_ARCH__
     asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+#else
+    y = bits_as<_Float16>(x.bits);
+#endif
     return y;
 }
 __device__ __forceinline__ float widen(bf16 x) { return __uint_as_float(static_cast<u32>(x.bits) << 16); }
@@ -42,12 +52,20 @@ template <>
 struct Narrow<f16> {
     static __device__ __forceinline__ f16 from(float x) {
         f16 y;
+#ifdef __CUDA_ARCH__
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+#else
+        y.bits = bits_as<unsigned short>(static_cast<_Float16>(x));
+#endif
         return y;
     }
     static __device__ __forceinline__ f16 from(double x) {
         f16 y;
+#ifdef __CUDA_ARCH__
         asm("cvt.rn.f16.f64 %0, %1;" : "=h"(y.bits) : "d"(x));
+#else
+        y.bits = bits_as<unsigned short>(static_cast<_Float16>(x));
+#endif
         return y;
     }
 };

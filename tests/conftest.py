@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from support import CUDA, NUMPY, Engine
+from support import CUDA, HOST, NUMPY, Engine
 
 settings.register_profile(
     "cupyfuse",
@@ -26,9 +27,17 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
 
 
-@pytest.fixture(params=[pytest.param(NUMPY, id="numpy"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
-def engine(request: pytest.FixtureRequest) -> Engine:
-    """The array library whose arrays the case runs on; CuPy where there is a GPU."""
+ENGINES = (
+    pytest.param(NUMPY, id="numpy"),
+    pytest.param(HOST, id="host"),
+    pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu),
+)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The engine that the case runs on: NumPy's, the kernels on the CPU, and the kernels on a GPU where there is one."""
     engine: Engine = request.param
     engine.require()
-    return engine
+    with engine.active():
+        yield engine

@@ -8,13 +8,17 @@ through whole chains. 16-bit floats compute in float32 and round once where they
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+from host_cuda.library import Library
+from host_cuda.runtime import HostArrays, HostRuntime, installed
 from scipy import special as scipy_special
 
 import cupyfuse as cf
@@ -38,7 +42,11 @@ def missing_gpu() -> str:
 
 
 class Engine:
-    """An array library, and the way from NumPy arrays to its own and back."""
+    """An array library, and the way from NumPy arrays to its own and back.
+
+    "numpy" is the NumPy engine; "cuda" the CUDA engine on a GPU, through CuPy; "host" the CUDA engine with its kernels run
+    on the CPU (see host_cuda/README.md).
+    """
 
     def __init__(self, name: str):
         self.name = name
@@ -47,10 +55,26 @@ class Engine:
         if self.name == "cuda" and missing_gpu():
             pytest.skip(missing_gpu())
 
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Engine]:
+        """Where the library runs on this engine."""
+        if self.name != "host":
+            yield self
+            return
+        with installed(self.runtime):
+            yield self
+
+    @functools.cached_property
+    def runtime(self) -> HostRuntime:
+        asan = "libasan" in os.environ.get("LD_PRELOAD", "")
+        return HostRuntime(Library(address_sanitizer=asan), asan)
+
     @property
     def xp(self) -> Any:
         if self.name == "numpy":
             return np
+        if self.name == "host":
+            return HostArrays(self.runtime)
         import cupy
 
         return cupy
@@ -73,7 +97,7 @@ class Engine:
         return values if self.name == "numpy" or not hasattr(values, "get") else values.get()
 
 
-NUMPY, CUDA = Engine("numpy"), Engine("cuda")
+NUMPY, HOST, CUDA = Engine("numpy"), Engine("host"), Engine("cuda")
 
 LAYOUTS = ("contiguous", "fortran", "row_gap", "column_gap", "reversed", "offset", "misaligned", "turned")
 
