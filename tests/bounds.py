@@ -23,33 +23,12 @@ from typing import Any
 import numpy as np
 from support import compute, dtype_of, info, kinds, unit
 
-from cupyfuse.operators import POINTWISE
+from cupyfuse.operators import LOST, POINTWISE
 
 F = Any  # float64 arrays
 
 # Library functions are good to a few units in the last place: CUDA documents, and NumPy shows, at most 8.
 LIBRARY = 16.0
-# Operators that lose digits inside: their rounding is bounded relative to this instead of to the result alone.
-INNER = {
-    "logaddexp": lambda a, b: np.abs(a) + np.abs(b),
-    "gelu": lambda x: np.abs(x),
-    "gelu_tanh": lambda x: np.abs(x),
-    "silu": lambda x: np.abs(x),
-    "mish": lambda x: np.abs(x),
-    "sigmoid": lambda x: 1.0,
-    "log_sigmoid": lambda x: np.abs(x),
-    "softplus": lambda x, beta, threshold: np.abs(x) + 1 / beta,
-    "hardsigmoid": lambda x: 1.0,
-    "hardswish": lambda x: np.abs(x),
-    "elu": lambda x, alpha: np.minimum(np.abs(x), 1.0),
-    "celu": lambda x, alpha: np.minimum(np.abs(x), 1.0),
-    "selu": lambda x: np.minimum(np.abs(x), 2.0),
-    "power": lambda a, b: np.abs(np.power(np.abs(a), b)) * (1 + np.abs(b * np.log(np.abs(a)))),
-    "sin": lambda x: 1.0,
-    "cos": lambda x: 1.0,
-}
-EXACT = {"negative", "absolute", "sign", "floor", "ceil", "rint", "trunc"}
-EXACT |= {"maximum", "minimum", "clip", "relu", "relu6"}
 
 
 def tiny(dtype: str) -> float:
@@ -163,10 +142,12 @@ def pointwise(name: str, *operands: Value, dtype: str) -> Value:
             certain = e if not name.startswith("logical") else np.where(deviation > 0, np.inf, 0.0)
             return Value(v.astype(bool), certain, v.astype(np.float64), "bool")
         m = _magnitude(name, operands, v)
-        rounding = 2.0 if name in _LINEAR else 0.0 if name in EXACT else LIBRARY
-        extra = np.abs(np.asarray(INNER[name](*values), np.float64)) if name in INNER else 0.0
-        own = np.where(np.isfinite(extra), extra, 0.0) * LIBRARY * unit(compute(dtype))
+        # An ulp is at most two units of roundoff. Arithmetic may come in a rewritten form, of twice as many roundings.
+        rounding = 0.0 if row.exact else 2.0 if name in _LINEAR else max(LIBRARY, 2 * row.ulps)
+        extra = np.abs(np.asarray(row.scale(*values), np.float64)) if row.scale else 0.0
+        own = np.where(np.isfinite(extra), extra, 0.0) * rounding * unit(compute(dtype))
         own = own + np.where(extra > float(info(dtype).max) / 64, np.inf, 0)
+        own = own + (0.0 if rounding <= 2.0 else LOST * tiny(dtype))
         return rounded(v, e + np.where(np.isfinite(v), own, 0), m, dtype, rounding * unit(compute(dtype)))
 
 
