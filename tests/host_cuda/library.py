@@ -47,7 +47,7 @@ class Library:
     def __init__(self, kernels: Path = KERNELS, address_sanitizer: bool = False):
         self.kernels = kernels
         self.options = [*OPTIONS, f"-fsanitize={CHECKS}", "-I", str(kernels)]
-        self.options += ["-fsanitize=address", "-fno-omit-frame-pointer"] if address_sanitizer else []
+        self.options += ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"] if address_sanitizer else []
         self._directory = tempfile.TemporaryDirectory(prefix="host_cuda_")
         self._launches: dict[str, Launch] = {}
         self._pending: dict[str, Kernel] = {}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
+import mmap
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,8 +17,13 @@ from host_cuda.library import HostCudaError, Library
 from cupyfuse import dtypes
 from cupyfuse.cuda.emit import Kernel
 
+PAGE = mmap.PAGESIZE
 GUARD = 256
+# Where memory ends beside a page: like CuPy's pool as far as the widest access goes, not to its 512 bytes.
+ALIGNMENT = 16
+_PROCESS = ctypes.CDLL(None)
 _GUARD_BYTE, _POISON = 0xA5, 0xFF
+_MAP_NORESERVE = 0x4000  # of Linux; Python's mmap names it since 3.13
 DEVICE = "host"
 
 
@@ -39,30 +47,52 @@ class HostArray(np.ndarray[Any, Any]):
 
 
 class Workspace:
-    """Memory between guards, every byte of it poisoned: as floats of any size it holds NaN."""
+    """Memory that ends (or, every other one, begins) beside a page that nobody may touch; the other side is guarded by
+    bytes that must not change. Every byte of it is poisoned: as floats of any size it holds NaN.
 
-    def __init__(self, nbytes: int, asan: ctypes.CDLL | None):
+    With AddressSanitizer, which names the line of an access, guards that it knows are on both sides instead.
+    """
+
+    _count = itertools.count()
+
+    def __init__(self, nbytes: int, asan: bool):
         self.nbytes = nbytes
-        whole = nbytes + 2 * GUARD + 256
-        self._raw = np.empty(whole, np.uint8)
-        start = -self._raw.ctypes.data % 256 + GUARD
-        self.bytes = self._raw[start : start + nbytes]
-        self.ptr = self._raw.ctypes.data + start
-        self._guards = (self._raw[:start], self._raw[start + nbytes :])
+        self._guards: tuple[np.ndarray[Any, Any], ...] = ()
+        pages = -(-(nbytes + GUARD) // PAGE) * PAGE
+        raw = np.frombuffer(mmap.mmap(-1, pages + 2 * PAGE), np.uint8)
+        first, last = raw[:PAGE], raw[PAGE + pages :]
+        inside = raw[PAGE : PAGE + pages]
+        start = (pages - nbytes) // GUARD * GUARD if next(self._count) % 2 else 0
+        end = start + nbytes
+        if not asan and start:
+            # As near to the forbidden page as an aligned beginning allows.
+            start = (pages - nbytes) // ALIGNMENT * ALIGNMENT
+            end = start + nbytes
+        self._raw = raw
+        self.bytes = inside[start:end]
+        self.ptr = inside.ctypes.data + start
         self.bytes[:] = _POISON
+        self._guards = (inside[:start], inside[end:])
         for guard in self._guards:
             guard[:] = _GUARD_BYTE
-            if asan is not None:
-                asan.__asan_poison_memory_region(ctypes.c_void_p(guard.ctypes.data), ctypes.c_size_t(guard.nbytes))
-        if asan is not None:
-            weakref.finalize(self, _unpoison, asan, self._raw)
+        if asan:
+            for guard in (first, last, *self._guards):
+                _poison(guard.ctypes.data, guard.nbytes)
+            weakref.finalize(self, _unpoison, raw.ctypes.data, raw.nbytes)
+        else:
+            for page in (first, last):
+                _PROCESS.mprotect(ctypes.c_void_p(page.ctypes.data), ctypes.c_size_t(PAGE), 0)
 
     def intact(self) -> bool:
         return all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards)
 
 
-def _unpoison(asan: ctypes.CDLL, raw: np.ndarray[Any, Any]) -> None:
-    asan.__asan_unpoison_memory_region(ctypes.c_void_p(raw.ctypes.data), ctypes.c_size_t(raw.nbytes))
+def _poison(address: int, nbytes: int) -> None:
+    _PROCESS.__asan_poison_memory_region(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+
+
+def _unpoison(address: int, nbytes: int) -> None:
+    _PROCESS.__asan_unpoison_memory_region(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
 
 
 class HostRuntime:
@@ -83,7 +113,8 @@ class HostRuntime:
         self.seed = 0
         self.dry = False
         self.launched: set[str] = set()
-        self._asan = ctypes.CDLL(None) if address_sanitizer else None
+        self._asan = address_sanitizer
+        self._lock = threading.Lock()
         self._live: dict[int, weakref.ref[Workspace]] = {}
 
     def is_current(self) -> bool:
@@ -123,11 +154,12 @@ class HostRuntime:
             nonlocal launch
             if self.dry:
                 return
-            launch = launch or self.library.launch(kernel)
-            self.seed += 1
-            self.launched.add(kernel.source)
-            launch(arguments[0].tobytes(), grid, block, 0, self.seed)
-            self.check(kernel.name)
+            with self._lock:
+                launch = launch or self.library.launch(kernel)
+                self.seed += 1
+                self.launched.add(kernel.source)
+                launch(arguments[0].tobytes(), grid, block, 0, self.seed)
+                self.check(kernel.name)
 
         return run
 
@@ -149,13 +181,31 @@ class HostRuntime:
 
         return multiply
 
+    @contextlib.contextmanager
+    def only_collecting(self) -> Iterator[None]:
+        """Calls launch nothing: their kernels are collected, and compiled together at the end."""
+        self.dry = True
+        try:
+            yield
+        finally:
+            self.dry = False
+        self.library.compile()
+
+    def reserved(self, rows: int, cols: int, dtype: str) -> HostArray:
+        """An array of more memory than there is: pages exist once they are written to."""
+        kind = np.dtype(dtype)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        memory = mmap.mmap(-1, rows * cols * kind.itemsize, flags=flags)
+        return np.frombuffer(memory, kind).reshape(rows, cols).view(HostArray)
+
     def check(self, kernel: str) -> None:
         """After a launch: nobody has written outside of an array."""
-        if self._asan is not None:
+        if self._asan:
             return
-        for reference in list(self._live.values()):
+        for key, reference in list(self._live.items()):
             memory = reference()
             if memory is not None and not memory.intact():
+                del self._live[key]
                 raise HostCudaError(f"{kernel}: a write outside of an array of {memory.nbytes} bytes")
 
 

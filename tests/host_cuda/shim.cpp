@@ -77,8 +77,9 @@ const char* short_name(const char* file) {
 void note(Site site, const char* format, ...) {
     if (failed) return;
     failed = true;
-    const int used = snprintf(report, sizeof report, "%s: %s:%d: block (%u, %u), thread %u: ", kernel,
-                              short_name(site.file), site.line, blockIdx.x, blockIdx.y, current ? current->number : 0);
+    int used = snprintf(report, sizeof report, "%s: %s:%d: block (%u, %u): ", kernel, short_name(site.file), site.line,
+                        blockIdx.x, blockIdx.y);
+    if (current != nullptr) used += snprintf(report + used, sizeof report - used, "thread %u: ", current->number);
     va_list values;
     va_start(values, format);
     vsnprintf(report + used, sizeof report - used, format, values);
@@ -275,12 +276,12 @@ void run_block(unsigned threads, std::mt19937_64& random, bool ahead) {
 }
 
 #ifndef __SANITIZE_ADDRESS__
-void on_signal(int number) {
+void on_signal(int number, siginfo_t* info, void*) {
     if (current == nullptr) {
         signal(number, SIG_DFL);
         raise(number);
     }
-    note(Site{"", 0}, "%s: an address that is not the kernel's", strsignal(number));
+    note(Site{"an unknown line", 0}, "an access to address %p, beyond what the kernel was given", info->si_addr);
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, number);
@@ -357,7 +358,8 @@ const char* launch(const char* kernel_, Entry* entry_, const void* program_, Ind
     std::shuffle(blocks.begin(), blocks.end(), random);
 #ifndef __SANITIZE_ADDRESS__
     struct sigaction action = {}, before[2];
-    action.sa_handler = on_signal;
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO;
     sigaction(SIGSEGV, &action, &before[0]);
     sigaction(SIGBUS, &action, &before[1]);
 #endif
