@@ -1,4 +1,5 @@
-"""The functions of the public face: reductions with SciPy's signatures, activations with PyTorch's names.
+"""The functions of the public face: linear maps and normalisation, reductions with SciPy's signatures, activations with
+PyTorch's names.
 
 Inside a fused function they become part of its graph. Called on arrays they run at once, as a fused function of their
 own: one launch each on a GPU (two for `linear`).
@@ -7,92 +8,22 @@ own: one launch each on a GPU (two for `linear`).
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-
-from . import arrays, trace
 from . import graph as g
-from .fuse import Fused
+from . import trace
+from .eager import as_matrix, traceable
+from .reductions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
 from .trace import ScalarArgument, Tracer, apply, fail, reduce
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def traceable(function: F) -> F:
-    """Let a function written on traced arrays serve arrays too, by fusing it alone."""
-    fused = Fused(function)
-    leading = next(iter(inspect.signature(function).parameters))
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        operands = (*args, *kwargs.values())
-        for operand in operands:
-            if isinstance(operand, Tracer):
-                with operand._trace.call(function.__name__, operands) as done:
-                    result = function(*args, **kwargs)
-                    return result if isinstance(result, tuple) else done(result)
-        if not args:
-            if leading not in kwargs:
-                return fused(**kwargs)
-            args = (kwargs.pop(leading),)
-        if len(args) > 2 and "b" in fused.signature.parameters:
-            args, kwargs = args[:2], {**kwargs, "b": args[2]} | dict(zip(_LOGSUMEXP_REST, args[3:], strict=False))
-        if kwargs.get("b") is not None:
-            kwargs["b"] = _array(kwargs["b"])
-        return _eagerly(fused, _array(args[0]), args[1:], kwargs)
-
-    return call  # type: ignore[return-value]
-
-
-_LOGSUMEXP_REST = ("keepdims", "return_sign")  # the parameters after b
-
-
-def _array(value: Any) -> Any:
-    """An array for the first argument of an eager call; lists and numbers become NumPy arrays, integers floats."""
-    if not arrays.is_array(value):
-        value = np.asarray(value)
-    if getattr(getattr(value, "dtype", None), "kind", "f") in "iub":
-        value = value.astype(np.float64)
-    return value
-
-
-def _eagerly(fused: Fused, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run one function on an array of any rank: leading dimensions are rows."""
-    if getattr(x, "ndim", 0) <= 2 or fused.__wrapped__.__name__ == "batch_norm":
-        return fused(x, *args, **kwargs)
-    if "axis" in fused.signature.parameters:
-        return _along_axes(fused, x, args, kwargs)
-    lead = x.shape[:-1]
-    rows = x.reshape(-1, x.shape[-1]) if x.size else x.reshape(int(np.prod(lead)), x.shape[-1])
-    result = fused(rows, *args, **kwargs)
-    return result.reshape(*lead, result.shape[-1])
-
-
-def _along_axes(fused: Fused, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a function along some axes of an array with more than two: those axes are moved last and become one."""
-    bound = fused.signature.bind(x, *args, **kwargs)
-    bound.apply_defaults()
-    options = dict(list(bound.arguments.items())[1:])
-    if options.get("b") is not None:
-        raise ValueError("b: weights are supported for arrays of at most 2 dimensions; reshape a and b first")
-    axes = trace.normalize_axes(options["axis"], x.ndim)
-    kept = [i for i in range(x.ndim) if i not in axes]
-    moved = x.transpose(*kept, *axes)
-    rows = moved.reshape(int(np.prod([x.shape[i] for i in kept])), int(np.prod([x.shape[i] for i in axes])))
-    options["axis"] = 1
-    reducing = "keepdims" in options
-    keepdims = options.pop("keepdims", False)
-    results = fused(rows, **options)
-    if not reducing:
-        return results.reshape(moved.shape).transpose(*np.argsort([*kept, *axes]).tolist())
-    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape)) if keepdims else tuple(x.shape[i] for i in kept)
-    if isinstance(results, tuple):
-        return tuple(r.reshape(shape)[()] for r in results)
-    return results.reshape(shape)[()]
-
+# fmt: off
+__all__ = [
+    "avg_pool1d", "batch_norm", "celu", "clip", "elu", "erf", "gelu", "hardsigmoid", "hardswish", "hardtanh",
+    "leaky_relu", "linear", "log_sigmoid", "log_softmax", "logsumexp", "max", "mean", "min", "mish", "prod", "relu",
+    "relu6", "selu", "sigmoid", "silu", "softmax", "softplus", "softsign", "std", "sum", "tanh", "var",
+]
+# fmt: on
 
 # Linear -------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +70,7 @@ def _shape_is(name: str, value: Any, ndim: int, meaning: str) -> None:
         raise ValueError(f"{name}: expected an array of shape {meaning}, got {getattr(value, 'shape', value)}")
 
 
-@traceable
+@functools.partial(traceable, alone=as_matrix)
 def batch_norm(
     x: Any,
     running_mean: Any = None,
@@ -229,95 +160,6 @@ def _update_statistics(
             running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
 
 
-# Reductions ---------------------------------------------------------------------------------------------------------
-
-
-@traceable
-def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False) -> Any:
-    """Compute the log of the sum of exponentials, ``log(sum(b * exp(a)))``, with `scipy.special.logsumexp`'s semantics.
-
-    Parameters
-    ----------
-    a : array
-    axis : None, int or tuple of int
-        The axis or axes to sum over; None sums over all.
-    b : array, optional
-        Factors of the exponentials, of a shape that broadcasts with `a`; they may be negative.
-    keepdims : bool
-        Keep the reduced axes with length one.
-    return_sign : bool
-        Return the sign of the sum as well.
-
-    Returns
-    -------
-    array, or (array, array)
-        The logarithm; NaN where the sum is negative and no sign was asked for. With `return_sign`, the logarithm of the
-        absolute value, and the sign.
-    """
-    if b is None:
-        result = reduce("logsumexp", a, axis, keepdims)
-        if not return_sign:
-            return result
-        return result, apply(
-            "where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0)
-        )
-    weights = trace.as_tracer(b, a._trace)
-    a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
-    top = apply("finite_or_zero", reduce("max", a, axis, keepdims=True))
-    total = reduce("sum", weights * apply("exp", a - top), axis, keepdims=True)
-    size = apply("absolute", total) if return_sign else total
-    result = apply("log", size) + top
-    if not keepdims:
-        dropped = trace.normalize_axes(axis, a.ndim)
-        result, total = result.squeeze(dropped).copy(), total.squeeze(dropped)
-    return (result, apply("sign", total)) if return_sign else result
-
-
-@traceable
-def softmax(x: Any, axis: Any = None) -> Any:
-    """Compute ``exp(x) / sum(exp(x))`` along an axis, with `scipy.special.softmax`'s semantics.
-
-    Parameters
-    ----------
-    x : array
-    axis : None, int or tuple of int
-        None takes all elements together.
-
-    Returns
-    -------
-    array
-        Of the shape of `x`; sums to 1 along `axis`. NaN along an axis with +inf or NaN, or with nothing but -inf.
-    """
-    top = reduce("max", x, axis, keepdims=True)
-    return apply("exp", x - top) / _expsum(x, top, axis)
-
-
-def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
-    """sum(exp(x - top)), in one pass with the maximum where it runs along one axis."""
-    if len(trace.normalize_axes(axis, x.ndim)) == 1:
-        return reduce("expsum", x, axis, keepdims=True)
-    return reduce("sum", apply("exp", x - top), axis, keepdims=True)
-
-
-@traceable
-def log_softmax(x: Any, axis: Any = None) -> Any:
-    """Compute ``log(softmax(x))``, with `scipy.special.log_softmax`'s semantics.
-
-    Parameters
-    ----------
-    x : array
-    axis : None, int or tuple of int
-        None takes all elements together.
-
-    Returns
-    -------
-    array
-        Of the shape of `x`.
-    """
-    top = reduce("max", x, axis, keepdims=True)
-    return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
-
-
 @traceable
 def avg_pool1d(x: Any, kernel_size: int) -> Any:
     """Means of neighbouring columns, as `torch.nn.functional.avg_pool1d` with its default stride.
@@ -342,47 +184,6 @@ def avg_pool1d(x: Any, kernel_size: int) -> Any:
     if kernel_size < 1 or columns % kernel_size:
         raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {kernel_size}")
     return Tracer(x._trace, g.average_pool(trace._matrix(x), int(kernel_size)), (0, 1))
-
-
-def _reduction(op: str, summary: str) -> Callable[..., Any]:
-    def function(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
-        return reduce(op, a, axis, keepdims)
-
-    function.__name__ = function.__qualname__ = op
-    function.__doc__ = f"""{summary}
-
-    Parameters
-    ----------
-    a : array
-    axis : None, int or tuple of int
-        None reduces over all axes.
-    keepdims : bool
-        Keep the reduced axes with length one.
-
-    Returns
-    -------
-    array
-    """
-    return traceable(function)
-
-
-sum = _reduction("sum", "Sum along an axis; float32 and 16-bit floats accumulate in float32.")
-prod = _reduction("prod", "Product along an axis.")
-mean = _reduction("mean", "Arithmetic mean along an axis.")
-max = _reduction("max", "Largest element along an axis; NaN if one is.")
-min = _reduction("min", "Smallest element along an axis; NaN if one is.")
-
-
-@traceable
-def var(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
-    """Mean squared distance from the mean along an axis, with `ddof` fewer degrees of freedom, as `numpy.var`."""
-    return trace.variance(a, axis, ddof, keepdims)
-
-
-@traceable
-def std(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
-    """Square root of `var`."""
-    return apply("sqrt", trace.variance(a, axis, ddof, keepdims))
 
 
 # Activations --------------------------------------------------------------------------------------------------------
