@@ -1,17 +1,24 @@
-"""Every kernel that the planner can emit for the heads compiles for every architecture, without a GPU."""
+"""Every kernel that the planner can emit for the heads compiles for every architecture, without a GPU; and what becomes
+of kernels that do not compile, do not load, or find no cache, with a CuPy that does as it is told."""
 
 from __future__ import annotations
 
 import re
+import sys
+import types
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+from support import HOST
 
 import cupyfuse as cf
 from cupyfuse import heads
+from cupyfuse.cuda import compile as compiling
 from cupyfuse.cuda import emit
-from cupyfuse.cuda.compile import cubin
-from cupyfuse.cuda.configure import default_config
+from cupyfuse.cuda.compile import cubin, load
+from cupyfuse.cuda.configure import Config, default_config
 from cupyfuse.cuda.program import Program
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
@@ -105,3 +112,146 @@ def test_float_kernels_compute_nothing_in_double():
 def test_a_compiler_error_is_told_with_its_log():
     with pytest.raises(cf.EngineError, match="undefined"):
         cubin('extern "C" __global__ void k() { undefined_name(); }', "sm_90")
+
+
+# Loading ------------------------------------------------------------------------------------------------------------
+
+
+class Refusal(Exception):
+    """Stands for CuPy's CompileException."""
+
+
+class DriverError(RuntimeError):
+    """Stands for CuPy's CUDADriverError."""
+
+
+class FakeCupy:
+    """The part of CuPy that compiles and loads.
+
+    `disk` and `memory` are the errors of compiling through the cache on disk, and of compiling without it.
+    """
+
+    def __init__(self):
+        self.disk = self.memory = None
+        self.compiled = []
+        compiler = types.SimpleNamespace(CompileException=Refusal, compile_using_nvrtc=self.compile_using_nvrtc)
+        device = types.SimpleNamespace(compute_capability="35")
+        self.cuda = types.SimpleNamespace(
+            compiler=compiler,
+            driver=types.SimpleNamespace(CUDADriverError=DriverError),
+            function=types.SimpleNamespace(Module=self.Module),
+            Device=lambda number: device,
+        )
+
+    def RawModule(self, code, options):
+        self.compiled.append(("disk", options))
+        if self.disk is not None:
+            raise self.disk
+        return types.SimpleNamespace(get_function=lambda name: types.SimpleNamespace(kernel=f"{name} from disk"))
+
+    def compile_using_nvrtc(self, code, options, cache_in_memory):
+        assert cache_in_memory
+        self.compiled.append(("memory", options))
+        if self.memory is not None:
+            raise self.memory
+        return b"binary", None
+
+    class Module:
+        def load(self, binary):
+            assert binary == b"binary"
+
+        def get_function(self, name):
+            return f"{name} from memory"
+
+
+def kernel(text):
+    return emit.Kernel("row_lanes_kernel", f"// {text}", (), Config("row_lanes", 128, 1, 1))
+
+
+@pytest.fixture
+def fake_cupy(monkeypatch):
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    monkeypatch.setattr(compiling, "_functions", {})
+    monkeypatch.setattr(compiling, "_without_cache", False)
+    return fake
+
+
+def test_a_kernel_is_compiled_once(fake_cupy):
+    assert [load(kernel(text), 0) for text in "aab"] == ["row_lanes_kernel from disk"] * 3
+    assert fake_cupy.compiled == [("disk", compiling.OPTIONS)] * 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(13, "Permission denied", "/cache"), OSError(28, "No space left on device"), DriverError("image")],
+)
+def test_a_cache_that_cannot_be_used_is_done_without(fake_cupy, error):
+    fake_cupy.disk = error
+    with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR") as caught:
+        assert [load(kernel(text), 0) for text in "aab"] == ["row_lanes_kernel from memory"] * 3
+    assert len(caught) == 1 and str(error) in str(caught[0].message)
+    # Subnormal numbers are treated as CuPy treats them on its way through the cache; the disk is not asked again.
+    memory = ("memory", (*compiling.OPTIONS, "-ftz=true"))
+    assert fake_cupy.compiled == [("disk", compiling.OPTIONS), memory, memory]
+
+
+@pytest.mark.parametrize(
+    ("disk", "memory"),
+    [
+        (Refusal("error: identifier is undefined"), None),
+        (Refusal("invalid value for --gpu-architecture"), None),
+        (DriverError("CUDA_ERROR_NO_BINARY_FOR_GPU"), DriverError("CUDA_ERROR_NO_BINARY_FOR_GPU")),
+        (PermissionError("cache"), Refusal("error: identifier is undefined")),
+        (RuntimeError("CuPy failed to load libnvrtc.so.12"), None),
+    ],
+)
+def test_a_kernel_that_cannot_be_had_is_an_error_that_leaves_the_library_usable(fake_cupy, disk, memory):
+    fake_cupy.disk, fake_cupy.memory = disk, memory
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            with pytest.raises(cf.EngineError) as caught:
+                load(kernel("a"), 3)
+    message = str(caught.value)
+    for words in ("row_lanes_kernel", "GPU 3 (compute capability 3.5", "tested from 7.5 on", "python -m cupyfuse info"):
+        assert words in message
+    assert str(memory or disk) in message
+    fake_cupy.disk = None
+    assert load(kernel("a"), 3) == "row_lanes_kernel from disk"
+
+
+def test_a_kernel_that_fails_in_one_thread_fails_in_none_after_it(fake_cupy):
+    """The lock is given back, and nothing is left of the failure."""
+
+    def attempt(number):
+        try:
+            return load(kernel(str(number)), 0)
+        except cf.EngineError:
+            return "failed"
+
+    fake_cupy.disk = Refusal("no")
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(attempt, range(32))) == ["failed"] * 32
+        fake_cupy.disk = None
+        assert list(pool.map(attempt, range(32))) == ["row_lanes_kernel from disk"] * 32
+
+
+def test_a_function_whose_kernel_failed_works_once_it_compiles(monkeypatch):
+    """Nothing of the failed call is kept: not its plan, not half of its results."""
+    x, out = np.ones((3, 70), np.float32), np.full((3, 70), np.nan, np.float32)
+    soft = cf.fuse(lambda x: cf.softmax(x * 2, axis=1))
+
+    def refuse(kernel):
+        raise cf.EngineError("no such GPU")
+
+    with HOST.active():
+        device_x, device_out = HOST.array(x), HOST.array(out)
+        with monkeypatch.context() as patch:
+            patch.setattr(HOST.runtime, "function", refuse)
+            for _ in range(2):
+                with pytest.raises(cf.EngineError, match="no such GPU"):
+                    soft(device_x, out=device_out)
+        assert np.isnan(HOST.host(device_out)).all()
+        soft(device_x, out=device_out)
+        np.testing.assert_allclose(HOST.host(device_out), soft(x), rtol=1e-6)

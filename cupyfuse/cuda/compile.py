@@ -1,13 +1,16 @@
 """Compilation: the only place that calls NVRTC.
 
 On a machine with a GPU, CuPy compiles and loads, and keeps cubins on disk (`~/.cupy/kernel_cache`, or wherever
-CUPY_CACHE_DIR says). Its key covers the text that it is given, so our headers are put into the text before. Without a
-GPU, `cubin` compiles for any architecture with the NVRTC of the CUDA wheels.
+CUPY_CACHE_DIR says). Its key covers the text that it is given, so our headers are put into the text before. A cache
+that cannot be used costs time and no more: kernels are then compiled without it. Without a GPU, `cubin` compiles for
+any architecture with the NVRTC of the CUDA wheels.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from functools import lru_cache
 from typing import Any
 
@@ -15,8 +18,11 @@ from ..errors import EngineError
 from .emit import Kernel, inlined
 
 OPTIONS = ("--std=c++17",)
+_OLDEST = "7.5"  # the lowest compute capability that the tests compile for
 _functions: dict[tuple[str, str, int], Any] = {}
 _lock = threading.Lock()
+_without_cache = False  # once the disk has let us down
+_forked = False
 
 
 def load(kernel: Kernel, device: int) -> Any:
@@ -25,24 +31,97 @@ def load(kernel: Kernel, device: int) -> Any:
     Raises
     ------
     EngineError
-        The source does not compile, or the GPU cannot run it.
-    """
-    import cupy
+        The source does not compile, the GPU cannot run it, or this process cannot use CUDA.
 
+    Warns
+    -----
+    RuntimeWarning
+        Once a process: the cache on disk cannot be read or written, or holds what no GPU can load.
+    """
     key = (kernel.name, kernel.source, device)
     function = _functions.get(key)
     if function is None:
+        check_process()
         with _lock:
-            try:
-                module = cupy.RawModule(code=inlined(kernel.source), options=OPTIONS)
-                function = module.get_function(kernel.name).kernel
-            except (cupy.cuda.compiler.CompileException, cupy.cuda.driver.CUDADriverError) as error:
-                raise EngineError(
-                    f"the kernel {kernel.name} could not be compiled and loaded on GPU {device} "
-                    f"(compute capability {cupy.cuda.Device(device).compute_capability}): {error}"
-                ) from error
+            function = _functions.get(key) or _compiled(kernel, device)
             _functions[key] = function
     return function
+
+
+def _compiled(kernel: Kernel, device: int) -> Any:
+    import cupy
+
+    code = inlined(kernel.source)
+    driver_error = cupy.cuda.driver.CUDADriverError
+    try:
+        if _without_cache:
+            return _compiled_in_memory(code, kernel.name)
+        try:
+            return cupy.RawModule(code=code, options=OPTIONS).get_function(kernel.name).kernel
+        except (OSError, driver_error) as error:
+            # The disk's fault, or perhaps that of a binary from it: then it works without.
+            function = _compiled_in_memory(code, kernel.name)
+            _do_without_cache(error)
+            return function
+    except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
+        capability = cupy.cuda.Device(device).compute_capability
+        raise EngineError(
+            f"the kernel {kernel.name} could not be compiled and loaded on GPU {device} (compute capability "
+            f"{capability[:-1]}.{capability[-1:]}; cupyfuse is tested from {_OLDEST} on): {error}\n"
+            "`python -m cupyfuse info` says what this machine lacks"
+        ) from error
+
+
+def _compiled_in_memory(code: str, name: str) -> Any:
+    import cupy
+
+    # CuPy itself adds -ftz=true where it compiles for its cache.
+    binary, _ = cupy.cuda.compiler.compile_using_nvrtc(code, (*OPTIONS, "-ftz=true"), cache_in_memory=True)
+    module = cupy.cuda.function.Module()
+    module.load(binary)
+    return module.get_function(name)
+
+
+def _do_without_cache(error: Exception) -> None:
+    global _without_cache
+    _without_cache = True
+    warnings.warn(
+        f"CuPy's kernel cache cannot be used ({error}), so this process compiles kernels anew: set CUPY_CACHE_DIR to a "
+        "directory that can be written to, or delete what is in it",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+# Processes ----------------------------------------------------------------------------------------------------------
+
+
+def check_process() -> None:
+    """See that CUDA can be used here.
+
+    Raises
+    ------
+    EngineError
+        This process was forked from one that had used it.
+    """
+    if _forked:
+        raise EngineError(
+            "CUDA cannot be used in a process that was forked from one that has used it; start processes with "
+            "multiprocessing.get_context('spawn'), or before the first use of the GPU"
+        )
+
+
+def _after_fork() -> None:
+    global _lock, _forked
+    _lock = threading.Lock()  # a thread that is not here any more may hold the old one
+    _forked = _forked or bool(_functions)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+# Without a GPU ------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
