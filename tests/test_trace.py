@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Engine, assert_close, assert_equal, normal, unit
+from support import FLOATS, INF, NAN, Engine, assert_close, assert_equal, dtype_of, info, normal, unit
 
 import cupyfuse as cf
 
@@ -54,15 +54,17 @@ NUMPY_FUNCTIONS = (
     "np.not_equal(x, z); np.logical_and(x, z > 0); np.logical_or(x > 0, z > 0); np.logical_not(x > 0); "
     "np.logical_xor(x > 0, z > 0); np.bitwise_and(x > 0, z > 0); np.bitwise_or(x > 0, z > 0); np.invert(x > 0); "
     "np.isnan(x); np.isinf(x); np.isfinite(x); np.matmul(x, w.T); np.dot(x, w.T); np.where(x > 0, x, z); "
-    "np.where(x > 0, 1.0, z); np.where(x > 0, x, 0); np.where(x > 0, 1.0, 0.0); np.where(x > 0, 1, 0); "
+    "np.dot(x, 2.0); np.dot(s, x); np.where(x > 0, 1.0, z); np.where(x > 0, x, 0); np.where(x > 0, 1.0, 0.0); "
+    "np.where(x > 0, 1, 0); "
     "np.where(x, z, b); np.clip(x, -0.5, 0.5); np.clip(x, None, 0.5); np.clip(x, a_min=0, a_max=None); "
-    "np.clip(x, b, 1.0); np.clip(x, min=-1, max=1); np.nan_to_num(x / 0); "
+    "np.clip(x, b, 1.0); np.clip(x, min=-1, max=1); np.nan_to_num(x / 0); np.nan_to_num(x > 0); "
     "np.nan_to_num(x, nan=2.0, posinf=1, neginf=-1); np.linalg.norm(x, axis=1); np.linalg.norm(x); "
     "np.linalg.norm(x, ord=1, axis=0); np.linalg.norm(x, np.inf, 1); np.linalg.norm(b, keepdims=True); "
     "np.zeros_like(x) + z; np.ones_like(x) * z; np.full_like(x, 2.5); np.zeros_like(x, dtype=np.float64); "
-    "np.copy(x); np.transpose(x); np.transpose(x, (1, 0)); np.squeeze(c); np.squeeze(c, axis=1); "
-    "np.expand_dims(x, 1); np.expand_dims(b, (0, 1)); np.expand_dims(r, -1); np.reshape(x, (3, 4)); "
-    "np.reshape(x, -1); np.ravel(x); np.broadcast_to(b, (4, 3)); np.broadcast_to(c, (4, 3)); "
+    "np.full_like(x, b); np.full_like(x, r[:, None]); np.copy(x); np.transpose(x); np.transpose(x, (1, 0)); "
+    "np.squeeze(c); np.squeeze(c, axis=1); "
+    "np.expand_dims(x, 1); np.expand_dims(x, [0]); np.expand_dims(b, (0, 1)); np.expand_dims(r, -1); "
+    "np.reshape(x, (3, 4)); np.reshape(x, -1); np.ravel(x); np.broadcast_to(b, (4, 3)); np.broadcast_to(c, (4, 3)); "
     "np.broadcast_to(s, (2, 5)); x * np.shape(x)[0] + np.ndim(x) + np.size(x) + np.size(x, 1); "
     "np.add.reduce(x, axis=1); np.add.reduce(x); np.maximum.reduce(x, axis=1, keepdims=True); "
     "np.minimum.reduce(x, 0); np.multiply.reduce(x, axis=1)"
@@ -78,12 +80,13 @@ METHODS = (
     "x.min(axis=1); x.var(axis=0); x.var(axis=1, ddof=1); x.var(0, ddof=1); x.std(axis=1); x.std(ddof=1); "
     "(x > 0).any(); (x > 0).any(axis=1); (x > -9).all(axis=0, keepdims=True); x.any(axis=1); (x > 0).sum(axis=1); "
     "(x > 0).mean(axis=0); x.clip(-1, 1); x.clip(0); x.clip(max=0); x.T; x.transpose(); x.transpose(1, 0); "
-    "x.transpose((1, 0)); x.reshape(3, 4); x.reshape((2, 6)); x.reshape(-1); x.reshape(12, -1); "
+    "(x > 0).var(axis=0); (x > 0).std(); x.transpose((1, 0)); x.reshape(3, 4); x.reshape((2, 6)); "
+    "x.reshape(-1); x.reshape(12, -1); "
     "x.reshape(4, 3, 1); x.ravel(); c.squeeze(); c.squeeze(1); c.squeeze(axis=-1); x.astype(np.float64); "
     "x.astype('float16'); (x > 0).astype(np.float32); x.astype(x.dtype); x.copy(); "
     "x.sum(axis=1, dtype=np.float64); np.mean(x, dtype='f8'); x * len(x); x * x.shape[1]; x * x.ndim; x / x.size; "
     "x * np.float32(2); x * np.float64(2); x * np.array(2.0); np.sum(x, 1); np.mean(x, 0); x.sum(axis=()); "
-    "x.mean(())"
+    "x ** np.float64(2); x ** np.float32(2); x.mean(())"
 )
 BROADCASTS = (
     "x + b; b + x; x * r[:, None]; x - c; c - x; x + s; s + x; x + b[None]; x + b[None, :]; r[:, None] + b; r + s; "
@@ -107,6 +110,29 @@ TEXTS = "; ".join((ARITHMETIC, NUMPY_FUNCTIONS, METHODS, BROADCASTS)).split("; "
 def test_means_what_numpy_means(engine: Engine, text: str, arguments: list[Any]) -> None:
     with np.errstate(all="ignore"):
         same_as_numpy(engine, function_of(text), arguments)
+
+
+INTEGERS = (
+    "n ** 2; n ** 3; n ** 2.0; n ** 0.5; n ** -1.0; 2.0 ** n; abs(n); np.sign(n); np.floor(n); np.ceil(n); "
+    "np.trunc(n); np.rint(n); np.round(n); np.fabs(n); np.square(n); -n; n * n; n / n; n + (n > 1); "
+    "np.maximum(n, 2.5); "
+    "np.sqrt(n); np.clip(n, -1, 1); np.where(n > 1, n, 0); np.where(n, n, 0.5); np.nan_to_num(n); "
+    "n.mean(axis=1); n.var(axis=0); "
+    "n.std(axis=1, ddof=1); np.linalg.norm(n - 2.0, axis=1); np.linalg.norm(n); n.any(axis=1); np.isfinite(n)"
+)
+
+
+@pytest.mark.parametrize("text", INTEGERS.split("; "))
+def test_functions_of_integers_have_numpys_dtypes(engine: Engine, text: str) -> None:
+    same_as_numpy(engine, eval(f"lambda n: {text}", {"np": np}), [np.arange(1, 13).reshape(4, 3)])
+
+
+def test_nan_to_num_stays_finite_in_every_dtype(engine: Engine) -> None:
+    for dtype in FLOATS:
+        x = np.array([[INF, -INF, NAN, 1.0]]).astype(dtype_of(dtype))
+        result = engine.host(cf.fuse(np.nan_to_num)(engine.array(x))).astype(np.float64)
+        largest = float(info(dtype).max)
+        assert_equal(result, np.array([[largest, -largest, 0.0, 1.0]]))
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (4, 1), (1, 1), (0, 3), (4, 0)])
@@ -146,7 +172,7 @@ def test_promotion_is_numpys(dtype: str, other: str, op: Callable[..., Any]) -> 
 
 
 def change(text: str) -> Callable[..., Any]:
-    scope: dict[str, Any] = {"np": np, "cf": cf}
+    scope: dict[str, Any] = {"np": np, "cf": cf, "INF": INF}
     exec("def function(x, y):\n" + "".join(f"    {line.strip()}\n" for line in text.split(";")), scope)
     return scope["function"]  # type: ignore[no-any-return]
 
@@ -175,6 +201,10 @@ def change(text: str) -> Callable[..., Any]:
         "x += y.astype(np.float64); return x",
         "x[...] = np.where(y > 0, 1.0, 0.0); return x",
         "x[...] = x > y; return x + 1",
+        "x[...] = y[None]; return x",
+        "x[...] = (y * INF); np.nan_to_num(x, copy=False); return x",
+        "np.nan_to_num(x, copy=True); return x",
+        "d = x @ y.mean(axis=0); m = y.mean(axis=0); e = m @ x + x @ m; m += 1; return d + e * m",
         "a = x; x = x + 1; a += 5; return x",
         "a = x.astype(np.float32, copy=False); a += 1; return a",
         "a = x.astype(np.float32); a += 1; return a",
@@ -220,6 +250,9 @@ def test_an_argument_changed_in_every_layout(engine: Engine, rng: np.random.Gene
         ("a = x.T; x += 1; return a", "views"),
         ("a = x.T; a += 1; return a", "views"),
         ("x += x.T; return x", "views"),
+        ("a = np.broadcast_to(x, (4, 4)); x += 1; return a", "views"),
+        ("a = np.broadcast_to(x, (4, 4)); a += 1; return a", "views"),
+        ("np.dot(x, y, out=x); return x", "out="),
         ("x[0] = 1; return x", "part of an array"),
         ("x[x > 0] = 1; return x", "part of an array"),
         ("x[:, 1] = 1; return x", "part of an array"),

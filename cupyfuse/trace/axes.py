@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,14 @@ def relabel(tracer: Tracer, axes: Axes) -> Tracer:
 
 
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
-    """`numpy.broadcast_to`: made by adding zeros of that shape is not exact for -0.0, so a cast node carries it."""
+    """`numpy.broadcast_to`: another view of the same memory."""
+    view = repeated(tracer, shape)
+    tracer._viewed = view._viewed = True
+    return view
+
+
+def repeated(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """The values in a larger shape; adding zeros of that shape is not exact for -0.0, so a cast node carries them."""
     try:
         fits = np.broadcast_shapes(tracer.shape, shape) == shape
     except ValueError:
@@ -124,16 +132,12 @@ def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     """Reshape to another arrangement of the same axes, to a vector, or to a matrix."""
-    known = 1
-    for n in shape:
-        known *= n if n != -1 else 1
-    if -1 in shape:
-        shape = tuple(x.size // max(known, 1) if n == -1 else n for n in shape)
-    total = 1
-    for n in shape:
-        total *= n
-    if total != x.size:
-        raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {shape}\n  at {user_line()}")
+    known = math.prod(n for n in shape if n != -1)
+    wanted = shape
+    if shape.count(-1) == 1 and known > 0:
+        shape = tuple(x.size // known if n == -1 else n for n in shape)
+    if min(shape, default=0) < 0 or math.prod(shape) != x.size:
+        raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {wanted}\n  at {user_line()}")
     if order != "C":
         fail(f"reshape with order={order!r}", "only C order is supported")
     if [n for n in shape if n != 1] == [n for n in x.shape if n != 1]:

@@ -10,8 +10,8 @@ import numpy as np
 from .. import dtypes
 from .. import graph as g
 from ..operators import POINTWISE
-from .axes import broadcast_to, normalize_axes, reshape
-from .operations import apply, as_tracer, clip, matmul, power, reduce, trace_of, variance
+from .axes import broadcast_to, normalize_axes, repeated, reshape
+from .operations import apply, as_tracer, clip, mask_logic, matmul, power, reduce, trace_of, variance
 from .tracer import Tracer
 from .user_code import fail, user_line
 
@@ -19,16 +19,12 @@ from .user_code import fail, user_line
 _UFUNC_ALIASES = {
     "true_divide": "divide",
     "abs": "absolute",
-    "fabs": "absolute",
     "expit": "sigmoid",
     "log_expit": "log_sigmoid",
     "round": "rint",
-    "bitwise_and": "logical_and",
-    "bitwise_or": "logical_or",
-    "invert": "logical_not",
-    "bitwise_not": "logical_not",
     "cupy_where": "where",
 }
+_BITWISE = {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "invert": "logical_not"}
 _REDUCING_UFUNCS = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 
 
@@ -57,13 +53,21 @@ def _ufunc_value(name: str, inputs: tuple[Any, ...]) -> Any:
         return matmul(*inputs)
     if name == "power":
         return power(*inputs)
+    if name == "fabs":
+        return apply("absolute", _as_float(as_tracer(inputs[0], trace_of(inputs))))
     if name == "positive":
         return inputs[0].copy()
     if name == "logical_xor":
         return apply("not_equal", apply("not_equal", inputs[0], 0), apply("not_equal", inputs[1], 0))
+    if name in _BITWISE:
+        return mask_logic(_BITWISE[name], f"np.{name}", *inputs)
     if name in POINTWISE:
         return apply(name, *inputs)
     fail(f"np.{name}", "this function is not in the operator table")
+
+
+def _as_float(x: Tracer) -> Tracer:
+    return x if dtypes.is_float(x._node.dtype) else x.astype("float64")
 
 
 def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
@@ -73,7 +77,7 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
         value = fill_value if fill_value is not None else fill(x, fill_value)
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        return broadcast_to(x._trace.array(node, ()), x.shape)
+        return repeated(x._trace.array(node, constant._axes), x.shape)
 
     return call
 
@@ -89,12 +93,11 @@ def _where(condition: Any, *choices: Any) -> Tracer:
 
 
 def _norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Tracer:
-    if ord in (None, 2, "fro") and (ord != 2 or axis is None or isinstance(axis, int)):
-        if ord == 2 and axis is None and x.ndim == 2:
-            fail("np.linalg.norm with ord=2", "the spectral norm of a matrix is not a row operation")
+    x, axes = _as_float(x), len(normalize_axes(axis, x.ndim, "norm"))
+    if ord is None or (ord == "fro" and axes == 2) or (ord == 2 and axes == 1):
         return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
-    if axis is None and x.ndim != 1:
-        fail(f"np.linalg.norm with ord={ord!r}", "give an axis: matrix norms are not row operations")
+    if axes != 1:
+        fail(f"np.linalg.norm with ord={ord!r}", "give one axis: matrix norms are not row operations")
     if ord == 1:
         return reduce("sum", apply("absolute", x), axis, keepdims)
     if ord == np.inf:
@@ -103,15 +106,20 @@ def _norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) 
 
 
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
-    limits = np.finfo(np.float32 if x._node.dtype == "bfloat16" else x.dtype)
-    top, bottom = (limits.max if posinf is None else posinf), (limits.min if neginf is None else neginf)
+    dtype = x._node.dtype
+    if not dtypes.is_float(dtype):
+        return x.copy() if copy else x
+    largest = float.fromhex("0x1.fep127") if dtype == "bfloat16" else float(np.finfo(x.dtype).max)
+    top, bottom = (largest if posinf is None else posinf), (-largest if neginf is None else neginf)
     infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
     finite = apply("where", apply("isinf", x), infinite, x)
-    return apply("where", apply("isnan", x), float(nan), finite).astype(x._node.dtype)
+    result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
+    return result if copy else x._become(result)
 
 
 def _expand_dims(x: Tracer, axis: Any) -> Tracer:
-    rank = x.ndim + (len(axis) if isinstance(axis, tuple) else 1)
+    axis = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    rank = x.ndim + len(axis)
     new = set(normalize_axes(axis, rank, "expand_dims"))
     return x[tuple(None if p in new else slice(None) for p in range(rank))]
 
@@ -147,7 +155,15 @@ def _typed_reduction(op: str) -> Callable[..., Tracer]:
 def _round(x: Tracer, decimals: int = 0, out: Any = None) -> Tracer:
     if decimals != 0 or out is not None:
         fail("np.round with decimals or out", "only rounding to integers is supported")
-    return apply("rint", x)
+    return apply("rint", x) if dtypes.is_float(x._node.dtype) else x.copy()
+
+
+def _dot(a: Any, b: Any, out: Any = None) -> Tracer:
+    if out is not None:
+        fail("np.dot with out=", "that option is not supported in a fused function")
+    # Numbers are arrays to np.dot: they take part in promotion.
+    a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace_of((a, b))) for o in (a, b))
+    return matmul(a, b) if a.ndim and b.ndim else apply("multiply", a, b)
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -166,7 +182,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.clip: lambda a, a_min=None, a_max=None, out=None, *, min=None, max=None: clip(
         a, a_min if min is None else min, a_max if max is None else max, out=out
     ),
-    np.dot: lambda a, b, out=None: matmul(a, b),
+    np.dot: _dot,
     np.linalg.norm: _norm,
     np.nan_to_num: _nan_to_num,
     np.transpose: lambda a, axes=None: a.transpose(axes),
@@ -175,7 +191,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.reshape: lambda a, shape, order="C", copy=None: reshape(
         a, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), order
     ),
-    np.ravel: lambda a, order="C": a.ravel(),
+    np.ravel: lambda a, order="C": a.ravel(order),
     np.broadcast_to: lambda array, shape, subok=False: broadcast_to(
         array, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -71,15 +71,41 @@ def trace_of(values: Iterable[Any]) -> Trace:
 def apply(op: str, *operands: Any) -> Tracer:
     """Apply a pointwise operator with NumPy's broadcasting and promotion."""
     trace = trace_of(operands)
-    if op in ("subtract", "negative") and all(
-        getattr(getattr(o, "_node", None), "dtype", "bool") == "bool" for o in operands
-    ):
-        fail(f"{op} of masks (bool arrays)", "use ~, ^ or np.logical_not, as NumPy asks for")
-    nodes, axes = align([as_tracer(o, trace) for o in operands], op)
+    traced = [as_tracer(o, trace) for o in operands]
+    dtype = g.promoted(t._node for t in traced)
+    if op in _NOT_OF_MASKS and dtype == "bool":
+        fail(f"{op} of masks (bool arrays)", _NOT_OF_MASKS[op])
+    if op in _OF_INTEGERS and dtype == "int64":
+        return _OF_INTEGERS[op](*traced)
+    nodes, axes = align(traced, op)
     try:
         return trace.array(g.pointwise(op, *nodes), axes)
     except TraceError as error:
         fail(op, str(error))
+
+
+def _integers_refused(op: str) -> Callable[..., Tracer]:
+    def refuse(*_: Tracer) -> NoReturn:
+        fail(f"{op} of integers", "NumPy computes it in integers; convert with .astype(np.float64) first")
+
+    return refuse
+
+
+# What NumPy computes in integers, and the operator table in floats.
+_OF_INTEGERS: dict[str, Callable[..., Tracer]] = {
+    "absolute": lambda x: apply("maximum", x, -x),
+    "sign": lambda x: (x > 0).astype("int64") - (x < 0).astype("int64"),
+    "floor": lambda x: x.copy(),
+    "ceil": lambda x: x.copy(),
+    "trunc": lambda x: x.copy(),
+    "reciprocal": _integers_refused("reciprocal"),
+    "power": _integers_refused("power"),
+}
+_NOT_OF_MASKS = {
+    "subtract": "use ~, ^ or np.logical_not, as NumPy asks for",
+    "negative": "use ~, ^ or np.logical_not, as NumPy asks for",
+    "square": "a mask is its own square",
+}
 
 
 def _refuse(operation: str, **options: Any) -> None:
@@ -136,6 +162,8 @@ def count(x: Tracer, axis: Any) -> int:
 def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
     """Mean squared distance from the mean, with `ddof` fewer degrees of freedom."""
     _refuse("var", **options)
+    if not dtypes.is_float(x._node.dtype):
+        x = x.astype("float64")
     positions = normalize_axes(axis, x.ndim)
     n = count(x, axis)
     if len(positions) == 1 and x._axes[positions[0]] == 0 and x.shape[positions[0]] > 1:
@@ -162,7 +190,9 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 def power(base: Any, exponent: Any) -> Tracer:
     """NumPy's power, with its short forms for the exponents 2, 1/2, 1, -1."""
-    if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument)):
+    if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument, np.generic)):
+        if isinstance(base, TracedValue) and not dtypes.is_float(base._node.dtype):
+            return _integer_power(cast("Tracer", base), exponent)
         short: dict[float, Callable[[], Tracer]] = {
             2.0: lambda: apply("square", base),
             1.0: lambda: base.copy(),
@@ -172,6 +202,18 @@ def power(base: Any, exponent: Any) -> Tracer:
         if float(exponent) in short and isinstance(base, TracedValue):
             return short[float(exponent)]()
     return apply("power", base, exponent)
+
+
+def _integer_power(base: Tracer, exponent: float) -> Tracer:
+    """Small powers of integers as products; with a float exponent in float64, as NumPy does."""
+    if isinstance(exponent, float):
+        return power(base.astype("float64"), exponent)
+    if base._node.dtype != "int64" or not 1 <= exponent <= 8:
+        return _integers_refused("power")(base)
+    result = base.copy()
+    for _ in range(exponent - 1):
+        result = result * base
+    return result
 
 
 def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
@@ -187,10 +229,12 @@ def matmul(a: Any, b: Any) -> Tracer:
     trace = trace_of((a, b))
     a, b = as_tracer(a, trace), as_tracer(b, trace)
     for operand in (a, b):
-        if operand.ndim not in (1, 2):
+        if operand.ndim == 0:
             raise ValueError(
                 f"matmul: operands need 1 or 2 dimensions, got shapes {a.shape} and {b.shape}\n  at {user_line()}"
             )
+        if operand.ndim > 2:
+            fail("matmul", f"operands need 1 or 2 dimensions, got shapes {a.shape} and {b.shape}")
         if not dtypes.is_float(operand._node.dtype):
             fail("matmul", f"float operands are expected, got {operand._node.dtype}")
     if a.shape[-1] != b.shape[0]:
@@ -201,7 +245,7 @@ def matmul(a: Any, b: Any) -> Tracer:
     if a.ndim == 1 and b.ndim == 1:
         return reduce("sum", apply("multiply", a, b), 0)
     if b.ndim == 1:
-        return reduce("sum", apply("multiply", a, b[None, :]), 1)
+        return reduce("sum", apply("multiply", a, trace.array(b._node, (None, *b._axes))), 1)
     if a.ndim == 1:
-        return reduce("sum", apply("multiply", a[:, None], b), 0)
+        return reduce("sum", apply("multiply", trace.array(a._node, (*a._axes, None)), b), 0)
     return trace.array(g.matmul(matrix_node(a), matrix_node(b)), (0, 1))

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from .. import dtypes
 from .. import graph as g
-from .axes import broadcast_to, normalize_axes, relabel, reshape
+from .axes import normalize_axes, relabel, repeated, reshape
 from .operations import apply, as_tracer, clip, mask_logic, matmul, power, reduce, variance
 from .user_code import fail, user_line
 from .value import Axes, TracedValue
@@ -110,8 +110,11 @@ class Tracer(TracedValue):
         new = as_tracer(value, self._trace)
         if self._viewed:
             fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
+        extra = new.ndim - self.ndim
+        if assigned and extra > 0 and new.shape[:extra] == (1,) * extra:
+            new = self._trace.array(new._node, new._axes[extra:])
         if new.shape != self.shape:
-            new = broadcast_to(new, self.shape)
+            new = repeated(new, self.shape)
         kinds = {"bool": 0, "int64": 1}
         if not assigned and kinds.get(new._node.dtype, 2) > kinds.get(self._node.dtype, 2):
             fail(
@@ -189,7 +192,7 @@ class Tracer(TracedValue):
         if len(order) == 1 and (order[0] is None or isinstance(order[0], (tuple, list))):
             order = tuple(order[0] or ())
         order = tuple(order) or tuple(reversed(range(self.ndim)))
-        if sorted(i % max(self.ndim, 1) for i in order) != list(range(self.ndim)):
+        if sorted(i + self.ndim * (i < 0) for i in order) != list(range(self.ndim)):
             raise ValueError(f"axes {order} do not match an array of {self.ndim} dimensions\n  at {user_line()}")
         return self._view(tuple(self._axes[i] for i in order))
 
@@ -209,8 +212,8 @@ class Tracer(TracedValue):
             shape = tuple(shape[0])
         return reshape(self, tuple(int(n) for n in shape), order)
 
-    def ravel(self) -> Tracer:
-        return reshape(self, (-1,), "C")
+    def ravel(self, order: str = "C") -> Tracer:
+        return reshape(self, (-1,), order)
 
     # Methods that are functions
     def astype(self, dtype: Any, *, copy: bool = True) -> Tracer:
