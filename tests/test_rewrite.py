@@ -86,6 +86,21 @@ def test_transposes_of_vectors_move_to_the_arguments() -> None:
     assert turned and all(n.inputs[0].op == "input" for n in turned)
 
 
+@pytest.mark.parametrize("step", ["v + 1", "v * v + v"])
+def test_long_chains_of_vectors_are_turned(step: str) -> None:
+    """Each value of the chain once, however often it is used, and without recursion."""
+    advance = eval(f"lambda v: {step}")
+
+    def chain(x: Any, r: Any) -> Any:
+        for _ in range(2000):
+            r = advance(r)
+        return x + r[:, None]
+
+    graph, _ = rewrite.simplify(cf.fuse(chain).trace((cf.spec((4, 3)), cf.spec(4)))[0].graph)
+    assert sum(ops(graph).values()) <= 2 * 2000 + 2
+    assert all(n.inputs[0].op == "input" for n in g.topological(graph.roots) if n.op == "transpose")
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", sorted(REDUCTIONS))
 def test_reductions_of_one_element(name: str, axis: int) -> None:
@@ -242,6 +257,19 @@ def test_the_collapse_does_not_come_back_through_a_turned_result() -> None:
     assert [s.kind for s in plan.steps].count("Gemm") == 1
 
 
+def test_a_value_of_too_many_terms_is_not_taken_apart() -> None:
+    """y + y has twice the terms of y: forty doublings must neither take forever nor come out wrong."""
+
+    def doubled(x: Any, w: Any) -> Any:
+        y = x @ w.T
+        for _ in range(40):
+            y = y + y
+        return y.sum(axis=1)
+
+    x, w = np.eye(3), np.ones((2, 3))
+    np.testing.assert_allclose(cf.fuse(doubled)(x, w), doubled(x, w), rtol=1e-12)
+
+
 # Column-wise multiply-adds ------------------------------------------------------------------------------------------
 
 
@@ -300,6 +328,19 @@ def test_a_fold_over_anything_but_a_product_keeps_its_first_shift(inner: str, rn
     s = np.full(7, 0.1, np.float32)
     exact = (z.astype(np.float64) - big) * s / 3 * s.astype(np.float64) + s
     assert_close(chain(z, b, s), exact, 1e-6)
+
+
+def test_what_an_extreme_is_taken_from_is_not_folded_away(rng: np.random.Generator) -> None:
+    """y - min(y) is zero where y is smallest, and nowhere below: its root is a number."""
+
+    def spread(x: Any, w: Any, b: Any) -> Any:
+        y = x @ w.T * b + b
+        low, high = y.min(axis=0), y.max()
+        return np.sqrt((y - low) / (high - low) * 2), np.sqrt(high - (y * b - b) / b + 1 - y) * 0
+
+    x, w, b = normal(rng, (200, 30)), normal(rng, (40, 30)), np.abs(normal(rng, (40,))) + 1
+    scaled, _ = cf.fuse(spread)(x, w, b)
+    assert not np.isnan(scaled).any() and (scaled == 0).sum() == 40
 
 
 def test_a_chain_is_folded_once_and_where_it_ends() -> None:

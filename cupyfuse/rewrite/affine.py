@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from .. import dtypes
 from .. import graph as g
@@ -11,16 +12,17 @@ from .linear import combine, widened
 from .notes import Note
 
 
-def fold_affine(node: Node, varying: set[Node] | None = None) -> Node:
+def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
     """Per-column multiply-adds are one: ((y + b - m) r g + t) s = y a + c.
 
     After a matrix product, bias, BatchNorm and scales become a = r g s and c = ((b - m) r g + t) s, one pair a column
     (prepared once where they depend on bound arrays alone). Of any other y, whose rounding errors are not already those
-    of a product, the first shifts stay as written, since cancellation could cost digits: (y - m) a + c. Agrees to
-    rounding; an element that comes out infinite or NaN is evaluated as written (guard), as is one whose factors would
-    underflow. Saves the loads and the arithmetic of every step but one.
+    of a product, the first shifts stay as written, since cancellation could cost digits: (y - m) a + c. An operand
+    that comes from a maximum or minimum ends a chain: y - min(y) has exact zeros. Agrees to rounding; an element that
+    comes out infinite or NaN is evaluated as written (guard), as is one whose factors would underflow. Saves the loads
+    and the arithmetic of every step but one.
     """
-    chain, inner = affine_chain(node, varying)
+    chain, inner = affine_chain(node, origins)
     if inner.op != "matmul":
         while chain and chain[-1].op in ("add", "subtract"):
             inner = chain.pop()
@@ -57,53 +59,72 @@ def _affine_step(
     return scale, other if shift is None else g.pointwise("add", shift, other)
 
 
-def affine_chain(node: Node, varying: set[Node] | None = None) -> tuple[list[Node], Node]:
+def affine_chain(node: Node, origins: _Origins | None = None) -> tuple[list[Node], Node]:
     """The steps with per-column or scalar operands above a value, the outermost first, and that value.
 
-    `varying` are the nodes that differ from row to row, where they are known already.
+    `origins` says what the nodes of the graph depend on, where that is known already.
     """
-    varying = _varying_by_row([node]) if varying is None else varying
+    origins = _origins([node]) if origins is None else origins
     chain: list[Node] = []
-    while (inner := _affine_inner(node, varying)) is not None:
+    while (inner := _affine_inner(node, origins)) is not None:
         chain.append(node)
         node = inner
     return chain, node
 
 
-def _affine_inner(node: Node, varying: set[Node]) -> Node | None:
+def _affine_inner(node: Node, origins: _Origins) -> Node | None:
     """What a step of an affine chain scales or shifts."""
     if node.op not in ("add", "subtract", "multiply", "divide", "negative") or not dtypes.is_float(node.dtype):
         return None
     if node.shape[1] == 1:
         return None
-    values = [i for i in node.inputs if i.shape == node.shape and i in varying]
+    values = [i for i in node.inputs if i.shape == node.shape and i in origins.varying]
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
     others = [i for i in node.inputs if i is not values[0]]
-    return values[0] if all(i.shape[0] == 1 and i not in varying for i in others) else None
+    # What is taken away may be an extreme of this very value: y - min(y) has to stay zero where it is zero.
+    fixed = all(i.shape[0] == 1 and i not in origins.varying and i not in origins.extreme for i in others)
+    return values[0] if fixed else None
 
 
-def _varying_by_row(roots: Iterable[Node]) -> set[Node]:
-    """The nodes that can differ from row to row: what depends on a matrix, not on vectors and numbers alone."""
-    found: set[Node] = set()
+@dataclass(frozen=True)
+class _Origins:
+    """What values depend on, as far as the folding of chains asks.
+
+    Attributes
+    ----------
+    varying : those that can differ from row to row: what depends on a matrix, not on vectors and numbers alone
+    extreme : those that depend on the largest or smallest of varying values
+    """
+
+    varying: set[Node]
+    extreme: set[Node]
+
+
+def _origins(roots: Iterable[Node]) -> _Origins:
+    varying: set[Node] = set()
+    extreme: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
+        inputs = g.eager_inputs(node)
         matrix = node.op == "matmul" or (node.op == "input" and node.attrs.get("ndim", 2) == 2)
         down = node.reduction and node.axis == 0
-        if matrix or (not down and any(i in found for i in g.eager_inputs(node))):
-            found.add(node)
-    return found
+        if matrix or (not down and any(i in varying for i in inputs)):
+            varying.add(node)
+        if any(i in extreme for i in inputs) or (node.op in ("max", "min") and inputs[0] in varying):
+            extreme.add(node)
+    return _Origins(varying, extreme)
 
 
 def fold_chains(graph: Graph, notes: list[Note]) -> Graph:
     """Fold each affine chain once, at the last of its steps."""
     users = g.users(graph.roots)
-    varying = _varying_by_row(graph.roots)
-    chained = {n for n in users if _affine_inner(n, varying) is not None}
+    origins = _origins(graph.roots)
+    chained = {n for n in users if _affine_inner(n, origins) is not None}
     inner = {n for n in chained if n not in graph.roots and users[n] and all(u in chained for u in users[n])}
     outermost = [n for n in users if n in chained and n not in inner]
-    folds = {n: folded for n in outermost if (folded := fold_affine(n, varying)) is not n}
+    folds = {n: folded for n in outermost if (folded := fold_affine(n, origins)) is not n}
     for node in folds:
-        steps = [n.op for n in reversed(affine_chain(node, varying)[0])]
+        steps = [n.op for n in reversed(affine_chain(node, origins)[0])]
         notes.append(
             Note("per-column multiply-adds are one", " -> ".join(steps), f"{(len(steps) - 2) * node.size:.3g} FLOPs")
         )

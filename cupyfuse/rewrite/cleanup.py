@@ -35,18 +35,31 @@ def cancel_transposes(node: Node) -> Node:
     return node
 
 
-def push_transposes(node: Node) -> Node:
+def push_transposes(graph: Graph) -> Graph:
     """The transpose of a pointwise function of vectors is that function of the transposed vectors. Exact.
 
     Arguments can be read either way at no cost, computed values would have to be stored first.
     """
-    if node.op != "transpose" or not node.inputs[0].pointwise or 1 not in node.shape:
-        return node
-    inner = node.inputs[0]
-    if inner.op == "guard" and inner.inputs[1].reduction:
-        return node
-    turned = tuple(i if i.shape == (1, 1) else push_transposes(g.transpose(i)) for i in inner.inputs)
-    return Node(inner.op, turned, node.shape, inner.dtype, inner.attrs)
+    turned: dict[Node, Node] = {}
+
+    def turns(node: Node) -> bool:
+        by_rows = node.op == "guard" and node.inputs[1].reduction
+        return node.pointwise and 1 in node.shape and node.shape != (1, 1) and not by_rows
+
+    def rule(node: Node) -> Node:
+        if node.op != "transpose" or not turns(node.inputs[0]):
+            return node
+        for inner in g.topological(node.inputs, lambda n: n.inputs if turns(n) and n not in turned else ()):
+            if inner in turned:
+                continue
+            if turns(inner):
+                inputs = tuple(turned[i] for i in inner.inputs)
+                turned[inner] = Node(inner.op, inputs, inner.shape[::-1], inner.dtype, inner.attrs)
+            else:
+                turned[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
+        return turned[node.inputs[0]]
+
+    return g.rewrite(graph, rule)
 
 
 def convert_matmul_operands(node: Node) -> Node:

@@ -9,6 +9,8 @@ from .. import graph as g
 from ..graph import Node
 from .cleanup import drop_empty_casts
 
+_MOST_TERMS = 4096  # y + y doubles the terms of y: a value of more than these is not taken apart
+
 
 @dataclass(frozen=True)
 class Term:
@@ -49,6 +51,8 @@ def linear_terms(value: Node, rows: int, cols: int) -> list[Term]:
         else:
             factor = node.inputs[1] if node.inputs[0] is inner[0] else node.inputs[0]
             found[node] = [_scaled(t, widened(factor, node.dtype), node.op) for t in found[inner[0]]]
+        if len(found[node]) > _MOST_TERMS:
+            found[node] = [_single_term(node, full(node))]
     return found[value]
 
 

@@ -51,7 +51,6 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
         graph = _apply_to_all(graph, rule)
     graph = share_common_subexpressions(graph)
     graph = collapse_sums(graph, notes)
-    for rule in (reduction_over_one, push_transposes):
-        graph = _apply_to_all(graph, rule)
+    graph = push_transposes(_apply_to_all(graph, reduction_over_one))
     graph = fold_chains(share_common_subexpressions(graph), notes)
     return drop_needless_guards(share_common_subexpressions(graph)), notes
