@@ -64,8 +64,12 @@ class Value:
 
 def exact(array: Any, dtype: str) -> Value:
     v = np.asarray(array)
-    v = v if dtype == "bool" else v.astype(np.float64)
-    return Value(v, np.zeros(v.shape), np.abs(v.astype(np.float64)), dtype)
+    if dtype == "bool":
+        return Value(v, np.zeros(v.shape), v.astype(np.float64), dtype)
+    v = v.astype(np.float64)
+    size = np.abs(v)
+    # The GPU takes float32's subnormal numbers for zero.
+    return Value(v, np.where(size < tiny(dtype), size, 0.0), size, dtype)
 
 
 def constant(value: float, dtype: str) -> Value:
@@ -188,6 +192,11 @@ def _unknown(x: Value, axis: Any) -> F:
     return np.isinf(x.e).any(axis=axis, keepdims=True)
 
 
+def _may_overflow(v: F, e: F, m: F, dtype: str) -> F:
+    """The bound of a sum, infinite where finite terms are so large that some order of them overflows on the way."""
+    return np.where((m > float(info(compute(dtype)).max) / 2) & ~np.isnan(v), np.inf, e)
+
+
 def _count(x: Value, axis: Any) -> int:
     return x.v.size if axis is None else x.v.shape[axis]
 
@@ -198,7 +207,7 @@ def total(x: Value, axis: Any) -> Value:
         v = x.v.sum(axis=axis, keepdims=True)
         m = np.where(np.isfinite(x.v), x.m, 0).sum(axis=axis, keepdims=True)
         e = np.where(_unknown(x, axis), np.inf, np.where(np.isinf(x.e), 0, x.e).sum(axis=axis, keepdims=True))
-        return rounded(v, e, m, x.dtype, (n + 2) * u)
+        return rounded(v, _may_overflow(v, e, m, x.dtype), m, x.dtype, (n + 2) * u)
 
 
 def mean(x: Value, axis: Any) -> Value:
@@ -290,7 +299,8 @@ def matmul(a: Value, b: Value, dtype: str) -> Value:
         wild = (~np.isfinite(a.v)).astype(float) @ open_b + open_a @ (~np.isfinite(b.v)).astype(float)
         m = am @ bm
         e = ae @ bf + af @ be + ae @ be
-        result = rounded(v, np.where(unknown | (wild > 0), np.inf, e), m, dtype, (k + 2) * u)
+        e = _may_overflow(v, np.where(unknown | (wild > 0), np.inf, e), m, dtype)
+        result = rounded(v, e, m, dtype, (k + 2) * u)
     return result.stored() if compute(dtype) != dtype else result
 
 

@@ -15,11 +15,20 @@ import ml_dtypes
 import numpy as np
 from bounds import Value
 from language import ACTIVATIONS, BINARY, COMPARISONS, REDUCTIONS, UNARY
-from support import SPECIALS, assert_equal, dtype_of, unit
+from support import SPECIALS, assert_equal, dtype_of, info, unit
 
 import cupyfuse as cf
 
 SIZES = (1, 2, 3, 5, 7, 13, 31, 40, 67)
+# Of one of the dimensions: around warps, vectors and blocks.
+WIDE = (32, 33, 64, 127, 128, 129, 257, 1023, 1024, 1025)
+
+
+def extremes(dtype: str) -> list[float]:
+    """The largest numbers of a type, the smallest ones, and some that are huge or tiny."""
+    limits = info(dtype)
+    top, normal, least = (float(n) for n in (limits.max, limits.smallest_normal, limits.smallest_subnormal))
+    return [top, -top, top / 3, normal, -normal, 0.7 * normal, least, -3 * least, top**0.5, normal**0.5]
 
 
 def _count_along(x: Value, axis: int | None) -> int:
@@ -34,7 +43,10 @@ class Builder:
         self.dtypes = dtypes if mixed else [draw(st.sampled_from(dtypes))]
         self.rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
         self.sizes = [draw(st.sampled_from(sizes)) for _ in range(3)]
+        if sizes is SIZES and draw(st.integers(0, 3)) == 0:
+            self.sizes[draw(st.integers(0, 2))] = draw(st.sampled_from(WIDE))
         self.share = draw(st.sampled_from((0.0, 0.0, 0.02)))
+        self.extreme = draw(st.integers(0, 3)) == 0
         self.values: list[Value] = []
         self.arrays: list[np.ndarray[Any, Any]] = []
         self.lines: list[str] = []
@@ -52,9 +64,10 @@ class Builder:
     def argument(self, shape: tuple[int, ...]) -> None:
         scale = self.draw(st.sampled_from((1.0, 1.0, 0.1, 8.0)))
         array = self.rng.standard_normal(shape) * scale
-        if self.share:
-            array = np.where(self.rng.random(shape) < self.share, self.rng.choice(SPECIALS, shape), array)
         dtype = self.draw(st.sampled_from(self.dtypes))
+        specials = [*SPECIALS, *extremes(dtype)] if self.extreme else SPECIALS
+        if self.share:
+            array = np.where(self.rng.random(shape) < self.share, self.rng.choice(specials, shape), array)
         array = np.asarray(array).astype(dtype_of(dtype))
         self.arrays.append(array)
         self.in_memory.add(len(self.values))

@@ -13,7 +13,7 @@ from support import CUDA, HOST, NUMPY, Engine
 
 settings.register_profile(
     "cupyfuse",
-    max_examples=int(os.environ.get("CUPYFUSE_EXAMPLES", "300")),
+    max_examples=int(os.environ.get("CUPYFUSE_EXAMPLES", "2000")),
     deadline=None,
     derandomize="CUPYFUSE_EXAMPLES" not in os.environ,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],

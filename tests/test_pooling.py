@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support import Engine, normal
+from support import Engine, assert_close, lay_out, normal
 
 import cupyfuse as cf
 
@@ -69,3 +69,14 @@ def test_infinite_inputs_differ_as_the_plan_says() -> None:
 def test_errors(shape: tuple[int, ...], size: int, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         cf.avg_pool1d(np.ones(shape), size)
+
+
+@pytest.mark.parametrize("layout", ["turned", "reversed", "row_gap", "fortran"])
+def test_a_product_with_a_reshape_of_an_argument_that_is_not_contiguous(
+    engine: Engine, layout: str, rng: np.random.Generator
+) -> None:
+    """Random chains found that a reshape of a reshape took the argument for contiguous."""
+    x, w = normal(rng, (12, 6), "float64"), normal(rng, (7, 3), "float64")
+    pooled = cf.fuse(lambda x, w: cf.avg_pool1d(x, 1).reshape(24, 3) @ w.T)
+    actual = pooled(lay_out(engine.xp, x, layout), engine.array(w))
+    assert_close(engine.host(actual), x.reshape(24, 3) @ w.T, 1e-13)

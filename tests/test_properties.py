@@ -1,22 +1,32 @@
 """Random chains drawn from the whole language: fused = float64 within derived bounds, in every dtype and layout.
 
-`CUPYFUSE_EXAMPLES=10000 python -m pytest tests/test_properties.py` looks further, at other chains in every run.
+`CUPYFUSE_EXAMPLES=100000 python -m pytest tests/test_properties.py` looks further, at other chains in every run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from chains import SIZES, Chain, chains
-from hypothesis import given, settings
-from support import FLOATS, LAYOUTS, Engine, dtype_of, lay_out
+from hypothesis import Phase, given, seed, settings
+from support import CUDA, FLOATS, HOST, LAYOUTS, NUMPY, Engine, dtype_of, lay_out
 
 import cupyfuse as cf
 
 SHARE = settings().max_examples // 5
+ON_THE_HOST = settings().max_examples // 4
+
+
+@pytest.fixture(params=[pytest.param(NUMPY, id="numpy"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """The engines that take a chain as it comes; on the host, kernels of many chains are compiled together."""
+    request.param.require()
+    yield request.param
 
 
 def few(test: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,11 +34,48 @@ def few(test: Callable[..., Any]) -> Callable[..., Any]:
     return settings(max_examples=SHARE)(test)
 
 
-@given(chain=chains(FLOATS), layout=st.sampled_from(LAYOUTS))
-def test_a_fused_chain_is_the_chain(engine: Engine, chain: Chain, layout: str) -> None:
-    arguments = [lay_out(engine.xp, a, layout) for a in chain.arrays]
+# How each argument lies in memory.
+SOME_LAYOUTS = st.lists(st.sampled_from(LAYOUTS), min_size=6, max_size=6)
+
+
+def laid_out(engine: Engine, chain: Chain, layouts: Sequence[str]) -> list[Any]:
+    return [lay_out(engine.xp, a, layout) for a, layout in zip(chain.arrays, layouts, strict=False)]
+
+
+def fused_is_the_chain(engine: Engine, chain: Chain, layouts: Sequence[str]) -> None:
+    arguments = laid_out(engine, chain, layouts)
     results = cf.fuse(chain.function)(*arguments)
     chain.check(engine.host(results), engine.host(arguments))
+
+
+@given(chain=chains(FLOATS), layouts=SOME_LAYOUTS)
+def test_a_fused_chain_is_the_chain(engine: Engine, chain: Chain, layouts: Sequence[str]) -> None:
+    fused_is_the_chain(engine, chain, layouts)
+
+
+def test_emitted_kernels_are_the_chain() -> None:
+    """The kernels of random chains, run on the CPU."""
+    number = 0 if settings().derandomize else random.randrange(2**32)
+    examples: list[tuple[Chain, Sequence[str]]] = []
+
+    @seed(number)
+    @settings(max_examples=ON_THE_HOST, phases=[Phase.generate], derandomize=False, database=None)
+    @given(st.one_of(chains(FLOATS), chains(FLOATS, mixed=True), chains(FLOATS, sizes=(0, 1, 2, 5))), SOME_LAYOUTS)
+    def collect(chain: Chain, layouts: Sequence[str]) -> None:
+        examples.append((chain, layouts))
+
+    collect()
+    with HOST.active():
+        before = len(HOST.runtime.launched)
+        with HOST.runtime.only_collecting():
+            for chain, layouts in examples:
+                cf.fuse(chain.function)(*laid_out(HOST, chain, layouts))
+        for chain, layouts in examples:
+            try:
+                fused_is_the_chain(HOST, chain, layouts)
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n\nof seed {number}, layouts {layouts}:\n{chain!r}") from error
+        assert len(HOST.runtime.launched) - before >= 0.4 * ON_THE_HOST, "distinct programs"
 
 
 @few

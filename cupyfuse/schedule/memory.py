@@ -46,34 +46,33 @@ def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
     return node.shape[1] <= 1 or layout.unit_cols or (node.shape[0] <= 1 and layout.contiguous)
 
 
-def _copied(node: Node) -> Node:
-    return Node("copy", (node,), node.shape, node.dtype)
-
-
 def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     """Put an explicit copy before every read of an argument whose layout the reader cannot take."""
     live = set(g.topological(graph.roots, g.eager_inputs))
     copies: dict[Node, Node] = {}
 
+    def copied(value: Node) -> Node:
+        return copies.setdefault(value, Node("copy", (value,), value.shape, value.dtype))
+
+    def whole(value: Node) -> bool:
+        """Whether a value's elements are neighbours in memory, in C order: what a reshape of it relies on."""
+        if value.op == "transpose":
+            return min(value.shape) <= 1 and whole(value.inputs[0])
+        return layout_of(value, layouts).contiguous
+
     def fit(reader: Node, value: Node) -> Node:
-        if value.op == "reshape" and not g.is_leaf(value):
-            source = value.inputs[0]
-            turned = source.op == "transpose" and min(source.shape) > 1
-            return g.reshape(copies.setdefault(source, _copied(source)), value.shape) if turned else value
-        if value.op == "reshape":
-            source = value.inputs[0]
-            whole = layout_of(source, layouts).contiguous and source.op != "transpose"
-            return value if whole else g.reshape(copies.setdefault(source, _copied(source)), value.shape)
         if not (value.op in ("input", "transpose") and g.is_leaf(value)):
             return value
         layout = layout_of(value, layouts)
         good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
-        return value if good else copies.setdefault(value, _copied(value))
+        return value if good else copied(value)
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         inputs = tuple(done[i] for i in node.inputs)
-        if node in live and (node.pointwise or node.reduction or node.op == "matmul"):
+        if node.op == "reshape" and not whole(inputs[0]):
+            inputs = (copied(inputs[0]),)
+        elif node in live and (node.pointwise or node.reduction or node.op == "matmul"):
             inputs = tuple(fit(node, i) for i in inputs)
         changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
         done[node] = Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node
