@@ -57,34 +57,33 @@ class Workspace:
 
     def __init__(self, nbytes: int, asan: bool):
         self.nbytes = nbytes
-        self._guards: tuple[np.ndarray[Any, Any], ...] = ()
         pages = -(-(nbytes + GUARD) // PAGE) * PAGE
-        raw = np.frombuffer(mmap.mmap(-1, pages + 2 * PAGE), np.uint8)
-        first, last = raw[:PAGE], raw[PAGE + pages :]
-        inside = raw[PAGE : PAGE + pages]
-        start = (pages - nbytes) // GUARD * GUARD if next(self._count) % 2 else 0
-        end = start + nbytes
-        if not asan and start:
-            # As near to the forbidden page as an aligned beginning allows.
-            start = (pages - nbytes) // ALIGNMENT * ALIGNMENT
-            end = start + nbytes
-        self._raw = raw
-        self.bytes = inside[start:end]
-        self.ptr = inside.ctypes.data + start
+        # Arrays hold on to this one, as the base of what they look at.
+        self.raw = np.frombuffer(mmap.mmap(-1, pages + 2 * PAGE), np.uint8)
+        at_the_end = next(self._count) % 2
+        step = GUARD if asan else ALIGNMENT
+        self.start = PAGE + ((pages - nbytes) // step * step if at_the_end else 0)
+        self.ptr = self.raw.ctypes.data + self.start
         self.bytes[:] = _POISON
-        self._guards = (inside[:start], inside[end:])
-        for guard in self._guards:
+        first, last = self.raw[:PAGE], self.raw[PAGE + pages :]
+        for guard in guards(self.raw, self.start, nbytes):
             guard[:] = _GUARD_BYTE
         if asan:
-            for guard in (first, last, *self._guards):
+            for guard in (first, last, *guards(self.raw, self.start, nbytes)):
                 _poison(guard.ctypes.data, guard.nbytes)
-            weakref.finalize(self, _unpoison, raw.ctypes.data, raw.nbytes)
+            weakref.finalize(self.raw, _unpoison, self.raw.ctypes.data, self.raw.nbytes)
         else:
             for page in (first, last):
                 _PROCESS.mprotect(ctypes.c_void_p(page.ctypes.data), ctypes.c_size_t(PAGE), 0)
 
-    def intact(self) -> bool:
-        return all(bool((guard == _GUARD_BYTE).all()) for guard in self._guards)
+    @property
+    def bytes(self) -> np.ndarray[Any, Any]:
+        return self.raw[self.start : self.start + self.nbytes]
+
+
+def guards(raw: np.ndarray[Any, Any], start: int, nbytes: int) -> tuple[np.ndarray[Any, Any], ...]:
+    """What lies between the forbidden pages and the memory."""
+    return raw[PAGE:start], raw[start + nbytes : -PAGE]
 
 
 def _poison(address: int, nbytes: int) -> None:
@@ -115,7 +114,7 @@ class HostRuntime:
         self.launched: set[str] = set()
         self._asan = address_sanitizer
         self._lock = threading.Lock()
-        self._live: dict[int, weakref.ref[Workspace]] = {}
+        self._live: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # (what arrays look at, where it begins, bytes)
 
     def is_current(self) -> bool:
         return True
@@ -128,15 +127,15 @@ class HostRuntime:
 
     def workspace(self, nbytes: int) -> Workspace:
         memory = Workspace(nbytes, self._asan)
-        self._live[id(memory)] = weakref.ref(memory, lambda _, key=id(memory): self._live.pop(key, None))
+        key = memory.ptr
+        self._live[key] = weakref.ref(memory.raw, lambda _: self._live.pop(key, None)), memory.start, nbytes
         return memory
 
     def empty(self, shape: Any, dtype: Any, order: str = "C") -> HostArray:
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         kind = np.dtype(dtype)
         memory = self.workspace(int(np.prod(shape)) * kind.itemsize)
-        array = np.ndarray(shape, kind, memory.bytes, order=order).view(HostArray)  # type: ignore[call-overload]
-        return _keeping(array, memory)
+        return np.ndarray(shape, kind, memory.bytes, order=order).view(HostArray)  # type: ignore[call-overload]
 
     def view(self, address: int, shape: Any, dtype: Any, strides: Any) -> np.ndarray[Any, Any]:
         kind = np.dtype(dtype)
@@ -202,20 +201,11 @@ class HostRuntime:
         """After a launch: nobody has written outside of an array."""
         if self._asan:
             return
-        for key, reference in list(self._live.items()):
-            memory = reference()
-            if memory is not None and not memory.intact():
+        for key, (reference, start, nbytes) in list(self._live.items()):
+            raw = reference()
+            if raw is not None and not all((guard == _GUARD_BYTE).all() for guard in guards(raw, start, nbytes)):
                 del self._live[key]
-                raise HostCudaError(f"{kernel}: a write outside of an array of {memory.nbytes} bytes")
-
-
-def _keeping(array: HostArray, memory: Workspace) -> HostArray:
-    """Let the guards live as long as the array and its views do."""
-    base = array
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    weakref.finalize(base, lambda kept: None, memory)
-    return array
+                raise HostCudaError(f"{kernel}: a write outside of an array of {nbytes} bytes")
 
 
 class HostArrays:
