@@ -189,6 +189,21 @@ def test_a_copy_serves_every_reader() -> None:
     assert [s.kind for s in steps].count("Copy") <= 1
 
 
+@pytest.mark.parametrize(
+    ("text", "kinds"),
+    [
+        ("(x @ w.T).T + w @ x.T", "Gemm Gemm Copy RowProgram"),
+        ("np.exp(q).T * cf.softmax(q, axis=1)", "RowProgram Copy RowProgram"),
+        ("(q @ q).T @ (q @ q)", "Gemm Gemm"),
+        ("(x.sum(axis=1, keepdims=True) + 1).T * q", "RowProgram RowProgram"),
+        ("x.sum(axis=0, keepdims=True).T @ r[None]", "ColumnStats Gemm"),
+    ],
+)
+def test_computed_values_are_copied_where_rows_of_them_turned_are_read(text: str, kinds: str) -> None:
+    """A kernel reads neighbouring columns; a vector turned is the vector, and a product takes either."""
+    assert sorted(s.kind for s in plan_of(text).steps) == sorted(kinds.split())
+
+
 def test_vectors_with_gaps_are_copied() -> None:
     plan = cf.fuse(lambda x, b: x + b).plan(BASE, np.zeros(128, np.float32)[::2])
     assert [s.kind for s in plan.steps] == ["Copy", "RowProgram"]

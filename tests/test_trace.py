@@ -101,7 +101,9 @@ BROADCASTS = (
     "(x @ x.T).sum(axis=0) + r; (x @ x.T).T - r; x @ (w + 1).T; (x * 2) @ w.T; c @ c.T; c.T @ c; c @ b[None]; "
     "x @ w.T @ w; b[:, None] @ b[None]; x.mean(axis=0) @ x.T; s * 2; s + s; np.exp(s) * x; x @ b + r; "
     "(x @ b)[:, None] + x; x.max() + b; x.T.sum(axis=0) + r; x.T.sum(axis=1) * b; x - x.T.mean(axis=0)[:, None]; "
-    "(x.T - r).sum(axis=0); (x.T * 2).T @ w.T"
+    "(x.T - r).sum(axis=0); (x.T * 2).T @ w.T; (x @ w.T).T + w @ z.T; np.exp(x @ w.T).T * (w @ z.T); "
+    "cf.softmax(x @ w.T, axis=1).T - cf.softmax(w @ z.T, axis=1); ((x @ w.T).T * (w @ z.T)).sum(axis=0); "
+    "np.where((x @ w.T).T > 0, w @ z.T, 0).max(axis=1); (x @ w.T).sum(axis=1, keepdims=True).T * (z @ x.T)"
 )
 TEXTS = "; ".join((ARITHMETIC, NUMPY_FUNCTIONS, METHODS, BROADCASTS)).split("; ")
 

@@ -36,8 +36,8 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     if node.op == "transpose":
         return layout_of(node.inputs[0], layouts).transposed
     if node.op == "input":
-        return layouts.get(node.attrs["arg"]) or Layout(True, min(node.shape) <= 1, True)
-    return Layout()
+        return layouts.get(node.attrs["arg"]) or Layout(unit_rows=min(node.shape) <= 1)
+    return Layout(unit_rows=min(node.shape) <= 1)
 
 
 def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
@@ -47,7 +47,7 @@ def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
 
 
 def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Put an explicit copy before every read of an argument whose layout the reader cannot take."""
+    """Put an explicit copy before every read of an argument, or of a turned value, as the reader cannot take it."""
     live = set(g.topological(graph.roots, g.eager_inputs))
     copies: dict[Node, Node] = {}
 
@@ -61,7 +61,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         return layout_of(value, layouts).contiguous
 
     def fit(reader: Node, value: Node) -> Node:
-        if not (value.op in ("input", "transpose") and g.is_leaf(value)):
+        if value.op not in ("input", "transpose"):
             return value
         layout = layout_of(value, layouts)
         good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
