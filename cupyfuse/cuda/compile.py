@@ -22,7 +22,8 @@ _OLDEST = "7.5"  # the lowest compute capability that the tests compile for
 _functions: dict[tuple[str, str, int], Any] = {}
 _lock = threading.Lock()
 _without_cache = False  # once the disk has let us down
-_forked = False
+_used = False  # CUDA, by this process
+_forked = False  # from one that had used it
 
 
 def load(kernel: Kernel, device: int) -> Any:
@@ -97,13 +98,15 @@ def _do_without_cache(error: Exception) -> None:
 
 
 def check_process() -> None:
-    """See that CUDA can be used here.
+    """See that CUDA can be used here, before it is.
 
     Raises
     ------
     EngineError
         This process was forked from one that had used it.
     """
+    global _used
+    _used = True
     if _forked:
         raise EngineError(
             "CUDA cannot be used in a process that was forked from one that has used it; start processes with "
@@ -114,7 +117,7 @@ def check_process() -> None:
 def _after_fork() -> None:
     global _lock, _forked
     _lock = threading.Lock()  # a thread that is not here any more may hold the old one
-    _forked = _forked or bool(_functions)
+    _forked = _used
 
 
 if hasattr(os, "register_at_fork"):
