@@ -1,4 +1,4 @@
-"""The command line: `python -m cupyfuse demo`, `info` and `explain`."""
+"""The command line: `python -m cupyfuse demo`, `selftest`, `info` and `explain`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
-from . import __version__, arrays, demo, dtypes, heads, machine
+from . import __version__, arrays, demo, dtypes, heads, machine, selftest
 from .plan import Plan
 
 
@@ -23,7 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 1 where the demonstration found a fused result less accurate than the unfused one, or could not run.
+        0, or 1 where the demonstration found a fused result less accurate than the unfused one, the self-test a wrong
+        one, or where they could not run.
 
     Raises
     ------
@@ -50,10 +52,15 @@ def _parser() -> argparse.ArgumentParser:
 
     shown = commands.add_parser("demo", help="run the reference heads fused and unfused: errors, times, bytes, FLOPs")
     _add_shape(shown)
-    shown.add_argument(
-        "--engine", choices=("auto", "numpy", "cuda"), default="auto", help="default: the GPU if there is one"
-    )
+    _add_engine(shown)
     shown.set_defaults(command=_demo, parser=shown)
+
+    tested = commands.add_parser(
+        "selftest", help="compare every operator and kernel with tables of special values and with a wider format"
+    )
+    _add_engine(tested)
+    tested.add_argument("--markdown", type=_page, metavar="FILE", help="write the measured errors as a page as well")
+    tested.set_defaults(command=_selftest, parser=tested)
 
     told = commands.add_parser("info", help="versions, GPUs, the kernel cache, and what is missing")
     told.set_defaults(command=_info, parser=told)
@@ -76,6 +83,20 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"{what} (default {default})")
     parser.add_argument("--dtype", choices=dtypes.FLOATS, default="float32", help="default float32")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine", choices=("auto", "numpy", "cuda"), default="auto", help="default: the GPU if there is one"
+    )
+
+
+def _page(text: str) -> Path:
+    # Before a minute's work, not after it.
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
+    return path
 
 
 def _count(text: str) -> int:
@@ -127,6 +148,22 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if not worse:
         print("Every fused result is as accurate as the unfused one.")
     return 1 if worse else 0
+
+
+def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    try:
+        xp = demo.array_module(options.engine)
+    except ValueError as error:
+        parser.error(str(error))
+    report = selftest.run(xp)
+    print(report)
+    if options.markdown is not None and report.passed:
+        try:
+            selftest.write_page(report, options.markdown)
+        except OSError as error:
+            print(f"cupyfuse selftest: {options.markdown} cannot be written: {error}", file=sys.stderr)
+            return 1
+    return 0 if report.passed else 1
 
 
 def _info(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:

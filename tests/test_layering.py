@@ -21,7 +21,7 @@ LAYERS = (
     "options structure arrays",
     "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda_engine",
     "fuse eager reductions functions",
-    "heads machine progress demo cli torch",
+    "heads machine progress demo selftest cli torch",
     "__main__",
 )
 # Packages of which each module imports, when it is loaded, only those before it.

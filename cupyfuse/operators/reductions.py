@@ -22,7 +22,9 @@ def _logsumexp(x: Array, axis: int) -> Array:
 
 
 def _mean_square(x: Array, axis: int) -> Array:
-    return np.square(x - x.mean(axis=axis, keepdims=True)).mean(axis=axis, keepdims=True)
+    n = x.dtype.type(x.shape[axis])
+    mean = x.sum(axis=axis, keepdims=True) / n
+    return np.square(x - mean).sum(axis=axis, keepdims=True) / n
 
 
 def _sizes(x: Array, axis: int) -> Array:

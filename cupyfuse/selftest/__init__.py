@@ -1,0 +1,101 @@
+"""The self-test: does cupyfuse compute on this machine what it says it computes?
+
+`tables.py` and `pairs.py` hold what operators give for special values, the operator tables how accurate they have to
+be. Everything is run through the public face; on a GPU with every kernel template, in vectors and in scalars, in all
+dtypes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from .. import __version__, demo, machine
+from ..cuda.compile import cubin
+from ..errors import EngineError
+from ..progress import Progress
+from . import chains, pointwise, reduced
+from .formats import FORMATS, available
+from .report import Report, write_page
+from .target import Failure, Target
+
+__all__ = ["Report", "run", "write_page"]
+
+# Where there is no GPU to ask, kernels are compiled for this one.
+_ARCHITECTURE = "sm_90"
+_TRIVIAL = 'extern "C" __global__ void nothing() {}'
+
+
+def run(xp: Any) -> Report:
+    """Run everything, and tell how far it is on standard error.
+
+    Parameters
+    ----------
+    xp : module
+        The array library: NumPy, or CuPy to run kernels on its current GPU.
+
+    Returns
+    -------
+    Report
+    """
+    begun = time.perf_counter()
+    facts, _ = machine.describe(__version__)
+    target = Target(xp, collecting=xp is np and not _missing_nvrtc())
+    report = Report(facts, _sentence(xp))
+    formats = available()
+    with Progress(3 * len(formats) + target.collecting) as progress:
+        for form in formats:
+            progress.stage(f"special values in {form.name}")
+            report.special[form.name] = pointwise.check_specials(target, form) + reduced.check_specials(target, form)
+            progress.stage(f"accuracy of operators in {form.name}")
+            report.operators[form.name] = pointwise.accuracy(target, form)
+            progress.stage(f"accuracy of reductions, products and heads in {form.name}")
+            report.chains[form.name] = chains.accuracy(target, form)
+        if target.collecting:
+            progress.stage(f"compiling {len(target.kernels)} kernels for {_ARCHITECTURE}")
+            _compile(target)
+    report.kernels, report.kernels_are = list(target.kernels.values()), _about_kernels(target)
+    report.failures, report.seconds = target.failures, time.perf_counter() - begun
+    return report
+
+
+def _sentence(xp: Any) -> str:
+    ran = f"The CUDA engine ran: {demo.device_name(xp)}."
+    if xp is np:
+        ran = f"The NumPy engine ran, {demo.device_name(np)}. No kernel ran."
+    missing = set(FORMATS) - {form.name for form in available()}
+    # What arrays of it need is the one package that is not NumPy's own.
+    return ran + "".join(f" {name} was not tested: pip install ml_dtypes." for name in missing)
+
+
+def _missing_nvrtc() -> str:
+    """Why kernels cannot be compiled without a GPU; an empty string where they can."""
+    try:
+        cubin(_TRIVIAL, _ARCHITECTURE)
+    except Exception as error:  # the wheels may be there in part, and fail in ways of their own
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+def _compile(target: Target) -> None:
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        waiting = [(pool.submit(cubin, source, _ARCHITECTURE), kernel) for source, kernel in target.kernels.items()]
+        for done, kernel in waiting:
+            try:
+                done.result()
+            except EngineError as error:
+                given = f"compiling it for {_ARCHITECTURE}"
+                target.failures.append(Failure(kernel.template, kernel.dtype, given, str(error), "machine code"))
+
+
+def _about_kernels(target: Target) -> str:
+    count = len(target.kernels)
+    if target.on_gpu:
+        return f"{count} different kernels were compiled and ran, beside {target.products} products and copies:"
+    if target.collecting:
+        return f"No kernel ran: the {count} that a GPU would have run were compiled for {_ARCHITECTURE}:"
+    return f"No kernel ran, and none was compiled: {_missing_nvrtc()}."

@@ -1,0 +1,293 @@
+"""Accuracy of what is made of many operations: reductions, rows, products, normalisation, the heads of networks.
+
+Every case computes its exact results in a wider format by plain formulas, and derives what rounding allows: a sum of n
+terms n ulps of their sizes, an inner product of K terms K ulps of |x| |w|, an exponential as many more as its argument
+is large. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from .. import functions as cf
+from .. import heads
+from ..fuse import Fused
+from ..operators import POINTWISE, REDUCTIONS
+from . import oracle, reduced
+from .formats import Array, Format
+from .measure import Allowance, Measured, measure
+from .reduced import COLUMNS, FINISH, HELD, LANES, LONG, SHARED, STREAMED, every_reduction, ulps_of
+from .target import Failure, Target
+
+Exact = tuple[str, Array, Allowance]
+# Row lengths that lead to `row_persistent`.
+_STAYING = (2048, 2047)
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """One fused function on one set of data.
+
+    Attributes
+    ----------
+    name : what it is, with its sizes
+    fused : the function
+    draw : its arguments in float64, from a source of random numbers
+    exact : name, exact value and allowance of each result, from the arguments in a wider format
+    bound : arguments that are bound before the call
+    options : keyword arguments that are no arrays
+    """
+
+    name: str
+    fused: Fused
+    draw: Callable[[np.random.Generator], dict[str, Array]]
+    exact: Callable[[dict[str, Array]], list[Exact]]
+    bound: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+# Reductions and rows ------------------------------------------------------------------------------------------------
+
+
+def _near_one(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Array]:
+    # Products of thousands stay in range; sums lose digits, since signs differ.
+    return {"x": np.exp2(rng.standard_normal(shape) / 32) * rng.choice([-1.0, 1.0, 1.0], shape)}
+
+
+def _spread(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Array]:
+    return {"x": rng.standard_normal(shape) * 4}
+
+
+def _exact_reductions(x: Array, axis: int, form: Format) -> list[Exact]:
+    narrow = x.astype(form.computed.dtype)
+    found = []
+    for name, row in REDUCTIONS.items():
+        allowance = ulps_of(name, x.shape[axis])
+        found.append((name, row.numpy(x, axis), replace(allowance, scale=row.scale(narrow, axis))))
+    return found
+
+
+def _exact_rows(logits: Array, sizes: Array, extra: float) -> list[Exact]:
+    """softmax and log_softmax of logits that are off by `extra` ulps of `sizes`."""
+    top = logits.max(axis=1, keepdims=True)
+    part = np.exp(logits - top)
+    total = part.sum(axis=1, keepdims=True)
+    result, logarithm = part / total, logits - top - np.log(total)
+    ulps = logits.shape[1] + 2 * FINISH
+    worst = extra * sizes.max(axis=1, keepdims=True)
+    # An absolute error of a logit is a relative one of its exponential; so is that of the row's sum.
+    scale = result * (1 + (top - logits) + 2 * worst / ulps)
+    logscale = 1 + (top - logits) + np.abs(np.log(total)) + 2 * worst / ulps
+    text = f"n + {2 * FINISH:g}"
+    return [
+        ("softmax", result, Allowance(ulps, scale, True, text)),
+        ("log_softmax", logarithm, Allowance(ulps, logscale, text=text)),
+    ]
+
+
+# Products -----------------------------------------------------------------------------------------------------------
+
+
+def _draw_head(rng: np.random.Generator, head: Fused, rows: int, inner: int, columns: int) -> dict[str, Array]:
+    return heads.example_inputs(head, rows, inner, columns, "float64", seed=int(rng.integers(1 << 30)))
+
+
+def _linear(a: dict[str, Array]) -> tuple[Array, Array, float]:
+    """The exact product, the sizes that its roundings have, and how many ulps of them it may be off."""
+    y = a["x"] @ a["weight"].T + a["bias"]
+    return y, np.abs(a["x"]) @ np.abs(a["weight"]).T + np.abs(a["bias"]), a["x"].shape[1] + 2.0
+
+
+def _exact_linear(a: dict[str, Array]) -> list[Exact]:
+    y, sizes, ulps = _linear(a)
+    return [("linear", y, Allowance(ulps, sizes, text="K + 2"))]
+
+
+def _exact_sum(a: dict[str, Array]) -> list[Exact]:
+    y, sizes, ulps = _linear(a)
+    total = y.sum(axis=1, keepdims=True)
+    sizes = sizes.sum(axis=1, keepdims=True)
+    return [("head_sum", total, Allowance(ulps + y.shape[1] + 2, sizes, text="K + N + 4"))]
+
+
+def _exact_logsumexp(a: dict[str, Array]) -> list[Exact]:
+    y, sizes, ulps = _linear(a)
+    top = y.max(axis=1, keepdims=True)
+    s = top + np.log(np.exp(y - top).sum(axis=1, keepdims=True))
+    scale = sizes.max(axis=1, keepdims=True) + 1 + np.abs(top) + np.abs(s - top)
+    ulps += y.shape[1] + FINISH
+    for _ in range(2):
+        s = np.where(s > 0, s, s * s.dtype.type(0.01))
+    # GELU's slope is at most 1.13.
+    for _ in range(2):
+        s, scale = oracle.meaning("gelu")(s), 1.13 * scale + np.abs(s)
+    gelus = 4 * POINTWISE["gelu"].ulps
+    return [("head_logsumexp", s, Allowance(ulps + gelus, scale, text=f"K + N + {2 + FINISH + gelus:g}"))]
+
+
+def _normalised(y: Array, sizes: Array, a: dict[str, Array], training: bool) -> tuple[Array, Array, float]:
+    """Batch-normalised columns, their sizes, and the roundings beyond those of y."""
+    if training:
+        mean, var = y.mean(axis=0), y.var(axis=0)
+        sizes, roundings = sizes + sizes.mean(axis=0), 2.0 * y.shape[0] + 16
+    else:
+        mean, var = a["running_mean"], a["running_var"]
+        sizes, roundings = sizes + np.abs(mean), 16.0
+    factor = a["gamma"] / np.sqrt(var + y.dtype.type(1e-5))
+    standard = (y - mean) / np.sqrt(var + y.dtype.type(1e-5))
+    # An error of the deviation counts as often as the value is larger than it.
+    spread = np.abs(factor) * sizes * (1 + (2 * np.abs(standard) if training else 0))
+    return standard * a["gamma"] + a["beta"], spread + np.abs(a["beta"]) + np.abs(standard * a["gamma"]), roundings
+
+
+def _exact_batch_norm(a: dict[str, Array], training: bool) -> list[Exact]:
+    z, sizes, roundings = _normalised(a["x"], np.abs(a["x"]), a, training)
+    name, text = ("batch_norm, training", "2 B + 16") if training else ("batch_norm", "16")
+    return [(name, z, Allowance(roundings, sizes, text=text))]
+
+
+def _exact_softmax(a: dict[str, Array], training: bool) -> list[Exact]:
+    y, sizes, ulps = _linear(a)
+    z, sizes, roundings = _normalised(y, sizes, a, training)
+    (_, result, allowance), _ = _exact_rows(a["scale"] * z, np.abs(a["scale"]) * sizes, ulps + roundings)
+    name, text = "head_softmax", f"2 K + N + {2 * (2 + 16 + FINISH):g}"
+    if training:
+        name, text = f"{name}, training", f"{text} + 4 B"
+    return [(name, result, replace(allowance, text=text))]
+
+
+# The cases ----------------------------------------------------------------------------------------------------------
+
+
+def _batch_norm(x: Any, running_mean: Any, running_var: Any, gamma: Any, beta: Any, training: bool = False) -> Any:
+    return cf.batch_norm(x, running_mean, running_var, gamma, beta, training)
+
+
+def _affine_softmax(x: Any, a: Any, c: Any) -> Any:
+    return cf.softmax(x * a + c, axis=1), cf.log_softmax(x * a + c, axis=1)
+
+
+def _draw_affine(rng: np.random.Generator, length: int) -> dict[str, Array]:
+    return _spread(rng, (9, length)) | {name: rng.uniform(0.5, 1.5, length) for name in "ac"}
+
+
+def _exact_affine(a: dict[str, Array]) -> list[Exact]:
+    product = a["x"] * a["a"]
+    return _exact_rows(product + a["c"], np.abs(product) + np.abs(a["c"]), 2.0)
+
+
+def _draw_batch(rng: np.random.Generator, rows: int, columns: int) -> dict[str, Array]:
+    arguments = _draw_head(rng, heads.head_softmax, rows, 1, columns)
+    arguments["x"] = rng.standard_normal((rows, columns)) + 3
+    return {name: arguments[name] for name in ("x", "running_mean", "running_var", "gamma", "beta")}
+
+
+@cache
+def fused() -> dict[str, Fused]:
+    """The functions of the cases; each is traced, and its kernels compiled, once."""
+    return {f.__name__: Fused(f) for f in (cf.linear.__wrapped__, _batch_norm, _affine_softmax)}  # type: ignore[attr-defined]
+
+
+def cases(form: Format) -> Iterator[Case]:
+    """Everything that is measured in a format."""
+    for length in (1, *LANES, *STREAMED):
+        yield Case(
+            f"{length} elements",
+            every_reduction(1),
+            partial(_near_one, shape=(17, length)),
+            lambda a: _exact_reductions(a["x"], 1, form),
+        )
+    for rows, columns in ((LANES[0], COLUMNS[0]), (LANES[1], COLUMNS[1]), (SHARED, COLUMNS[0]), (SHARED, COLUMNS[1])):
+        yield Case(
+            f"{rows} elements, columns",
+            every_reduction(0),
+            partial(_near_one, shape=(rows, columns)),
+            lambda a: _exact_reductions(a["x"], 0, form),
+        )
+    for length in (1, *LANES, *HELD, *LONG):
+        yield Case(
+            f"{length} elements",
+            reduced.along_rows(),
+            partial(_spread, shape=(9, length)),
+            lambda a: _exact_rows(a["x"], np.zeros((9, 1)), 0.0),
+        )
+    yield from _column_cases()
+    yield from _product_cases()
+
+
+def _column_cases() -> Iterator[Case]:
+    for length in _STAYING:
+        yield Case(
+            f"x a + c of {length} elements",
+            fused()["_affine_softmax"],
+            partial(_draw_affine, length=length),
+            _exact_affine,
+        )
+    for rows, columns in ((LANES[0], LANES[0]), (SHARED, COLUMNS[1])):
+        for training in (False, True):
+            yield Case(
+                f"{rows} x {columns}",
+                fused()["_batch_norm"],
+                partial(_draw_batch, rows=rows, columns=columns),
+                partial(_exact_batch_norm, training=training),
+                options={"training": training},
+            )
+
+
+def _product_cases() -> Iterator[Case]:
+    weights = ("weight", "bias")
+    statistics = ("running_mean", "running_var", "gamma", "beta", "scale")
+    for rows, inner, columns in ((32, 64, 96), (9, 257, 4097)):
+        size = f"{rows} x {inner} x {columns}"
+        plain = partial(_draw_head, head=heads.head_sum, rows=rows, inner=inner, columns=columns)
+        yield Case(size, fused()["linear"], plain, _exact_linear)
+        bound: tuple[str, ...]
+        for bound in ((), weights):
+            how = f"{size}, bound" if bound else size
+            yield Case(how, heads.head_sum, plain, _exact_sum, bound)
+            yield Case(how, heads.head_logsumexp, plain, _exact_logsumexp, bound)
+        draw = partial(_draw_head, head=heads.head_softmax, rows=rows, inner=inner, columns=columns)
+        yield Case(size, heads.head_softmax, draw, partial(_exact_softmax, training=False))
+        everything = (*weights, *statistics)
+        yield Case(f"{size}, bound", heads.head_softmax, draw, partial(_exact_softmax, training=False), everything)
+        training = {"training": True}
+        yield Case(size, heads.head_softmax, draw, partial(_exact_softmax, training=True), options=training)
+
+
+# Measuring ----------------------------------------------------------------------------------------------------------
+
+
+def accuracy(target: Target, form: Format) -> dict[str, Measured]:
+    """The largest errors of every case in one format, by name: one line for each result, over all sizes."""
+    found: dict[str, Measured] = {}
+    flushing = target.flushing(form)
+    for case in cases(form):
+        drawn = {k: form.values(v) for k, v in case.draw(np.random.default_rng(0)).items()}
+        wide = {k: oracle.wider(v, form) for k, v in drawn.items()}
+        with np.errstate(all="ignore"):
+            expected = case.exact(wide)
+        names = ", ".join(name for name, *_ in expected)
+        results = target.run_named(case.fused, drawn, case.bound, form, f"{names} ({case.name})", **case.options)
+        if results is None:
+            continue
+        results = results if isinstance(results, list) else [results]
+        for (name, exact, allowance), result in zip(expected, results, strict=True):
+            one = measure(result, exact, allowance, form, flushing)
+            found.setdefault(name, Measured()).merge(one)
+            if one.worst is not None:
+                target.failures.append(_failure(name, case, form, result, exact, allowance, one.worst))
+    return found
+
+
+def _failure(
+    name: str, case: Case, form: Format, result: Array, exact: Array, allowance: Allowance, at: int
+) -> Failure:
+    got, wanted = float(np.ravel(result)[at]), float(np.ravel(exact)[at])
+    allowed = float(np.broadcast_to(allowance.absolute(np.ravel(exact), form, False), exact.size)[at])
+    where = f"{case.name}, result {np.unravel_index(at, np.shape(exact))}, random numbers of seed 0"
+    return Failure(name, form.name, where.replace("np.int64", ""), repr(got), f"{wanted!r} within {allowed:.3g}")

@@ -1,0 +1,84 @@
+"""Floating-point formats: their limits, and the size of a unit in the last place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class Format:
+    """A binary format with `digits` digits, the hidden one included, and exponents up to `top` (1 <= x / 2**e < 2)."""
+
+    name: str
+    digits: int
+    top: int
+
+    @property
+    def bottom(self) -> int:
+        return 1 - self.top
+
+    @cached_property
+    def max(self) -> float:
+        return (2.0 - 2.0 ** (1 - self.digits)) * 2.0**self.top
+
+    @cached_property
+    def normal(self) -> float:
+        """The smallest number with all its digits."""
+        return 2.0**self.bottom
+
+    @cached_property
+    def subnormal(self) -> float:
+        """The smallest number above zero."""
+        return float(np.ldexp(1.0, self.bottom + 1 - self.digits))
+
+    @cached_property
+    def computed(self) -> Format:
+        """The format that values of this one are computed in."""
+        return FORMATS[dtypes.compute(self.name)]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return dtypes.to_numpy(self.name)
+
+    def ulp(self, x: Array) -> Array:
+        """The distance between neighbours at the size of x."""
+        with np.errstate(all="ignore"):
+            size = np.where(np.isfinite(x), np.abs(x), 1)
+            exponent = np.frexp(size)[1] - 1
+        return np.ldexp(np.ones_like(size), np.maximum(exponent, self.bottom) + 1 - self.digits)
+
+    def values(self, x: Array) -> np.ndarray[Any, Any]:
+        """The numbers, rounded to this format."""
+        with np.errstate(over="ignore"):
+            return np.asarray(x, np.float64).astype(self.dtype)
+
+
+FORMATS = {
+    f.name: f
+    for f in (
+        Format("float16", 11, 15),
+        Format("bfloat16", 8, 127),
+        Format("float32", 24, 127),
+        Format("float64", 53, 1023),
+    )
+}
+
+
+def available() -> list[Format]:
+    """The formats that this machine has arrays of: bfloat16 needs the package ml_dtypes."""
+    found = []
+    for form in FORMATS.values():
+        try:
+            form.dtype  # noqa: B018
+        except TypeError:
+            continue
+        found.append(form)
+    return found

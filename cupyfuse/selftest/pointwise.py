@@ -1,0 +1,165 @@
+"""Pointwise operators on an engine: special values against their tables, and accuracy over all exponents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..fuse import Fused
+from ..operators import POINTWISE
+from ..trace import apply
+from . import oracle, samples, specials
+from .formats import Array, Format
+from .measure import Allowance, Measured, measure
+from .symbols import allows, value
+from .target import Failure, Target
+
+# Operators in one kernel: as few kernels as compile in little time each.
+_TOGETHER = 12
+# These take another way in 16-bit formats (`quick_exp` in kernels_cu/types.cuh).
+_QUICK = ("exp",)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Some operators of as many operands, in one function with as many results: they share a kernel."""
+
+    operands: int
+    names: tuple[str, ...]
+    fused: Fused
+
+
+@cache
+def parse_name(name: str) -> tuple[str, tuple[float, ...]]:
+    """An operator and the numbers it is called with: `softplus(2,20)` is ("softplus", (2.0, 20.0))."""
+    operator, _, numbers = name.partition("(")
+    return operator, tuple(float(n) for n in numbers.rstrip(")").split(",") if n)
+
+
+@cache
+def groups() -> tuple[Group, ...]:
+    """Every operator of the table, in the forms that the special values name."""
+    found = []
+    for operands in (1, 2, 3):
+        names = [name for name, cases in specials.pointwise().items() if len(cases[0].operands) == operands]
+        for start in range(0, len(names), _TOGETHER):
+            some = tuple(names[start : start + _TOGETHER])
+            found.append(Group(operands, some, Fused(_together(some, operands))))
+    return tuple(found)
+
+
+def _together(names: Sequence[str], operands: int) -> Callable[..., tuple[Any, ...]]:
+    def one(a: Any) -> tuple[Any, ...]:
+        return tuple(_applied(name, a) for name in names)
+
+    def two(a: Any, b: Any) -> tuple[Any, ...]:
+        return tuple(_applied(name, a, b) for name in names)
+
+    def three(a: Any, b: Any, c: Any) -> tuple[Any, ...]:
+        return tuple(_applied(name, a, b, c) for name in names)
+
+    return (one, two, three)[operands - 1]
+
+
+def _applied(name: str, *operands: Any) -> Any:
+    operator, numbers = parse_name(name)
+    if operator == "where":
+        operands = (apply("not_equal", operands[0], 0.0), *operands[1:])
+    return apply(operator, *operands, *numbers)
+
+
+# Special values -----------------------------------------------------------------------------------------------------
+
+
+def check_specials(target: Target, form: Format) -> int:
+    """Compare every entry of the tables; returns how many were compared."""
+    compared = 0
+    for group in groups():
+        cases = {name: specials.pointwise()[name] for name in group.names}
+        given = sorted({case.operands for each in cases.values() for case in each})
+        where = {operands: i for i, operands in enumerate(given)}
+        columns = [form.values([value(s, form) for s in column]) for column in zip(*given, strict=True)]
+        for variant in target.variants:
+            results = target.run_flat(group.fused, columns, form, variant, ", ".join(group.names))
+            if results is None:
+                continue
+            for name, result in zip(group.names, results, strict=True):
+                ulps = POINTWISE[parse_name(name)[0]].ulps
+                for case in cases[name]:
+                    got = float(result[where[case.operands]])
+                    flushing = target.flushing(form)
+                    expected = specials.taken_for_zero(case, cases[name]) if flushing else case.expected
+                    if not allows(expected, got, form, ulps, flushing):
+                        call = f"{name} of {', '.join(case.operands)} ({variant})"
+                        target.failures.append(Failure(name, form.name, call, repr(got), expected))
+                compared += len(cases[name])
+    return compared
+
+
+# Accuracy -----------------------------------------------------------------------------------------------------------
+
+
+def accuracy(target: Target, form: Format) -> dict[str, Measured]:
+    """The largest errors of every operator in one format, by name."""
+    found: dict[str, Measured] = {}
+    for group in groups():
+        flushing = target.flushing(form)
+        if group.operands == 1:
+            inputs: tuple[Array, ...] = (samples.unary(form, flushing),)
+        else:
+            inputs = samples.pairs(form, flushing) if group.operands == 2 else samples.triples(form, flushing)
+        columns = [form.values(x) for x in inputs]
+        for variant in target.variants:
+            results = target.run_flat(group.fused, columns, form, variant, ", ".join(group.names))
+            if results is None:
+                continue
+            for name, result in zip(group.names, results, strict=True):
+                if not _measured(name, group):
+                    continue
+                exact, allowance = _exact(name, form, inputs)
+                one = measure(result, exact, allowance, form, flushing)
+                found.setdefault(name, Measured()).merge(one)
+                if one.worst is not None:
+                    target.failures.append(_failure(name, form, variant, inputs, result, exact, allowance, one.worst))
+    return found
+
+
+def _measured(name: str, group: Group) -> bool:
+    """Numbers among the operands are fixed where results are measured: they would swamp the table with their own."""
+    operator, numbers = parse_name(name)
+    if not numbers:
+        return group.operands == 1 or operator not in {parse_name(n)[0] for n in specials.pointwise() if "(" in n}
+    return bool(np.isfinite(numbers).all())
+
+
+def _exact(name: str, form: Format, inputs: tuple[Array, ...]) -> tuple[Array, Allowance]:
+    operator, numbers = parse_name(name)
+    row = POINTWISE[operator]
+    wide = [oracle.wider(x, form) for x in (*inputs, *numbers)]
+    narrow = [np.asarray(x, form.computed.dtype) for x in (*inputs, *numbers)]
+    if operator == "where":
+        wide[0] = wide[0] != 0
+    with np.errstate(all="ignore"):
+        exact = oracle.meaning(operator)(*wide)
+        scale = None if row.scale is None else row.scale(*narrow)
+    return exact, Allowance(row.ulps, scale, operator in _QUICK)
+
+
+def _failure(
+    name: str,
+    form: Format,
+    variant: str,
+    inputs: tuple[Array, ...],
+    result: Array,
+    exact: Array,
+    allowance: Allowance,
+    at: int,
+) -> Failure:
+    given = ", ".join(repr(float(x[at])) for x in inputs)
+    allowed = np.broadcast_to(allowance.absolute(exact, form, False), exact.shape)[at]
+    wanted = f"{float(exact[at])!r} within {float(allowed):.3g} ({allowance.ulps:g} ulps)"
+    return Failure(name, form.name, f"{given} ({variant})", repr(float(result[at])), wanted)

@@ -1,0 +1,153 @@
+"""Reductions on an engine: special values along rows and down columns, in every kernel that row lengths lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .. import functions as cf
+from ..fuse import Fused
+from ..operators import REDUCTIONS
+from ..trace import reduce
+from . import specials
+from .formats import Format
+from .measure import Allowance
+from .specials import Row
+from .symbols import ANY_FINITE, allows, value
+from .target import Failure, Target
+
+# Row lengths, and with them the templates: some lanes to a row, a block that streams, a block that holds the row; every
+# second one of a length that no vector divides.
+LANES, STREAMED, HELD, LONG = (96, 97), (5000, 5001), (4096, 4097), (40000, 40001)
+# Rows that a column's blocks share, and columns.
+SHARED, COLUMNS = 4000, (40, 41)
+# What a table's row of three cells is repeated to.
+_STRETCHED = {0: (*LANES, SHARED), 1: (*LANES, *STREAMED)}
+_STRETCHED_ROWS = (*LANES, *HELD, *LONG)
+# Final logarithms, divisions and roundings of a reduction, in ulps.
+FINISH = 9.0
+
+
+@cache
+def every_reduction(axis: int, names: tuple[str, ...] = tuple(REDUCTIONS)) -> Fused:
+    """All reductions of a matrix along one axis as one function."""
+
+    def reductions(x: Any) -> tuple[Any, ...]:
+        return tuple(reduce(name, x, axis, keepdims=True) for name in names)
+
+    return Fused(reductions)
+
+
+@cache
+def along_rows() -> Fused:
+    """softmax and log_softmax as one function."""
+
+    def rows(x: Any) -> tuple[Any, ...]:
+        return cf.softmax(x, axis=1), cf.log_softmax(x, axis=1)
+
+    return Fused(rows)
+
+
+def ulps_of(name: str, count: int) -> Allowance:
+    """What a reduction of so many elements may be off, in ulps of its row's `scale`."""
+    each = REDUCTIONS[name].ulps
+    return Allowance(each * (count + FINISH) if each else 0.0, text=f"n + {FINISH:g}" if each else "0")
+
+
+# Special values -----------------------------------------------------------------------------------------------------
+
+
+def check_specials(target: Target, form: Format) -> int:
+    """Compare every entry of the tables of rows; returns how many were compared."""
+    compared = 0
+    for length in sorted({len(row.cells) for row in specials.reduced()} - {0}):
+        rows = [row for row in specials.reduced() if len(row.cells) == length]
+        compared += _check_reductions(target, form, rows, length, 1)
+        compared += _check_reductions(target, form, rows, length, 0) if length > 1 else 0
+    compared += _check_empty(target, form)
+    ordinary = [row for row in specials.reduced() if len(row.cells) == 3 and not _extreme(row)]
+    for axis, lengths in _STRETCHED.items():
+        for length in lengths:
+            compared += _check_reductions(target, form, ordinary, length, axis)
+    for length in (1, 3):
+        rows = [row for row in specials.along_rows() if len(row.cells) == length]
+        compared += _check_along_rows(target, form, rows, length)
+    ordinary = [row for row in specials.along_rows() if len(row.cells) == 3]
+    for length in _STRETCHED_ROWS:
+        compared += _check_along_rows(target, form, ordinary, length)
+    return compared
+
+
+def _extreme(row: Row) -> bool:
+    """Whether sums of more such cells may overflow on the way."""
+    return any("max" in cell for cell in row.cells)
+
+
+def _matrix(rows: Sequence[Row], length: int, form: Format) -> Any:
+    """The rows' cells, repeated to a length."""
+    return np.array([np.resize(form.values([value(c, form) for c in row.cells]), length) for row in rows])
+
+
+def _stretched(expected: str, name: str) -> str:
+    """What an entry comes to where the cells are repeated: infinities and NaN stay, other numbers are others."""
+    if expected in ("inf", "-inf"):
+        return "inf|-inf" if name == "prod" else expected
+    return expected if expected == "nan" or (name == "softmax" and expected == "0") else ANY_FINITE
+
+
+def _check_reductions(target: Target, form: Format, rows: Sequence[Row], length: int, axis: int) -> int:
+    given = _matrix(rows, length, form)
+    what = f"reductions of {length} elements along axis {axis}"
+    results = target.run(every_reduction(axis), [given if axis == 1 else np.ascontiguousarray(given.T)], form, what)
+    if results is None:
+        return 0
+    for name, result in zip(REDUCTIONS, results, strict=True):
+        for row, got in zip(rows, np.ravel(result), strict=True):
+            expected = row.expected[name]
+            if length != len(row.cells):
+                expected = _stretched(expected, name)
+            ulps = ulps_of(name, length).ulps
+            _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(got), ulps)
+    return len(REDUCTIONS) * len(rows)
+
+
+def _check_empty(target: Target, form: Format) -> int:
+    (row,) = [row for row in specials.reduced() if not row.cells]
+    given = np.zeros((2, 0), form.dtype)
+    for name, expected in row.expected.items():
+        what = f"{name} of no elements"
+        try:
+            results = target.run(every_reduction(1, (name,)), [given], form, what)
+        except ValueError as error:
+            if expected != "error":
+                target.failures.append(Failure(name, form.name, what, str(error), expected))
+            continue
+        if expected == "error":
+            target.failures.append(Failure(name, form.name, what, repr(results), "a ValueError"))
+        elif results is not None:
+            _check(target, form, name, what, expected, float(np.ravel(results[0])[0]), 0.0)
+    return len(row.expected)
+
+
+def _check_along_rows(target: Target, form: Format, rows: Sequence[Row], length: int) -> int:
+    given = _matrix(rows, length, form)
+    what = f"rows of {length} elements"
+    results = target.run(along_rows(), [given], form, what)
+    if results is None:
+        return 0
+    for name, result in zip(("softmax", "log_softmax"), results, strict=True):
+        for row, got in zip(rows, result, strict=True):
+            cells = row.expected[name].split(",")
+            for i, cell in enumerate(cells):
+                expected = cell if length == len(cells) else _stretched(cell, name)
+                for one in np.unique(got[i :: len(cells)].astype(np.float64)):
+                    _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(one), length + FINISH)
+    return 2 * given.size
+
+
+def _check(target: Target, form: Format, name: str, given: str, expected: str, got: float, ulps: float) -> None:
+    if not allows(expected, got, form, ulps, target.flushing(form)):
+        target.failures.append(Failure(name, form.name, given, repr(got), expected))

@@ -1,0 +1,164 @@
+"""What the self-test found, as text for a terminal and as a page of the documentation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .measure import Measured
+from .oracle import EXTENDED
+from .target import Failure, Launched
+
+_NOTES = """\
+Errors are against a wider format: float64, or numpy.longdouble where results are float64. An ulp is one of the result
+as it is stored; where digits cancel inside (*) it is one of what cancels, as it is computed. Relative errors are
+relative to the same. "used" is the largest share of what is allowed, in float32 and float64; 16-bit results may be off
+by half an ulp of their own, and by what is allowed in float32. n, K, N, B are the elements that are reduced, the terms
+of an inner product, the columns of a product, and the rows of a batch."""
+# The facts that figures depend on; those of a page are of no one machine's folders.
+_VERSIONS = ("cupyfuse", "Python", "NumPy", "CuPy", "CUDA driver", "CUDA runtime", "NVRTC", "GPU 0")
+# Failures of one operator in one format that are told; the others are counted.
+_TOLD = 3
+
+
+@dataclass
+class Report:
+    """The outcome of one run.
+
+    Attributes
+    ----------
+    facts : versions and devices, as (name, value)
+    engine : what ran, in a sentence
+    special : results compared with the tables of special values, by format
+    operators, chains : the largest errors, by format and name
+    kernels : the different kernels, with how they came to be listed in `kernels_are`
+    failures : everything that was wrong
+    seconds : how long it took
+    """
+
+    facts: list[tuple[str, str]]
+    engine: str
+    special: dict[str, int] = field(default_factory=dict)
+    operators: dict[str, dict[str, Measured]] = field(default_factory=dict)
+    chains: dict[str, dict[str, Measured]] = field(default_factory=dict)
+    kernels: Sequence[Launched] = ()
+    kernels_are: str = ""
+    failures: Sequence[Failure] = ()
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.failures
+
+    def __str__(self) -> str:
+        parts = [self.engine, _columns(self.facts), *self._sections(), _NOTES, self._verdict()]
+        return "\n\n".join(parts)
+
+    def _sections(self) -> Iterator[str]:
+        for title, table in (("operator", self.operators), ("reductions, rows and products", self.chains)):
+            yield _columns([_head(title, table), *_rows(table)])
+        compared = ", ".join(f"{count} in {name}" for name, count in self.special.items())
+        yield f"special values compared with their tables: {compared}"
+        yield self.kernels_are + "".join(f"\n  {line}" for line in _kernel_lines(self.kernels))
+
+    def _verdict(self) -> str:
+        if self.passed:
+            return f"Passed in {self.seconds:.0f} s: every result is what the tables say, or as near as they ask for."
+        lines = [f"FAILED: {len(self.failures)} results are wrong."]
+        told: Counter[tuple[str, str]] = Counter()
+        for failure in self.failures:
+            told[failure.what, failure.dtype] += 1
+            if told[failure.what, failure.dtype] <= _TOLD:
+                lines.append(f"  {failure}")
+        for (what, dtype), count in told.items():
+            if count > _TOLD:
+                lines.append(f"  {what} in {dtype}: {count - _TOLD} more")
+        return "\n".join(lines)
+
+    def markdown(self) -> str:
+        """A page with the same figures.
+
+        Raises
+        ------
+        ValueError
+            There were failures: what was measured then is no page of the documentation.
+        """
+        if not self.passed:
+            raise ValueError("no page is written of a run with failures")
+        lines = ["# Measured errors", ""]
+        lines += [
+            "Written by `python -m cupyfuse selftest --markdown FILE`, not by hand. [numerics.md](numerics.md) says"
+        ]
+        lines += ["what is promised, and where the allowances come from.", "", self.engine, ""]
+        lines += _table(
+            ("", ""), [(name, value.partition(" on ")[0]) for name, value in self.facts if name in _VERSIONS]
+        )
+        lines += ["", "## Operators", "", _NOTES, ""]
+        if not EXTENDED:
+            lines += [
+                "`numpy.longdouble` is no wider than float64 on this machine: float64 is compared with float64.",
+                "",
+            ]
+        for number, (title, table) in enumerate((("operator", self.operators), ("result", self.chains))):
+            if number:
+                lines += ["", "## Reductions, rows, products and heads", ""]
+            lines += _table(_head(title, table), [(f"`{row[0]}`", *row[1:]) for row in _rows(table)])
+        lines += ["", "## Special values and kernels", ""]
+        lines += ["Results compared with the tables of special values (`cupyfuse/selftest/tables.py`, `pairs.py`):", ""]
+        lines += _table(tuple(self.special), [tuple(map(str, self.special.values()))])
+        lines += ["", self.kernels_are, ""]
+        if self.kernels:
+            lines += [f"- {line}" for line in _kernel_lines(self.kernels)]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _head(title: str, table: dict[str, dict[str, Measured]]) -> tuple[str, ...]:
+    ulps, relative = list(table), list(table)
+    ulps[0], relative[0] = f"ulps: {ulps[0]}", f"relative: {relative[0]}"
+    return (title, "allowed", "used", *ulps, *relative)
+
+
+def _rows(table: dict[str, dict[str, Measured]]) -> list[tuple[str, ...]]:
+    """One row an operator: what is allowed, how much of it is used, and the largest errors by format."""
+    names = dict.fromkeys(name for each in table.values() for name in each)
+    rows = []
+    for name in names:
+        found = [each.get(name) for each in table.values()]
+        allowed = next(m.allowed for m in found if m is not None)
+        ulps = ["-" if m is None else "0" if not m.ulps else f"{m.ulps:.2f}" for m in found]
+        relative = ["-" if m is None else "0" if not m.relative else f"{m.relative:.1e}" for m in found]
+        used = max(
+            (each[name].used for f, each in table.items() if f.startswith("float") and "16" not in f), default=0.0
+        )
+        rows.append((name, allowed, f"{used:.0%}" if allowed != "0" else "-", *ulps, *relative))
+    return rows
+
+
+def _kernel_lines(kernels: Sequence[Launched]) -> list[str]:
+    """How many kernels of every template, and in which formats and variants."""
+    lines = []
+    for template in sorted({k.template for k in kernels}):
+        some = [k for k in kernels if k.template == template]
+        formats = ", ".join(dict.fromkeys(k.dtype for k in some))
+        variants = [
+            word for word, vectors in (("vectors", True), ("scalars", False)) if vectors in {k.vectors for k in some}
+        ]
+        lines.append(f"{template}: {len(some)}, in {' and '.join(variants)}, in {formats}")
+    return lines
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page, in UTF-8 and with Unix line ends on every machine."""
+    path.write_text(report.markdown(), encoding="utf-8", newline="\n")

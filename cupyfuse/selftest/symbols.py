@@ -1,0 +1,88 @@
+"""The symbols that special values are written in: what they stand for in a format, and what a result may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cache
+
+from ..operators.activations import SELU_ALPHA, SELU_SCALE
+from .formats import Format
+
+_CONSTANTS = {
+    "pi": math.pi,
+    "pi/2": math.pi / 2,
+    "pi/4": math.pi / 4,
+    "ln2": math.log(2.0),
+    "ln2/2": math.log(2.0) / 2,
+    "ln3": math.log(3.0),
+    "selu": SELU_ALPHA * SELU_SCALE,
+}
+ANY_FINITE = "~"
+
+
+@cache
+def value(symbol: str, form: Format) -> float:
+    """The number that a symbol stands for.
+
+    Raises
+    ------
+    ValueError
+        The symbol is none of those that `tables.py` lists.
+    """
+    size = symbol.removeprefix("-")
+    known = {"max": form.max, "nor": form.normal, "sub": form.subnormal, **_CONSTANTS}
+    number = known[size] if size in known else float(size)
+    return -number if symbol != size else number
+
+
+@cache
+def choices(expected: str, form: Format) -> tuple[str, ...]:
+    """The symbols that an entry of a table allows in a format."""
+    return tuple(_choices(expected, form.name))
+
+
+def _choices(expected: str, name: str) -> Iterator[str]:
+    for part in expected.split("|"):
+        outside, _, inside = part.rstrip(")").partition("(")
+        symbol = inside if inside and name == "float16" else outside
+        yield from ("0", "-0") if symbol == "+-0" else (symbol,)
+
+
+def allows(expected: str, got: float, form: Format, ulps: float, flushing: bool) -> bool:
+    """Whether a result is one that an entry of a table allows.
+
+    Parameters
+    ----------
+    expected : the entry
+    got : the result
+    form : the format it is in
+    ulps : how far it may be off where it is a number; zeros and signs of zeros have to be right
+    flushing : whether the engine takes subnormal numbers for zero
+    """
+    for symbol in choices(expected, form):
+        if _is(symbol, got, form, ulps) or (flushing and _flushed(symbol, got, form, ulps)):
+            return True
+    return False
+
+
+def _flushed(symbol: str, got: float, form: Format, ulps: float) -> bool:
+    """Whether a result is the zero that a subnormal number became, or one that rounding made subnormal."""
+    if symbol == ANY_FINITE or got != 0:
+        return False
+    wanted = value(symbol, form)
+    small = 0 < abs(wanted) < form.normal + (ulps * form.subnormal if ulps else 0)
+    return small and math.copysign(1.0, got) == math.copysign(1.0, wanted)
+
+
+def _is(symbol: str, got: float, form: Format, ulps: float) -> bool:
+    if symbol == ANY_FINITE:
+        return math.isfinite(got)
+    wanted = value(symbol, form)
+    if math.isnan(wanted) or not math.isfinite(got):
+        return math.isnan(got) if math.isnan(wanted) else got == wanted
+    if wanted == 0:
+        return got == 0 and math.copysign(1.0, got) == math.copysign(1.0, wanted)
+    # What 16-bit formats compute is accurate to far more than their own ulp, but for the rounding to it.
+    slack = ulps if form.computed is form else min(ulps, 1.0)
+    return abs(got - wanted) <= slack * float(form.ulp(wanted))

@@ -1,0 +1,141 @@
+"""Where the self-test runs: an array library, the kernels that its calls lead to, and everything that went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import demo
+from ..cuda.emit import Kernel, kernels_of
+from ..errors import EngineError
+from ..fuse import Fused
+from ..plan import Plan
+from .formats import Format
+
+# Row lengths that every vector width divides, and that none does: kernels come in both variants.
+_WIDTHS = {"vectors": 64, "scalars": 63}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One wrong result, or one function that did not run."""
+
+    what: str
+    dtype: str
+    given: str
+    got: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"{self.what} in {self.dtype}: {self.given} gave {self.got}, expected {self.expected}"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A kernel that a call led to.
+
+    Attributes
+    ----------
+    template : the file of `kernels_cu/` that it instantiates, and how
+    dtype : what the call was made with
+    vectors : whether a thread moves several elements at once
+    """
+
+    template: str
+    dtype: str
+    vectors: bool
+
+
+@dataclass
+class Target:
+    """An array library (NumPy, or CuPy for kernels on a GPU) and what happened on it.
+
+    Attributes
+    ----------
+    xp : the array library
+    collecting : whether to list the kernels of calls that NumPy runs, as a GPU would launch them
+    kernels : the different kernels that calls led to, by source
+    products : calls of a library: products of matrices and copies
+    failures : everything that was wrong, in the order in which it was found
+    """
+
+    xp: Any
+    collecting: bool = False
+    kernels: dict[str, Launched] = field(default_factory=dict)
+    products: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.xp is not np
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Vectors or scalars is a matter of kernels alone."""
+        return tuple(_WIDTHS) if self.on_gpu or self.collecting else ("vectors",)
+
+    def flushing(self, form: Format) -> bool:
+        """Whether subnormal numbers of the format are taken for zero; see docs/numerics.md."""
+        return self.on_gpu and form.name in ("float32", "bfloat16")
+
+    def run(self, fused: Fused, arguments: Sequence[Any], form: Format, what: str) -> Any:
+        """Results on the host, or None where the function did not run, which is noted as a failure."""
+        named = dict(zip(fused.signature.parameters, arguments, strict=False))
+        return self.run_named(fused, named, (), form, what)
+
+    def run_named(
+        self,
+        fused: Fused,
+        arguments: Mapping[str, Any],
+        bound: Sequence[str],
+        form: Format,
+        what: str,
+        **options: Any,
+    ) -> Any:
+        """The same with arguments by name, some of them bound before the call."""
+        try:
+            given = {name: self.xp.asarray(a) for name, a in arguments.items()}
+            serve: Any = fused
+            if bound:
+                serve = fused.bind(**{name: given.pop(name) for name in bound}, **options)
+                options = {}
+            if self.on_gpu or self.collecting:
+                # Before the call: it may change arguments in place.
+                self._note(serve.plan(**given, **options), form)
+            results = serve(**given, **options)
+        except EngineError as error:
+            self.failures.append(Failure(what, form.name, "the call", str(error), "a result"))
+            return None
+        return _on_host(results)
+
+    def run_flat(self, fused: Fused, columns: Sequence[Any], form: Format, variant: str, what: str) -> Any:
+        """The same for a pointwise function on vectors, laid out as a matrix that takes one variant of the kernels."""
+        width, size = _WIDTHS[variant], columns[0].size
+        grids = [np.resize(c, (-(-size // width), width)) for c in columns]
+        results = self.run(fused, grids, form, what)
+        return None if results is None else [np.asarray(r).ravel()[:size] for r in results]
+
+    def _note(self, plan: Plan, form: Format) -> None:
+        for part in filter(None, (plan, plan.prepare)):
+            for step in part.steps:
+                if step.kind in ("Gemm", "Copy"):
+                    self.products += 1
+                    continue
+                for kernel in kernels_of(step, part.scheduled.storage):
+                    here = Launched(_template(kernel), form.name, kernel.config.vec > 1)
+                    self.kernels.setdefault(kernel.source, here)
+
+
+def _template(kernel: Kernel) -> str:
+    if kernel.name.startswith("column_merge"):
+        return "column_stats, merge of shares"
+    return kernel.config.template + (", in shares" if kernel.config.shares > 1 else "")
+
+
+def _on_host(results: Any) -> Any:
+    if isinstance(results, (tuple, list)):
+        return [demo.on_host(r) for r in results]
+    return demo.on_host(results)
