@@ -146,10 +146,10 @@ FORK_WHILE_TRACING = """
     thread = threading.Thread(target=slow, args=(x,))
     thread.start()
     started.wait(60)
-    print(in_a_fork(lambda: slow(x).sum()))
+    print(in_a_fork(lambda: round(slow(x).sum(), 6)))
     release.set()
     thread.join()
-    print(slow(x).sum())
+    print(round(slow(x).sum(), 6))
 """
 
 
