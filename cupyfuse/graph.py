@@ -129,7 +129,7 @@ def pointwise(op: str, *inputs: Node) -> Node:
 
 def _rounded(node: Node, dtype: str) -> Node:
     """A Python number as an array of a 16-bit dtype is compared with it: rounded to that dtype."""
-    if node.op != "const" or not dtypes.is_float(node.dtype):
+    if node.op != "const" or node.dtype == "bool":
         return node
     return const(float(np.asarray(node.attrs["value"]).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
 

@@ -137,6 +137,12 @@ def test_nan_to_num_stays_finite_in_every_dtype(engine: Engine) -> None:
         assert_equal(result, np.array([[largest, -largest, 0.0, 1.0]]))
 
 
+def test_16_bit_values_are_compared_with_numbers_of_their_dtype(engine: Engine) -> None:
+    x = np.array([0.1, 2048, 2050], np.float16)
+    for function in (lambda x: x >= 0.1, lambda x: x == 2049, lambda x: x > 2049, lambda x: x > True):
+        assert_equal(engine.host(cf.fuse(function)(engine.array(x))), function(x))
+
+
 @pytest.mark.parametrize("shape", [(1, 3), (4, 1), (1, 1), (0, 3), (4, 0)])
 @pytest.mark.parametrize(
     "text",
