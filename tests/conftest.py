@@ -36,7 +36,7 @@ ENGINES = (
 
 @pytest.fixture(params=ENGINES)
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    """The engine that the case runs on: NumPy's, the kernels on the CPU, and the kernels on a GPU where there is one."""
+    """The engine of the case: NumPy's, the kernels on the CPU, and on a GPU where there is one."""
     engine: Engine = request.param
     engine.require()
     with engine.active():

@@ -16,7 +16,7 @@ import cupyfuse as cf
 Arrays = list[np.ndarray[Any, Any]]
 
 
-# Programs: what is computed, and from what -----------------------------------------------------------------------------
+# Programs: what is computed, and from what ------------------------------------------------------------------------
 
 
 def affine_softmax(y: Any, a: Any, c: Any) -> Any:
@@ -44,6 +44,15 @@ def reductions(y: Any) -> Any:
 def column_reductions(y: Any) -> Any:
     near = 1 + y / (8.0 * y.shape[0])
     return y.sum(axis=0), near.prod(axis=0), y.max(axis=0), y.min(axis=0), cf.logsumexp(y, axis=0), y.var(axis=0)
+
+
+def extremes(y: Any) -> Any:
+    """By themselves, not along with a sum of exponentials, which has the maximum already."""
+    return y.max(axis=1), y.min(axis=1)
+
+
+def column_extremes(y: Any) -> Any:
+    return y.max(axis=0), y.min(axis=0)
 
 
 def moments(y: Any) -> Any:
@@ -95,8 +104,8 @@ def normalised_columns(y: Any) -> Any:
 class Case:
     """One program over arrays of one shape, dtype and layout.
 
-    Errors are bounded in roundings of the largest result (or of 1): one for each term of a sum or a product, and 64 for what
-    is computed of an element.
+    Errors are bounded in roundings of the largest result (or of 1): one for each term of a sum or a product, and 64 for
+    what is computed of an element.
     """
 
     program: Callable[..., Any]
@@ -188,16 +197,20 @@ CASES: list[Case] = [
     *(Case(softmax, shape) for shape in [*LANES[1::3], *BLOCKS, (1, 32768), (2, 32769), (1, 40001)]),
     *(Case(softmax, shape, dtype) for dtype in ("float16", "bfloat16", "float64") for shape in [(3, 1032), (2, 4099)]),
     *(Case(normalised, shape) for shape in [(5, 7), (3, 200), (2, 3000), (1, 40002)]),
-    *(Case(normalised, (4, 300), layout=layout) for layout in ("fortran", "row_gap", "column_gap", "reversed", "offset")),
+    *(
+        Case(normalised, (4, 300), layout=layout)
+        for layout in ("fortran", "row_gap", "column_gap", "reversed", "offset")
+    ),
     *(Case(reductions, shape) for shape in [(5, 1), (9, 30), (3, 513), (2, 1500), (3, 5001), (1, 70000)]),
     # Nothing but negative and nothing but positive numbers.
+    *(Case(p, (30, 70), offset=offset) for p in (extremes, column_extremes) for offset in (-6.0, 6.0)),
     *(Case(reductions, (4, 40), offset=offset) for offset in (-6.0, 6.0)),
     *(Case(column_reductions, (300, 8), offset=offset) for offset in (-6.0, 6.0)),
     *(Case(reductions, (3, 700), dtype) for dtype in ("float16", "bfloat16", "float64")),
     Case(moments, (4, 600), offset=100_000.0),
     *(Case(column_reductions, shape) for shape in COLUMNS),
     *(Case(column_reductions, (40, 48), dtype) for dtype in ("float16", "bfloat16", "float64")),
-    Case(column_moments, (1500, 4), offset=100_000.0),
+    *(Case(column_moments, shape, offset=100_000.0) for shape in [(1500, 4), (40, 3)]),
     *(Case(pointwise, shape) for shape in [(1, 1), (3, 5), (40, 64), (3, 1001)]),
     *(Case(pointwise, (5, 48), dtype) for dtype in ("float16", "bfloat16", "float64")),
     Case(per_row, (6, 50)),
@@ -209,7 +222,10 @@ CASES: list[Case] = [
     Case(collapsed, (9, 20)),
     Case(collapsed, (9, 20), special=True),
     Case(normalised_columns, (21, 24)),
-    *(Case(p, (9, 50), special=True) for p in (softmax, reductions, column_reductions, normalised, exponentials)),
+    *(
+        Case(p, (9, 50), special=True)
+        for p in (softmax, reductions, column_reductions, normalised, exponentials, extremes)
+    ),
     *(Case(program, (5, 1400), special=True) for program in (softmax, reductions, affine_softmax)),
     Case(column_reductions, (1030, 5), special=True),
 ]

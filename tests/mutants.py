@@ -1,27 +1,10 @@
-"""Breaks the library on purpose, one way at a time, and shows that the tests see each.
-
-    python tests/mutants.py            every mutant that the CPU can show, in copies of the checkout
-    python tests/mutants.py --gpu      those that only a GPU can show, on one
-    python tests/mutants.py --list
-
-A mutant is one exchange of text in one file. It is caught if its tests fail, and only counts if they pass without it.
-"""
+"""Ways to break the library, each with the tests that see it; `mutate.py` tries them."""
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("cupyfuse", "kernels_cu", "tests", "setup.cfg")
 KERNELS = "tests/test_kernels.py"
 
 
@@ -68,142 +51,314 @@ MUTANTS: tuple[Mutant, ...] = (
     # Barriers, and who may write when
     Mutant("no barrier before the slots are read", TEAMS, "        __syncthreads();\n", "", kernels("softmax")),
     Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("softmax")),
-    Mutant("a barrier for some warps", TEAMS, "__syncthreads();", "if (wanted) __syncthreads();", kernels("reductions")),
-    Mutant("every lane writes its warp's slot", TEAMS, "if (threadIdx.x % 32 == 0) {\n            *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot)", "{\n            *reinterpret_cast<Totals*>(slots + threadIdx.x % 32 * Slot)", kernels("softmax")),
+    Mutant(
+        "a barrier for some warps", TEAMS, "__syncthreads();", "if (wanted) __syncthreads();", kernels("reductions")
+    ),
+    Mutant(
+        "every lane writes its warp's slot",
+        TEAMS,
+        "if (threadIdx.x % 32 == 0) {\n            *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot)",
+        "{\n            *reinterpret_cast<Totals*>(slots + threadIdx.x % 32 * Slot)",
+        kernels("softmax"),
+    ),
     Mutant("one warp's slot too many", TEAMS, "lane < warps", "lane <= warps", kernels("softmax")),
-    Mutant("shuffles over half a group", TEAMS, "for (int mask = 1; mask < G; mask *= 2) {\n            totals.exchange", "for (int mask = 2; mask < G; mask *= 2) {\n            totals.exchange", kernels("softmax")),
+    Mutant(
+        "shuffles over half a group",
+        TEAMS,
+        "for (int mask = 1; mask < G; mask *= 2) {\n            totals.exchange",
+        "for (int mask = 2; mask < G; mask *= 2) {\n            totals.exchange",
+        kernels("softmax"),
+    ),
     Mutant("members of the wrong group", TEAMS, "<< (threadIdx.x % 32 / G * G)", "<< 0", kernels("softmax")),
     Mutant("no barrier before strips are merged", COLUMNS, "    __syncthreads();\n", "", kernels("column")),
     # Bounds
-    Mutant("a column too many in registers", STAGES, "        const int col = (i * team.size() + team.rank()) * V;\n        if (col < cols) {\n            p.template load<V>", "        const int col = (i * team.size() + team.rank()) * V;\n        if (col <= cols) {\n            p.template load<V>", kernels("softmax")),
-    Mutant("a column too many computed", STAGES, "        if (col < cols) {\n            if constexpr (Columns)", "        if (col <= cols) {\n            if constexpr (Columns)", kernels("softmax")),
-    Mutant("a column too many in a stream", STAGES, "if (start + i * step < cols) {\n                p.template load", "if (start + i * step <= cols) {\n                p.template load", kernels("reductions")),
-    Mutant("a stream that reads its packs twice", STAGES, "start < cols; start += Items * step", "start < cols; start += step", kernels("reductions")),
-    Mutant("the last element of a group left out", STAGES, "p.add(At<S>(), e[i * V + j], totals);\n                }\n            }\n        }\n        finish_stage", "if (i * V + j + 1 < Items * V) p.add(At<S>(), e[i * V + j], totals);\n                }\n            }\n        }\n        finish_stage", kernels("reductions")),
-    Mutant("a row too many for groups of lanes", "kernels_cu/row_lanes.cu", "if (row < p.rows)", "if (row <= p.rows)", kernels("softmax")),
+    Mutant(
+        "a column too many in registers",
+        STAGES,
+        "if (col < cols) {\n            p.template load<V>",
+        "if (col <= cols) {\n            p.template load<V>",
+        kernels("softmax"),
+    ),
+    Mutant(
+        "a column too many computed",
+        STAGES,
+        "        if (col < cols) {\n            if constexpr (Columns)",
+        "        if (col <= cols) {\n            if constexpr (Columns)",
+        kernels("softmax"),
+    ),
+    Mutant(
+        "a column too many in a stream",
+        STAGES,
+        "if (start + i * step < cols) {\n                p.template load",
+        "if (start + i * step <= cols) {\n                p.template load",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "a stream that reads its packs twice",
+        STAGES,
+        "start < cols; start += Items * step",
+        "start < cols; start += step",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "the last pack of a thread left out of its totals",
+        STAGES,
+        "p.add(At<S>(), e[i * V + j], totals);\n                }\n            }\n        }\n        finish_stage",
+        "if (i == 0) p.add(At<S>(), e[i * V + j], totals);}\n            }\n        }\n        finish_stage",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "a row too many for groups of lanes",
+        "kernels_cu/row_lanes.cu",
+        "if (row < p.rows)",
+        "if (row <= p.rows)",
+        kernels("softmax"),
+    ),
     Mutant("a row too many for blocks", "kernels_cu/row_block.cu", "row < p.rows", "row <= p.rows", kernels("softmax")),
-    Mutant("a row too many for streams", "kernels_cu/row_stream.cu", "row < p.rows", "row <= p.rows", kernels("reductions")),
-    Mutant("the row after the last one read ahead", PERSISTENT, "row + gridDim.x < p.rows", "row + gridDim.x <= p.rows", kernels("affine_softmax")),
-    Mutant("the row read ahead not handed over", PERSISTENT, "tiles[i] = next[i];", "if (row == blockIdx.x) tiles[i] = next[i];", kernels("affine_softmax")),
+    Mutant(
+        "a row too many for streams", "kernels_cu/row_stream.cu", "row < p.rows", "row <= p.rows", kernels("reductions")
+    ),
+    Mutant(
+        "the row after the last one read ahead",
+        PERSISTENT,
+        "row + gridDim.x < p.rows",
+        "row + gridDim.x <= p.rows",
+        kernels("affine_softmax"),
+    ),
+    Mutant(
+        "the row read ahead not handed over",
+        PERSISTENT,
+        "tiles[i] = next[i];",
+        "if (row == blockIdx.x) tiles[i] = next[i];",
+        kernels("affine_softmax"),
+    ),
     Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < total;", "k <= total;", kernels("pointwise")),
-    Mutant("a share one row too long", COLUMNS, "first + share < rows ? first + share : rows", "first + share < rows ? first + share + 1 : rows", kernels("column")),
-    Mutant("rows that no share has", COLUMNS, "(rows + gridDim.y - 1) / gridDim.y", "rows / gridDim.y", kernels("column")),
-    Mutant("the first share alone", COLUMNS, "share < p.shares; ++share", "share + 1 < p.shares; ++share", kernels("column")),
+    Mutant(
+        "a share one row too long",
+        COLUMNS,
+        "first + share < rows ? first + share : rows",
+        "first + share < rows ? first + share + 1 : rows",
+        kernels("column"),
+    ),
+    Mutant(
+        "rows that no share has", COLUMNS, "(rows + gridDim.y - 1) / gridDim.y", "rows / gridDim.y", kernels("column")
+    ),
+    Mutant(
+        "the first share alone",
+        COLUMNS,
+        "share < p.shares; ++share",
+        "share + 1 < p.shares; ++share",
+        kernels("column"),
+    ),
     Mutant("the last warp of a strip left out", COLUMNS, "w < warps; ++w", "w + 1 < warps; ++w", kernels("column")),
-    Mutant("lanes of a strip added across columns", COLUMNS, "for (int mask = across; mask < 32; mask *= 2) {\n            totals[j].exchange", "for (int mask = 1; mask < 32; mask *= 2) {\n            totals[j].exchange", kernels("column")),
-    Mutant("a column behind the last one", COLUMNS, "threadIdx.x < Strip && mine < cols", "threadIdx.x < Strip && mine <= cols", kernels("column")),
+    Mutant(
+        "lanes of a strip added across columns",
+        COLUMNS,
+        "for (int mask = across; mask < 32; mask *= 2) {\n            totals[j].exchange",
+        "for (int mask = 1; mask < 32; mask *= 2) {\n            totals[j].exchange",
+        kernels("column"),
+    ),
+    Mutant(
+        "a column behind the last one",
+        COLUMNS,
+        "threadIdx.x < Strip && mine < cols",
+        "threadIdx.x < Strip && mine <= cols",
+        kernels("column"),
+    ),
     # Reductions
-    Mutant("no rescaling in the online logsumexp", REDUCTIONS, "s *= exp_in_sum(m - base(ahead));", "", kernels("softmax or reductions")),
-    Mutant("no rescaling where sums are merged", REDUCTIONS, "s = s * exp_in_sum(m - base(top)) + o.s", "s = s + o.s", kernels("column")),
+    Mutant(
+        "no rescaling in the online logsumexp",
+        REDUCTIONS,
+        "s *= exp_in_sum(m - base(ahead));",
+        "",
+        kernels("softmax or reductions"),
+    ),
+    Mutant(
+        "no rescaling where sums are merged",
+        REDUCTIONS,
+        "s = s * exp_in_sum(m - base(top)) + o.s",
+        "s = s + o.s",
+        kernels("column"),
+    ),
     Mutant("-inf minus -inf", REDUCTIONS, "return m == -infinity<T>() ? T(0) : m;", "return m;", kernels("special")),
-    Mutant("an infinite top with a finite sum", REDUCTIONS, "return isfinite(m) ? s : m - m;", "return s;", kernels("exponentials")),
-    Mutant("maximum from zero", REDUCTIONS, "struct Max {\n    T v = -infinity<T>();", "struct Max {\n    T v = T(0);", kernels("reductions")),
-    Mutant("minimum from zero", REDUCTIONS, "struct Min {\n    T v = infinity<T>();", "struct Min {\n    T v = T(0);", kernels("reductions")),
-    Mutant("product from zero", REDUCTIONS, "struct Product {\n    T v = T(1);", "struct Product {\n    T v = T(0);", kernels("reductions")),
-    Mutant("sum from one", REDUCTIONS, "struct Sum {\n    T v = T(0);", "struct Sum {\n    T v = T(1);", kernels("reductions")),
+    Mutant(
+        "an infinite top with a finite sum",
+        REDUCTIONS,
+        "return isfinite(m) ? s : m - m;",
+        "return s;",
+        kernels("exponentials"),
+    ),
+    Mutant(
+        "maximum from zero",
+        REDUCTIONS,
+        "struct Max {\n    T v = -infinity<T>();",
+        "struct Max {\n    T v = T(0);",
+        kernels("extremes"),
+    ),
+    Mutant(
+        "minimum from zero",
+        REDUCTIONS,
+        "struct Min {\n    T v = infinity<T>();",
+        "struct Min {\n    T v = T(0);",
+        kernels("extremes"),
+    ),
+    Mutant(
+        "product from zero",
+        REDUCTIONS,
+        "struct Product {\n    T v = T(1);",
+        "struct Product {\n    T v = T(0);",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "sum from one",
+        REDUCTIONS,
+        "struct Sum {\n    T v = T(0);",
+        "struct Sum {\n    T v = T(1);",
+        kernels("reductions"),
+    ),
     Mutant("moments relative to nothing", REDUCTIONS, "first = n == T(0) ? x : first;", "", kernels("moments")),
-    Mutant("moments merged without their distance", REDUCTIONS, "m2 += o.m2 + d * d * (n * share);", "m2 += o.m2;", kernels("column")),
-    Mutant("moments merged into an empty one", REDUCTIONS, "if (n == T(0)) {", "if (false) {", kernels("column")),
-    Mutant("maximum that forgets NaN", TYPES, "return (a > b || a != a) ? a : b;", "return a > b ? a : b;", kernels("special")),
-    Mutant("minimum that forgets NaN", TYPES, "return (a < b || a != a) ? a : b;", "return a < b ? a : b;", kernels("special")),
+    Mutant(
+        "moments merged without their distance",
+        REDUCTIONS,
+        "m2 += o.m2 + d * d * (n * share);",
+        "m2 += o.m2;",
+        kernels("column"),
+    ),
+    Mutant(
+        "maximum that forgets NaN",
+        TYPES,
+        "return (a > b || a != a) ? a : b;",
+        "return a > b ? a : b;",
+        kernels("special"),
+    ),
+    Mutant(
+        "minimum that forgets NaN",
+        TYPES,
+        "return (a < b || a != a) ? a : b;",
+        "return a < b ? a : b;",
+        kernels("special"),
+    ),
     # Types
-    Mutant("bfloat16 that is cut off", TYPES, "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", kernels("ties")),
-    Mutant("a tie that is rounded up", TYPES, "bits + 0x7fffu + ((bits >> 16) & 1u)", "bits + 0x8000u", kernels("ties")),
-    Mutant("float64 rounded twice on the way to bfloat16", TYPES, "bits = (away ? bits - 1u : bits) | 1u;", "", kernels("ties")),
-    Mutant("a quotient without its remainder", TYPES, "return copysign(fma(fma(-q, d, x), reciprocal, q), q);", "return copysign(q * T(1.000001), q);", kernels("normalised or softmax")),
+    Mutant(
+        "bfloat16 that is cut off", TYPES, "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", kernels("ties")
+    ),
+    Mutant(
+        "a tie that is rounded up", TYPES, "bits + 0x7fffu + ((bits >> 16) & 1u)", "bits + 0x8000u", kernels("ties")
+    ),
+    Mutant(
+        "float64 rounded twice on the way to bfloat16",
+        TYPES,
+        "bits = (away ? bits - 1u : bits) | 1u;",
+        "",
+        kernels("ties"),
+    ),
+    Mutant(
+        "a quotient without its remainder",
+        TYPES,
+        "return copysign(fma(fma(-q, d, x), reciprocal, q), q);",
+        "return copysign(q * T(1.000001), q);",
+        kernels("normalised or softmax"),
+    ),
     # Guards and stages
     Mutant("a pack that is not computed again", STAGES, "if (!fine) {", "if (false) {", kernels("folded")),
-    Mutant("results of a row by a thread that lacks them", STAGES, "team.reduce_first(totals);", "", kernels("reductions")),
-    Mutant("per-row results by a thread that is not there", STAGES, "if (team.rank() == 0) {\n        p.commit(row, r);", "if (team.rank() == 1) {\n        p.commit(row, r);", kernels("per_row or reductions")),
+    Mutant("totals of a row that are not combined", STAGES, "team.reduce_first(totals);", "", kernels("reductions")),
+    Mutant(
+        "per-row results by a thread that lacks them",
+        STAGES,
+        "if (team.rank() == 0) {\n        p.commit(row, r);",
+        "if (team.rank() == team.size() - 1) {\n        p.commit(row, r);",
+        kernels("reductions or softmax"),
+    ),
     # Emission and launching
-    Mutant("32-bit row offsets", "cupyfuse/cuda/emit.py", 'return f"{parameter.name} + row * {parameter.name}_rows + col"', 'return f"{parameter.name} + int(row) * int({parameter.name}_rows) + int(col)"', (KERNELS, "-k", "32_bit")),
-    Mutant("vectors whatever the alignment", "cupyfuse/cuda_engine.py", "if together & self.unaligned:", "if False:", kernels("offset")),
-    Mutant("vectors whatever the row stride", "cupyfuse/cuda_engine.py", "self.strides |= abs(place.row_stride)", "pass", kernels("row_gap")),
-    Mutant("a grid one block short", "cupyfuse/cuda_engine.py", "blocks = -(-rows // (config.threads // config.group))", "blocks = rows // (config.threads // config.group)", kernels("softmax")),
-    Mutant("partial totals in too little memory", "cupyfuse/cuda_engine.py", "return config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))", "return config.shares * self.cols * 4", kernels("column")),
-    Mutant("collapsed sums that are not repaired", "cupyfuse/cuda/expressions.py", 'self.line(f"if (!isfinite({name})) {{")', 'self.line("if (false) {")', kernels("collapsed")),
+    Mutant(
+        "32-bit row offsets",
+        "cupyfuse/cuda/emit.py",
+        'return f"{parameter.name} + row * {parameter.name}_rows + col"',
+        'return f"{parameter.name} + int(row) * int({parameter.name}_rows) + int(col)"',
+        (KERNELS, "-k", "32_bit"),
+    ),
+    Mutant(
+        "vectors whatever the alignment",
+        "cupyfuse/cuda_engine.py",
+        "if together & self.unaligned:",
+        "if False:",
+        kernels("offset"),
+    ),
+    Mutant(
+        "vectors whatever the row stride",
+        "cupyfuse/cuda_engine.py",
+        "self.strides |= abs(place.row_stride)",
+        "pass",
+        kernels("row_gap"),
+    ),
+    Mutant(
+        "a grid one block short",
+        "cupyfuse/cuda_engine.py",
+        "blocks = -(-rows // (config.threads // config.group))",
+        "blocks = rows // (config.threads // config.group)",
+        kernels("softmax"),
+    ),
+    Mutant(
+        "partial totals in too little memory",
+        "cupyfuse/cuda_engine.py",
+        "return config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))",
+        "return config.shares * self.cols * 4",
+        kernels("column"),
+    ),
+    Mutant(
+        "collapsed sums that are not repaired",
+        "cupyfuse/cuda/expressions.py",
+        'self.line(f"if (!isfinite({name})) {{")',
+        'self.line("if (false) {")',
+        kernels("collapsed"),
+    ),
     # What only a GPU executes
-    Mutant("PTX maximum that forgets NaN", TYPES, "max.NaN.f32", "max.f32", ("tests/test_kernels.py", "-k", "cuda and special"), gpu=True),
-    Mutant("PTX minimum that forgets NaN", TYPES, "min.NaN.f32", "min.f32", ("tests/test_kernels.py", "-k", "cuda and special"), gpu=True),
-    Mutant("PTX bfloat16 that is cut off", TYPES, "cvt.rn.bf16x2.f32", "cvt.rz.bf16x2.f32", ("tests/test_kernels.py", "-k", "cuda and ties"), gpu=True),
-    Mutant("PTX float16 that is cut off", TYPES, "cvt.rn.f16.f32", "cvt.rz.f16.f32", ("tests/test_kernels.py", "-k", "cuda and ties"), gpu=True),
-    Mutant("32-bit divisions of more elements", "kernels_cu/elementwise.cu", "total < (i64(1) << 31)", "true", (ON_GPU, "-k", "32_bit"), gpu=True),
-    Mutant("a product with a transposed operand taken as it is", "cupyfuse/cuda/gemm.py", "return _TRANSPOSED, max(self.col_stride", "return _NORMAL, max(self.col_stride", (ON_GPU, "-k", "products_of_all_layouts"), gpu=True),
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Outcome:
-    mutant: Mutant
-    caught: bool
-    seconds: float
-    why: str
-
-
-def check(mutant: Mutant, root: Path = ROOT) -> Outcome:
-    """Run a mutant's tests in a copy of the checkout in which it is broken."""
-    import time
-
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="mutant_") as name:
-        copy = Path(name)
-        for part in COPIED:
-            source = root / part
-            if source.is_dir():
-                shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(source, copy / part)
-        mutant.apply(copy)
-        done = pytest(copy, mutant.tests)
-    seconds = time.perf_counter() - start
-    # 1: tests failed. 2 to 5: no test ran, or pytest itself failed, which shows nothing; below 0: a crash.
-    caught = done.returncode == 1 or done.returncode < 0
-    return Outcome(mutant, caught, seconds, reason(done))
-
-
-def pytest(root: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
-
-
-def reason(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR", "/"))]
-    return (lines or done.stdout.splitlines() or [f"exit status {done.returncode}"])[0].strip()[:160]
-
-
-def run(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
-    """Check mutants, several at once, and print each outcome as it comes."""
-    outcomes = []
-    with ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(check, mutants):
-            verdict = "caught  " if outcome.caught else "SURVIVED"
-            print(f"{verdict} {outcome.seconds:5.1f} s  {outcome.mutant.name}: {outcome.why}", flush=True)
-            outcomes.append(outcome)
-    return outcomes
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
-    parser.add_argument("--gpu", action="store_true", help="the mutants that only a GPU can show, on one")
-    parser.add_argument("--list", action="store_true", help="name the mutants and run none")
-    parser.add_argument("--only", metavar="TEXT", default="", help="those whose name holds this text")
-    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
-    options = parser.parse_args()
-    chosen = [m for m in MUTANTS if m.gpu == options.gpu and options.only in m.name]
-    if options.list:
-        for m in MUTANTS:
-            where = f"GPU only: {' '.join(m.tests)}" if m.gpu else "CPU"
-            print(f"{m.name} ({m.file}; {where})")
-        return 0
-    print("without a mutant: ", end="", flush=True)
-    whole = pytest(ROOT, (KERNELS, "-k", "cuda" if options.gpu else "host"))
-    print("the tests pass" if whole.returncode == 0 else f"the tests FAIL: {reason(whole)}", flush=True)
-    outcomes = run(chosen, 1 if options.gpu else options.jobs)
-    survivors = [o for o in outcomes if not o.caught]
-    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants caught")
-    return 1 if survivors or whole.returncode or not outcomes else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+    Mutant(
+        "PTX maximum that forgets NaN",
+        TYPES,
+        "max.NaN.f32",
+        "max.f32",
+        ("tests/test_kernels.py", "-k", "cuda and special"),
+        gpu=True,
+    ),
+    Mutant(
+        "PTX minimum that forgets NaN",
+        TYPES,
+        "min.NaN.f32",
+        "min.f32",
+        ("tests/test_kernels.py", "-k", "cuda and special"),
+        gpu=True,
+    ),
+    Mutant(
+        "PTX bfloat16 that is cut off",
+        TYPES,
+        "cvt.rn.bf16x2.f32",
+        "cvt.rz.bf16x2.f32",
+        ("tests/test_kernels.py", "-k", "cuda and ties"),
+        gpu=True,
+    ),
+    Mutant(
+        "PTX float16 that is cut off",
+        TYPES,
+        "cvt.rn.f16.f32",
+        "cvt.rz.f16.f32",
+        ("tests/test_kernels.py", "-k", "cuda and ties"),
+        gpu=True,
+    ),
+    Mutant(
+        "32-bit divisions of more elements",
+        "kernels_cu/elementwise.cu",
+        "total < (i64(1) << 31)",
+        "true",
+        (ON_GPU, "-k", "32_bit"),
+        gpu=True,
+    ),
+    Mutant(
+        "a product with a transposed operand taken as it is",
+        "cupyfuse/cuda/gemm.py",
+        "return _TRANSPOSED, max(self.col_stride",
+        "return _NORMAL, max(self.col_stride",
+        (ON_GPU, "-k", "products_of_all_layouts"),
+        gpu=True,
+    ),
+)

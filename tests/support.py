@@ -44,8 +44,8 @@ def missing_gpu() -> str:
 class Engine:
     """An array library, and the way from NumPy arrays to its own and back.
 
-    "numpy" is the NumPy engine; "cuda" the CUDA engine on a GPU, through CuPy; "host" the CUDA engine with its kernels run
-    on the CPU (see host_cuda/README.md).
+    "numpy" is the NumPy engine; "cuda" the CUDA engine on a GPU, through CuPy; "host" the CUDA engine with its kernels
+    run on the CPU (see host_cuda/README.md).
     """
 
     def __init__(self, name: str):

@@ -23,7 +23,7 @@ TESTS = Path(__file__).parent
 
 
 def kernel(body: str) -> Kernel:
-    """A kernel with an array of floats `x`, its length `n`, and a line of code per line of `body`, the first on line 4."""
+    """A kernel of an array of floats `x` of length `n`; the first line of `body` is its line 4."""
     source = 'struct Program { float* x; long long n; };\nextern "C" __global__ void\ntrial(const Program p) {\n'
     return Kernel("trial", f"{source}{body}\n}}\n", (), Config("none", THREADS, 1, 1))
 
@@ -46,7 +46,7 @@ def all_the_same(results: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return results[0]
 
 
-# What kernels may do ---------------------------------------------------------------------------------------------------
+# What kernels may do -----------------------------------------------------------------------------------------------
 
 
 def test_threads_blocks_and_barriers() -> None:
@@ -105,7 +105,7 @@ def test_sixteen_bit_floats_round_to_nearest_even() -> None:
     np.testing.assert_array_equal(all_the_same(run(body, values=values)), expected)
 
 
-# What they may not do, and how it is told ------------------------------------------------------------------------------
+# What they may not do, and how it is told ------------------------------------------------------------------------
 
 BROKEN = {
     "a barrier in a branch": (
@@ -121,14 +121,14 @@ BROKEN = {
         r"trial:5: .*(names lane 7, which has left|which thread \d+ never reaches)",
     ),
     "two shuffles": (
-        "if (threadIdx.x % 2) {\n__shfl_xor_sync(0xffffffffu, 1.0f, 1);\n} else {\n__shfl_xor_sync(0xffffffffu, 1.0f, 1);\n}",
+        "if (threadIdx.x % 2) {\n__shfl_xor_sync(~0u, 1.0f, 1);\n} else {\n__shfl_xor_sync(~0u, 1.0f, 1);\n}",
         r"trial:(5|7): .*a shuffle of lanes ffffffff meets a shuffle of lanes ffffffff at .*trial:(5|7)",
     ),
     "lanes that disagree on the members": (
         "__shfl_xor_sync(threadIdx.x % 2 ? 0xffffffffu : 0x0fffffffu, 1.0f, 1);",
         r"trial:4: .*(meets a shuffle of lanes|is not among)",
     ),
-    "a lane outside of the members": ("__shfl_sync(0x0000ffffu, 1.0f, 3);", r"trial:4: .*lane \d+ is not among the lanes"),
+    "a lane outside of the members": ("__shfl_sync(0x0000ffffu, 1.0f, 3);", r"trial:4: .*lane \d+ is not among"),
     "a shuffle from outside of the members": (
         "if (threadIdx.x < 16) __shfl_xor_sync(0x0000ffffu, 1.0f, 16);",
         r"trial:4: .*reads lane 16, which is not among",
@@ -146,8 +146,8 @@ BROKEN = {
         "*reinterpret_cast<unsigned*>(reinterpret_cast<char*>(p.x) + 2) = 1;",
         r"trial:4: .*not aligned",
     ),
-    "a write beyond shared memory": ("SHARED_BYTES(s, 64); s[64 + threadIdx.x % 2] = 1;", r"beyond the 64 bytes of this sha"),
-    "a 32-bit offset": ("int i = 0x7fffffff - 10; i += (int)threadIdx.x; p.x[0] = i;", r"trial:4: .*integers that overflows"),
+    "a write beyond shared memory": ("SHARED_BYTES(s, 64); s[64 + threadIdx.x % 2] = 1;", r"beyond the 64 bytes"),
+    "a 32-bit offset": ("int i = 0x7fffffff - 10; i += (int)threadIdx.x; p.x[0] = i;", r"trial:4: .*that overflows"),
     "an index out of an array": ("int a[4]; a[threadIdx.x / 4] = 1; p.x[0] = a[1];", r"trial:4: .*out of the bounds"),
     "a wide shift": ("p.x[0] = 1u << (threadIdx.x + 1);", r"trial:4: .*shift"),
 }  # fmt: skip
@@ -195,7 +195,7 @@ def test_what_does_not_compile_is_told_with_its_line() -> None:
         run("undefined_name();")
 
 
-# With sanitizers -------------------------------------------------------------------------------------------------------
+# With sanitizers ---------------------------------------------------------------------------------------------------
 
 
 def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from host_cuda.library import HostCudaError, Library
 
 from cupyfuse import dtypes
 from cupyfuse.cuda.emit import Kernel
+from host_cuda.library import HostCudaError, Library
 
 PAGE = mmap.PAGESIZE
 GUARD = 256

@@ -1,0 +1,37 @@
+"""Every mutant that the CPU can show is caught: the kernel tests fail when a kernel, its emission or its launch is broken."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from mutants import MUTANTS, Mutant
+from mutate import ROOT, Outcome, check
+
+ON_THE_CPU = [m for m in MUTANTS if not m.gpu]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[Mutant, Outcome]:
+    """All of them, as many at once as there are processors."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(ON_THE_CPU, pool.map(check, ON_THE_CPU), strict=True))
+
+
+@pytest.mark.parametrize("mutant", ON_THE_CPU, ids=lambda mutant: mutant.name)
+def test_mutants_are_caught(outcomes: dict[Mutant, Outcome], mutant: Mutant) -> None:
+    outcome = outcomes[mutant]
+    assert outcome.caught, f"no test of {' '.join(mutant.tests)} sees it: {outcome.why}"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutants_still_apply(mutant: Mutant) -> None:
+    """The text that a mutant exchanges is in its file, once."""
+    assert (ROOT / mutant.file).read_text().count(mutant.old) == 1
+
+
+def test_there_are_mutants_of_every_kind() -> None:
+    assert len(ON_THE_CPU) >= 40
+    assert {m.file.split("/")[0] for m in ON_THE_CPU} == {"kernels_cu", "cupyfuse"}
+    assert len({m.name for m in MUTANTS}) == len(MUTANTS)
