@@ -1,4 +1,4 @@
-"""The command line: its three commands, and what it says to arguments that make no sense."""
+"""The command line: its commands, and what it says to arguments that make no sense."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import cupyfuse as cf
-from cupyfuse import cli, demo, heads, machine
+from cupyfuse import cli, demo, heads, machine, selftest
 from cupyfuse.progress import Progress
+from cupyfuse.selftest.measure import Measured
+from cupyfuse.selftest.report import Report
+from cupyfuse.selftest.target import Failure
 
 ROOT = Path(cf.__file__).resolve().parent.parent
 TINY = ["--rows", "8", "--in-features", "12", "--out-features", "20"]
@@ -140,6 +144,53 @@ def test_a_bar_replaces_the_lines_on_a_terminal(
     assert capsys.readouterr().err == "[1/1] plain\n"
 
 
+# selftest (what it does has tests of its own) -----------------------------------------------------------------------
+
+
+def outcome(**more: Any) -> Report:
+    measured = {"float32": {"sqrt": Measured(0.5, 6e-8, 1.0, 100, "0.5")}, "float64": {}}
+    facts = [("cupyfuse", cf.__version__), ("kernel cache", "/home/me/.cupy/kernel_cache")]
+    return Report(facts, "The NumPy engine ran.", operators=measured, chains=measured, **more)
+
+
+@pytest.mark.parametrize("failures", [[], [Failure("sqrt", "float32", "4.0", "3.0", "2.0")]], ids=["passed", "failed"])
+def test_selftest_exits_with_what_it_found(
+    failures: list[Failure], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = outcome(failures=failures)
+    asked: list[object] = []
+    monkeypatch.setattr(selftest, "run", lambda xp: asked.append(xp) or report)
+    page = tmp_path / "page.md"
+    assert cli.main(["selftest", "--engine", "numpy", "--markdown", str(page)]) == len(failures)
+    assert asked == [np]
+    printed = capsys.readouterr().out
+    assert ("sqrt in float32: 4.0 gave 3.0, expected 2.0" in printed) == bool(failures)
+    assert page.exists() == (not failures)
+    assert re.search(r"^sqrt +0\.5 +100% +0\.50 +- +6\.0e-08 +-$", printed, re.MULTILINE)
+    if not failures:
+        assert "| `sqrt` | 0.5 | 100% | 0.50 | - | 6.0e-08 | - |" in page.read_text(encoding="utf-8")
+        assert "/home/me" in printed and "/home/me" not in page.read_text(encoding="utf-8")
+
+
+def test_selftest_says_when_the_page_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("read-only file system")
+
+    monkeypatch.setattr(selftest, "run", lambda xp: outcome())
+    monkeypatch.setattr(selftest, "write_page", refuse)
+    assert cli.main(["selftest", "--engine", "numpy", "--markdown", str(tmp_path / "page.md")]) == 1
+    assert "page.md cannot be written: read-only file system" in capsys.readouterr().err
+
+
+def test_selftest_without_a_gpu_refuses_the_cuda_engine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert "needs CuPy" in refused(capsys, "selftest", "--engine", "cuda")
+
+
 # info ---------------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +273,11 @@ def test_explain_source_is_cuda(more: list[str], capsys: pytest.CaptureFixture[s
         (["demo", "--in-features", "many"], "got 'many'"),
         (["demo", "--dtype", "int8"], "invalid choice: 'int8'"),
         (["demo", "--engine", "tpu"], "invalid choice: 'tpu'"),
+        (["selftest", "--engine", "tpu"], "invalid choice: 'tpu'"),
+        (["selftest", "--markdown"], "expected one argument"),
+        (["selftest", "--markdown", "no/such/folder/page.md"], "argument --markdown: expected a file in a folder that"),
+        (["selftest", "--markdown", "."], "expected a file in a folder that exists, got '.'"),
+        (["selftest", "float32"], "unrecognized arguments: float32"),
         (["explain"], "HEAD"),
         (["explain", "head_max"], "argument HEAD: expected one of head_logsumexp, head_sum, head_softmax"),
         (["explain", "head_sum", "--training"], "it is for head_softmax"),

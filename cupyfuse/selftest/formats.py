@@ -52,7 +52,7 @@ class Format:
         """The distance between neighbours at the size of x."""
         with np.errstate(all="ignore"):
             size = np.where(np.isfinite(x), np.abs(x), 1)
-            exponent = np.frexp(size)[1] - 1
+            exponent = np.where(size == 0, self.bottom, np.frexp(size)[1] - 1)
         return np.ldexp(np.ones_like(size), np.maximum(exponent, self.bottom) + 1 - self.digits)
 
     def values(self, x: Array) -> np.ndarray[Any, Any]:

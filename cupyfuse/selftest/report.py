@@ -129,10 +129,8 @@ def _rows(table: dict[str, dict[str, Measured]]) -> list[tuple[str, ...]]:
         allowed = next(m.allowed for m in found if m is not None)
         ulps = ["-" if m is None else "0" if not m.ulps else f"{m.ulps:.2f}" for m in found]
         relative = ["-" if m is None else "0" if not m.relative else f"{m.relative:.1e}" for m in found]
-        used = max(
-            (each[name].used for f, each in table.items() if f.startswith("float") and "16" not in f), default=0.0
-        )
-        rows.append((name, allowed, f"{used:.0%}" if allowed != "0" else "-", *ulps, *relative))
+        wide = [table[f][name].used for f in ("float32", "float64") if name in table.get(f, {})]
+        rows.append((name, allowed, f"{max(wide, default=0.0):.0%}" if allowed != "0" else "-", *ulps, *relative))
     return rows
 
 
