@@ -123,6 +123,11 @@ def _import_cupy(name: str) -> Any:
         raise ImportError(
             f"argument {name!r} is a CUDA array, which needs CuPy: pip install 'cupyfuse[cu12]' (or [cu13])"
         ) from error
+    except OSError as error:
+        raise ImportError(
+            f"argument {name!r} is a CUDA array, which needs CuPy, and CuPy cannot be imported: {error} (it keeps compiled "
+            "kernels in ~/.cupy, or where CUPY_CACHE_DIR says)"
+        ) from error
     return cupy
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -31,6 +33,19 @@ class Runnable:
     prepared: list[Any]
 
 
+# All fused functions: each has a lock, which a thread may hold while another one forks.
+_every: weakref.WeakSet[Fused] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for fused in list(_every):
+        fused._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class Fused:
     """A function whose array work is traced once for each combination of shapes and dtypes, and then runs fused.
 
@@ -49,6 +64,7 @@ class Fused:
         self._precision = None if precision is None else options.check_precision(precision)
         self._runnables: dict[Hashable, Runnable] = {}
         self._lock = threading.RLock()
+        _every.add(self)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"

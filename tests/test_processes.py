@@ -153,7 +153,6 @@ FORK_WHILE_TRACING = """
 """
 
 
-@pytest.mark.xfail(reason="the child waits for a lock that a thread of the parent holds", strict=True)
 def test_a_fork_waits_for_no_thread_of_its_parent(tmp_path: Path) -> None:
     lines = output(script(tmp_path, FORK_WHILE_TRACING)).split("\n")
     assert lines[:2] == ["3.0", "3.0"]

@@ -29,9 +29,6 @@ FILE = Path(scipy.__file__).parent / "special" / "tests" / "test_logsumexp.py"
 NOT_OURS = ("test_wrap_radians",)  # of a helper of SciPy's
 # A million elements take a minute on emulated threads; complex numbers never reach a kernel.
 NOT_EMULATED = ("test_logsumexp", "test_logsumexp_b", "test_gh22601_infinite_elements")
-FAILING = {
-    "test_gh18295": "terms 1e-17 below the largest are lost in a sum that begins at 1: relative precision near 0",
-}
 
 
 @contextlib.contextmanager
@@ -64,16 +61,12 @@ def loaded() -> types.ModuleType:
 
 
 def tests_of(module: types.ModuleType) -> dict[str, Any]:
-    """The test classes and functions of a module, those that fail marked."""
-    found = {}
-    for name, value in vars(module).items():
-        if isinstance(value, type) and name.startswith("Test"):
-            for test in FAILING.keys() & vars(value).keys():
-                setattr(value, test, pytest.mark.xfail(reason=FAILING[test], strict=True)(getattr(value, test)))
-            found[name] = value
-        elif name.startswith("test_") and name not in NOT_OURS:
-            found[name] = value
-    return found
+    """The test classes and functions of a module."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if (isinstance(value, type) and name.startswith("Test")) or (name.startswith("test_") and name not in NOT_OURS)
+    }
 
 
 tests_of.__test__ = False
@@ -185,6 +178,6 @@ def test_the_suite_is_whole() -> None:
     found: set[str] = set()
     for name, value in tests_of(SUITE).items():
         found |= set(vars(value)) if isinstance(value, type) else {name}
-    assert {"test_logsumexp", "test_logsumexp_b_shape", "test_softmax_multi_axes", *FAILING} <= found
+    assert {"test_logsumexp", "test_logsumexp_b_shape", "test_softmax_multi_axes"} <= found
     # SciPy 1.15 tests log_softmax elsewhere, by another name.
     assert "test_log_softmax_3d" in found or scipy.__version__.startswith("1.15.")

@@ -11,7 +11,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Protocol
 
-from .compile import load
+from ..errors import EngineError
+from .compile import check_process, load
 from .emit import Kernel
 from .gemm import Gemm, Operand
 
@@ -63,18 +64,27 @@ class CupyRuntime:
     def __init__(self, device: int):
         import cupy
 
+        check_process()
         self._cupy = cupy
         self._device = device
         self._current = cupy.cuda.runtime.getDevice
-        self.processors = int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+        try:
+            self.processors = int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise EngineError(
+                f"GPU {device} cannot be used: {error}; if this process was forked from one that has used CUDA, start "
+                "it with multiprocessing.get_context('spawn') instead"
+            ) from error
         self.address: Callable[[Any], int] = attrgetter("data.ptr")
         self.empty = cupy.ndarray
         self.workspace = cupy.cuda.alloc
 
     def is_current(self) -> bool:
+        check_process()
         return bool(self._current() == self._device)
 
     def made_current(self) -> AbstractContextManager[Any]:
+        check_process()
         return self._cupy.cuda.Device(self._device)
 
     def view(self, address: int, shape: Sequence[int], dtype: Any, strides: Sequence[int]) -> Any:

@@ -39,12 +39,29 @@ def lower_logsumexp(node: Node) -> Node:
     """logsumexp(x) = m + log(sum(exp(x - m))) with m = max(x); m itself where it is not finite.
 
     Gives +inf for a row with +inf, -inf for a row of -inf, NaN for a row with NaN. The two reductions share one pass.
+    In float64 the largest elements are counted, which takes another pass: results near 0 keep their digits.
     """
     if node.op != "logsumexp":
         return node
     x = node.inputs[0]
-    top, total = g.reduce("max", x, node.axis), g.reduce("expsum", x, node.axis)
-    return g.pointwise("add", g.pointwise("finite_or_zero", top), g.pointwise("log_relative", top, total))
+    top = g.reduce("max", x, node.axis)
+    if x.dtype == "float64":
+        logarithm = _counted_logarithm(x, top, node.axis)
+    else:
+        logarithm = g.pointwise("log_relative", top, g.reduce("expsum", x, node.axis))
+    return g.pointwise("add", g.pointwise("finite_or_zero", top), logarithm)
+
+
+def _counted_logarithm(x: Node, top: Node, axis: int) -> Node:
+    """log(sum(exp(x - m))) as log(n) + log(1 + s / n), n elements being the largest and s the sum of the others."""
+    one, zero = g.const(1.0), g.const(0.0)
+    largest = g.pointwise("equal", x, top)
+    count = g.reduce("sum", g.pointwise("where", largest, g.cast(one, x.dtype), zero), axis)
+    others = g.pointwise("where", largest, zero, g.pointwise("exp", g.pointwise("subtract", x, top)))
+    ratio = g.pointwise("divide", g.reduce("sum", others, axis), count)
+    logarithm = g.pointwise("add", g.pointwise("log", count), g.pointwise("log1p", ratio))
+    finite = g.pointwise("equal", g.pointwise("subtract", top, top), zero)
+    return g.pointwise("where", finite, logarithm, top)
 
 
 def recognize_expsum(node: Node) -> Node:
