@@ -13,13 +13,25 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from chains import SIZES, Chain, chains
-from hypothesis import Phase, given, seed, settings
+from hypothesis import given, seed, settings
 from support import CUDA, FLOATS, HOST, LAYOUTS, NUMPY, Engine, dtype_of, lay_out
 
 import cupyfuse as cf
 
-SHARE = settings().max_examples // 5
-ON_THE_HOST = settings().max_examples // 4
+EXAMPLES = settings().max_examples
+SHARE = EXAMPLES // 5  # of a variation on the main property
+PARTS, FEWER_PARTS = 8, 4  # in which examples are drawn, for several processes to take
+
+
+def searched(part: int, count: int, **strategies: Any) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """`given`, with the same examples in every run, or with others in each if CUPYFUSE_EXAMPLES says how many."""
+    number = part if settings().derandomize else random.randrange(2**32)
+
+    def decorate(test: Callable[..., None]) -> Callable[[], None]:
+        chosen = settings(max_examples=max(1, count), derandomize=False, database=None)
+        return seed(number)(chosen(given(**strategies)(test)))  # type: ignore[no-any-return]
+
+    return decorate
 
 
 @pytest.fixture(params=[pytest.param(NUMPY, id="numpy"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
@@ -27,11 +39,6 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """The engines that take a chain as it comes; on the host, kernels of many chains are compiled together."""
     request.param.require()
     yield request.param
-
-
-def few(test: Callable[..., Any]) -> Callable[..., Any]:
-    """A variation on the main property gets a fifth of its examples."""
-    return settings(max_examples=SHARE)(test)
 
 
 # How each argument lies in memory.
@@ -48,19 +55,23 @@ def fused_is_the_chain(engine: Engine, chain: Chain, layouts: Sequence[str]) -> 
     chain.check(engine.host(results), engine.host(arguments))
 
 
-@given(chain=chains(FLOATS), layouts=SOME_LAYOUTS)
-def test_a_fused_chain_is_the_chain(engine: Engine, chain: Chain, layouts: Sequence[str]) -> None:
-    fused_is_the_chain(engine, chain, layouts)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_fused_chain_is_the_chain(engine: Engine, part: int) -> None:
+    @searched(part, EXAMPLES // PARTS, chain=chains(FLOATS), layouts=SOME_LAYOUTS)
+    def check(chain: Chain, layouts: Sequence[str]) -> None:
+        fused_is_the_chain(engine, chain, layouts)
+
+    check()
 
 
-def test_emitted_kernels_are_the_chain() -> None:
-    """The kernels of random chains, run on the CPU."""
-    number = 0 if settings().derandomize else random.randrange(2**32)
+@pytest.mark.parametrize("part", range(FEWER_PARTS))
+def test_emitted_kernels_are_the_chain(part: int) -> None:
+    """The kernels of random chains, run on the CPU; those of all chains are compiled together."""
     examples: list[tuple[Chain, Sequence[str]]] = []
+    count = EXAMPLES // 4 // FEWER_PARTS
+    kinds = st.one_of(chains(FLOATS), chains(FLOATS, mixed=True), chains(FLOATS, sizes=(0, 1, 2, 5)))
 
-    @seed(number)
-    @settings(max_examples=ON_THE_HOST, phases=[Phase.generate], derandomize=False, database=None)
-    @given(st.one_of(chains(FLOATS), chains(FLOATS, mixed=True), chains(FLOATS, sizes=(0, 1, 2, 5))), SOME_LAYOUTS)
+    @searched(part, count, chain=kinds, layouts=SOME_LAYOUTS)
     def collect(chain: Chain, layouts: Sequence[str]) -> None:
         examples.append((chain, layouts))
 
@@ -74,58 +85,83 @@ def test_emitted_kernels_are_the_chain() -> None:
             try:
                 fused_is_the_chain(HOST, chain, layouts)
             except AssertionError as error:
-                raise AssertionError(f"{error}\n\nof seed {number}, layouts {layouts}:\n{chain!r}") from error
-        assert len(HOST.runtime.launched) - before >= 0.4 * ON_THE_HOST, "distinct programs"
+                raise AssertionError(f"{error}\n\nlayouts {layouts}:\n{chain!r}") from error
+        assert len(HOST.runtime.launched) - before >= 0.4 * count, "distinct programs"
 
 
-@few
-@given(chain=chains(FLOATS, mixed=True))
-def test_mixed_dtypes_promote_as_numpy_does(engine: Engine, chain: Chain) -> None:
+def compared(engine: Engine, chain: Chain) -> None:
     arguments = engine.arrays(chain.arrays)
     chain.check(engine.host(cf.fuse(chain.function)(*arguments)), engine.host(arguments))
 
 
-@few
-@given(chain=chains(FLOATS, sizes=(0, 1, 2, 5)))
-def test_empty_arrays(engine: Engine, chain: Chain) -> None:
-    arguments = engine.arrays(chain.arrays)
-    chain.check(engine.host(cf.fuse(chain.function)(*arguments)), engine.host(arguments))
+@pytest.mark.parametrize("part", range(FEWER_PARTS))
+def test_mixed_dtypes_promote_as_numpy_does(engine: Engine, part: int) -> None:
+    @searched(part, SHARE // FEWER_PARTS, chain=chains(FLOATS, mixed=True))
+    def check(chain: Chain) -> None:
+        compared(engine, chain)
+
+    check()
 
 
-@few
-@given(chain=chains(FLOATS), which=st.integers(0, 63))
-def test_bound_arguments_change_nothing(engine: Engine, chain: Chain, which: int) -> None:
-    arguments = dict(zip(chain.names, engine.arrays(chain.arrays), strict=True))
-    fixed = {name: a for k, (name, a) in enumerate(arguments.items()) if which >> k & 1}
-    serve = cf.fuse(chain.function).bind(**fixed)
-    results = serve(**{name: a for name, a in arguments.items() if name not in fixed})
-    chain.check(engine.host(results), engine.host(list(arguments.values())))
+@pytest.mark.parametrize("part", range(FEWER_PARTS))
+def test_empty_arrays(engine: Engine, part: int) -> None:
+    @searched(part, SHARE // FEWER_PARTS, chain=chains(FLOATS, sizes=(0, 1, 2, 5)))
+    def check(chain: Chain) -> None:
+        compared(engine, chain)
+
+    check()
 
 
-@few
-@given(chain=chains(FLOATS, sizes=(1, 2, 5, 7)), layout=st.sampled_from(LAYOUTS), data=st.data())
-def test_results_go_where_they_are_asked_to(engine: Engine, chain: Chain, layout: str, data: st.DataObject) -> None:
+@pytest.mark.parametrize("part", range(FEWER_PARTS))
+def test_bound_arguments_change_nothing(engine: Engine, part: int) -> None:
+    @searched(part, SHARE // FEWER_PARTS, chain=chains(FLOATS), which=st.integers(0, 63))
+    def check(chain: Chain, which: int) -> None:
+        arguments = dict(zip(chain.names, engine.arrays(chain.arrays), strict=True))
+        fixed = {name: a for k, (name, a) in enumerate(arguments.items()) if which >> k & 1}
+        serve = cf.fuse(chain.function).bind(**fixed)
+        results = serve(**{name: a for name, a in arguments.items() if name not in fixed})
+        chain.check(engine.host(results), engine.host(list(arguments.values())))
+
+    check()
+
+
+@pytest.mark.parametrize("part", range(FEWER_PARTS))
+def test_results_go_where_they_are_asked_to(engine: Engine, part: int) -> None:
     """`out=` arrays in any layout, and the arguments themselves."""
-    arguments = engine.arrays(chain.arrays)
-    out = []
-    for value in chain.expected:
-        like = np.zeros(value.shape, np.bool_ if value.dtype == "bool" else dtype_of(value.dtype))
-        fitting = [a for i, a in enumerate(arguments) if (a.shape, a.dtype) == (like.shape, like.dtype)]
-        fitting = [a for i, a in enumerate(fitting) if i not in chain.changed and all(a is not o for o in out)]
-        if fitting and not chain.changed and data.draw(st.booleans()):
-            out.append(data.draw(st.sampled_from(fitting)))
-        else:
-            out.append(lay_out(engine.xp, like, layout))
-    results = cf.fuse(chain.function)(*arguments, out=tuple(out))
-    assert all(a is b for a, b in zip(results, out, strict=True))
-    chain.check(engine.host(results))
+
+    @searched(
+        part,
+        SHARE // FEWER_PARTS,
+        chain=chains(FLOATS, sizes=(1, 2, 5, 7)),
+        layout=st.sampled_from(LAYOUTS),
+        data=st.data(),
+    )
+    def check(chain: Chain, layout: str, data: st.DataObject) -> None:
+        arguments = engine.arrays(chain.arrays)
+        out = []
+        for value in chain.expected:
+            like = np.zeros(value.shape, np.bool_ if value.dtype == "bool" else dtype_of(value.dtype))
+            fitting = [a for i, a in enumerate(arguments) if (a.shape, a.dtype) == (like.shape, like.dtype)]
+            fitting = [a for i, a in enumerate(fitting) if i not in chain.changed and all(a is not o for o in out)]
+            if fitting and not chain.changed and data.draw(st.booleans()):
+                out.append(data.draw(st.sampled_from(fitting)))
+            else:
+                out.append(lay_out(engine.xp, like, layout))
+        results = cf.fuse(chain.function)(*arguments, out=tuple(out))
+        assert all(a is b for a, b in zip(results, out, strict=True))
+        chain.check(engine.host(results))
+
+    check()
 
 
-@few
-@given(chain=chains(("float32", "float64"), sizes=SIZES))
-def test_the_bounds_hold_for_plain_numpy(chain: Chain) -> None:
+def test_the_bounds_hold_for_plain_numpy() -> None:
     """The reference itself: NumPy's own evaluation of the same text stays within the bounds."""
-    arguments = [a.copy() for a in chain.arrays]
-    with np.errstate(all="ignore"):
-        results = chain.function(*arguments)
-    chain.check(results, arguments)
+
+    @searched(0, SHARE, chain=chains(("float32", "float64"), sizes=SIZES))
+    def check(chain: Chain) -> None:
+        arguments = [a.copy() for a in chain.arrays]
+        with np.errstate(all="ignore"):
+            results = chain.function(*arguments)
+        chain.check(results, arguments)
+
+    check()
