@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from scipy import special as scipy_special
 from support import FLOATS, Engine
 
+from cupyfuse import EngineError
+from cupyfuse.fuse import Fused
 from cupyfuse.operators import POINTWISE, REDUCTIONS
 from cupyfuse.selftest import pointwise, reduced, specials, symbols
 from cupyfuse.selftest.formats import FORMATS, Format
@@ -305,12 +307,12 @@ def test_a_wrong_reduction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ("max", "nan,1,2 (reductions of 5000 elements along axis 1)") in found
 
 
-def test_what_does_not_run_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupyfuse import EngineError
-    from cupyfuse.fuse import Fused
+@pytest.mark.parametrize("error", [EngineError, RuntimeError, MemoryError])
+def test_what_does_not_run_is_a_failure(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not compile; CuPy's errors of the device, and of its memory, are the other two."""
 
     def refuse(self: Fused, *args: Any, **kwargs: Any) -> None:
-        raise EngineError("the kernel elementwise_kernel could not be compiled")
+        raise error("the kernel elementwise_kernel could not be compiled")
 
     monkeypatch.setattr(Fused, "__call__", refuse)
     target = Target(np)

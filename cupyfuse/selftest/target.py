@@ -105,11 +105,11 @@ class Target:
             if self.on_gpu or self.collecting:
                 # Before the call: it may change arguments in place.
                 self._note(serve.plan(**given, **options), form)
-            results = serve(**given, **options)
-        except EngineError as error:
-            self.failures.append(Failure(what, form.name, "the call", str(error), "a result"))
+            # Errors of a kernel that has been launched come with the copy to the host.
+            return _on_host(serve(**given, **options))
+        except (EngineError, RuntimeError, MemoryError) as error:
+            self.failures.append(Failure(what, form.name, "the call", f"{type(error).__name__}: {error}", "a result"))
             return None
-        return _on_host(results)
 
     def run_flat(self, fused: Fused, columns: Sequence[Any], form: Format, variant: str, what: str) -> Any:
         """The same for a pointwise function on vectors, laid out as a matrix that takes one variant of the kernels."""
