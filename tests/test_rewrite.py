@@ -257,6 +257,60 @@ def test_the_collapse_does_not_come_back_through_a_turned_result() -> None:
     assert [s.kind for s in plan.steps].count("Gemm") == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x @ w.T + (z - d)).sum(axis=1)",
+        "((z - x @ w.T) - d).sum(axis=1)",
+        "((x @ w.T + b) - d).mean(axis=1)",
+        "(((b - x @ w.T) - d) * d * r).sum(axis=1)",
+        "(x @ w.T * r + (z - d) * d).sum(axis=1)",
+        "((b - z) / d + x @ w.T).sum()",
+        "(b - z) / d * b",
+        "(-z + b) / d * b",
+        "(z * 2 - b) * b / d",
+    ],
+)
+def test_what_cancels_before_it_is_summed_or_scaled_does_so_still(text: str, rng: np.random.Generator) -> None:
+    """Values near 1000 whose differences are small: their sums, and their products, share no digits."""
+    shapes = {"x": (4, 3), "w": (64, 3), "b": (64,), "d": (64,), "z": (4, 64), "r": (4, 1)}
+    arguments = {name: normal(rng, shape) + (1000 if name in "bdz" else 0) for name, shape in shapes.items()}
+    if "2" in text:
+        arguments["b"] *= 2
+    function = eval(f"lambda {', '.join(shapes)}: {text}")
+    exact = function(*(a.astype(np.float64) for a in arguments.values()))
+    written = np.abs(function(*arguments.values()) - exact).max()
+    fused = np.abs(cf.fuse(function)(*arguments.values()) - exact).max()
+    assert fused <= 8 * written + 1e-6 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x @ w.T - True - True).sum(axis=1)",
+        "((x @ w.T + 2**62) + 2**62).sum(axis=1)",
+        "(((x @ w.T + 1) * 10**10 * 10**10) + b).sum(axis=1)",
+        "(x @ w.T - True) * b * True",
+        "((x @ w.T + True) * b - True) / b",
+    ],
+)
+def test_numbers_of_every_kind_are_floats_among_floats(text: str, rng: np.random.Generator) -> None:
+    function = eval(f"lambda x, w, b: {text}")
+    arguments = [normal(rng, shape, "float64") for shape in ((4, 3), (5, 3), (5,))]
+    np.testing.assert_allclose(cf.fuse(function)(*arguments), function(*arguments), rtol=1e-9)
+
+
+def test_a_pool_above_the_product_of_another_pool_is_pooled_too() -> None:
+    def twice(x: Any, w: Any, v: Any) -> Any:
+        return cf.avg_pool1d(cf.avg_pool1d(x @ w.T, 2) @ v.T, 3)
+
+    _, notes = rewrite.simplify(cf.fuse(twice).trace((cf.spec((8, 5)), cf.spec((12, 5)), cf.spec((9, 6))))[0].graph)
+    assert [n.what for n in notes] == [
+        "means of 2 columns of (8 x 5) @ (5 x 12)",
+        "means of 3 columns of (8 x 6) @ (6 x 9)",
+    ]
+
+
 def test_a_value_of_too_many_terms_is_not_taken_apart() -> None:
     """y + y has twice the terms of y: forty doublings must neither take forever nor come out wrong."""
 

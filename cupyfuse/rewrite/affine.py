@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
     """
     chain, inner = affine_chain(node, origins)
     if inner.op != "matmul":
-        while chain and chain[-1].op in ("add", "subtract"):
+        while chain and (chain[-1].op in ("add", "subtract") or _exact_scale(chain[-1])):
             inner = chain.pop()
     # Adding a number and taking one away again is how rounding is asked for: (x + 2**23) - 2**23.
     numbers = [s for s in chain if s.op in ("add", "subtract") and any(i.op == "const" for i in s.inputs)]
@@ -41,6 +42,12 @@ def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
     if shift is not None:
         fast = g.pointwise("add", fast, shift)
     return g.guard(g.cast(fast, node.dtype), node)
+
+
+def _exact_scale(step: Node) -> bool:
+    """Whether a step multiplies by a power of two: what is shifted next is as exact as before."""
+    numbers = [abs(float(i.attrs["value"])) for i in step.inputs if i.op == "const"]
+    return step.op == "negative" or (step.op != "add" and any(math.frexp(n)[0] == 0.5 for n in numbers))
 
 
 def _affine_step(

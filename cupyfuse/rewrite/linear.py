@@ -1,10 +1,14 @@
-"""Linear maps taken apart: a value as a sum of terms, each a row factor times a column factor times a base."""
+"""Linear maps taken apart: what is a multiple of a matrix product, and what is added to it.
+
+What is added stays in the order in which it was written: where (b - d) cancels, sum(b) - sum(d) would lose the digits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from .. import dtypes
 from .. import graph as g
 from ..graph import Node
 from .cleanup import drop_empty_casts
@@ -14,52 +18,65 @@ _MOST_TERMS = 4096  # y + y doubles the terms of y: a value of more than these i
 
 @dataclass(frozen=True)
 class Term:
-    """`row * col * base`: a per-row and a per-column factor (or None) times a full value (or None for 1)."""
+    """`row * col * product`: a matrix product times a factor for each row and one for each column, or None for 1."""
 
     row: Node | None
     col: Node | None
-    base: Node | None
+    product: Node
 
 
-def linear_terms(value: Node, rows: int, cols: int) -> list[Term]:
-    """Write a full value as a sum of terms, each linear in one full value."""
-    products = _above_matmul([value])
-    shape = (rows, cols)
+@dataclass(frozen=True)
+class Linear:
+    """A value as a sum: of its terms, of `row * col` for each of `vectors`, and of `rest`.
+
+    Attributes
+    ----------
+    terms : what is linear in matrix products
+    vectors : by row factor (None for 1), what is added of a value a column or a number; none where there is a rest
+    rest : what is added of full values
+    """
+
+    terms: tuple[Term, ...] = ()
+    vectors: dict[Node | None, Node] = field(default_factory=dict)
+    rest: Node | None = None
+
+    @property
+    def added(self) -> Node | None:
+        """All that is added, as one value."""
+        return self.rest or total([known(product(col, row)) for row, col in self.vectors.items()])
+
+
+def taken_apart(value: Node) -> Linear:
+    """Write a value as the sum of what is linear in matrix products and of what needs none."""
+    over = _above_matmul([value])
 
     def full(node: Node) -> bool:
-        return node.shape == shape and (rows != 1 or node in products)
+        return node.shape == value.shape and (node.shape[0] != 1 or node in over)
 
     def linear_inputs(node: Node) -> tuple[Node, ...]:
-        if not full(node) or node.op not in ("add", "subtract", "negative", "multiply", "divide"):
-            return ()
-        if node.op == "divide":
-            return () if full(node.inputs[1]) or not full(node.inputs[0]) else node.inputs[:1]
-        if node.op == "multiply":
-            return () if all(map(full, node.inputs)) else tuple(i for i in node.inputs if full(i))
-        return node.inputs
+        """The operands that a node is linear in, and that matrix products are in."""
+        inner = tuple(i for i in node.inputs if full(i) and i in over)
+        if node.op in ("add", "subtract", "negative"):
+            return inner
+        single = len(inner) == 1 and sum(map(full, node.inputs)) == 1
+        divides = node.op == "divide" and single and node.inputs[0] is inner[0]
+        return inner if divides or (node.op == "multiply" and single) else ()
 
-    found: dict[Node, list[Term]] = {}
+    found: dict[Node, Linear] = {}
     for node in g.topological([value], linear_inputs):
         inner = linear_inputs(node)
-        if not inner:
-            found[node] = [_single_term(node, full(node))]
+        if node.op == "matmul" or not inner:
+            part = _alone(node, full(node))
         elif node.op == "negative":
-            found[node] = [_scaled(t, g.const(-1.0)) for t in found[inner[0]]]
+            part = _negated(found[inner[0]])
         elif node.op in ("add", "subtract"):
-            left, right = (found[i] for i in node.inputs)
-            found[node] = left + (right if node.op == "add" else [_scaled(t, g.const(-1.0)) for t in right])
+            parts = (found[i] if i in inner else _alone(widened(i, node.dtype), full(i)) for i in node.inputs)
+            part = _together(node.op, *parts)
         else:
             factor = node.inputs[1] if node.inputs[0] is inner[0] else node.inputs[0]
-            found[node] = [_scaled(t, widened(factor, node.dtype), node.op) for t in found[inner[0]]]
-        if len(found[node]) > _MOST_TERMS:
-            found[node] = [_single_term(node, full(node))]
+            part = _scaled(node.op, found[inner[0]], widened(factor, node.dtype))
+        found[node] = part if len(part.terms) <= _MOST_TERMS else Linear(rest=node)
     return found[value]
-
-
-def _single_term(node: Node, full: bool) -> Term:
-    if full:
-        return Term(None, None, node)
-    return Term(None, node, None) if node.shape[0] == 1 else Term(node, None, None)
 
 
 def _above_matmul(roots: Iterable[Node]) -> set[Node]:
@@ -71,10 +88,42 @@ def _above_matmul(roots: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _scaled(term: Term, factor: Node, op: str = "multiply") -> Term:
+def _alone(node: Node, full: bool) -> Linear:
+    if node.op == "matmul" and full:
+        return Linear((Term(None, None, node),))
+    if full:
+        return Linear(rest=node)
+    return Linear(vectors={None: node} if node.shape[0] == 1 else {node: g.const(1.0)})
+
+
+def _negated(part: Linear) -> Linear:
+    minus = g.const(-1.0)
+    terms = tuple(Term(t.row, combine("multiply", t.col, minus), t.product) for t in part.terms)
+    vectors = {row: g.pointwise("negative", col) for row, col in part.vectors.items()}
+    return Linear(terms, vectors, None if part.rest is None else g.pointwise("negative", part.rest))
+
+
+def _together(op: str, left: Linear, right: Linear) -> Linear:
+    """The sum or the difference of two values."""
+    other = right if op == "add" else _negated(right)
+    terms = left.terms + other.terms
+    if left.rest is not None or right.rest is not None:
+        a, b = left.added, right.added
+        return Linear(terms, rest=g.pointwise(op, a, b) if a is not None and b is not None else a or other.added)
+    vectors = {**left.vectors, **other.vectors}
+    for row in left.vectors.keys() & right.vectors.keys():
+        vectors[row] = g.pointwise(op, left.vectors[row], right.vectors[row])
+    return Linear(terms, vectors)
+
+
+def _scaled(op: str, part: Linear, factor: Node) -> Linear:
+    """The product with a value a row, a value a column or a number; or the quotient by it."""
+    rest = None if part.rest is None else g.pointwise(op, part.rest, factor)
     if factor.shape[0] != 1:
-        return Term(combine(op, term.row, factor), term.col, term.base)
-    return Term(term.row, combine(op, term.col, factor), term.base)
+        terms = tuple(Term(combine(op, t.row, factor), t.col, t.product) for t in part.terms)
+        return Linear(terms, {combine(op, row, factor): col for row, col in part.vectors.items()}, rest)
+    terms = tuple(Term(t.row, combine(op, t.col, factor), t.product) for t in part.terms)
+    return Linear(terms, {row: g.pointwise(op, col, factor) for row, col in part.vectors.items()}, rest)
 
 
 def combine(op: str, coefficient: Node | None, factor: Node) -> Node:
@@ -92,10 +141,10 @@ def product(*factors: Node | None) -> Node | None:
     return result
 
 
-def total(terms: list[Node]) -> Node:
-    result = terms[0]
-    for term in terms[1:]:
-        result = g.pointwise("add", result, term)
+def total(values: Iterable[Node]) -> Node | None:
+    result: Node | None = None
+    for value in values:
+        result = value if result is None else g.pointwise("add", result, value)
     return result
 
 
@@ -105,15 +154,12 @@ def known(node: Node | None) -> Node:
 
 
 def widened(factor: Node, dtype: str) -> Node:
-    """A factor in the dtype of the product it belongs to, in which it would have been used."""
-    return factor if factor.op == "const" else drop_empty_casts(g.cast(factor, dtype))
+    """An operand in the float dtype of the operation it belongs to, in which it would have been used."""
+    if factor.op == "const":
+        # Integers would overflow where they meet before the floats, and True + True is True.
+        return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.attrs["value"]))
+    return drop_empty_casts(g.cast(factor, dtype))
 
 
-def widened_term(term: Term, dtype: str) -> Term:
-    """A term in the dtype of the sum it belongs to; a matrix product has it, or was converted as written."""
-    row, col, base = term.row, term.col, term.base
-    return Term(
-        None if row is None else widened(row, dtype),
-        None if col is None else widened(col, dtype),
-        base if base is None or base.op == "matmul" else widened(base, dtype),
-    )
+def widened_or_one(factor: Node | None, dtype: str) -> Node | None:
+    return None if factor is None else widened(factor, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import graph as g
 from ..graph import Graph, Node
-from .linear import Term, known, linear_terms, product, total, widened_term
+from .linear import Term, known, product, taken_apart, total, widened, widened_or_one
 from .notes import Note
 
 
@@ -19,13 +19,16 @@ def pool_weights(node: Node) -> Node:
     if pooled is None:
         return node
     value, width = pooled
-    terms = linear_terms(value, *value.shape)
-    products = [t for t in terms if t.base is not None]
-    linear = bool(products) and all(t.base is not None and t.base.op == "matmul" for t in products)
-    scalar = all(t.col is None or t.col.shape == (1, 1) for t in products)
-    if not linear or not scalar:
+    linear = taken_apart(value)
+    scalar = all(t.col is None or t.col.shape == (1, 1) for t in linear.terms)
+    if not linear.terms or linear.rest is not None or not scalar:
         return node
-    return g.cast(total([_pooled_term(widened_term(t, node.dtype), width) for t in terms]), node.dtype)
+    parts = [_pooled_term(term, width, node.dtype) for term in linear.terms]
+    for row, col in linear.vectors.items():
+        col = widened(col, node.dtype)
+        col = g.average_pool(col, width) if col.shape[1] > 1 else col
+        parts.append(known(product(col, widened_or_one(row, node.dtype))))
+    return g.cast(known(total(parts)), node.dtype)
 
 
 def _pooled(node: Node) -> tuple[Node, int] | None:
@@ -38,48 +41,47 @@ def _pooled(node: Node) -> tuple[Node, int] | None:
     return (value, width) if right and width > 1 else None
 
 
-def _pooled_term(term: Term, width: int) -> Node:
-    if term.base is not None:
-        a, b = term.base.inputs
-        # Shares are summed, not sums shared: weights near the largest number do not overflow on the way.
-        share = g.pointwise("multiply", b, g.const(1.0 / width))
-        rows, cols = b.shape
-        groups = g.reduce("sum", g.reshape(share, (rows * cols // width, width)), 1)
-        return known(product(g.matmul(a, g.reshape(groups, (rows, cols // width))), term.col, term.row))
-    col = term.col
-    if col is not None and col.shape[1] > 1:
-        col = g.average_pool(col, width)
-    return known(product(col, term.row))
+def _pooled_term(term: Term, width: int, dtype: str) -> Node:
+    a, b = term.product.inputs
+    # Shares are summed, not sums shared: weights near the largest number do not overflow on the way.
+    share = g.pointwise("multiply", b, g.const(1.0 / width))
+    rows, cols = b.shape
+    groups = g.reduce("sum", g.reshape(share, (rows * cols // width, width)), 1)
+    narrow = g.matmul(a, g.reshape(groups, (rows, cols // width)))
+    return known(product(narrow, widened_or_one(term.col, dtype), widened_or_one(term.row, dtype)))
 
 
 def pool_products(graph: Graph, notes: list[Note]) -> Graph:
     """Pool the weights of linear maps of which nothing but the pooled values is needed."""
-    for target in [n for n in g.topological(graph.roots) if _pooled(n) is not None]:
-        value = pool_weights(target)
-        if value is target:
-            continue
+    refused: set[Node] = set()
+    while True:
+        order = [n for n in g.topological(graph.roots) if n not in refused]
+        target = next((n for n in order if pool_weights(n) is not n), None)
+        if target is None:
+            return graph
         products = [n for n in g.topological([target]) if n.op == "matmul"]
-        attempt = g.substitute(graph, target, value)
+        attempt = g.substitute(graph, target, pool_weights(target))
         survivors = set(g.topological(attempt.roots))
         dead = [p for p in products if p not in survivors]
-        if dead:
-            graph = attempt
-            width = _known_width(target)
-            for p in dead:
-                work = 2 * p.size * p.inputs[0].shape[1]
-                what = (
-                    f"means of {width} columns of ({p.shape[0]} x {p.inputs[0].shape[1]}) @ ({p.inputs[0].shape[1]} x "
+        if not dead:
+            refused.add(target)
+            continue
+        graph = attempt
+        width = _width(target)
+        for p in dead:
+            rows, cols = p.shape
+            inner = p.inputs[0].shape[1]
+            work = 2 * p.size * inner
+            notes.append(
+                Note(
+                    "the average pool of a linear map pools the weights (infinite inputs may give inf for NaN)",
+                    f"means of {width} columns of ({rows} x {inner}) @ ({inner} x {cols})",
+                    f"{work - work // width:.3g} FLOPs",
                 )
-                notes.append(
-                    Note(
-                        "the average pool of a linear map pools the weights (infinite inputs may give inf for NaN)",
-                        f"{what}{p.shape[1]})",
-                        f"{work - work // width:.3g} FLOPs",
-                    )
-                )
-    return graph
+            )
 
 
-def _known_width(node: Node) -> int:
+def _width(node: Node) -> int:
     pooled = _pooled(node)
-    return pooled[1] if pooled is not None else 1
+    assert pooled is not None
+    return pooled[1]

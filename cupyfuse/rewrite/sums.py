@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import graph as g
 from ..graph import Graph, Node
-from .linear import Term, known, linear_terms, product, total, widened_term
+from .linear import Term, known, product, taken_apart, total, widened, widened_or_one
 from .notes import Note
 
 
@@ -18,29 +18,22 @@ def collapse_sum(node: Node) -> Node:
     """
     if node.op != "sum" or node.axis != 1:
         return node
-    x = node.inputs[0]
-    rows, cols = x.shape
-    terms = linear_terms(x, rows, cols)
-    if not any(t.base is not None and t.base.op == "matmul" for t in terms):
+    value, dtype = node.inputs[0], node.dtype
+    linear = taken_apart(value)
+    if not linear.terms:
         return node
-    fast = g.cast(total([_summed(widened_term(t, node.dtype), cols) for t in terms]), node.dtype)
-    return g.guard(fast, node)
+    parts = [_summed_term(term, dtype) for term in linear.terms]
+    if linear.rest is not None:
+        parts.append(g.reduce("sum", widened(linear.rest, dtype), 1))
+    for row, col in linear.vectors.items():
+        several = col.shape[1] != 1
+        inner = g.reduce("sum", widened(col, dtype), 1) if several else product(col, g.const(float(value.shape[1])))
+        parts.append(known(product(inner, widened_or_one(row, dtype))))
+    return g.guard(g.cast(known(total(parts)), dtype), node)
 
 
-def _summed(term: Term, cols: int) -> Node:
-    """The sum over the columns of one term."""
-    if term.base is None:
-        if term.col is None:
-            inner = g.const(float(cols))
-        elif term.col.shape[1] == 1:
-            inner = g.pointwise("multiply", term.col, g.const(float(cols)))
-        else:
-            inner = g.reduce("sum", term.col, 1)
-    elif term.base.op == "matmul":
-        inner = _matvec(term.base, term.col)
-    else:
-        inner = g.reduce("sum", known(product(term.base, term.col)), 1)
-    return known(product(inner, term.row))
+def _summed_term(term: Term, dtype: str) -> Node:
+    return known(product(_matvec(term.product, widened_or_one(term.col, dtype)), widened_or_one(term.row, dtype)))
 
 
 def _matvec(matmul: Node, weights: Node | None) -> Node:
