@@ -125,7 +125,7 @@ def _import_cupy(name: str) -> Any:
         ) from error
     except OSError as error:
         raise ImportError(
-            f"argument {name!r} is a CUDA array, which needs CuPy, and CuPy cannot be imported: {error} (it keeps compiled "
+            f"argument {name!r} is a CUDA array, and CuPy cannot be imported: {error} (it keeps compiled "
             "kernels in ~/.cupy, or where CUPY_CACHE_DIR says)"
         ) from error
     return cupy

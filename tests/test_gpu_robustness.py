@@ -359,8 +359,9 @@ def test_a_binding_without_memory_to_prepare_can_be_used_later() -> None:
 def test_a_kernel_that_does_not_compile_leaves_the_library_usable(monkeypatch: pytest.MonkeyPatch) -> None:
     y, out = draw((30, 500)), cp.full((30, 500), cp.nan, cp.float32)
     soft = cf.fuse(lambda y: cf.softmax(y * 1.0625, axis=1))
+    inlined = compiling.inlined
     with monkeypatch.context() as patch:
-        patch.setattr(compiling, "inlined", lambda source: source + "\nthis is no CUDA C")
+        patch.setattr(compiling, "inlined", lambda source: inlined(source) + "\nthis is no CUDA C")
         for _ in range(2):
             with pytest.raises(
                 cf.EngineError, match=r"could not be compiled and loaded on GPU 0[^$]*this is no CUDA C"

@@ -1,4 +1,4 @@
-"""Every mutant that the CPU can show is caught: the kernel tests fail when a kernel, its emission or its launch is broken."""
+"""Every mutant that the CPU can show is caught: break a kernel, its emission or its launch, and the tests fail."""
 
 from __future__ import annotations
 

@@ -190,6 +190,8 @@ class Body:
             dtype = node.dtype
         else:
             dtype = g.operand_dtype(node)
+            if row.arity == 1 and row.result == "bool" and not dtypes.is_float(dtype):
+                dtype = "float32"  # CUDA asks floats alone whether they are finite; an integer makes one that is
             operands = [self.operand(i, dtype) for i in node.inputs]
         if node.op == "exp" and dtypes.compute(node.dtype) != node.dtype:
             return f"quick_exp({operands[0]})"

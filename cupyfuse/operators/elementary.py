@@ -36,6 +36,11 @@ def _safe(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     return call
 
 
+def _logarithm(name: str) -> str:
+    # CUDA's own of a negative subnormal float64 is -inf.
+    return f"({{0}} < T(0) ? T(nan) : {name}({{0}}))"
+
+
 ROWS = (
     # arithmetic
     op("add", np.add, "{0} + {1}", lambda o, y, a, b: (1.0, 1.0), "Sum a + b.", result="same", ulps=ROUNDING),
@@ -91,12 +96,20 @@ ROWS = (
         flops=12,
         ulps=LIBRARY,
     ),
-    op("log", np.log, "log({0})", lambda o, y, x: (1.0 / x,), "Natural logarithm.", flops=8, ulps=LIBRARY),
-    op("log2", np.log2, "log2({0})", lambda o, y, x: (1.0 / (x * LN2),), "Logarithm to base 2.", flops=8, ulps=LIBRARY),
+    op("log", np.log, _logarithm("log"), lambda o, y, x: (1.0 / x,), "Natural logarithm.", flops=8, ulps=LIBRARY),
+    op(
+        "log2",
+        np.log2,
+        _logarithm("log2"),
+        lambda o, y, x: (1.0 / (x * LN2),),
+        "Logarithm to base 2.",
+        flops=8,
+        ulps=LIBRARY,
+    ),
     op(
         "log10",
         np.log10,
-        "log10({0})",
+        _logarithm("log10"),
         lambda o, y, x: (1.0 / (x * math.log(10.0)),),
         "Logarithm to base 10.",
         flops=8,
