@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chains import Chain, chains
 from hypothesis import given, settings
-from support import FLOATS, LAYOUTS, lay_out
+from support import FLOATS, LAYOUTS, Engine, lay_out, normal, unit
 
 import cupyfuse as cf
 from cupyfuse import dtypes
@@ -202,6 +202,20 @@ def test_a_copy_serves_every_reader() -> None:
 def test_computed_values_are_copied_where_rows_of_them_turned_are_read(text: str, kinds: str) -> None:
     """A kernel reads neighbouring columns; a vector turned is the vector, and a product takes either."""
     assert sorted(s.kind for s in plan_of(text).steps) == sorted(kinds.split())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_products_of_copies_read_the_dtype_that_was_stored(
+    dtype: str, engine: Engine, rng: np.random.Generator
+) -> None:
+    """The copy of a 16-bit value keeps the dtype of what it copies, which otherwise would be the wider one."""
+    x, q, w = (normal(rng, shape, dtype) for shape in ((4, 4), (4, 4), (8, 3)))
+    chain = cf.fuse(lambda x, q, w: (np.exp(x).T.reshape(2, 8) @ w, (x @ q).T.reshape(2, 8) @ w))
+    results = engine.host(chain(*engine.arrays([x, q, w])))
+    wide = [a.astype(np.float64) for a in (x, q, w)]
+    for result, exact in zip(results, chain.__wrapped__(*wide), strict=True):
+        # Two roundings to the dtype on the way, and one at the end, of values below 100.
+        assert np.abs(result.astype(np.float64) - exact).max() <= 300 * unit(dtype)
 
 
 def test_vectors_with_gaps_are_copied() -> None:

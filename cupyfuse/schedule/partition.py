@@ -192,9 +192,15 @@ class Scheduler:
         for i in node.inputs:
             self._require(i)
             if node.op == "matmul":
-                self.rounded.add(resolve(i))
+                self._round(resolve(i))
         kind = "Gemm" if node.op == "matmul" else "Copy"
         return step_of(kind, node.shape, [node], list(node.inputs), [node], [])
+
+    def _round(self, node: Node) -> None:
+        """A product's operand is stored in its own dtype; a copy of a value is stored as the value is."""
+        while node.op == "copy":
+            node = resolve(node.inputs[0])
+        self.rounded.add(node)
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
         """Results in their own dtype; what is read again by a row program keeps the wider type it was computed in."""
