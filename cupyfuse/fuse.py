@@ -98,7 +98,7 @@ class Fused:
         tokens: list[Any] = []
         givers: list[Any] = []
         for value, name in zip(values, self._names, strict=True):
-            if type(value) is Tracer:
+            if type(value) is Tracer or (type(value) in _NESTED and _holds_tracer(value)):
                 return self._within_a_trace(args, kwargs, out)
             collect(value, name, leaves, tokens, givers)
         key = (self._precision or options.current_precision(), *tokens)
@@ -273,7 +273,7 @@ class Bound:
         if kwargs or len(args) != len(self._free):
             every = zip(self._fused._names, self._values(args, kwargs), strict=True)
             values = [value for name, value in every if name not in self._fixed]
-        if any(type(value) is Tracer for value in values):
+        if any(map(_holds_tracer, values)):
             named = dict(zip(self._fused._names, self._values(args, kwargs), strict=True))
             return self._fused._within_a_trace((), named, out)
         position = 0
@@ -336,6 +336,15 @@ class Bound:
         """Prepare again what depends on the bound arrays, in place, after they were changed."""
         for execute, leaves, results in self._preparations.values():
             execute(leaves, results)
+
+
+_NESTED = (tuple, list, dict)
+
+
+def _holds_tracer(value: Any) -> bool:
+    if isinstance(value, _NESTED):
+        return any(map(_holds_tracer, value.values() if isinstance(value, dict) else value))
+    return type(value) is Tracer
 
 
 def _name(function: Callable[..., Any]) -> str:

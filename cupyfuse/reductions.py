@@ -155,6 +155,8 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     """
     if b is not None:
         return _weighted(a, axis, b, keepdims, return_sign)
+    if a.ndim == 0:
+        a = a[None]  # SciPy's has at least one dimension to keep
     result = reduce("logsumexp", a, axis, keepdims)
     if not return_sign:
         return result

@@ -142,6 +142,9 @@ def pointwise(name: str, *operands: Value, dtype: str) -> Value:
             divisor = operands[-1]
             unknown = unknown | ((np.abs(divisor.v) <= divisor.e) & (divisor.e > 0))
         e = np.where(unknown, np.inf, deviation)
+        if name in ("maximum", "minimum"):
+            zeros = (values[0] == 0) & (values[1] == 0) & (np.signbit(values[0]) != np.signbit(values[1]))
+            e = _either_zero(e, zeros, dtype)
         if row.result == "bool":
             certain = e if not name.startswith("logical") else np.where(deviation > 0, np.inf, 0.0)
             return Value(v.astype(bool), certain, v.astype(np.float64), "bool")
@@ -167,6 +170,11 @@ def _magnitude(name: str, operands: Sequence[Value], v: F) -> F:
     if name == "divide":
         return m[0] / np.abs(operands[1].v)
     return m[0] if name == "negative" else np.abs(v)
+
+
+def _either_zero(e: F, where: F, dtype: str) -> F:
+    """The bound of a zero whose sign is open, as of the larger one of 0 and -0: dividing by it claims nothing."""
+    return np.where(where, np.maximum(e, tiny(dtype)), e)
 
 
 def _where(condition: Value, a: Value, b: Value, dtype: str) -> Value:
@@ -218,7 +226,11 @@ def mean(x: Value, axis: Any) -> Value:
 
 def extreme(x: Value, axis: Any, name: str) -> Value:
     v = getattr(x.v, name)(axis=axis, keepdims=True)
-    e = x.e.max(axis=axis, keepdims=True)
+    zeros = x.v == 0
+    signs = (zeros & np.signbit(x.v)).any(axis=axis, keepdims=True) & (zeros & ~np.signbit(x.v)).any(
+        axis=axis, keepdims=True
+    )
+    e = _either_zero(x.e.max(axis=axis, keepdims=True), (v == 0) & signs, x.dtype)
     return rounded(v, e, np.abs(v), x.dtype, 0.0)
 
 

@@ -105,7 +105,10 @@ LAYOUTS = ("contiguous", "fortran", "row_gap", "column_gap", "reversed", "offset
 def lay_out(xp: Any, values: np.ndarray[Any, Any], layout: str) -> Any:
     """An array equal to `values` with rows apart, columns apart, negative strides, an odd address, or transposed."""
     itemsize, shape = values.dtype.itemsize, values.shape
-    if layout == "contiguous" or not values.ndim:
+    if not values.ndim:
+        # CuPy fills an array without dimensions, and 0 is what it fills with for -0.
+        return xp.asarray(values.reshape(1).copy()).reshape(())
+    if layout == "contiguous":
         return xp.asarray(values.copy())
     if layout == "fortran":
         target = xp.empty(shape, values.dtype, order="F")

@@ -264,3 +264,10 @@ def test_empty_and_single_rows(engine: Engine, shape: tuple[int, int]) -> None:
 def test_arguments_that_are_no_arrays(arguments: Any, words: str) -> None:
     with pytest.raises(TypeError, match=words):
         cf.fuse(lambda x, y=None: x + 1)(*arguments)
+
+
+def test_a_fused_function_of_nested_arguments_within_another_one() -> None:
+    inner = cf.fuse(lambda pair, named: pair[0] * 2 + named["y"])
+    outer = cf.fuse(lambda x, y: inner((x, 1.0), {"y": y}) + 1)
+    x, y = np.arange(3.0), np.ones(3)
+    np.testing.assert_array_equal(outer(x, y), x * 2 + y + 1)

@@ -240,3 +240,20 @@ def test_gelu_of_the_logsumexp_far_left(engine: Engine, rng: np.random.Generator
     weight, bias = normal(rng, (5, 4)), np.full(5, -INF, np.float32)
     result = engine.host(cf.fuse(HEADS[0].function)(*engine.arrays([x, weight, bias])))
     assert np.isnan(result).all() and np.isnan(plain_gelu(-INF))
+
+
+def test_a_guarded_sum_of_guarded_sums(engine: Engine, rng: np.random.Generator) -> None:
+    """Random chains found that the exact form of one collapsed sum needed another one that no step had at hand."""
+
+    def chain(a: Any, b: Any) -> Any:
+        inner = (b @ a.T + b @ a.T).mean(axis=1, keepdims=True)
+        return (inner @ inner.T - b - inner).sum(axis=1, keepdims=True)
+
+    for rows in (1, 5, 9):
+        a, b = normal(rng, (rows, 1), "float64"), normal(rng, (rows, 1), "float64")
+        for special in (None, INF, NAN):
+            if special is not None:
+                b[rows // 2] = special
+            actual = engine.host(cf.fuse(chain)(*engine.arrays([a, b])))
+            expected = chain(a, b)
+            assert_close(actual, expected, 1e-13 * (1 + np.abs(expected)) * rows)

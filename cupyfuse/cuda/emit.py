@@ -79,7 +79,7 @@ class _Writer:
     def __init__(self, program: Program, streamed: bool):
         self.program = program
         self.streamed = streamed
-        self.repairs: list[str] = []
+        self.repairs: dict[str, str] = {}  # by the name of the function
         self.row_fields: dict[str, str] = {}
         self.element_fields: dict[str, str] = {}
         # Values that are in an Element because an earlier stage has computed them.
@@ -127,7 +127,7 @@ class _Writer:
             f"static constexpr int slot = largest_of({largest});",
             begin,
             *bodies,
-            *self.repairs,
+            *self.repairs.values(),
             *(f for f in finishes if f),
             commit,
         ]
@@ -346,6 +346,9 @@ class _Writer:
     def repair(self, node: Node, team: str = "team") -> str:
         """Emit the function that evaluates a collapsed sum as written; returns the call of it."""
         program = self.program
+        name = f"repair_{program.names[node]}"
+        if name in self.repairs:
+            return f"{name}({team}, row, r)"
         exact = node.inputs[1]
         kind = c_type(node.dtype)
         inner = exact.inputs[0]
@@ -353,24 +356,26 @@ class _Writer:
         scope = self.row_scope()
         body = Body(scope.copy())
         body.index = ("row", "col")
+        # Sums of the same row that are guarded themselves, each thread by itself.
+        body.repair = lambda inner: self.repair(inner, "Solo()")
         loops: list[str] = []
         for number, product in enumerate(_missing_products(program, inner)):
             a, b = product.inputs
-            name = f"product{number}"
+            dot_name = f"product{number}"
             dot = Body(scope.copy())
-            dot.index = ("row", "k")
+            dot.index, dot.repair = ("row", "k"), body.repair
             left = dot.value(a)
-            dot.index = ("k", "col")
+            dot.index, dot.repair = ("k", "col"), None
             right = dot.value(b)
             loops += [
-                f"Sum<{kind}> {name};",
+                f"Sum<{kind}> {dot_name};",
                 f"for (i64 k = team.rank(); k < {a.shape[1]}; k += team.size()) {{",
                 *(f"    {line}" for line in dot.lines),
-                f"    {name}.add({left} * {right});",
+                f"    {dot_name}.add({left} * {right});",
                 "}",
-                f"team.reduce({name});",
+                f"team.reduce({dot_name});",
             ]
-            body.scope.known[product] = f"{name}.total()"
+            body.scope.known[product] = f"{dot_name}.total()"
         value = body.value(inner)
         lines = [
             "// As written: every column's product, then their sum.",
@@ -381,8 +386,7 @@ class _Writer:
             "}",
             "return total.total();",
         ]
-        name = f"repair_{program.names[node]}"
-        self.repairs.append(
+        self.repairs[name] = (
             f"template <class Team>\n__device__ {kind} {name}(const Team& team, i64 row, const Row& r) const {{\n"
             + indented("\n".join(lines))
             + "\n}"

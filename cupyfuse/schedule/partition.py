@@ -80,7 +80,8 @@ class Scheduler:
         """Whether a guard reads this value; a product that nothing else computes it repeats, for single rows."""
         if self.in_memory(node):
             return node.op != "matmul" or node in self.live_set
-        return node.reduction and node is not exact
+        # A sum that is guarded itself is as its own repair leaves it.
+        return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
     def _finishing_group(self, node: Node) -> tuple[int, Shape] | None:
         """The column step that can compute this per-column value along with its reductions, if there is one."""
