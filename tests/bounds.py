@@ -202,7 +202,8 @@ def _unknown(x: Value, axis: Any) -> F:
 
 def _may_overflow(v: F, e: F, m: F, dtype: str) -> F:
     """The bound of a sum, infinite where finite terms are so large that some order of them overflows on the way."""
-    return np.where((m > float(info(compute(dtype)).max) / 2) & ~np.isnan(v), np.inf, e)
+    limit = float(info(compute(dtype)).max) / 2
+    return np.where(~(m <= limit) & (np.isinf(m) | ~np.isnan(v)), np.inf, e)
 
 
 def _count(x: Value, axis: Any) -> int:

@@ -199,6 +199,8 @@ class Builder:
         value = REDUCTIONS[name](x, axis)
         if not keepdims:
             value = value.view(lambda a: a.reshape(()) if axis is None else np.squeeze(a, axis))
+        elif name == "logsumexp" and not x.ndim:
+            value = value.view(lambda a: a.reshape(1))  # as SciPy's does
         call = f"cf.{name}(v{i}, " if name == "logsumexp" else f"v{i}.{name}("
         return self.keep(value, f"{call}axis={axis}, keepdims={keepdims})")
 

@@ -350,7 +350,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "kernels_cu/elementwise.cu",
         "total < (i64(1) << 31)",
         "true",
-        (ON_GPU, "-k", "32_bit"),
+        (ON_GPU, "-k", "32_bit_number"),
         gpu=True,
     ),
     Mutant(

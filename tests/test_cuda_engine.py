@@ -254,6 +254,19 @@ def test_more_elements_than_a_32_bit_offset_reaches():
     cp.get_default_memory_pool().free_all_blocks()
 
 
+def test_more_accesses_than_a_32_bit_number_counts():
+    rows, cols = 70_000, 61_357  # more than 2**32 elements, and no vectors: the rows have an odd length
+    if cp.cuda.Device().mem_info[0] < 5 * rows * cols:
+        pytest.skip("needs a GPU with 22 GB free")
+    y = cp.zeros((rows, cols), cp.float16)
+    y[-1] = cp.arange(cols) % 7
+    z = cf.relu(y)
+    assert cp.array_equal(z[-1], y[-1])
+    assert float(z[:-1].max()) == 0.0
+    del y, z
+    cp.get_default_memory_pool().free_all_blocks()
+
+
 def test_one_launch_programs_can_be_captured():
     y, a = cp.asarray(draw((100, 2000))), cp.ones(2000, cp.float32)
     soft = cf.fuse(lambda y, a: cf.softmax(y * a, axis=1))
