@@ -141,13 +141,24 @@ class _Block:
         return array[self.start : self.stop] if blocked == 0 else array[:, self.start : self.stop]
 
     def value(self, node: Node) -> Array:
-        if node not in self.known:
+        if node.op == "matmul" and node not in self.memory and node not in self.known:
+            self.known[node] = self.product(*node.inputs)
+        elif node not in self.known:
             # The step's own results are in memory too, but perhaps not computed yet.
             if resolve(node) in self.memory and node not in self.step.nodes:
                 self.known[node] = _widened(self.cut(_look(node, self.memory), node))
             else:
                 self.known[node] = self.evaluate(node)
         return self.known[node]
+
+    def product(self, a: Node, b: Node) -> Array:
+        """A product that only a guard asks for: of this block's rows (or columns) with the whole other operand."""
+
+        def whole(node: Node) -> Array:
+            step = replace(self.step, domain=node.shape)
+            return _Block(step, self.memory, 1, 0, node.shape[0]).value(node)
+
+        return np.matmul(self.value(a), whole(b)) if self.along else np.matmul(whole(a), self.value(b))
 
     def operand(self, node: Node, dtype: str) -> Any:
         if node.op == "const":
@@ -213,16 +224,6 @@ class _Rows(_Block):
     def cut(self, array: Array, node: Node) -> Array:
         whole = array[self.start : self.stop] if array.shape[0] == self.step.domain[0] != 1 else array
         return whole[self.rows] if whole.shape[0] == self.stop - self.start and node.shape[0] != 1 else whole
-
-    def value(self, node: Node) -> Array:
-        if node.op == "matmul" and node not in self.memory:
-            a, b = node.inputs
-            if node not in self.known:
-                whole = replace(self.step, domain=b.shape)
-                weight = _Block(whole, self.memory, 1, 0, b.shape[0]).value(b)
-                self.known[node] = np.matmul(self.value(a), weight)
-            return self.known[node]
-        return super().value(node)
 
 
 def _reduce(node: Node, x: Array) -> Array:

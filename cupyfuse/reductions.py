@@ -155,9 +155,9 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     """
     if b is not None:
         return _weighted(a, axis, b, keepdims, return_sign)
-    if a.ndim == 0:
-        a = a[None]  # SciPy's has at least one dimension to keep
     result = reduce("logsumexp", a, axis, keepdims)
+    if a.ndim == 0 and keepdims:
+        result = result[None]  # SciPy's has at least one dimension to keep
     if not return_sign:
         return result
     return result, apply(

@@ -201,6 +201,7 @@ class Builder:
             value = value.view(lambda a: a.reshape(()) if axis is None else np.squeeze(a, axis))
         elif name == "logsumexp" and not x.ndim:
             value = value.view(lambda a: a.reshape(1))  # as SciPy's does
+            self.viewed.add(len(self.values))
         call = f"cf.{name}(v{i}, " if name == "logsumexp" else f"v{i}.{name}("
         return self.keep(value, f"{call}axis={axis}, keepdims={keepdims})")
 

@@ -80,3 +80,18 @@ def test_a_product_with_a_reshape_of_an_argument_that_is_not_contiguous(
     pooled = cf.fuse(lambda x, w: cf.avg_pool1d(x, 1).reshape(24, 3) @ w.T)
     actual = pooled(lay_out(engine.xp, x, layout), engine.array(w))
     assert_close(engine.host(actual), x.reshape(24, 3) @ w.T, 1e-13)
+
+
+def test_pools_of_products_of_products_that_only_their_guards_compute(engine: Engine, rng: np.random.Generator) -> None:
+    """Random chains found that the exact form of a pool read a product which nothing had computed."""
+
+    def chain(x, y):
+        inner = cf.log_softmax(y, axis=-1) @ y.T
+        return cf.avg_pool1d(x @ inner, 2), (x @ inner).sum(axis=1)
+
+    x, y = normal(rng, (7, 2), "float64"), normal(rng, (2, 5), "float64")
+    x[3, 1] = np.nan
+    with np.errstate(all="ignore"):
+        expected = chain(x, y)
+    for actual, wanted in zip(engine.host(cf.fuse(chain)(*engine.arrays([x, y]))), expected, strict=True):
+        assert_close(actual, wanted, 1e-12)

@@ -20,7 +20,7 @@ import cupyfuse as cf
 
 EXAMPLES = settings().max_examples
 SHARE = EXAMPLES // 5  # of a variation on the main property
-PARTS, FEWER_PARTS = 8, 4  # in which examples are drawn, for several processes to take
+PARTS, FEWER_PARTS = 16, 4  # in which examples are drawn, for several processes to take
 
 
 def searched(part: int, count: int, **strategies: Any) -> Callable[[Callable[..., None]], Callable[[], None]]:

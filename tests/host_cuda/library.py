@@ -20,6 +20,7 @@ COMPILER = os.environ.get("CXX", "g++")
 OPTIONS = ["-std=c++17", "-O0", "-fPIC", "-w", "-ftrivial-auto-var-init=pattern"]
 CHECKS = "alignment,null,bounds,shift,signed-integer-overflow,integer-divide-by-zero,bool,return"
 _IN_ONE_UNIT = 24
+COMMON = "common.h"  # the shim and the templates, compiled beforehand
 
 
 class HostCudaError(AssertionError):
@@ -74,8 +75,11 @@ class Library:
         wanted = list(self._pending.values())
         self._pending.clear()
         if self._shim is None:
-            self._shim = self._built("shim", HERE / "shim.cpp", ["-O1"])
+            self._shim = self._built("shim.so", HERE / "shim.cpp", ["-O1", "-shared"])
             ctypes.CDLL(str(self._shim), mode=ctypes.RTLD_GLOBAL)
+            header = Path(self._directory.name) / COMMON
+            header.write_text("\n".join(['#include "shim.h"', *(f'#include "{name}.cu"' for name in TEMPLATES)]) + "\n")
+            self._built(f"{COMMON}.gch", header, ["-x", "c++-header"])
         size = max(1, min(_IN_ONE_UNIT, -(-len(wanted) // _processors())))
         units = [wanted[i : i + size] for i in range(0, len(wanted), size)]
         with ThreadPoolExecutor(_processors()) as pool:
@@ -89,11 +93,11 @@ class Library:
         name = f"unit{self._units}"
         source = Path(self._directory.name) / f"{name}.cpp"
         source.write_text(translation_unit(kernels))
-        return self._built(name, source, [])
+        return self._built(f"{name}.so", source, ["-shared"])
 
     def _built(self, name: str, source: Path, more: list[str]) -> Path:
-        target = Path(self._directory.name) / f"{name}.so"
-        command = [COMPILER, *self.options, *more, "-I", str(HERE), "-shared", "-o", str(target), str(source)]
+        target = Path(self._directory.name) / name
+        command = [COMPILER, *self.options, *more, "-I", str(HERE), "-o", str(target), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError(f"{' '.join(command)}\n{done.stderr[:4000]}")
@@ -101,8 +105,8 @@ class Library:
 
 
 def translation_unit(kernels: Iterable[Kernel]) -> str:
-    """One C++ source: the shim, the templates, each emitted text in a namespace of its own, and how to launch it."""
-    lines = ['#include "shim.h"', *(f'#include "{name}.cu"' for name in TEMPLATES)]
+    """One C++ source: what all have in common, each emitted text in a namespace of its own, and how to launch it."""
+    lines = [f'#include "{COMMON}"']
     for number, kernel in enumerate(kernels):
         entry = f"{kernel.name}_{number}"
         lines += [
