@@ -323,6 +323,19 @@ def test_precisions_are_as_accurate_as_they_say(precision):
     assert error.max() <= bound
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_products_of_16_bits_add_up_in_float32(dtype):
+    """Random chains found partial sums that cuBLAS kept in 16 bits: long rows, few of them."""
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="needs a GPU and ml_dtypes")
+    kind, half_ulp = (np.float16, 2.0**-11) if dtype == "float16" else (ml_dtypes.bfloat16, 2.0**-8)
+    for rows, inner in ((13, 1023), (13, 4096), (64, 8192)):
+        x = draw((rows, inner), "float32", seed=inner).astype(kind)
+        wide = x.astype(np.float64)
+        got = cp.asnumpy(cf.fuse(lambda x: x @ x.T)(cp.asarray(x))).astype(np.float64)
+        expected, size = wide @ wide.T, np.abs(wide) @ np.abs(wide).T
+        assert (np.abs(got - expected) <= (inner + 2) * 2.0**-24 * size + half_ulp * np.abs(expected)).all()
+
+
 def test_sums_of_several_products_are_repaired_too():
     """Two linear maps in a row collapse to two vectors; a row that is not finite needs both products as written."""
     x, a, b = draw((9, 30), seed=1), draw((20, 30), seed=2), draw((15, 20), seed=3)

@@ -16,6 +16,8 @@ _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _COMPUTE_FLOAT32 = {"highest": 68, "ieee": 68, "high": 77, "medium": 75}  # 32F, 32F, 32F_FAST_TF32, 32F_FAST_16BF
 _NORMAL, _TRANSPOSED = 0, 1
 _DEFAULT_ALGORITHM = -1
+# A math mode: partial sums stay in float32, where cuBLAS would else keep them in the 16-bit type of the result.
+_NO_REDUCED_PRECISION_REDUCTION = 16
 
 _ONE32, _ZERO32 = np.ones(1, np.float32), np.zeros(1, np.float32)
 _ONE64, _ZERO64 = np.ones(1, np.float64), np.zeros(1, np.float64)
@@ -57,11 +59,13 @@ class Gemm:
         from cupy import cuda
 
         self._gemm, self._handle = cuda.cublas.gemmEx, cuda.device.get_cublas_handle
+        self._mode, self._set_mode = cuda.cublas.getMathMode, cuda.cublas.setMathMode
         self._clear, self._stream = cuda.runtime.memsetAsync, cuda.get_current_stream
         self.m, self.k, self.n = a.rows, a.cols, b.cols
         self._out_bytes = self.m * self.n * {"float64": 8, "float32": 4}.get(out_dtype, 2)
         (self._op_a, self._ld_a), (self._op_b, self._ld_b) = a.for_blas(), b.for_blas()
         self._type, self._out_type = _TYPES[dtype], _TYPES[out_dtype]
+        self._narrow = out_dtype in ("float16", "bfloat16")
         if dtype == "float64":
             self._compute = _COMPUTE_64F
             self._alpha, self._beta = _ONE64.ctypes.data, _ZERO64.ctypes.data
@@ -76,8 +80,20 @@ class Gemm:
         if self.k == 0:
             self._clear(c, 0, self._out_bytes, self._stream().ptr)
             return
+        handle = self._handle()
+        if not self._narrow:
+            self._launch(handle, a, b, c)
+            return
+        mode = self._mode(handle)
+        self._set_mode(handle, mode | _NO_REDUCED_PRECISION_REDUCTION)
+        try:
+            self._launch(handle, a, b, c)
+        finally:
+            self._set_mode(handle, mode)
+
+    def _launch(self, handle: int, a: int, b: int, c: int) -> None:
         self._gemm(
-            self._handle(),
+            handle,
             self._op_b,
             self._op_a,
             self.n,
