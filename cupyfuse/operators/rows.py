@@ -73,7 +73,7 @@ class Reduction:
     name : NumPy's or SciPy's name
     numpy : `numpy(x, axis)`, which keeps the reduced axis
     accumulator : the device type in `kernels_cu/reductions.cuh` that combines elements, or None for a reduction that
-        `rewrite.py` composes from others
+        `rewrite/` composes from others
     read : the expression that reads the result from the accumulator
     derivative : `derivative(o, y, x)`, by element
     doc : one line of documentation
