@@ -357,7 +357,7 @@ class _Writer:
         body = Body(scope.copy())
         body.index = ("row", "col")
         # Sums of the same row that are guarded themselves, each thread by itself.
-        body.repair = lambda inner: self.repair(inner, "Solo()")
+        body.repair = lambda guarded: self.repair(guarded, "Solo()")
         loops: list[str] = []
         for number, product in enumerate(_missing_products(program, inner)):
             a, b = product.inputs
