@@ -138,9 +138,11 @@ def pointwise(name: str, *operands: Value, dtype: str) -> Value:
             base, exponent = operands
             integer = np.abs(exponent.v - np.rint(exponent.v)) <= exponent.e
             unknown = unknown | ((base.v - base.e < 0) & (exponent.e > 0) & integer)
+            # The zeroth power of NaN is 1, and so is 1 to the power of NaN.
+            unknown = unknown | (np.isnan(base.v) & _may_be(exponent, 0)) | (np.isnan(exponent.v) & _may_be(base, 1))
         if name in ("divide", "reciprocal"):
             divisor = operands[-1]
-            unknown = unknown | ((np.abs(divisor.v) <= divisor.e) & (divisor.e > 0))
+            unknown = unknown | _may_be(divisor, 0)
         e = np.where(unknown, np.inf, deviation)
         if name in ("maximum", "minimum"):
             zeros = (values[0] == 0) & (values[1] == 0) & (np.signbit(values[0]) != np.signbit(values[1]))
@@ -156,6 +158,11 @@ def pointwise(name: str, *operands: Value, dtype: str) -> Value:
         own = own + np.where(extra > float(info(dtype).max) / 64, np.inf, 0)
         own = own + (0.0 if rounding <= 2.0 else LOST * tiny(dtype))
         return rounded(v, e + np.where(np.isfinite(v), own, 0), m, dtype, rounding * unit(compute(dtype)))
+
+
+def _may_be(x: Value, number: float) -> F:
+    """Where rounding decides whether a value is this number."""
+    return (x.e > 0) & (np.abs(x.v - number) <= x.e)
 
 
 _LINEAR = ("add", "subtract", "multiply", "divide", "square", "sqrt", "reciprocal")

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import bounds
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -165,3 +166,13 @@ def test_the_bounds_hold_for_plain_numpy() -> None:
         chain.check(results, arguments)
 
     check()
+
+
+def test_the_bounds_leave_open_which_power_is_one() -> None:
+    """NaN to a power that rounds to 0 is 1, and a base that rounds to 1 to the power of NaN."""
+    small = bounds.cast(bounds.exact(np.float32(1e-9), "float32"), "float16")
+    near = bounds.cast(bounds.exact(np.float32(1 + 1e-5), "float32"), "float16")
+    nan = bounds.exact(np.float16(np.nan), "float16")
+    assert np.isinf(bounds.pointwise("power", nan, small, dtype="float16").e)
+    assert np.isinf(bounds.pointwise("power", near, nan, dtype="float16").e)
+    assert bounds.pointwise("power", nan, near, dtype="float16").e == 0
