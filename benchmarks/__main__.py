@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads` and `python -m benchmarks rows`.
+"""The command line: `python -m benchmarks heads`, `python -m benchmarks rows` and `python -m benchmarks gemm`.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from cupyfuse.options import PRECISIONS
-
-from . import charts, environment, heads, rows
-from .cases import Lab, laboratory
+from . import charts, environment, gemm, heads, rows
+from .cases import PRECISIONS, Lab, laboratory
 from .device import NoGpu
+from .families import FAMILIES
 from .report import Case, Report, heads_markdown, rows_markdown
 from .timing import describe
+from .verdicts import gemm_markdown
 
 RESULTS = Path(__file__).resolve().parent / "results"
 DTYPES = ("float32", "float16", "bfloat16")
@@ -37,7 +37,7 @@ def shape(text: str) -> tuple[int, int, int]:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """Row lengths, as in '256,1000,4096'."""
+    """Lengths, as in '256,1000,4096'."""
     try:
         found = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -47,13 +47,17 @@ def lengths(text: str) -> tuple[int, ...]:
     return found
 
 
-def dtype_list(text: str) -> tuple[str, ...]:
-    """Dtypes, as in 'float32,bfloat16'."""
-    found = tuple(text.split(","))
-    wrong = [name for name in found if name not in DTYPES]
-    if wrong:
-        raise argparse.ArgumentTypeError(f"expected some of {', '.join(DTYPES)}, got {wrong[0]!r}")
-    return found
+def some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    """Names with commas between them, as in 'float32,bfloat16', each of them known."""
+
+    def names(text: str) -> tuple[str, ...]:
+        found = tuple(text.split(","))
+        wrong = [name for name in found if name not in known]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {wrong[0]!r}")
+        return found
+
+    return names
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
 
     main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows}")
+    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows,gemm}")
 
     of_heads = commands.add_parser("heads", parents=[common], help="the three heads, and what follows their GEMM alone")
     of_heads.add_argument("--shape", type=shape, default=heads.Options.shape, metavar="BxKxN", help="1024x8192x8192")
@@ -77,13 +81,26 @@ def parser() -> argparse.ArgumentParser:
 
     of_rows = commands.add_parser("rows", parents=[common], help="softmax and logsumexp over rows of many lengths")
     of_rows.add_argument("--lengths", type=lengths, metavar="N,N,...", help="elements in a row")
-    of_rows.add_argument("--dtypes", type=dtype_list, default=rows.Options.dtypes, metavar="DTYPE,...")
+    of_rows.add_argument("--dtypes", type=some_of(DTYPES), default=rows.Options.dtypes, metavar="DTYPE,...")
     of_rows.add_argument(
         "--compile-budget",
         type=float,
         metavar="SECONDS",
         help=f"time for torch.compile to compile (default: {COMPILE_BUDGET:.0f}, quick {QUICK_COMPILE_BUDGET:.0f})",
     )
+
+    of_gemm = commands.add_parser(
+        "gemm", parents=[common], help="errors and times of float32 products, every precision"
+    )
+    of_gemm.add_argument("--shape", type=shape, default=gemm.Options.shape, metavar="MxKxN", help="of every family")
+    of_gemm.add_argument(
+        "--families",
+        type=some_of(FAMILIES),
+        default=gemm.Options.families,
+        metavar="NAME,...",
+        help=f"data, of {', '.join(FAMILIES)}; K is swept over for {' and '.join(gemm.SWEPT)}",
+    )
+    of_gemm.add_argument("--depths", type=lengths, metavar="K,K,...", help="the K to sweep over")
     return main_parser
 
 
@@ -96,6 +113,12 @@ def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab]
         name = "heads" if given.dtype == "float32" else f"heads-{given.dtype}"
         name += "" if given.precision == "highest" else f"-{given.precision}"
         return name, stated, functools.partial(heads.cases, options=options)
+    if given.benchmark == "gemm":
+        depths = given.depths or (gemm.QUICK_DEPTHS if given.quick else gemm.DEPTHS)
+        gemm_options = gemm.Options(given.shape, given.families, depths, given.quick, given.seed)
+        stated |= {"shape": "x".join(map(str, given.shape)), "families": " ".join(given.families)}
+        stated |= {"depths": " ".join(map(str, depths))}
+        return "gemm", stated, functools.partial(gemm.cases, options=gemm_options)
     seconds = given.compile_budget
     if seconds is None:
         seconds = QUICK_COMPILE_BUDGET if given.quick else COMPILE_BUDGET
@@ -105,14 +128,22 @@ def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab]
     return "rows", stated, functools.partial(rows.cases, options=row_options)
 
 
+WRITERS: dict[str, tuple[Callable[[Report], str], Callable[[Report, Path], None]]] = {
+    "heads": (functools.partial(heads_markdown, base=heads.EAGER), charts.heads),
+    "rows": (rows_markdown, charts.rows),
+    "gemm": (gemm_markdown, charts.gemm),
+}
+
+
 def write(report: Report, folder: Path, name: str) -> str:
     """Write JSON, Markdown and plot; returns the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     report.write_json(folder / f"{name}.json")
-    text = heads_markdown(report, heads.EAGER) if report.benchmark == "heads" else rows_markdown(report)
+    markdown, draw = WRITERS[report.benchmark]
+    text = markdown(report)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     try:
-        (charts.heads if report.benchmark == "heads" else charts.rows)(report, folder / f"{name}.png")
+        draw(report, folder / f"{name}.png")
     except Exception as error:  # figures are worth more than their picture
         print(f"no plot: {describe(error)}", file=sys.stderr)
     return text

@@ -23,7 +23,9 @@ POISON = 0xFF  # every byte so: NaN in all float formats, and none that arithmet
 
 # The error at which a result is no rounded one but a wrong one: ||result - reference|| / ||reference||. Coarse, since
 # the errors themselves are reported: TF32 has 3e-4, bfloat16 operands 3e-3, and a sum that cancels some times that.
-WRONG = {"highest": 1e-3, "ieee": 1e-3, "high": 2e-2, "medium": 5e-2}
+WRONG = {"highest": 1e-3, "high": 2e-2, "medium": 5e-2, "ieee": 1e-3}
+PRECISIONS = tuple(WRONG)
+_TORCH_PRECISIONS = {"ieee": "highest", "tf32": "high"}  # the others are called the same
 WRONG_16_BIT = 5e-2
 
 
@@ -45,12 +47,18 @@ class Rival:
         What they should be.
     capture : callable, optional
         Captures the call in a CUDA graph and gives what replays it.
+    sizes : sequence of array
+        Beside `expected`, what the error of each element is relative to; positive. Empty where that is not taken.
+    limit : float, optional
+        The largest error, relative to `sizes`, of a result that is not wrong; without it, the lab's for the norms.
     """
 
     call: Call
     attempts: Sequence[Callable[[], list[Any]]]
     expected: Sequence[Any]
     capture: Callable[[], Call] | None = None
+    sizes: Sequence[Any] = ()
+    limit: float | None = None
 
 
 @dataclass
@@ -172,7 +180,7 @@ def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterato
             try:
                 from . import rivals
 
-                meaning = "highest" if precision == "ieee" else precision
+                meaning = _TORCH_PRECISIONS.get(precision, precision)
                 stack.enter_context(rivals.session(cupy.cuda.get_current_stream().ptr, meaning))
                 torch = rivals
             except ModuleNotFoundError as error:
@@ -183,19 +191,36 @@ def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterato
         yield Lab(device, cupy, special, torch, missing, precision, compiling)
 
 
-def error_of(lab: Lab, rival: Rival) -> float | None:
-    """The largest relative error, ||result - expected|| / ||expected||, of all attempts; None without attempts."""
-    worst: float | None = None
+def _worst(errors: Sequence[float]) -> float | None:
+    return next((e for e in errors if math.isnan(e)), max(errors)) if errors else None
+
+
+def errors_of(rival: Rival) -> tuple[float | None, float | None]:
+    """The worst errors of all attempts; None where none was taken.
+
+    The first is ||result - expected|| / ||expected||, the second the largest |result - expected| / size of an element.
+    """
+    norms: list[float] = []
+    elements: list[float] = []
     for attempt in rival.attempts:
-        for result, expected in zip(attempt(), rival.expected, strict=True):
+        for place, (result, expected) in enumerate(zip(attempt(), rival.expected, strict=True)):
             if tuple(result.shape) != tuple(expected.shape):
                 raise RuntimeError(f"the result has shape {tuple(result.shape)}, expected {tuple(expected.shape)}")
             difference = result - expected
-            error = float((difference * difference).sum() / (expected * expected).sum()) ** 0.5
-            if math.isnan(error):
-                return error
-            worst = error if worst is None else max(worst, error)
-    return worst
+            norms.append(float((difference * difference).sum() / (expected * expected).sum()) ** 0.5)
+            if rival.sizes:
+                elements.append(float((abs(difference) / rival.sizes[place]).max()))
+    return _worst(norms), _worst(elements)
+
+
+def _enter(result: Result, errors: tuple[float | None, float | None], limit: float, by_element: bool) -> bool:
+    """Enter the errors of a rival into its result; whether what it computes is right."""
+    result.error, result.max_error = (e if e is None or math.isfinite(e) else None for e in errors)
+    decisive = errors[1] if by_element else errors[0]
+    if decisive is None or decisive <= limit:
+        return True
+    result.failure = f"wrong result: {'max' if by_element else 'relative'} error {decisive:.3g}"
+    return False
 
 
 def run(
@@ -222,16 +247,14 @@ def run(
         case.results.append(result)
         try:
             rival = factory()
-            result.error = error_of(lab, rival)
+            errors = errors_of(rival)
         except Unavailable as reason:
             result.failure = str(reason)
         except Exception as error:
             result.failure = describe(error)
         else:
-            if result.error is not None and not result.error <= lab.limit(case.dtype):
-                result.failure = f"wrong result: relative error {result.error:.3g}"
-                result.error = result.error if result.error < float("inf") else None
-            else:
+            limit = lab.limit(case.dtype) if rival.limit is None else rival.limit
+            if _enter(result, errors, limit, rival.limit is not None):
                 rivals[name] = rival
     _time(lab, case, rivals, figures, budget)
     print(f"{case.group}: {case.name}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,15 @@ FIGURES = {
     "gpu_graph": "GPU, graph",
     "host": "host",
 }
-_HOW = f"""\
+HOW_TIMED = """\
 Medians in microseconds; the JSON file beside this one has the quartiles, extremes and counts. Rivals took turns within
 one run.
 
 - *GPU, L2 evicted*: events around one call, the L2 cache overwritten before it.
 - *GPU, back to back*: events around many queued calls, per call; arguments that fit lie in the L2 cache.
+"""
+_HOW = f"""\
+{HOW_TIMED}\
 - *GPU, graph*: a replayed graph of {GRAPH_CALLS} calls, per call.
 - *host*: the host's clock around calls that it does not wait for, per call.
 - *error*: ‖result − reference‖ / ‖reference‖ against float64, the worst of a case's results.
@@ -45,13 +48,15 @@ class Result:
     ----------
     rival : str
     error : float or None
-        Relative error against float64; None where nothing was compared.
+        Relative error against float64, by norms; None where nothing was compared.
     times : dict of str to Summary
         By figure: "gpu_evicted", "gpu_back_to_back", "gpu_graph", "host".
     failure : str
         Why the rival took no part, or no part any more; empty where it did.
     missing : dict of str to str
         Figures that could not be taken, with the reason.
+    max_error : float or None
+        The largest error of an element, relative to what the case calls its size; None where that is not taken.
     """
 
     rival: str
@@ -59,6 +64,7 @@ class Result:
     times: dict[str, Summary] = field(default_factory=dict)
     failure: str = ""
     missing: dict[str, str] = field(default_factory=dict)
+    max_error: float | None = None
 
     def median(self, figure: str) -> float | None:
         return self.times[figure].median if figure in self.times else None
@@ -77,6 +83,8 @@ class Case:
     dtype : str
     moved : int
         Bytes that the case must read and write at least; 0 where arithmetic is what takes the time.
+    facts : dict of str to float
+        What is known of the data, by name.
     """
 
     group: str
@@ -85,6 +93,7 @@ class Case:
     dtype: str
     moved: int = 0
     results: list[Result] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)
 
     def find(self, rival: str) -> Result | None:
         return next((r for r in self.results if r.rival == rival), None)
@@ -125,6 +134,11 @@ def number(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
+def scientific(value: float | None) -> str:
+    """An error, to two digits."""
+    return "–" if value is None else f"{value:.1e}"
+
+
 def escape(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
@@ -154,20 +168,22 @@ def heads_markdown(report: Report, base: str) -> str:
             lines += [f"## {group}", ""]
         moved = f", {case.moved / 1e6:.1f} MB to move" if case.moved else ""
         lines += [f"### {case.name}", "", f"{' x '.join(map(str, case.shape))} {case.dtype}{moved}", ""]
-        lines += _case_table(case, base)
+        lines += case_table(case, base)
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _case_table(case: Case, base: str) -> list[str]:
+def case_table(case: Case, base: str) -> list[str]:
+    """Rivals down, errors and figures across; then what failed, and why."""
     figures = [f for f in FIGURES if any(f in r.times or f in r.missing for r in case.results)]
     reference = case.find(base)
     against = reference.median("gpu_back_to_back") if reference else None
-    header = ["", "error", *(FIGURES[f] for f in figures)]
+    elementwise = any(r.max_error is not None for r in case.results)
+    header = ["", "error", *(["max error"] if elementwise else []), *(FIGURES[f] for f in figures)]
     header += ["GB/s, L2 evicted"] if case.moved else []
     header += [f"× {base}, back to back"] if against else []
     rows, notes = [], []
     for result in case.results:
-        row = [result.rival, "–" if result.error is None else f"{result.error:.1e}"]
+        row = [result.rival, scientific(result.error), *([scientific(result.max_error)] if elementwise else [])]
         row += [number(result.median(f)) for f in figures]
         row += [number(case.rate(result))] if case.moved else []
         mine = result.median("gpu_back_to_back")
@@ -187,21 +203,32 @@ def rows_markdown(report: Report) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _group_table(cases: Sequence[Case]) -> list[str]:
-    rivals = list(dict.fromkeys(result.rival for case in cases for result in case.results))
-    notes: list[str] = []
-    rows = []
+def across(cases: Sequence[Case], cell: Callable[[Case, Result], str], notes: list[str]) -> dict[str, list[str]]:
+    """The column of each rival over some cases; failures are marks, and their texts go to `notes`."""
+    columns: dict[str, list[str]] = {result.rival: [] for case in cases for result in case.results}
     for case in cases:
-        row = [f"{case.shape[1]}"]
-        for name in rivals:
+        for name, column in columns.items():
             result = case.find(name)
-            rate = case.rate(result) if result else None
             failure = result.failure if result else "not run"
             if failure and failure not in notes:
                 notes.append(failure)
             mark = f"[{notes.index(failure) + 1}]" if failure else ""
-            row.append(" ".join(part for part in (number(rate) if rate else "", mark) if part) or "–")
-        errors = [r.error for r in case.results if r.rival == "cupyfuse" and r.error is not None]
-        rows.append([*row, f"{errors[0]:.1e}" if errors else "–"])
-    lines = [*table(["columns", *rivals, "error"], rows), ""]
-    return [*lines, *(f"{i}. {note}" for i, note in enumerate(notes, 1)), *([""] if notes else [])]
+            text = cell(case, result) if result else ""
+            column.append(" ".join(part for part in (text, mark) if part) or "–")
+    return columns
+
+
+def numbered(notes: Sequence[str]) -> list[str]:
+    return [*(f"{i}. {note}" for i, note in enumerate(notes, 1)), *([""] if notes else [])]
+
+
+def _group_table(cases: Sequence[Case]) -> list[str]:
+    def rate(case: Case, result: Result) -> str:
+        found = case.rate(result)
+        return number(found) if found else ""
+
+    notes: list[str] = []
+    columns = across(cases, rate, notes)
+    errors = [next((r.error for r in case.results if r.rival == "cupyfuse"), None) for case in cases]
+    rows = zip((f"{case.shape[1]}" for case in cases), *columns.values(), map(scientific, errors), strict=True)
+    return [*table(["columns", *columns, "error"], rows), "", *numbered(notes)]

@@ -117,6 +117,16 @@ class SoftmaxHead(torch.nn.Module):
         return self.tail(F.linear(x, self.weight, self.bias))
 
 
+def product(x: torch.Tensor, weight: torch.Tensor, precision: str) -> torch.Tensor:
+    """``x @ weight.T`` with torch's float32 precision of that name, whatever the session's is."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        return torch.matmul(x, weight.T)
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 HEADS: dict[str, Callable[..., torch.nn.Module]] = {
     "head_logsumexp": LogsumexpHead,
     "head_sum": SumHead,

@@ -12,10 +12,12 @@ import pytest
 import scipy.special
 
 from benchmarks import __main__ as command
-from benchmarks import charts, environment, heads, rows, tails, timing
-from benchmarks.cases import Lab, Rival, Unavailable, error_of, laboratory, run
+from benchmarks import charts, environment, families, gemm, heads, rows, tails, timing
+from benchmarks.cases import PRECISIONS, Lab, Rival, Unavailable, errors_of, laboratory, run
 from benchmarks.device import GRAPH_CALLS, Device
 from benchmarks.report import Case, Report, Result, heads_markdown, number, rows_markdown, table
+from benchmarks.verdicts import gemm_markdown, judge, margin
+from cupyfuse import options
 
 
 class FakeCupy(types.ModuleType):
@@ -226,6 +228,7 @@ def test_the_device_captures_graphs_and_ends_captures_that_fail(fake_gpu):
 
 
 def test_the_laboratory_opens_with_what_is_there(fake_gpu, monkeypatch):
+    assert [options.check_precision(name) for name in PRECISIONS] == list(PRECISIONS)
     with laboratory("high", with_torch=False, with_compiler=True) as lab:
         assert (lab.torch, lab.torch_missing, lab.limit("float32")) == (None, "left out on request", 2e-2)
         with pytest.raises(Unavailable, match="left out on request"):
@@ -318,7 +321,7 @@ def test_plots(tmp_path, monkeypatch):
     case.results.append(measured(9.0, rival="CuPy", figure="gpu_back_to_back"))
     report = Report("rows", ENVIRONMENT, {}, cases=[case])
     if importlib.util.find_spec("matplotlib"):
-        for draw in (charts.rows, charts.heads):
+        for draw in (charts.rows, charts.heads, charts.gemm):
             draw(report, tmp_path / "plot.png")
             assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
             (tmp_path / "plot.png").unlink()
@@ -333,11 +336,13 @@ def test_plots(tmp_path, monkeypatch):
 def test_the_error_is_the_worst_attempts_and_nan_never_passes(lab):
     expected = [np.array([3.0, 4.0])]
     good, bad, broken = (lambda v=v: [np.array([3.0, v])] for v in (4.0, 4.5, math.nan))
-    assert error_of(lab, Rival(good, [good, bad, good], expected)) == pytest.approx(0.1)
-    assert math.isnan(error_of(lab, Rival(good, [broken, good], expected)))
-    assert error_of(lab, Rival(good, [], expected)) is None
+    assert errors_of(Rival(good, [good, bad, good], expected)) == (pytest.approx(0.1), None)
+    sized = Rival(good, [good, bad], expected, sizes=[np.array([1.0, 8.0])])
+    assert errors_of(sized) == (pytest.approx(0.1), pytest.approx(1 / 16))
+    assert all(map(math.isnan, errors_of(Rival(good, [broken, good], expected, sizes=[np.ones(2)]))))
+    assert errors_of(Rival(good, [], expected)) == (None, None)
     with pytest.raises(RuntimeError, match="shape"):
-        error_of(lab, Rival(good, [lambda: [np.zeros(3)]], expected))
+        errors_of(Rival(good, [lambda: [np.zeros(3)]], expected))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -379,6 +384,191 @@ def test_wrong_missing_and_raising_rivals_are_reported_and_not_timed(lab):
     }
     assert [r.rival for r in case.results if r.times] == ["right"]
     json.dumps([r.error for r in case.results], allow_nan=False)
+
+
+# Matrix products ----------------------------------------------------------------------------------------------------
+
+SHAPE = (128, 1024, 192)
+
+
+def drawn(name, shape=SHAPE):
+    return (operand.astype(np.float64) for operand in families.draw(name, shape, 0))
+
+
+@pytest.mark.parametrize("name", families.FAMILIES)
+@pytest.mark.parametrize("shape", [(5, 1, 4), (3, 2, 7), (4, 255, 3), SHAPE])
+def test_families_are_float32_operands_that_depend_on_the_seed_alone(name, shape):
+    m, k, n = shape
+    x, weight = families.draw(name, shape, 0)
+    assert x.dtype == weight.dtype == np.float32
+    assert (x.shape, weight.shape) == ((m, k), (n, k))
+    assert np.isfinite(x).all() and np.isfinite(weight).all()
+    assert x.flags.c_contiguous and weight.flags.c_contiguous
+    again, other = families.draw(name, shape, 0), families.draw(name, shape, 1)
+    assert np.array_equal(x, again[0]) and np.array_equal(weight, again[1])
+    if shape == SHAPE:
+        assert not np.array_equal(x, other[0]) and not np.array_equal(weight, other[1])
+    assert families.describe(name).endswith(".")
+
+
+def test_families_of_plain_distributions():
+    for operand in drawn("gaussian"):
+        assert abs(operand.mean()) < 0.02 and abs(operand.std() - 1) < 0.02
+    for operand in drawn("positive"):
+        assert operand.min() >= 0 and operand.max() < 1 and abs(operand.mean() - 0.5) < 0.01
+    for operand in drawn("heavy-tailed"):
+        beyond = [(abs(operand) > quantile).mean() for quantile in (0.8165, 4.3027, 31.599)]  # of tables of Student's t
+        assert beyond == pytest.approx([0.5, 0.05, 0.001], rel=0.25)
+    x, weight = drawn("head")
+    assert x.min() >= 0 and x.max() < 1
+    assert abs(weight).max() <= 1 / 32 and abs(weight.mean()) < 1e-3 and weight.min() < 0 < weight.max()
+
+
+def test_outliers_are_where_they_are_said_to_be():
+    for operand in drawn("outlier-rows"):
+        scale = operand.std(axis=1)
+        assert (scale > 5000).sum() == len(operand) // 64 and (scale < 2).sum() == len(operand) - len(operand) // 64
+    x, weight = ((operand.std(axis=0) > 5000) for operand in drawn("outlier-columns"))
+    assert x.sum() == weight.sum() == SHAPE[1] // 64 and not (x & weight).any()
+
+
+def test_cancelling_sums_grow_and_end_near_zero():
+    for depth in (1024, 1023):
+        x, weight = drawn("cancelling", (128, depth, 192))
+        sizes = abs(x) @ abs(weight).T
+        half = depth // 2
+        assert np.linalg.norm(x @ weight.T) < 2e-3 * np.linalg.norm(sizes)
+        assert np.linalg.norm(x[:, :half] @ weight[:, :half].T) == pytest.approx(np.linalg.norm(sizes) / 2, rel=0.02)
+
+
+def toward_zero(exact):
+    rounded = exact.astype(np.float32)
+    return np.where(abs(rounded) > abs(exact), np.nextafter(rounded, np.float32(0)), rounded)
+
+
+def test_truncated_sums_lose_most_of_a_unit_in_every_step():
+    def losses(x, weight, rounding):
+        """What running sums of the products, rounded to float32, lose in each step, in units in the last place."""
+        total, lost = np.zeros((len(x), len(weight)), np.float32), []
+        for k in range(x.shape[1]):
+            exact = total.astype(np.float64) + (x[:, k, None] * weight[None, :, k]).astype(np.float32)
+            total = rounding(exact)
+            lost.append((exact - total) / np.spacing(total))
+        return np.mean(lost[16:], axis=0), total / (x @ weight.T)
+
+    x, weight = drawn("truncating")
+    assert {*np.unique(x), *np.unique(weight)} <= {1.0, *np.float32(families.PATTERNS).astype(np.float64)}
+    assert (x == x[:, :1]).all() and (weight == weight[:, :1]).all()
+    lost, ratio = losses(x, weight, toward_zero)
+    assert lost[0, 0] > 0.9 and lost.min() >= 0
+    nearest, _ = losses(x, weight, lambda exact: exact.astype(np.float32))
+    assert abs(nearest[0, 0]) < 0.1
+    _, of_positive = losses(*drawn("positive"), toward_zero)
+    assert (1 - ratio).max() > 1.5 * (1 - of_positive).max() > 0
+    assert np.float32(families.PATTERNS).astype(np.float64).tolist() == list(families.PATTERNS[:4]) + [
+        np.float32(4 / 3)
+    ]
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (8, 96, 130), (4, 1, 7)])
+def test_orthogonal_weights_are_so(shape):
+    _, weight = drawn("orthogonal", shape)
+    small = weight @ weight.T if shape[2] <= shape[1] else weight.T @ weight
+    assert abs(small - np.eye(len(small))).max() < 1e-6
+
+
+def test_low_rank_weights_are_so():
+    _, weight = drawn("low-rank")
+    values = np.linalg.svd(weight, compute_uv=False)
+    assert values[families.RANK - 1] > 5 * values[families.RANK] > 0
+
+
+def test_errors_of_a_product_by_hand(lab):
+    """1 * 3 + 2 * -1 is 1, of size 5; 1.5 errs by half of it and a tenth of its size."""
+    x, weight = np.array([[1, 2]], np.float32), np.array([[3, -1]], np.float32)
+    product = gemm.Product(lab, x, weight)
+    assert product.facts == {"reference": 2.0**-53, "cancellation": 5.0}
+    lab.cupy.matmul = lambda x, weight: np.array([[1.5]], np.float32)
+    wrong = {gemm.BASE: product.factories()[gemm.BASE]}
+    assert errors_of(wrong[gemm.BASE]()) == (0.5, pytest.approx(0.1))
+    case = run(lab, Case("g", "c", (1, 2, 1), "float32"), wrong, ("gpu_evicted",), 1e-9)
+    assert case.results[0].failure == "wrong result: max error 0.1"
+    assert (case.results[0].error, case.results[0].max_error) == (0.5, pytest.approx(0.1))
+
+
+def test_large_products_are_compared_in_some_rows(lab, monkeypatch):
+    monkeypatch.setattr(gemm, "_CHECKED", 3 * 4 * 5)
+    x, weight = (np.ones(shape, np.float32) for shape in ((10, 4), (5, 4)))
+    rival = gemm.Product(lab, x, weight).factories()[gemm.BASE]()
+    assert rival.expected[0].shape == rival.sizes[0].shape == (3, 5)
+    assert errors_of(rival) == (0.0, 0.0)
+
+
+def test_a_product_that_is_rounded_too_coarsely_is_wrong():
+    assert gemm.limit("highest", 1) < 2.0**-20 < gemm.limit("high", 1) < gemm.limit("medium", 1) < 2.0**-5
+    assert set(gemm._OPERANDS) >= set(PRECISIONS)
+
+
+def product_case(name, cancellation, shape=(4, 8, 16), group="Families of data", **errors):
+    """Each error is a pair: by norms, and the largest. Times are 1, 2, ... microseconds."""
+    case = Case(group, name, shape, "float32", facts={"reference": 1e-15, "cancellation": cancellation})
+    for place, (rival, (norm, largest)) in enumerate(errors.items(), 1):
+        known = {"bound": gemm.ours("highest", True), "fused": gemm.ours("highest", False), "base": gemm.BASE}
+        result = measured(float(place), rival=known.get(rival, rival), figure="gpu_back_to_back")
+        result.error, result.max_error = norm, largest
+        case.results.append(result)
+    return case
+
+
+def test_verdicts_follow_from_the_errors():
+    good = product_case("gaussian", 9.0, bound=(1e-7, 1e-8), fused=(2e-7, 2e-8), base=(2e-7, 3e-8))
+    assert judge(good).largest == (2e-8, 3e-8) and judge(good).norm == (2e-7, 2e-7)
+    assert (judge(good).largest_holds, judge(good).norm_holds, judge(good).mixed) == (True, True, True)
+    bad = product_case("positive", 1.0, bound=(1e-7, 5e-8), fused=(3e-7, 1e-8), base=(2e-7, 3e-8))
+    assert (judge(bad).largest_holds, judge(bad).norm_holds, judge(bad).mixed) == (False, False, False)
+    bad.results[0].failure = "out of memory"
+    assert (judge(bad).largest_holds, judge(bad).norm) == (None, None)
+    assert margin(Report("gemm", ENVIRONMENT, {}, cases=[good])) == pytest.approx(1e-8 / 1e-15)
+
+
+def products_report():
+    cases = [
+        product_case("gaussian", 9.0, bound=(1e-7, 1e-8), fused=(2e-7, 2e-8), base=(2e-7, 3e-8)),
+        product_case("positive", 1.0, bound=(3e-7, 1e-8), fused=(3e-7, 1e-8), base=(2e-7, 3e-8)),
+        *(
+            product_case(f"K = {depth}", 2.0, (4, depth, 16), "Over K: gaussian", bound=(1e-7, 0.0), base=(2e-7, 3e-8))
+            for depth in (1, 255)
+        ),
+    ]
+    cases[-1].results[-1].failure = "out of memory"
+    cases[0].results.append(Result("torch TF32", failure="not installed"))
+    return Report("gemm", ENVIRONMENT, {"quick": True}, cases=cases)
+
+
+def test_the_report_of_products_begins_with_verdicts():
+    text = gemm_markdown(products_report())
+    assert "- By max error it is no larger in 2 of 2 cases; 2 not measured." in text
+    assert "- By Frobenius norms it is no larger in 1 of 1 cases with data of both signs; 2 not measured." in text
+    assert (
+        "- By Frobenius norms it is no larger in 0 of 1 cases with positive data, for which nothing is promised."
+        in text
+    )
+    assert "| gaussian | 2.0e-08 | 3.0e-08 | 0.67 | yes | 2.0e-07 | 2.0e-07 | 1.00 | yes |" in text
+    assert "| positive | 1.0e-08 | 3.0e-08 | 0.33 | yes | 3.0e-07 | 2.0e-07 | 1.50 | no (positive data) |" in text
+    assert "| gaussian | 0.33 | 0.67 | – | – |" in text  # times 1 and 2 over 3 microseconds
+    assert "| cupyfuse highest, bound | 1.0e-07 | 1.0e-08 | 1.00 | 3.00 |" in text
+    assert "- torch TF32: not installed" in text
+    assert "4 x K x 16" in text and "4 x 8 x 16" in text
+    assert "| 255 | 0.0e+00 | 3.0e-08 [1] |" in text and text.count("\n1. out of memory") == 1
+    assert "is 10,000,000 times that or more" in text  # 1e-8 over 1e-15
+
+
+def test_the_plot_of_products(tmp_path, capsys):
+    command.write(products_report(), tmp_path, "gemm")
+    assert {"gemm.json", "gemm.md"} <= {path.name for path in tmp_path.iterdir()}
+    if importlib.util.find_spec("matplotlib"):
+        assert capsys.readouterr().err == ""
+        assert (tmp_path / "gemm.png").read_bytes().startswith(b"\x89PNG")
 
 
 # Whole benchmarks on NumPy ------------------------------------------------------------------------------------------
@@ -430,6 +620,27 @@ def test_the_rows_run(torch_lab, hasty, monkeypatch):
     rows_markdown(Report("rows", ENVIRONMENT, {}, cases=found))
 
 
+def test_the_products_run(torch_lab, hasty):
+    chosen = gemm.Options((6, 32, 40), depths=(1, 3), quick=True)
+    found = list(gemm.cases(torch_lab, chosen))
+    assert [case.name for case in found] == [*families.FAMILIES, *["K = 1", "K = 3"] * 2]
+    without_gpu = ("cuBLAS TF32", "cuBLAS bfloat16", "cuBLAS bfloat16, rounded before")
+    for case in found:
+        for result in case.results:
+            if result.rival in without_gpu:
+                assert result.failure
+                continue
+            assert result.failure == "", (case.name, result)
+            assert set(result.times) == set(gemm.FIGURES)
+            assert result.max_error < 1e-6
+    by_name = {case.name: case.facts["cancellation"] for case in found}
+    assert by_name["cancelling"] > 50 and by_name["positive"] == pytest.approx(1.0, abs=1e-12)
+    report = Report("gemm", ENVIRONMENT, {}, cases=found)
+    assert report.failed() == []
+    json.dumps(report.cases[0].facts, allow_nan=False)
+    gemm_markdown(report)
+
+
 def test_compiling_stops_when_its_time_is_spent(torch_lab, hasty):
     options = rows.Options(lengths=(64,), dtypes=("float32",), quick=True, compile_budget=1e-9)
     first, second = rows.cases(torch_lab, options)
@@ -454,7 +665,7 @@ def test_without_cupy_or_gpu_the_exit_code_is_2(monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments",
     [[], ["tables"], ["heads", "--shape", "3x4"], ["heads", "--dtype", "int8"], ["rows", "--lengths", "1,-2"],
-     ["rows", "--dtypes", "float32,float8"]],
+     ["rows", "--dtypes", "float32,float8"], ["gemm", "--families", "gaussian,cauchy"], ["gemm", "--depths", "0"]],
 )  # fmt: skip
 def test_wrong_usage_is_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -471,6 +682,18 @@ def test_options_become_names_and_settings():
     name, stated, cases = command.plan(command.parser().parse_args(["rows", "--quick", "--lengths", "8,16"]))
     assert (name, stated["lengths"], stated["compile_budget_s"]) == ("rows", "8 16", command.QUICK_COMPILE_BUDGET)
     assert cases.keywords["options"].size == rows.QUICK_BYTES
+
+
+def test_options_of_products():
+    arguments = ["gemm", "--families", "positive,head", "--shape", "4x5x6", "--seed", "7"]
+    name, stated, cases = command.plan(command.parser().parse_args([*arguments, "--depths", "1,9"]))
+    assert (name, stated["families"], stated["depths"], stated["shape"]) == ("gemm", "positive head", "1 9", "4x5x6")
+    chosen = cases.keywords["options"]
+    assert chosen == gemm.Options((4, 5, 6), ("positive", "head"), (1, 9), False, 7)
+    shapes = [shape for _, _, _, shape in gemm.plan(chosen)]
+    assert shapes == [(4, 5, 6), (4, 5, 6), (256, 1, 512), (256, 9, 512)]
+    _, _, cases = command.plan(command.parser().parse_args(["gemm", "--quick"]))
+    assert cases.keywords["options"] == gemm.Options(depths=gemm.QUICK_DEPTHS, quick=True)
 
 
 def test_a_run_from_the_command_line(lab, hasty, monkeypatch, tmp_path, capsys):

@@ -1,0 +1,162 @@
+"""Operands of float32 matrix products: families of data, each hard on products in a way of its own.
+
+A family takes the shape (M, K, N) and a NumPy generator, and gives ``x`` (M, K) and ``weight`` (N, K), both float32,
+for ``x @ weight.T``. The first line of its docstring is what the report says of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Shape = tuple[int, int, int]
+Pair = tuple[Any, Any]
+Family = Callable[[Shape, np.random.Generator], Pair]
+
+OUTLIER = np.float32(1e4)
+RESIDUE = np.float32(1e-2)  # what is left of a pair that cancels, relative to its members
+RANK, NOISE = 16, np.float32(0.05)
+_EVERY = 64  # one row, or one k, of so many is an outlier
+
+
+def _normal(rng: np.random.Generator, rows: int, columns: int) -> Any:
+    return rng.standard_normal((rows, columns), dtype=np.float32)
+
+
+def _uniform(rng: np.random.Generator, rows: int, columns: int) -> Any:
+    return rng.random((rows, columns), dtype=np.float32)
+
+
+def gaussian(shape: Shape, rng: np.random.Generator) -> Pair:
+    """Both standard normal."""
+    m, k, n = shape
+    return _normal(rng, m, k), _normal(rng, n, k)
+
+
+def positive(shape: Shape, rng: np.random.Generator) -> Pair:
+    """Both uniform on [0, 1): partial sums only grow."""
+    m, k, n = shape
+    return _uniform(rng, m, k), _uniform(rng, n, k)
+
+
+def heavy_tailed(shape: Shape, rng: np.random.Generator) -> Pair:
+    """Both of Student's t distribution with 2 degrees of freedom: no variance, a few elements dwarf the others."""
+    m, k, n = shape
+
+    def draw(rows: int) -> Any:
+        # A normal number over the root of a chi-squared one's mean; with 2 degrees that mean is exponential.
+        spread = np.sqrt(rng.standard_exponential((rows, k), dtype=np.float32))
+        return _normal(rng, rows, k) / np.maximum(spread, np.float32(1e-6))
+
+    return draw(m), draw(n)
+
+
+def _some(rng: np.random.Generator, count: int) -> Any:
+    """One number of `_EVERY` below `count`, at random; one at least."""
+    return rng.choice(count, max(1, count // _EVERY), replace=False)
+
+
+def outlier_rows(shape: Shape, rng: np.random.Generator) -> Pair:
+    """Standard normal; one row of x in 64, and one of weight, is 10,000 times larger."""
+    x, weight = gaussian(shape, rng)
+    for operand in (x, weight):
+        operand[_some(rng, len(operand))] *= OUTLIER
+    return x, weight
+
+
+def outlier_columns(shape: Shape, rng: np.random.Generator) -> Pair:
+    """Standard normal; one k in 64 is 10,000 times larger in x, and others are in weight."""
+    x, weight = gaussian(shape, rng)
+    k = shape[1]
+    chosen = rng.permutation(k)[: 2 * max(1, k // _EVERY)]
+    x[:, chosen[::2]] *= OUTLIER
+    weight[:, chosen[1::2]] *= OUTLIER
+    return x, weight
+
+
+def cancelling(shape: Shape, rng: np.random.Generator) -> Pair:
+    """Positive products, then the same with the other sign but for 1 % noise: sums grow to K/8 and end near 0."""
+    m, k, n = shape
+    x, weight = _uniform(rng, m, k), _uniform(rng, n, k)
+    half = k // 2
+    x[:, half : 2 * half] = x[:, :half]
+    noise = RESIDUE * _normal(rng, n, half)
+    weight[:, half : 2 * half] = -weight[:, :half] * (1 + noise)
+    weight[:, 2 * half :] *= RESIDUE  # an odd K leaves one without a partner
+    return x, weight
+
+
+def _ones(bits: int) -> float:
+    """The number in [1, 2) whose significand is `bits` ones."""
+    return 2.0 - 2.0 ** (1 - bits)
+
+
+# All ones in the significand of bfloat16, of TF32 and float16, of float32; in both parts of a number that is split into
+# two of 11 bits; ones and zeros in turn.
+PATTERNS = (_ones(8), _ones(11), _ones(24), _ones(11) + 2.0**-12 * _ones(11), 4.0 / 3.0)
+
+
+def truncating(shape: Shape, rng: np.random.Generator) -> Pair:
+    """Equal positive numbers just below a power of two: what rounds toward zero loses most of a unit in every step."""
+    m, k, n = shape
+    x = rng.choice(np.array(PATTERNS, np.float32), (m, 1)) * np.ones((1, k), np.float32)
+    weight = rng.choice(np.array((1.0, *PATTERNS), np.float32), (n, 1)) * np.ones((1, k), np.float32)
+    x[0], weight[0] = PATTERNS[2], 1.0  # the worst pair, whatever was drawn
+    return x, weight
+
+
+def _rotation(rng: np.random.Generator, size: int) -> Any:
+    """A random orthogonal matrix: the Kronecker product of two uniformly distributed ones, its columns shuffled."""
+    small = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
+    factors = []
+    for length in (small, size // small):
+        q, r = np.linalg.qr(rng.standard_normal((length, length)))
+        factors.append((q * np.sign(np.diag(r))).astype(np.float32))
+    return np.kron(*factors)[:, rng.permutation(size)]
+
+
+def orthogonal(shape: Shape, rng: np.random.Generator) -> Pair:
+    """x standard normal, weight with orthonormal rows or columns."""
+    m, k, n = shape
+    return _normal(rng, m, k), np.ascontiguousarray(_rotation(rng, max(k, n))[:n, :k])
+
+
+def low_rank(shape: Shape, rng: np.random.Generator) -> Pair:
+    """x standard normal, weight of rank 16 plus 5 % noise, over the root of K."""
+    m, k, n = shape
+    rank = min(RANK, k, n)
+    signal = _normal(rng, n, rank) @ _normal(rng, rank, k) / np.float32(math.sqrt(rank))
+    return _normal(rng, m, k), (signal + NOISE * _normal(rng, n, k)) / np.float32(math.sqrt(k))
+
+
+def head(shape: Shape, rng: np.random.Generator) -> Pair:
+    """The data of the heads: x uniform on [0, 1), weight uniform between -1 and 1 over the root of K."""
+    m, k, n = shape
+    return _uniform(rng, m, k), (2 * _uniform(rng, n, k) - 1) / np.float32(math.sqrt(k))
+
+
+FAMILIES: dict[str, Family] = {
+    "gaussian": gaussian,
+    "positive": positive,
+    "heavy-tailed": heavy_tailed,
+    "outlier-rows": outlier_rows,
+    "outlier-columns": outlier_columns,
+    "cancelling": cancelling,
+    "truncating": truncating,
+    "orthogonal": orthogonal,
+    "low-rank": low_rank,
+    "head": head,
+}
+
+
+def describe(name: str) -> str:
+    """What a family is, in one line."""
+    return (FAMILIES[name].__doc__ or "").partition("\n")[0]
+
+
+def draw(name: str, shape: Shape, seed: int) -> Pair:
+    """The operands of a family: the same on every machine, whichever others are drawn."""
+    return FAMILIES[name](shape, np.random.default_rng([seed, *shape, *name.encode()]))

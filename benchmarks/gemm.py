@@ -1,0 +1,187 @@
+"""float32 matrix products in every precision: errors against float64 and times, over families of data and over K."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import cupyfuse as cf
+from cupyfuse import dtypes
+
+from . import families, heads
+from .cases import PRECISIONS, Lab, Rival, run
+from .device import Call
+from .report import Case
+
+FIGURES = ("gpu_evicted", "gpu_back_to_back")
+BUDGET, QUICK_BUDGET = 0.15, 0.02  # GPU seconds for each rival and figure
+
+BASE = "cuBLAS float32"
+DEPTHS = (1, 2, 3, 7, 16, 64, 255, 1024, 4096, 8192, 65536)
+QUICK_DEPTHS = (1, 3, 64, 255, 4096, 65536)
+SWEPT = ("gaussian", "positive")  # the families over K
+SWEEP_ROWS, SWEEP_COLUMNS = 256, 512
+
+# What is wrong rather than rounded, in units of |x| |weight|ᵀ: a unit in the last place of float32 for every term, and
+# the rounding of both operands to 10 or 7 bits, which may be a truncation.
+_OPERANDS = {"highest": 0.0, "high": 2.0**-9, "medium": 2.0**-6, "ieee": 0.0, "tf32": 2.0**-9}
+
+_CHECKED = 1 << 38  # multiplications in float64 for the reference; of larger products some rows are compared
+_TINY = 1e-300
+
+# cudaDataType_t and cublasComputeType_t
+_FLOAT32, _BFLOAT16 = 0, 14
+_COMPUTE_32F, _COMPUTE_32F_FAST_16BF, _COMPUTE_32F_FAST_TF32 = 68, 75, 77
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run: `shape` is (M, K, N) of every family, `depths` the K of the sweep."""
+
+    shape: tuple[int, int, int] = heads.Options.shape
+    families: tuple[str, ...] = tuple(families.FAMILIES)
+    depths: tuple[int, ...] = DEPTHS
+    quick: bool = False
+    seed: int = 0
+
+    @property
+    def budget(self) -> float:
+        return QUICK_BUDGET if self.quick else BUDGET
+
+
+def ours(precision: str, bound: bool) -> str:
+    """The name in the report of a product by cupyfuse."""
+    return f"cupyfuse {precision}, bound" if bound else f"cupyfuse {precision}"
+
+
+def limit(precision: str, depth: int) -> float:
+    """The error, relative to |x| |weight|ᵀ, from which on a product of `depth` terms is wrong."""
+    return (depth + 2) * 2.0**-23 + _OPERANDS[precision]
+
+
+class Product:
+    """One product ``x @ weight.T``, and how each rival computes it.
+
+    Parameters
+    ----------
+    lab : Lab
+    x, weight : cupy.ndarray, (M, K) and (N, K) float32
+
+    Attributes
+    ----------
+    facts : dict of str to float
+        "cancellation", the norm of |x| |weight|ᵀ over that of the product: 1 where nothing cancels. "reference", a
+        bound of the float64 reference's own error relative to |x| |weight|ᵀ: products of two float32 numbers are exact
+        there, so only the additions round.
+    """
+
+    def __init__(self, lab: Lab, x: Any, weight: Any):
+        self._lab, self._x, self._weight = lab, x, weight
+        self._m, self._k, self._n = x.shape[0], x.shape[1], weight.shape[0]
+        few = max(1, min(self._m, _CHECKED // (self._k * self._n)))
+        self._checked = slice(None, None, -(-self._m // few))
+        xs, ws = lab.as_double(x[self._checked]), lab.as_double(weight)
+        self._expected = [xs @ ws.T]
+        sizes = abs(xs) @ abs(ws).T
+        self._sizes = [lab.cupy.maximum(sizes, _TINY)]
+        norm = float((self._expected[0] ** 2).sum())
+        self.facts = {"reference": (self._k - 1) * 2.0**-53}
+        if norm > 0.0:
+            self.facts["cancellation"] = math.sqrt(float((sizes**2).sum()) / norm)
+
+    def factories(self) -> dict[str, Callable[[], Rival]]:
+        single = functools.partial(self._cublas, _FLOAT32)
+        makers: dict[str, Callable[[], Rival]] = {}
+        for precision in PRECISIONS:
+            for bound in (True, False):
+                makers[ours(precision, bound)] = functools.partial(self._cupyfuse, precision, bound)
+        return {
+            **makers,
+            BASE: self._cupy,
+            "cuBLAS TF32": functools.partial(single, _COMPUTE_32F_FAST_TF32, "tf32"),
+            "cuBLAS bfloat16": functools.partial(single, _COMPUTE_32F_FAST_16BF, "medium"),
+            "cuBLAS bfloat16, rounded before": functools.partial(self._cublas, _BFLOAT16, _COMPUTE_32F, "medium"),
+            "torch float32": functools.partial(self._torch, "highest", "ieee"),
+            "torch TF32": functools.partial(self._torch, "high", "tf32"),
+        }
+
+    def _sample(self, result: Any) -> list[Any]:
+        return [self._lab.as_double(result[self._checked])]
+
+    def _rival(self, call: Call, precision: str, attempts: list[Callable[[], list[Any]]]) -> Rival:
+        return Rival(call, attempts, self._expected, sizes=self._sizes, limit=limit(precision, self._k))
+
+    def _cupyfuse(self, precision: str, bound: bool) -> Rival:
+        function: Any = cf.fuse(lambda x, weight: x @ weight.T, precision=precision)
+        arguments = (self._x,) if bound else (self._x, self._weight)
+        if bound:
+            function = function.bind(weight=self._weight)
+        attempts = self._lab.fused_attempts(function, arguments, ((self._m, self._n), "float32"), self._sample)
+        return self._rival(functools.partial(function, *arguments), precision, attempts)
+
+    def _called(self, call: Call, precision: str) -> Rival:
+        """A function that gives a new array of CuPy's."""
+
+        def attempt() -> list[Any]:
+            self._lab.poison_pool(4 * self._m * self._n)
+            return self._sample(call())
+
+        return self._rival(call, precision, [attempt])
+
+    def _cupy(self) -> Rival:
+        return self._called(functools.partial(self._lab.cupy.matmul, self._x, self._weight.T), "ieee")
+
+    def _cublas(self, dtype: int, compute: int, precision: str) -> Rival:
+        """cuBLAS's own function, with float32 results; 16-bit operands are rounded here, outside of what is timed."""
+        cupy = self._lab.cupy
+        gemm, handle = cupy.cuda.cublas.gemmEx, cupy.cuda.device.get_cublas_handle
+        stored = dtypes.to_numpy("bfloat16" if dtype == _BFLOAT16 else "float32")
+        x, weight = self._x.astype(stored, copy=False), self._weight.astype(stored, copy=False)
+        one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+        m, k, n = self._m, self._k, self._n
+
+        def call() -> Any:
+            # cuBLAS counts by columns: it sees all three transposed, and computes weight @ x.T.
+            out = cupy.empty((m, n), np.float32)
+            a, b, c = weight.data.ptr, x.data.ptr, out.data.ptr
+            scale, keep = one.ctypes.data, zero.ctypes.data
+            gemm(handle(), 1, 0, n, m, k, scale, a, dtype, k, b, dtype, k, keep, c, _FLOAT32, n, compute, -1)
+            return out
+
+        return self._called(call, precision)
+
+    def _torch(self, name: str, precision: str) -> Rival:
+        torch, xp = self._lab.need_torch(), self._lab.cupy
+        call = functools.partial(torch.product, torch.share(self._x), torch.share(self._weight), name)
+
+        def attempt() -> list[Any]:
+            torch.poison(4 * self._m * self._n)
+            return [torch.as_double(call()[self._checked], xp)]
+
+        return self._rival(call, precision, [attempt])
+
+
+def plan(options: Options) -> Iterator[tuple[str, str, str, tuple[int, int, int]]]:
+    """Group and name of each case, its family and its shape (M, K, N)."""
+    for family in options.families:
+        yield "Families of data", family, family, options.shape
+    for family in options.families:
+        if family in SWEPT:
+            for depth in options.depths:
+                yield f"Over K: {family}", f"K = {depth}", family, (SWEEP_ROWS, depth, SWEEP_COLUMNS)
+
+
+def cases(lab: Lab, options: Options) -> Iterator[Case]:
+    """Run every family at one shape, then the sweep over K."""
+    for group, name, family, shape in plan(options):
+        lab.release()
+        x, weight = (lab.cupy.asarray(operand) for operand in families.draw(family, shape, options.seed))
+        product = Product(lab, x, weight)
+        case = Case(group, name, shape, "float32", facts=product.facts)
+        yield run(lab, case, product.factories(), FIGURES, options.budget)
+        del product, x, weight
