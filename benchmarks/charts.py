@@ -32,7 +32,11 @@ _PRECISION_COLORS = {
     "medium": "tab:purple",
     "bfloat16": "tab:purple",
 }
-_LIBRARY_MARKS = {"cupyfuse": "o", "cuBLAS": "s", "torch": "D"}
+_LIBRARY_MARKS = {
+    "cupyfuse": ("o", 5),
+    "cuBLAS": ("s", 9),
+    "torch": ("D", 7),
+}  # and sizes: equals do not hide each other
 _NO_ERROR = 1e-10  # where a logarithmic axis has an error of 0
 
 
@@ -130,7 +134,7 @@ def gemm(report: Report, path: Path) -> None:
         for panel, (title, cases) in zip(panels, single + swept, strict=True):
             over_time = cases[0].name in FAMILIES
             _errors(panel, sorted(cases, key=lambda case: case.shape[1]), over_time)
-            panel.set_xlabel("GPU time per call, back to back, µs" if over_time else "K")
+            panel.set_xlabel("GPU time per call, L2 evicted, µs" if over_time else "K")
             panel.set_ylabel("max |error| / (|x| |weight|ᵀ)")
             panel.set_title(title, fontsize=10)
             panel.grid(alpha=0.3)
@@ -142,14 +146,22 @@ def _errors(panel: Any, cases: Sequence[Case], over_time: bool) -> None:
         points = []
         for case in cases:
             result = case.find(name)
-            place = result.median("gpu_back_to_back") if result and over_time else case.shape[1]
+            place = result.median("gpu_evicted") if result and over_time else case.shape[1]
             if result and result.max_error is not None and not result.failure and place:
                 points.append((place, max(result.max_error, _NO_ERROR)))
         if points:
             library, _, rest = name.partition(" ")
             precision, prepared, _ = rest.partition(",")
-            style = {"marker": _LIBRARY_MARKS.get(library, "x"), "color": _PRECISION_COLORS.get(precision, "0.5")}
+            shape, size = _LIBRARY_MARKS.get(library, ("x", 5))
+            style: dict[str, Any] = {
+                "marker": shape,
+                "markersize": size,
+                "color": _PRECISION_COLORS.get(precision, "0.5"),
+            }
             style |= {"fillstyle": "full" if prepared else "none", "linestyle": "none" if over_time else "-"}
-            panel.plot(*zip(*points, strict=True), label=name, markersize=6, linewidth=0.8, **style)
-    panel.set_xscale("log")
+            panel.plot(*zip(*points, strict=True), label=name, linewidth=0.8, **style)
+    panel.set_xscale("log", subs=[2, 5])
     panel.set_yscale("log")
+    if over_time:
+        for place in ("major", "minor"):
+            getattr(panel.xaxis, f"set_{place}_formatter")(lambda microseconds, _: number(microseconds))

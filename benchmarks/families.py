@@ -89,23 +89,18 @@ def cancelling(shape: Shape, rng: np.random.Generator) -> Pair:
     return x, weight
 
 
-def _ones(bits: int) -> float:
-    """The number in [1, 2) whose significand is `bits` ones."""
-    return 2.0 - 2.0 ** (1 - bits)
-
-
-# All ones in the significand of bfloat16, of TF32 and float16, of float32; in both parts of a number that is split into
-# two of 11 bits; ones and zeros in turn.
-PATTERNS = (_ones(8), _ones(11), _ones(24), _ones(11) + 2.0**-12 * _ones(11), 4.0 / 3.0)
+# (1 - e)(1 + e) with e = 2**-10 is 1 - 2**-20, of factors that float16 and TF32 hold exactly; 1 - 2**-24 is the largest
+# float32 number below 1.
+BELOW = np.array((1 - 2**-10, 1 - 2**-24), np.float32)
+ABOVE = np.array((1 + 2**-10, 1), np.float32)
 
 
 def truncating(shape: Shape, rng: np.random.Generator) -> Pair:
-    """Equal positive numbers just below a power of two: what rounds toward zero loses most of a unit in every step."""
+    """Products just below a power of two: sums rounded toward zero lose a unit in every step, to nearest hardly any."""
     m, k, n = shape
-    x = rng.choice(np.array(PATTERNS, np.float32), (m, 1)) * np.ones((1, k), np.float32)
-    weight = rng.choice(np.array((1.0, *PATTERNS), np.float32), (n, 1)) * np.ones((1, k), np.float32)
-    x[0], weight[0] = PATTERNS[2], 1.0  # the worst pair, whatever was drawn
-    return x, weight
+    chosen = rng.integers(0, 2, k)
+    scales = [np.exp2(rng.integers(-3, 4, (rows, 1))).astype(np.float32) for rows in (m, n)]
+    return BELOW[chosen] * scales[0], ABOVE[chosen] * scales[1]
 
 
 def _rotation(rng: np.random.Generator, size: int) -> Any:

@@ -172,21 +172,21 @@ def heads_markdown(report: Report, base: str) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def case_table(case: Case, base: str) -> list[str]:
-    """Rivals down, errors and figures across; then what failed, and why."""
+def case_table(case: Case, base: str, compared: str = "gpu_back_to_back") -> list[str]:
+    """Rivals down, errors and figures across, and `compared` beside that of `base`; then what failed, and why."""
     figures = [f for f in FIGURES if any(f in r.times or f in r.missing for r in case.results)]
     reference = case.find(base)
-    against = reference.median("gpu_back_to_back") if reference else None
+    against = reference.median(compared) if reference else None
     elementwise = any(r.max_error is not None for r in case.results)
     header = ["", "error", *(["max error"] if elementwise else []), *(FIGURES[f] for f in figures)]
     header += ["GB/s, L2 evicted"] if case.moved else []
-    header += [f"× {base}, back to back"] if against else []
+    header += [f"× {base}, {FIGURES[compared].removeprefix('GPU, ')}"] if against else []
     rows, notes = [], []
     for result in case.results:
         row = [result.rival, scientific(result.error), *([scientific(result.max_error)] if elementwise else [])]
         row += [number(result.median(f)) for f in figures]
         row += [number(case.rate(result))] if case.moved else []
-        mine = result.median("gpu_back_to_back")
+        mine = result.median(compared)
         row += [number(against / mine) if mine else "–"] if against else []
         rows.append(row)
         notes += [f"- {result.rival}: {result.failure}"] if result.failure else []

@@ -188,6 +188,11 @@ class CudaExecutable:
         """A slot for the totals that the shares of a column step leave for the merge."""
         return self._temporary((1, size), 1).slot
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """An array for a result."""
+        with self.runtime.made_current():
+            return self.runtime.empty(shape, dtype)
+
     # Running
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
         """Launch the plan on the arrays (arguments, then prepared values).

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 class Device:
     """Peak rates of one GPU: memory bandwidth in bytes/s, arithmetic in FLOP/s (dense, no sparsity).
 
-    `simt` are the float32 units, `simt64` the float64 units, `tf32` and `half` the tensor cores.
+    `simt` are the float32 units, `simt64` the float64 units, `tf32` and `half` the tensor cores. `halves` is the rate
+    measured for products from fp16 halves, their three products counted; 0 where this library has no kernel for them.
     """
 
     name: str
@@ -19,6 +20,7 @@ class Device:
     simt64: float
     tf32: float
     half: float
+    halves: float = 0.0
 
 
 DEVICES: dict[str, Device] = {

@@ -13,6 +13,8 @@ cast                  the value in the node's dtype
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
+halves                a float32 matrix as fp16 halves, row by row, in the layout of `kernels_cu/halves.cuh`
+split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
 ====================  ==================================================================================================
@@ -171,6 +173,27 @@ def matmul(a: Node, b: Node) -> Node:
     return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted((a, b)))
 
 
+def is_product(node: Node) -> bool:
+    return node.op in ("matmul", "split_matmul")
+
+
+def halves(node: Node) -> Node:
+    """The rows of a float32 matrix, each scaled by a power of two, as sums of two float16 numbers."""
+    return Node("halves", (node,), halves_shape(node.shape), "float16")
+
+
+def halves_shape(shape: Shape) -> Shape:
+    """The memory that holds the halves of a matrix: whole tiles of 8 rows x 64 columns, and 16 bytes for each row."""
+    rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
+    return rows, 2 * cols + 8
+
+
+def split_matmul(left: Node, right: Node) -> Node:
+    """`left @ right.T` of float32 matrices by way of their halves."""
+    shape = (left.shape[0], right.shape[0])
+    return Node("split_matmul", (halves(left), halves(right), left, right), shape, "float32")
+
+
 def transpose(node: Node) -> Node:
     if node.op == "transpose":
         return node.inputs[0]
@@ -261,6 +284,10 @@ def flops(node: Node) -> int:
     """Floating-point operations of one node, counting a transcendental function as the table says."""
     if node.op == "matmul":
         return 2 * node.size * node.inputs[0].shape[1]
+    if node.op == "split_matmul":
+        return 3 * 2 * node.size * node.inputs[2].shape[1]
+    if node.op == "halves":
+        return 5 * node.inputs[0].size
     if node.op in POINTWISE:
         return POINTWISE[node.op].flops * node.size
     if node.reduction:

@@ -6,14 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-PRECISIONS = ("highest", "high", "medium", "ieee")
+from .settings import check_precision
+
 _current: ContextVar[str] = ContextVar("cupyfuse_precision", default="highest")
-
-
-def check_precision(value: str) -> str:
-    if value not in PRECISIONS:
-        raise ValueError(f"precision: expected one of {', '.join(map(repr, PRECISIONS))}, got {value!r}")
-    return value
 
 
 def current_precision() -> str:
@@ -26,10 +21,12 @@ def precision(value: str) -> Iterator[None]:
 
     Parameters
     ----------
-    value : {"highest", "high", "medium", "ieee"}
-        "highest" (the default) is never less accurate than cuBLAS's float32 product; "ieee" is that product itself;
-        "high" rounds operands to TF32 (10 bits of mantissa) and "medium" to bfloat16 (7 bits), both with float32
-        accumulation. The meanings are those of `torch.set_float32_matmul_precision`. Other dtypes are not affected.
+    value : {"highest", "high", "medium", "ieee", "tf32"}
+        "highest" (the default) is never less accurate than cuBLAS's float32 product, and several times faster where
+        tensor cores can compute it from fp16 halves. "high" may lose a few bits against that, and errs at most a
+        twentieth as much as TF32. "medium" rounds operands to bfloat16 (7 bits). "ieee" is cuBLAS's float32 product
+        itself, and "tf32" rounds operands to TF32 (10 bits). Sums are kept in float32 throughout. Other dtypes are not
+        affected.
 
     Raises
     ------

@@ -15,12 +15,12 @@ import cupyfuse
 PACKAGE = Path(cupyfuse.__file__).parent
 # From the bottom to the top; modules of one line may know each other.
 LAYERS = (
-    "errors special dtypes operators graph",
-    "trace rewrite schedule devices",
+    "errors special dtypes operators graph devices settings",
+    "trace rewrite schedule",
     "plan cuda.program cuda.expressions cuda.configure cuda.emit",
     "options structure arrays",
-    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda_engine",
-    "fuse eager reductions functions",
+    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda_engine streaming",
+    "calls bound fuse eager reductions functions",
     "heads machine progress demo selftest cli",
     "__main__",
 )
@@ -29,7 +29,7 @@ INSIDE = {
     "operators": "rows elementary activations reductions",
     "trace": "user_code value axes operations tracer recorder numpy_functions",
     "rewrite": "notes cleanup reductions linear sums pools affine guards order",
-    "schedule": "memory steps partition",
+    "schedule": "memory steps partition blocks products",
 }
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}
 FOUND = [info for info in pkgutil.walk_packages([str(PACKAGE)], "cupyfuse.") if "kernels_cu" not in info.name]

@@ -400,8 +400,8 @@ def _is_full(program: Program, node: Node) -> bool:
 
 def _missing_products(program: Program, node: Node) -> list[Node]:
     """The outermost products beneath a value that nothing computes; what they need themselves comes along."""
-    order = g.topological([node], lambda n: () if n in program.loaded or n.op == "matmul" else n.inputs)
-    return [n for n in order if n.op == "matmul" and n not in program.loaded]
+    order = g.topological([node], lambda n: () if n in program.loaded or g.is_product(n) else n.inputs)
+    return [n for n in order if g.is_product(n) and n not in program.loaded]
 
 
 def _reads(accumulators: list[tuple[str, str, Node, list[Node]]]) -> dict[Node, str]:

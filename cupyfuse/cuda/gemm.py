@@ -1,19 +1,26 @@
 """Matrix products: the only place that calls cuBLAS.
 
 CuPy's binding of `cublasGemmEx` is called rather than `cupy.matmul`: it writes float32 results of 16-bit operands,
-takes the precision a call at a time, and costs a few microseconds less of the host's time.
+takes the precision a call at a time, and costs a few microseconds less of the host's time. That binding refuses to work
+while a CUDA graph is captured; then the same function of the same library, with the same handle, is called by ctypes.
 """
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
+
+from ..errors import EngineError
 
 # cudaDataType_t and cublasComputeType_t
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
-_COMPUTE_FLOAT32 = {"highest": 68, "ieee": 68, "high": 77, "medium": 75}  # 32F, 32F, 32F_FAST_TF32, 32F_FAST_16BF
+_COMPUTE_FLOAT32 = {"tf32": 77, "medium": 75}  # 32F_FAST_TF32, 32F_FAST_16BF; the others sum exact products
 _NORMAL, _TRANSPOSED = 0, 1
 _DEFAULT_ALGORITHM = -1
 # A math mode: partial sums stay in float32, where cuBLAS would else keep them in the 16-bit type of the result.
@@ -70,7 +77,7 @@ class Gemm:
             self._compute = _COMPUTE_64F
             self._alpha, self._beta = _ONE64.ctypes.data, _ZERO64.ctypes.data
         else:
-            self._compute = _COMPUTE_FLOAT32[precision] if dtype == "float32" else _COMPUTE_32F
+            self._compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
             self._alpha, self._beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
 
     def __call__(self, a: int, b: int, c: int) -> None:
@@ -92,8 +99,14 @@ class Gemm:
             self._set_mode(handle, mode)
 
     def _launch(self, handle: int, a: int, b: int, c: int) -> None:
-        self._gemm(
-            handle,
+        arguments = self._arguments(a, b, c)
+        try:
+            self._gemm(handle, *arguments)
+        except NotImplementedError:  # CuPy's answer while a graph is captured
+            launch_while_capturing(handle, self._stream().ptr, arguments)
+
+    def _arguments(self, a: int, b: int, c: int) -> tuple[int, ...]:
+        return (
             self._op_b,
             self._op_a,
             self.n,
@@ -113,3 +126,49 @@ class Gemm:
             self._compute,
             _DEFAULT_ALGORITHM,
         )
+
+
+# While a graph is captured ------------------------------------------------------------------------------------------
+
+
+def launch_while_capturing(handle: int, stream: int, arguments: tuple[int, ...]) -> None:
+    """cublasGemmEx on a stream that captures.
+
+    Raises
+    ------
+    EngineError
+        cuBLAS refuses, or its library cannot be found.
+    """
+    library = _library()
+    # Setting the stream gives the handle its own workspace back, which outlives every graph.
+    _check("cublasSetStream", library.cublasSetStream_v2(handle, stream))
+    _check("cublasGemmEx", library.cublasGemmEx(handle, *arguments))
+
+
+def _check(function: str, status: int) -> None:
+    if status:
+        raise EngineError(f"{function} failed with status {status} while a CUDA graph was captured")
+
+
+@lru_cache(maxsize=1)
+def _library() -> Any:
+    """The cuBLAS that CuPy has loaded."""
+    from cupy import cuda
+
+    major = cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000
+    name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
+    try:
+        library = ctypes.CDLL(name)
+    except OSError as error:
+        raise EngineError(
+            f"a product of matrices cannot be captured in a CUDA graph: CuPy's binding does not allow it, and {name}, to "
+            f"be called directly, was not found ({error}); make the product outside of the graph"
+        ) from error
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    library.cublasSetStream_v2.argtypes = [pointer, pointer]
+    library.cublasGemmEx.argtypes = [
+        *(pointer, number, number, number, number, number),
+        *(pointer, pointer, number, number, pointer, number, number),
+        *(pointer, pointer, number, number, number, number),
+    ]
+    return library

@@ -11,6 +11,8 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Protocol
 
+from .. import devices
+from ..devices import Device
 from ..errors import EngineError
 from .compile import check_process, load
 from .emit import Kernel
@@ -27,11 +29,14 @@ class Runtime(Protocol):
     ----------
     processors : int
         Multiprocessors, which bound how many blocks stay on the device at once.
+    device : Device or None
+        What plans may know of it; None for a GPU that is not in the table.
     address : callable
         The address of an array's first element.
     """
 
     processors: int
+    device: Device | None
     address: Callable[[Any], int]
 
     def is_current(self) -> bool:
@@ -44,7 +49,7 @@ class Runtime(Protocol):
         """An array of undefined values, contiguous in C order."""
 
     def workspace(self, nbytes: int) -> Any:
-        """Memory with an address, `ptr`, for as long as the object lives."""
+        """Memory with an address, `ptr`, for as long as the object lives, and as long as a graph that captures it."""
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
         """The memory at an address as an array, strides in bytes."""
@@ -69,6 +74,8 @@ class CupyRuntime:
         self._device = device
         self._current = cupy.cuda.runtime.getDevice
         try:
+            name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
+            self.device = devices.find(name) if devices.known(name) else None
             self.processors = int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise EngineError(
@@ -77,7 +84,7 @@ class CupyRuntime:
             ) from error
         self.address: Callable[[Any], int] = attrgetter("data.ptr")
         self.empty = cupy.ndarray
-        self.workspace = cupy.cuda.alloc
+        self._captured: list[Any] = []  # what graphs write to whenever they are replayed
 
     def is_current(self) -> bool:
         check_process()
@@ -87,12 +94,29 @@ class CupyRuntime:
         check_process()
         return self._cupy.cuda.Device(self._device)
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream captures a CUDA graph."""
+        stream = self._cupy.cuda.get_current_stream()
+        return stream.ptr != 0 and bool(stream.is_capturing())
+
+    def workspace(self, nbytes: int) -> Any:
+        memory = self._cupy.cuda.alloc(nbytes)
+        if self.is_capturing():
+            # Replays use it after this call; how long, nobody tells.
+            self._captured.append(memory)
+        return memory
+
     def view(self, address: int, shape: Sequence[int], dtype: Any, strides: Sequence[int]) -> Any:
         cuda = self._cupy.cuda
         pointer = cuda.MemoryPointer(cuda.UnownedMemory(address, 0, self, self._device), 0)
         return self._cupy.ndarray(shape, dtype, pointer, strides=strides)
 
     def function(self, kernel: Kernel) -> Function:
+        if self.is_capturing():
+            raise EngineError(
+                "a CUDA graph is being captured, and a kernel would have to be loaded for it: make this call once with "
+                "arguments of these shapes, dtypes and strides before the capture begins"
+            )
         return load(kernel, self._device)
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:

@@ -14,11 +14,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..graph import Graph, Node
+from .blocks import NotByRows, rows_apart, with_rows
 from .memory import Layout, insert_copies, resolve, results_in_memory
 from .partition import Scheduler
+from .products import choose_products
 from .steps import Step, column_launches, column_splits, measured
 
-__all__ = ["Layout", "Schedule", "Step", "column_launches", "column_splits", "resolve", "schedule"]
+__all__ = [
+    "Layout",
+    "NotByRows",
+    "Schedule",
+    "Step",
+    "choose_products",
+    "column_launches",
+    "column_splits",
+    "resolve",
+    "rows_apart",
+    "schedule",
+    "with_rows",
+]
 
 
 @dataclass

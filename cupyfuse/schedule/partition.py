@@ -8,7 +8,11 @@ from .. import dtypes
 from .. import graph as g
 from ..graph import Graph, Node, Shape
 from .memory import resolve
-from .steps import Step, step_of, with_riders
+from .steps import Step, step_of, with_halves, with_riders
+
+# Operators that are a step of their own.
+_ALONE = {"matmul": "Gemm", "split_matmul": "Gemm", "halves": "Split", "copy": "Copy"}
+_IN_MEMORY = {"input", "transpose", "reshape", *_ALONE}
 
 
 class Scheduler:
@@ -25,7 +29,7 @@ class Scheduler:
     # Where each value is computed
     def in_memory(self, node: Node) -> bool:
         """Whether a reader finds the value in memory, whoever computed it."""
-        return node.op in ("input", "matmul", "copy", "transpose", "reshape") or node in self.column_group
+        return node.op in _IN_MEMORY or node in self.column_group
 
     def _place(self, node: Node) -> None:
         self.reducing[node] = False
@@ -33,7 +37,7 @@ class Scheduler:
             self.layer[node] = 0
         elif node.op in ("transpose", "reshape"):
             self.layer[node] = self.layer[node.inputs[0]]
-        elif node.op in ("matmul", "copy"):
+        elif node.op in _ALONE:
             self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
         elif node.reduction and node.axis == 0:
             layer = 1 + max((self.layer[f] for f in self.frontier(node.inputs[0])), default=0)
@@ -79,7 +83,7 @@ class Scheduler:
     def _known_to_guard(self, node: Node, exact: Node) -> bool:
         """Whether a guard reads this value; a product that nothing else computes it repeats, for single rows."""
         if self.in_memory(node):
-            return node.op != "matmul" or node in self.live_set
+            return not g.is_product(node) or node in self.live_set
         # A sum that is guarded itself is as its own repair leaves it.
         return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
@@ -133,7 +137,7 @@ class Scheduler:
                 steps.append((layer, self._column_step(roots, domain)))
             else:
                 steps.extend((layer, self._single_step(node)) for node in roots)
-        return with_riders([step for _, step in sorted(steps, key=lambda s: s[0])])
+        return with_riders(with_halves([step for _, step in sorted(steps, key=lambda s: s[0])]))
 
     def _require(self, node: Node) -> None:
         """Ask for a value to be in memory."""
@@ -141,7 +145,7 @@ class Scheduler:
         if node.op in ("input", "const"):
             return
         self.wanted.add(node)
-        if node.op in ("matmul", "copy"):
+        if node.op in _ALONE:
             key = (self.layer[node], node.op, (0, 0))
         elif node in self.column_group:
             key = (self.layer[node], "column", self.column_group[node][1])
@@ -192,10 +196,14 @@ class Scheduler:
     def _single_step(self, node: Node) -> Step:
         for i in node.inputs:
             self._require(i)
-            if node.op == "matmul":
+            if node.op in ("matmul", "halves"):
                 self._round(resolve(i))
-        kind = "Gemm" if node.op == "matmul" else "Copy"
-        return step_of(kind, node.shape, [node], list(node.inputs), [node], [])
+        self.rounded.update(i for i in node.inputs if i.op == "halves")
+        # The operands themselves are read only for what their halves cannot hold.
+        rare = node.inputs[2:] if node.op == "split_matmul" else ()
+        inputs = [i for i in node.inputs if i not in rare]
+        domain = node.inputs[0].shape if node.op == "halves" else node.shape
+        return step_of(_ALONE[node.op], domain, [node], inputs, [node], list(rare))
 
     def _round(self, node: Node) -> None:
         """A product's operand is stored in its own dtype; a copy of a value is stored as the value is."""

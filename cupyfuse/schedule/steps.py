@@ -27,6 +27,11 @@ class Step:
     outputs: tuple[Node, ...] = field(repr=False)
     rare: tuple[Node, ...] = field(default=(), repr=False)
 
+    @property
+    def how(self) -> str:
+        """How a product is computed, and why so; empty for other steps."""
+        return str(self.nodes[-1].attrs.get("how", "")) if self.kind == "Gemm" else ""
+
 
 def step_of(
     kind: str, domain: Shape, nodes: list[Node], inputs: list[Node], outputs: list[Node], rare: list[Node]
@@ -35,11 +40,11 @@ def step_of(
         kind = "MatVec"
     return Step(
         kind=kind,
-        fused=tuple(n.op for n in nodes),
+        fused=tuple("matmul" if g.is_product(n) else n.op for n in nodes),
         reads=0,
         writes=0,
         flops=sum(g.flops(n) for n in nodes),
-        launches=1,
+        launches=len(nodes) if kind == "Gemm" else 1,
         domain=domain,
         nodes=tuple(nodes),
         inputs=tuple(inputs),
@@ -61,6 +66,25 @@ def _is_matvec(nodes: list[Node], domain: Shape) -> bool:
         and {i.shape for i in product.inputs} == {domain, (1, domain[1])}
         and all(i.op != "const" for i in product.inputs)
     )
+
+
+def with_halves(steps: list[Step]) -> list[Step]:
+    """Let operands be split by the first product that reads their halves, as a part of its step."""
+    result: list[Step] = []
+    waiting: dict[Node, Step] = {}
+    for step in steps:
+        if step.kind == "Split":
+            waiting[step.outputs[0]] = step
+            continue
+        splits = [waiting.pop(i) for i in step.inputs if i in waiting]
+        if splits:
+            own = [n for s in splits for n in s.outputs]
+            nodes = [*own, *step.nodes]
+            inputs = [*(i for s in splits for i in s.inputs), *(i for i in step.inputs if i not in own)]
+            rare = [n for n in step.rare if n not in inputs]
+            step = step_of("Gemm", step.domain, nodes, inputs, [*own, *step.outputs], rare)
+        result.append(step)
+    return [*result, *waiting.values()]
 
 
 def with_riders(steps: list[Step]) -> list[Step]:
@@ -114,7 +138,7 @@ def measured(step: Step, storage: dict[Node, str]) -> Step:
     def nbytes(nodes: Iterable[Node]) -> int:
         return sum(n.size * dtypes.ITEMSIZE[storage[resolve(n)]] for n in dict.fromkeys(nodes))
 
-    launches = column_launches(step.domain) if step.kind == "ColumnStats" else 1
+    launches = column_launches(step.domain) if step.kind == "ColumnStats" else step.launches
     if step.domain[0] * step.domain[1] == 0 and all(n.size == 0 for n in step.outputs):
         launches = 0
     return replace(step, reads=nbytes(step.inputs), writes=nbytes(step.outputs), launches=launches)

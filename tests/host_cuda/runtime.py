@@ -15,6 +15,7 @@ import numpy as np
 
 from cupyfuse import dtypes
 from cupyfuse.cuda.emit import Kernel
+from cupyfuse.devices import Device
 from host_cuda.library import HostCudaError, Library
 
 PAGE = mmap.PAGESIZE
@@ -106,6 +107,7 @@ class HostRuntime:
     """
 
     processors = 3
+    device: Device | None = None
 
     def __init__(self, library: Library, address_sanitizer: bool = False):
         self.library = library

@@ -1,0 +1,49 @@
+"""What a plan is made for: the precision of products, the GPU, the memory that a call may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import devices
+from .devices import Device
+
+DEFAULT_WORKSPACE = 256 << 20
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Choices that shape a plan beside the function and its arguments.
+
+    Attributes
+    ----------
+    precision : str
+        One of `PRECISIONS`.
+    device : Device or None
+        The GPU that it is for; None where products are computed by NumPy, or by a GPU that nothing is known of.
+    max_workspace : int
+        Bytes that a call may take beside its arguments and results, where it can be computed in blocks of rows.
+    keep_halves : bool
+        Whether `bind` keeps the fp16 halves of bound operands.
+    """
+
+    precision: str = "highest"
+    device: Device | None = devices.DEVICES[devices.DEFAULT]
+    max_workspace: int = DEFAULT_WORKSPACE
+    keep_halves: bool = True
+
+
+PRECISIONS = ("highest", "high", "medium", "ieee", "tf32")
+
+
+def check_precision(value: str) -> str:
+    if value not in PRECISIONS:
+        raise ValueError(f"precision: expected one of {', '.join(map(repr, PRECISIONS))}, got {value!r}")
+    return value
+
+
+def check_workspace(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"max_workspace: expected a number of bytes, got {type(value).__name__}")
+    if value <= 0:
+        raise ValueError(f"max_workspace: expected a positive number of bytes, got {value}")
+    return value

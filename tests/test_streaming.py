@@ -1,0 +1,109 @@
+"""Blocks of rows: which plans take them, that they change no result, and that the workspace is as small as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from chains import Chain, chains
+from hypothesis import given
+from support import HEADS, Engine, Head
+
+import cupyfuse as cf
+
+SMALL = 6000  # bytes of workspace: a few rows of the products below
+
+
+def normal(rng: np.random.Generator, *shapes: tuple[int, ...]) -> list[Any]:
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 64, 65, 130])
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("head", [h for h in HEADS if h.name != "head_sum"], ids=lambda h: h.name)
+def test_blocks_change_no_result(engine: Engine, head: Head, bound: bool, rows: int, rng: np.random.Generator) -> None:
+    arguments = engine.arrays(head.arguments(rng, rows, 20, 150))
+    names = list(cf.fuse(head.function).signature.parameters)
+    results = []
+    for workspace in (1 << 20, SMALL):
+        fused: Any = cf.fuse(head.function, max_workspace=workspace)
+        if bound:
+            fixed = {n: a for n, a in zip(names, arguments, strict=True) if n in head.bound}
+            fused = fused.bind(**fixed)
+            given = [a for n, a in zip(names, arguments, strict=True) if n not in fixed]
+        else:
+            given = arguments
+        plan = fused.plan(*given)
+        assert (plan.blocks is not None) == (workspace == SMALL and rows * 150 * 4 > SMALL)
+        assert plan.workspace <= workspace
+        out = engine.array(np.full(plan.outputs[0].shape, np.nan, np.float32))
+        assert fused(*given, out=out) is out
+        results += [engine.host(fused(*given)), engine.host(out)]
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], rtol=1e-5)
+
+
+def test_several_results_and_arguments(engine: Engine, rng: np.random.Generator) -> None:
+    """What has a row for each row of the results is cut; what has not is computed once, for all blocks."""
+
+    def chain(x: Any, w: Any, each: Any, bias: Any) -> Any:
+        y = x @ (w * w.max()) + bias
+        return cf.softmax(y * each, axis=1), y.max(axis=1), (y.sum(axis=1, keepdims=True) + each).astype(np.float64)
+
+    arguments = engine.arrays(normal(rng, (97, 31), (31, 45), (97, 1), (45,)))
+    fused = cf.fuse(chain, max_workspace=SMALL)
+    plan = fused.plan(*arguments)
+    assert plan.blocks is not None and plan.blocks.arguments == {0, 2}
+    for result, expected in zip(fused(*arguments), chain(*map(engine.host, arguments)), strict=True):
+        np.testing.assert_allclose(engine.host(result), expected, rtol=1e-4, atol=1e-5)
+
+
+WHOLE: list[tuple[Callable[..., Any], str]] = [
+    (lambda x, w: cf.softmax(x @ w.T, axis=0), "across rows"),
+    (lambda x, w: (x @ w.T).T * 2, "rows"),
+    (lambda x, w: (cf.softmax(x @ w.T, axis=1), w * 2), "differ in their numbers of rows"),
+    (lambda x, w: (x @ w.T) @ (x @ w.T).T, "takes all rows of what others take row by row"),
+]
+
+
+@pytest.mark.parametrize(("chain", "reason"), WHOLE)
+def test_what_cannot_be_cut_is_computed_whole_and_says_why(
+    engine: Engine, chain: Any, reason: str, rng: np.random.Generator
+) -> None:
+    arguments = engine.arrays(normal(rng, (50, 20), (60, 20)))
+    fused = cf.fuse(chain, max_workspace=SMALL)
+    plan = fused.plan(*arguments)
+    assert plan.blocks is None and reason in plan.whole and plan.whole in str(plan)
+    results, expected = fused(*arguments), chain(*map(engine.host, arguments))
+    pairs = zip(results, expected, strict=True) if isinstance(results, tuple) else [(results, expected)]
+    for result, value in pairs:
+        np.testing.assert_allclose(engine.host(result), value, rtol=1e-3, atol=1e-4)
+
+
+@given(chain=chains(("float32", "float64")))
+def test_random_chains_in_blocks(chain: Chain) -> None:
+    arguments = [a.copy() for a in chain.arrays]
+    chain.check(cf.fuse(chain.function, max_workspace=300)(*arguments), arguments)
+
+
+def test_a_vocabulary_takes_little_workspace() -> None:
+    def head(x: Any, weight: Any) -> Any:
+        return cf.logsumexp(x @ weight.T, axis=1)
+
+    x, weight = cf.spec((8192, 4096)), cf.spec((131072, 4096))
+    for dtype in ("float32", "bfloat16"):
+        plan = cf.fuse(head).bind(weight=cf.spec(weight.shape, dtype)).plan(cf.spec(x.shape, dtype))
+        assert plan.workspace <= 256 << 20 and plan.blocks is not None
+        assert plan.blocks.rows % 128 == 0 and plan.blocks.rows >= 256
+        assert f"{plan.blocks.count} blocks of {plan.blocks.rows} rows" in str(plan)
+    tight = cf.fuse(head, max_workspace=1 << 20).bind(weight=weight).plan(x)
+    assert tight.workspace <= 1 << 20
+
+
+@pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_the_bound_is_checked(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="max_workspace: expected a"):
+        cf.fuse(lambda x: x, max_workspace=value)
