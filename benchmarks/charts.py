@@ -163,5 +163,5 @@ def _errors(panel: Any, cases: Sequence[Case], over_time: bool) -> None:
     panel.set_xscale("log", subs=[2, 5])
     panel.set_yscale("log")
     if over_time:
-        for place in ("major", "minor"):
-            getattr(panel.xaxis, f"set_{place}_formatter")(lambda microseconds, _: number(microseconds))
+        panel.xaxis.set_major_formatter(lambda microseconds, _: number(microseconds))
+        panel.xaxis.set_minor_formatter(lambda microseconds, _: number(microseconds))

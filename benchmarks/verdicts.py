@@ -21,7 +21,7 @@ _HOW = f"""\
 - *bound*: the weight was prepared once by `bind`, which is not timed; the other calls do all of it every time. *rounded
   before*: both operands were stored in bfloat16 beforehand.
 - *{BASE}* is `cupy.matmul`; the other products of cuBLAS are its own function, `cublasGemmEx`, with float32
-  results.
+  results. *TF32* and *bfloat16* are what it is allowed to round float32 operands to; it may round less than that.
 - *torch* is `torch.matmul` at `torch.set_float32_matmul_precision` "highest" and "high".
 
 Times are compared by single calls: many products in a row run at a clock that depends on what ran before them.

@@ -448,7 +448,7 @@ def toward_zero(exact):
 
 def test_truncated_sums_lose_a_unit_in_every_step():
     def running(x, weight, rounding):
-        """What a running sum, rounded to float32, loses in a step, in units in the last place; and its relative error."""
+        """What a running sum, rounded to float32, loses in a step, in units in the last place; its relative error."""
         terms = x * weight
         assert np.array_equal(terms, terms.astype(np.float32))
         total, lost = np.float32(0), []
