@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cupyfuse.settings import PRECISIONS
+
 from . import charts, environment, gemm, heads, rows
-from .cases import PRECISIONS, Lab, laboratory
+from .cases import Lab, laboratory
 from .device import NoGpu
 from .families import FAMILIES
 from .report import Case, Report, heads_markdown, rows_markdown

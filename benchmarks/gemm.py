@@ -12,9 +12,10 @@ import numpy as np
 
 import cupyfuse as cf
 from cupyfuse import dtypes
+from cupyfuse.settings import PRECISIONS
 
 from . import families, heads
-from .cases import PRECISIONS, Lab, Rival, run
+from .cases import Lab, Rival, run
 from .device import Call
 from .report import Case
 
