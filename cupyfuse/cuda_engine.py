@@ -6,8 +6,6 @@ with places for the addresses, where each value lies in one workspace. A call fi
 
 from __future__ import annotations
 
-import functools
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +14,10 @@ import numpy as np
 
 from . import dtypes
 from .cuda.configure import Config, default_config, fitting_vec
-from .cuda.emit import Kernel, emit
+from .cuda.emit import emit
 from .cuda.gemm import Operand
+from .cuda.kernel import Kernel, struct_packer
+from .cuda.products import Split, SplitProduct
 from .cuda.program import COLUMN, FULL, Program
 from .cuda.runtime import Runtime
 from .graph import Node
@@ -147,14 +147,14 @@ class CudaExecutable:
 
     # Making steps ready
     def _ready(self, step: Step) -> list[Launch]:
-        if step.kind == "Gemm":
-            return [self._gemm(step)]
+        if step.kind in ("Gemm", "Split"):
+            kinds = {"matmul": self._gemm, "halves": self._split, "split_matmul": self._split_product}
+            return [kinds[node.op](node) for node in step.nodes]
         if step.kind == "Copy":
             return [self._copy(step)]
         return [_KernelLaunch(self, step)]
 
-    def _gemm(self, step: Step) -> Launch:
-        (node,) = step.outputs
+    def _gemm(self, node: Node) -> Launch:
         a, b = node.inputs
         storage = self.plan.scheduled.storage
         left, right, target = self.place(a), self.place(b), self.place(node)
@@ -167,6 +167,21 @@ class CudaExecutable:
         )
         x, y, z = left.slot, right.slot, target.slot
         return lambda addresses: product(addresses[x], addresses[y], addresses[z])
+
+    def _split(self, node: Node) -> Launch:
+        (matrix,) = node.inputs
+        source, target = self.place(matrix), self.place(node)
+        split = Split(self.runtime, *matrix.shape, source.row_stride)
+        x, y = source.slot, target.slot
+        return lambda addresses: split(addresses[x], addresses[y])
+
+    def _split_product(self, node: Node) -> Launch:
+        depth = node.inputs[2].shape[1]
+        places = [self.place(i) for i in (*node.inputs, node)]
+        a, b, x, y, z = (p.slot for p in places)
+        strides = [(p.row_stride, p.col_stride) for p in places[2:4]]
+        product = SplitProduct(self.runtime, (*node.shape, depth), *strides)
+        return lambda at: product((at[a], at[b]), (at[x], at[y]), at[z])
 
     def _copy(self, step: Step) -> Launch:
         (node,) = step.outputs
@@ -358,13 +373,6 @@ class _KernelLaunch:
                 merge(merge_grid, block, arguments)
 
         return launch
-
-
-def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
-    """What packs a kernel's struct, and what makes of it the value that a launch takes as one argument."""
-    members = struct.Struct("=" + form)
-    dtype = np.dtype((np.void, members.size))
-    return members.pack, functools.partial(np.frombuffer, dtype=dtype)
 
 
 def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:

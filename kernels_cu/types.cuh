@@ -11,6 +11,11 @@
 #define SHARED_BYTES(name, bytes) __shared__ alignas(16) char name[bytes]
 #endif
 
+// All the shared memory that the launch asks for.
+#ifndef SHARED_DYNAMIC
+#define SHARED_DYNAMIC(name) extern __shared__ char name[]
+#endif
+
 typedef long long i64;
 typedef unsigned int u32;
 
@@ -101,6 +106,15 @@ struct Narrow<bf16> {
 template <class T, class U>
 __device__ __forceinline__ T narrow(U x) {
     return Narrow<T>::from(x);
+}
+
+// a b + c, rounded once; subnormal numbers count, whatever the compiler was told.
+__device__ __forceinline__ float exact_multiply_add(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+    return __fmaf_ieee_rn(a, b, c);
+#else
+    return fmaf(a, b, c);
+#endif
 }
 
 // V neighbouring elements of one row: at most 16 bytes, moved as one access.

@@ -16,7 +16,7 @@ from support import HOST
 import cupyfuse as cf
 from cupyfuse import heads
 from cupyfuse.cuda import compile as compiling
-from cupyfuse.cuda import emit
+from cupyfuse.cuda import emit, halves
 from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.configure import Config, default_config
 from cupyfuse.cuda.program import Program
@@ -47,7 +47,7 @@ def sources(dtype):
     for shape in SHAPES:
         for plan in plans(dtype, shape):
             for step in plan.steps:
-                if step.kind not in ("Gemm", "Copy"):
+                if step.kind not in ("Gemm", "Split", "Copy"):
                     for aligned in (None, 1):
                         found |= {k.source for k in emit.kernels_of(step, plan.scheduled.storage, aligned)}
     return sorted(found)
@@ -63,6 +63,14 @@ def test_the_heads_compile(dtype, architecture):
             assert code[:4] == b"\x7fELF"
 
 
+def test_the_kernels_of_halves_compile():
+    """Those that name Hopper's instructions for it alone, the others for every architecture."""
+    kernels = [halves.split_kernel(), halves.repair_kernel(), *map(halves.gemm_kernel, halves.WIDTHS)]
+    for kernel in kernels:
+        for architecture in [f"sm_{kernel.arch}"] if kernel.arch else ARCHITECTURES:
+            assert cubin(kernel.source, architecture)[:4] == b"\x7fELF"
+
+
 def test_guards_of_nested_products_compile():
     """What a guard evaluates as written can be products of products, which nothing else computes."""
     for function, shapes in (
@@ -72,7 +80,7 @@ def test_guards_of_nested_products_compile():
     ):
         plan = cf.fuse(function).plan(*map(cf.spec, shapes))
         for step in plan.steps:
-            if step.kind not in ("Gemm", "Copy"):
+            if step.kind not in ("Gemm", "Split", "Copy"):
                 for kernel in emit.kernels_of(step, plan.scheduled.storage):
                     assert cubin(kernel.source, "sm_90")
 

@@ -16,7 +16,7 @@ from host_cuda.library import CompileError, HostCudaError, sanitizer_environment
 from support import HOST
 
 from cupyfuse.cuda.configure import Config
-from cupyfuse.cuda.emit import Kernel
+from cupyfuse.cuda.kernel import Kernel
 
 THREADS, TURNS = 64, 6
 TESTS = Path(__file__).parent

@@ -17,9 +17,9 @@ PACKAGE = Path(cupyfuse.__file__).parent
 LAYERS = (
     "errors special dtypes operators graph devices settings",
     "trace rewrite schedule",
-    "plan cuda.program cuda.expressions cuda.configure cuda.emit",
+    "plan cuda.program cuda.expressions cuda.configure cuda.kernel cuda.halves cuda.emit",
     "options structure arrays",
-    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda_engine streaming",
+    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.products cuda_engine streaming",
     "calls bound fuse eager reductions functions",
     "heads machine progress demo selftest cli",
     "__main__",

@@ -146,7 +146,8 @@ def test_a_run_passes_and_says_what_ran(page: tuple[Report, str, str]) -> None:
 def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> None:
     report, printed, text = page
     assert "would have run were compiled" in report.kernels_are
-    templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu")}
+    # Products of this size do not run from halves.
+    templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu") if not path.stem.startswith("split_")}
     ways = templates | {"column_stats, in shares", "column_stats, merge of shares"}
     for dtype in FLOATS:
         for vectors in (False, True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 from chains import Chain, chains

@@ -8,17 +8,23 @@ any architecture with the NVRTC of the CUDA wheels.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
+import tempfile
 import threading
 import warnings
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError
-from .emit import Kernel, inlined
+from .kernel import Kernel, inlined
 
 OPTIONS = ("--std=c++17",)
 _OLDEST = "7.5"  # the lowest compute capability that the tests compile for
+_STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without saying so
+_DYNAMIC_SHARED_BYTES = 8  # the attribute of a function with which it says so
 _functions: dict[tuple[str, str, int], Any] = {}
 _lock = threading.Lock()
 _without_cache = False  # once the disk has let us down
@@ -55,6 +61,8 @@ def _compiled(kernel: Kernel, device: int) -> Any:
     code = inlined(kernel.source)
     driver_error = cupy.cuda.driver.CUDADriverError
     try:
+        if kernel.arch:
+            return _compiled_for(kernel, code)
         if _without_cache:
             return _compiled_in_memory(code, kernel.name)
         try:
@@ -81,6 +89,72 @@ def _compiled_in_memory(code: str, name: str) -> Any:
     module = cupy.cuda.function.Module()
     module.load(binary)
     return module.get_function(name)
+
+
+def _compiled_for(kernel: Kernel, code: str) -> Any:
+    """For an architecture of which CuPy's compiler knows no name, kept beside the binaries that CuPy keeps."""
+    import cupy
+
+    options = (*OPTIONS, f"-arch=sm_{kernel.arch}", "-ftz=true")
+    module = cupy.cuda.function.Module()
+    path, binary = _kept(code, options)
+    if not binary:
+        binary = _through_nvrtc(cupy.cuda.nvrtc, code, options)
+        _keep(path, binary)
+    module.load(binary)
+    function = module.get_function(kernel.name)
+    if kernel.shared > _STATIC_SHARED:
+        cupy.cuda.driver.funcSetAttribute(function.ptr, _DYNAMIC_SHARED_BYTES, kernel.shared)
+    return functools.partial(_launched, function, kernel.shared)
+
+
+def _launched(function: Any, shared: int, grid: Any, block: Any, arguments: Any) -> None:
+    function(grid, block, arguments, shared)
+
+
+def _through_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
+    program = nvrtc.createProgram(code, "cupyfuse.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, options)
+        return bytes(nvrtc.getCUBIN(program))
+    except nvrtc.NVRTCError as error:
+        raise RuntimeError(f"{error}\n{nvrtc.getProgramLog(program)}") from error
+    finally:
+        nvrtc.destroyProgram(program)
+
+
+def _kept(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
+    """Where the binary of a source is kept, and the binary; None where nothing can be kept, nothing for a new one."""
+    import cupy
+
+    if _without_cache or os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
+        return None, b""
+    version = cupy.cuda.nvrtc.getVersion()
+    key = hashlib.sha256("\0".join((code, *options, str(version))).encode()).hexdigest()
+    folder = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
+    path = Path(folder) / f"cupyfuse_{key[:40]}.cubin"
+    try:
+        kept = path.read_bytes()
+    except FileNotFoundError:
+        return path, b""
+    except OSError as error:
+        _do_without_cache(error)
+        return None, b""
+    # The binary follows its own checksum: half a file is no binary.
+    binary = kept[32:]
+    return path, binary if hashlib.sha256(binary).digest() == kept[:32] else b""
+
+
+def _keep(path: Path | None, binary: bytes) -> None:
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
+            file.write(hashlib.sha256(binary).digest() + binary)
+        os.replace(file.name, path)
+    except OSError as error:
+        _do_without_cache(error)
 
 
 def _do_without_cache(error: Exception) -> None:

@@ -6,33 +6,20 @@ The struct (`Program`) says what to compute for an element and for a row; it kno
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import graph as g
 from ..graph import Node
 from ..schedule import Step
+from . import halves
 from .configure import Config, default_config, fitting_vec
 from .expressions import Body, Scope, indented
+from .kernel import Kernel, inlined
 from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
 
 if TYPE_CHECKING:
     from ..plan import Plan
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """An emitted translation unit, the name of its entry, and what to pass to it."""
-
-    name: str
-    source: str
-    parameters: tuple[Parameter, ...]
-    config: Config
 
 
 def emit(program: Program, config: Config, merge: bool = False) -> Kernel:
@@ -426,33 +413,7 @@ def _function(head: str, body: Body) -> str:
     return f"__device__ {head} {{\n" + indented("\n".join(body.lines)) + "\n}"
 
 
-# Source text --------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=64)
-def header(name: str) -> str:
-    """The text of a file of `kernels_cu/`: inside the installed package, or beside it in a checkout."""
-    inside = resources.files("cupyfuse") / "kernels_cu" / name
-    beside = Path(__file__).resolve().parents[2] / "kernels_cu" / name
-    return inside.read_text() if inside.is_file() else beside.read_text()
-
-
-def inlined(source: str) -> str:
-    """The source with every header of ours in its place, once: what the compiler and its caches get to see."""
-    seen: set[str] = set()
-
-    def include(match: re.Match[str]) -> str:
-        name = match.group(1)
-        if name in seen:
-            return ""
-        seen.add(name)
-        text = header(name).replace("#pragma once\n", "")
-        return _INCLUDE.sub(include, text)
-
-    return _INCLUDE.sub(include, source)
-
-
-_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+# Plans --------------------------------------------------------------------------------------------------------------
 
 
 def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None) -> list[Kernel]:
@@ -470,9 +431,13 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
     finish: Callable[[str], str] = inlined if inline else str
     texts = []
     for step in plan.steps:
-        if step.kind in ("Gemm", "Copy"):
-            library = "cuBLAS gemmEx" if step.kind == "Gemm" else "a device copy"
-            texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {library}")
+        if step.kind in ("Gemm", "Split", "Copy"):
+            for node in step.nodes:
+                if node.op in ("matmul", "copy"):
+                    library = "cuBLAS gemmEx" if node.op == "matmul" else "a device copy"
+                    texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {library}")
+                else:
+                    texts += [finish(k.source) for k in halves.kernels_of(node)]
         else:
             texts += [finish(k.source) for k in kernels_of(step, plan.scheduled.storage)]
     return texts

@@ -161,8 +161,8 @@ def _library() -> Any:
         library = ctypes.CDLL(name)
     except OSError as error:
         raise EngineError(
-            f"a product of matrices cannot be captured in a CUDA graph: CuPy's binding does not allow it, and {name}, to "
-            f"be called directly, was not found ({error}); make the product outside of the graph"
+            f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {name}, which could be "
+            f"called directly, was not found ({error}); make the product outside of the graph"
         ) from error
     pointer, number = ctypes.c_void_p, ctypes.c_int
     library.cublasSetStream_v2.argtypes = [pointer, pointer]

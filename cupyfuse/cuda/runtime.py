@@ -15,8 +15,8 @@ from .. import devices
 from ..devices import Device
 from ..errors import EngineError
 from .compile import check_process, load
-from .emit import Kernel
 from .gemm import Gemm, Operand
+from .kernel import Kernel
 
 Dim = tuple[int, int, int]
 Function = Callable[[Dim, Dim, tuple[Any, ...]], Any]

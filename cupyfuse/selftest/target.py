@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import demo
-from ..cuda.emit import Kernel, kernels_of
+from ..cuda.emit import kernels_of
+from ..cuda.kernel import Kernel
 from ..errors import EngineError
 from ..fuse import Fused
 from ..plan import Plan
@@ -121,7 +122,7 @@ class Target:
     def _note(self, plan: Plan, form: Format) -> None:
         for part in filter(None, (plan, plan.prepare)):
             for step in part.steps:
-                if step.kind in ("Gemm", "Copy"):
+                if step.kind in ("Gemm", "Split", "Copy"):
                     self.products += 1
                     continue
                 for kernel in kernels_of(step, part.scheduled.storage):

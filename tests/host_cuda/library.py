@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from cupyfuse.cuda.emit import Kernel
+from cupyfuse.cuda.kernel import Kernel
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels_cu"
 TEMPLATES = ("row_lanes", "row_block", "row_persistent", "row_stream", "elementwise", "column_stats")
+TEMPLATES += ("split_rows", "split_gemm", "split_repair")
 COMPILER = os.environ.get("CXX", "g++")
 # No optimisation: compiling takes most of the time. Variables that nobody has set hold a large number.
 OPTIONS = ["-std=c++17", "-O0", "-fPIC", "-w", "-ftrivial-auto-var-init=pattern"]

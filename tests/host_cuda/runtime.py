@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupyfuse import dtypes
-from cupyfuse.cuda.emit import Kernel
+from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.devices import Device
 from host_cuda.library import HostCudaError, Library
 
@@ -159,7 +159,7 @@ class HostRuntime:
                 launch = launch or self.library.launch(kernel)
                 self.seed += 1
                 self.launched.add(kernel.source)
-                launch(arguments[0].tobytes(), grid, block, 0, self.seed)
+                launch(arguments[0].tobytes(), grid, block, kernel.shared, self.seed)
                 self.check(kernel.name)
 
         return run

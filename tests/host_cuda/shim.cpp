@@ -14,6 +14,7 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <vector>
 
@@ -50,7 +51,15 @@ struct Shared {
 };
 
 std::vector<Fiber> fibers;
+// A barrier in shared memory: what the current phase still waits for.
+struct Phase {
+    unsigned arrivals, pending, parity;
+    long long bytes;
+};
+
 std::vector<Shared> shared_blocks;
+std::map<unsigned, Phase> phases;
+std::map<unsigned, unsigned> arrived;  // at the named barriers
 ucontext_t scheduler;
 Fiber* current;
 Entry* entry;
@@ -65,6 +74,8 @@ const char* name_of(Kind kind) {
         case Kind::Barrier: return "__syncthreads";
         case Kind::Shuffle: return "a shuffle";
         case Kind::Ballot: return "a vote";
+        case Kind::Phase: return "a barrier in shared memory";
+        case Kind::Named: return "a named barrier";
         default: return "__syncwarp";
     }
 }
@@ -181,7 +192,8 @@ bool completed(unsigned members) {
                      other ? "has left the kernel" : "the block does not have");
                 abandon();
             }
-            if (other->state != State::Waiting || other->kind == Kind::Barrier) return false;
+            const bool alone = other->kind == Kind::Barrier || other->kind == Kind::Phase || other->kind == Kind::Named;
+            if (other->state != State::Waiting || alone) return false;
             if (other->kind != current->kind || !same(other->site, current->site) || other->members != members) {
                 note(current->site, "%s of lanes %08x meets %s of lanes %08x at %s:%d (lane %d)",
                      name_of(current->kind), members, name_of(other->kind), other->members,
@@ -326,6 +338,67 @@ Word64 collect(Kind kind, Site site, unsigned members, Word64 word, int from) {
     return own.word;
 }
 
+namespace {
+
+void wait_for(Kind kind, Site site, unsigned what) {
+    current->state = State::Waiting;
+    current->kind = kind;
+    current->site = site;
+    current->members = what;
+    give_way();
+}
+
+void wake(Kind kind, unsigned what) {
+    for (Fiber& fiber : fibers) {
+        if (fiber.state == State::Waiting && fiber.kind == kind && fiber.members == what) fiber.state = State::Ready;
+    }
+}
+
+void settle(unsigned barrier) {
+    Phase& phase = phases[barrier];
+    if (phase.pending == 0 && phase.bytes == 0) {
+        phase.pending = phase.arrivals;
+        phase.parity ^= 1;
+        wake(Kind::Phase, barrier);
+    }
+}
+
+}  // namespace
+
+unsigned offset_in_shared(const void* p) {
+    return static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
+}
+
+void phase_init(unsigned barrier, unsigned arrivals) { phases[barrier] = Phase{arrivals, arrivals, 0, 0}; }
+
+void phase_expect(unsigned barrier, unsigned bytes) { phases[barrier].bytes += bytes; }
+
+void phase_complete(unsigned barrier, unsigned bytes) {
+    phases[barrier].bytes -= bytes;
+    settle(barrier);
+}
+
+void phase_arrive(Site site, unsigned barrier) {
+    if (phases.count(barrier) == 0 || phases[barrier].pending == 0) {
+        fail("an arrival at a barrier that expects no more", site);
+    }
+    --phases[barrier].pending;
+    settle(barrier);
+}
+
+void phase_wait(Site site, unsigned barrier, unsigned parity) {
+    while (phases[barrier].parity == parity) wait_for(Kind::Phase, site, barrier);
+}
+
+void named_barrier(Site site, unsigned name, unsigned threads, bool waits) {
+    if (++arrived[name] == threads) {
+        arrived[name] = 0;
+        wake(Kind::Named, name);
+    } else if (waits) {
+        wait_for(Kind::Named, site, name);
+    }
+}
+
 char* shared_memory(Site site, size_t bytes) {
     for (const Shared& block : shared_blocks) {
         if (same(block.site, site) && block.bytes == bytes) return block.memory + kGuard;
@@ -369,6 +442,11 @@ const char* launch(const char* kernel_, Entry* entry_, const void* program_, Ind
         check_shared();
         for (Shared& memory : shared_blocks) free(memory.memory);
         shared_blocks.clear();
+        phases.clear();
+        for (const auto& each : arrived) {
+            if (each.second != 0) note(Site{"a named barrier", 0}, "%u arrivals are left over", each.second);
+        }
+        arrived.clear();
         if (failed) break;
     }
 #ifndef __SANITIZE_ADDRESS__

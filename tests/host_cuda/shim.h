@@ -22,7 +22,7 @@ struct Index {
 };
 typedef unsigned long long Word64;
 
-enum class Kind { Barrier, Shuffle, Ballot, WarpBarrier };
+enum class Kind { Barrier, Shuffle, Ballot, WarpBarrier, Phase, Named };
 
 void barrier(Site);
 // Every lane of `members` hands in a word, and gets the one that lane `from` handed in (Ballot: one bit of each lane).
@@ -30,6 +30,15 @@ Word64 collect(Kind, Site, unsigned members, Word64 word, int from);
 char* shared_memory(Site, size_t bytes);
 char* dynamic_shared_memory();
 int lane();
+// Barriers in dynamic shared memory, named by their offset: a phase ends once all arrivals and all expected bytes are in.
+unsigned offset_in_shared(const void* p);
+void phase_init(unsigned barrier, unsigned arrivals);
+void phase_expect(unsigned barrier, unsigned bytes);
+void phase_complete(unsigned barrier, unsigned bytes);
+void phase_arrive(Site, unsigned barrier);
+void phase_wait(Site, unsigned barrier, unsigned parity);
+// bar.sync and, without waiting, bar.arrive.
+void named_barrier(Site, unsigned name, unsigned threads, bool waits);
 [[noreturn]] void fail(const char* what, Site);
 
 template <class T>
@@ -104,4 +113,9 @@ inline unsigned __float_as_uint(float x) { return bits_as<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return bits_as<float>(x); }
 inline float __int_as_float(int x) { return bits_as<float>(x); }
 inline double __longlong_as_double(long long x) { return bits_as<double>(x); }
+template <class T>
+T min(T a, T b) { return b < a ? b : a; }
+template <class T>
+T max(T a, T b) { return a < b ? b : a; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return uint4{x, y, z, w}; }
 inline float __fdividef(float a, float b) { return a / b; }

@@ -1,0 +1,145 @@
+"""Float32 products from fp16 halves on Hopper's tensor cores: the kernels, and how operands lie in memory.
+
+`split_rows.cu` splits an operand, `split_gemm.cu` multiplies, `split_repair.cu` computes what halves cannot hold. Their
+sources say how; here is what depends on the shape: the width of the tiles, and with it the text of one instruction.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .. import devices
+from ..graph import Node
+from .configure import Config
+from .kernel import Kernel
+
+ARCHITECTURE = "90a"
+TILE_ROWS = 128
+WIDTHS = (168, 160, 144, 128, 96, 64)
+_SHARED_BYTES = 232448  # that a block can have
+GEMM_THREADS = 384
+SPLIT_THREADS, _SPLIT_HELD = 256, 4
+REPAIR_THREADS = 256
+
+
+def tile_width(rows: int, cols: int, processors: int) -> int:
+    """The width of the tiles with which a product takes the least time on so many multiprocessors.
+
+    A round of tiles, one on each, takes a time of (28 + width) units on an H200, whatever the depth.
+    """
+
+    def time(width: int) -> int:
+        tiles = -(-rows // TILE_ROWS) * -(-cols // width)
+        return -(-tiles // processors) * (28 + width)
+
+    return min(WIDTHS, key=time)
+
+
+def stages_for(width: int) -> int:
+    """How many stages of both operands fit into shared memory, up to 5."""
+    return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= _SHARED_BYTES))
+
+
+def _shared_bytes(width: int, stages: int) -> int:
+    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16)
+
+
+def inverse_at(rows: int, cols: int) -> int:
+    """Where the inverse scales are in the memory that holds the halves of a matrix, in bytes."""
+    return -(-rows // 8) * 8 * (-(-cols // 64) * 64) * 4
+
+
+# Sources ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache
+def split_kernel() -> Kernel:
+    """The kernel that splits the rows of a matrix."""
+    return _kernel(
+        "split_rows",
+        "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;",
+        f"split_rows<{SPLIT_THREADS}, 1, {_SPLIT_HELD}>(p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols)",
+        SPLIT_THREADS,
+    )
+
+
+@lru_cache
+def gemm_kernel(width: int) -> Kernel:
+    """The kernel that multiplies, in tiles of this width."""
+    stages = stages_for(width)
+    shared = _shared_bytes(width, stages)
+    return _kernel(
+        "split_gemm",
+        "const char* a; const char* b; Target to; i64 k;",
+        f"split_gemm<{width}, {stages}>(p.a, p.b, p.to, p.k)",
+        GEMM_THREADS,
+        instruction=_multiply_add(width),
+        check=f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");',
+        arch=ARCHITECTURE,
+        shared=shared,
+    )
+
+
+@lru_cache
+def repair_kernel() -> Kernel:
+    """The kernel that computes the rows and columns that halves cannot hold."""
+    return _kernel(
+        "split_repair",
+        "Matrix a; Matrix b; float* c; i64 cols;",
+        "split_repair(p.a, p.b, p.c, p.cols)",
+        REPAIR_THREADS,
+    )
+
+
+def kernels_of(node: Node) -> list[Kernel]:
+    """The kernels that compute a node, with tiles as they are on the default GPU."""
+    if node.op == "halves":
+        return [split_kernel()]
+    return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
+
+
+def _kernel(
+    name: str,
+    members: str,
+    call: str,
+    threads: int,
+    instruction: str = "",
+    check: str = "",
+    arch: str = "",
+    shared: int = 0,
+) -> Kernel:
+    lines = [
+        f'#include "{name}.cu"',
+        "",
+        *([instruction, check, ""] if instruction else []),
+        f"struct Program {{ {members} }};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({threads}, 1) {name}_kernel(const Program p) {{',
+        f"    {call};",
+        "}",
+        "",
+    ]
+    return Kernel(f"{name}_kernel", "\n".join(lines), (), Config(name, threads, 1, 1), arch, shared)
+
+
+def _multiply_add(width: int) -> str:
+    """The product of a warpgroup for tiles of this many columns: one instruction that names every register."""
+    count = width // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.f16.f16"
+    return f"""\
+#ifdef __CUDA_ARCH__
+template <>
+__device__ __forceinline__ void multiply_add<{count}>(float (&d)[{count}], u64 a, u64 b, int add) {{
+    asm volatile(
+        "{{\\n"
+        ".reg .pred p;\\n"
+        "setp.ne.b32 p, %{count + 2}, 0;\\n"
+        "{instruction} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n"
+        "}}"
+        : {operands}
+        : "l"(a), "l"(b), "r"(add));
+}}
+#endif
+"""

@@ -1,0 +1,70 @@
+"""Launches of products from fp16 halves: splitting, product, repair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .halves import (
+    GEMM_THREADS,
+    REPAIR_THREADS,
+    SPLIT_THREADS,
+    TILE_ROWS,
+    gemm_kernel,
+    inverse_at,
+    repair_kernel,
+    split_kernel,
+    tile_width,
+)
+from .kernel import struct_packer
+from .runtime import Runtime
+
+
+class Split:
+    """The splitting of a (rows, cols) float32 matrix of unit column stride; called with its address and the halves'."""
+
+    def __init__(self, runtime: Runtime, rows: int, cols: int, row_stride: int):
+        self._function = runtime.function(split_kernel())
+        self._grid, self._block = (-(-rows // 8) * 8, 1, 1), (SPLIT_THREADS, 1, 1)
+        self._pack, self._as_value = struct_packer("QqQQqq")
+        self._shape, self._row_stride = (rows, cols), row_stride
+        self._inverse = inverse_at(rows, cols)
+
+    def __call__(self, matrix: int, halves: int) -> None:
+        members = (matrix, self._row_stride, halves, halves + self._inverse, *self._shape)
+        self._function(self._grid, self._block, (self._as_value(self._pack(*members)),))
+
+
+class SplitProduct:
+    """C = A B' of float32 matrices from their halves.
+
+    Parameters
+    ----------
+    runtime : Runtime
+    shape : tuple of int
+        Rows of A, rows of B, columns of both.
+    left, right : tuple of int
+        Strides of A and of B in elements, from row to row and from column to column.
+    """
+
+    def __init__(self, runtime: Runtime, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int]):
+        m, n, k = shape
+        width = tile_width(m, n, runtime.processors)
+        self._multiply = runtime.function(gemm_kernel(width))
+        self._repair = runtime.function(repair_kernel())
+        tiles = -(-m // TILE_ROWS) * -(-n // width)
+        self._grid, self._block = (min(tiles, runtime.processors), 1, 1), (GEMM_THREADS, 1, 1)
+        self._repair_grid, self._repair_block = (runtime.processors, 1, 1), (REPAIR_THREADS, 1, 1)
+        self._pack, self._as_value = struct_packer("QQQqqQQq")
+        self._repair_pack, self._repair_value = struct_packer("QqqQqQqqQqQq")
+        self._shape, self._left, self._right = shape, left, right
+        self._inverses = inverse_at(m, k), inverse_at(n, k)
+
+    def __call__(self, halves: Sequence[int], operands: Sequence[int], target: int) -> None:
+        """Launch, with the addresses of the halves of A and of B, of A and B themselves, and of C."""
+        m, n, k = self._shape
+        (a, b), (left, right) = halves, operands
+        inverse_a, inverse_b = a + self._inverses[0], b + self._inverses[1]
+        members = (a, b, target, m, n, inverse_a, inverse_b, k)
+        self._multiply(self._grid, self._block, (self._as_value(self._pack(*members)),))
+        repaired = (left, *self._left, inverse_a, m, right, *self._right, inverse_b, n, target, k)
+        self._repair(self._repair_grid, self._repair_block, (self._repair_value(self._repair_pack(*repaired)),))

@@ -1,0 +1,258 @@
+// Float32-accurate matrix product on Hopper's tensor cores: C = sum over k of Ahi Bhi + 2^-11 (Ahi Blo + Alo Bhi), every
+// row and column multiplied by the inverse of its scale.
+//
+// C is (m, n) float32, contiguous. A is (m, k) and B is (n, k), split into f16 halves by
+// split_rows.cu, whose layout suits tiles of any size: for every 64 columns, for every 8 rows, the atom of hi (see
+// tensor_cores.cuh) and the atom of lo. k > 0. An element of C has the same bits whatever m, n and Columns are. Rows and
+// columns whose inverse scale is NaN hold nothing of use: split_repair.cu computes them.
+//
+// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
+// copies the operands, 64 columns a stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they
+// sum 64 columns at a time, the corrections first, and the sum over k is rounded to nearest in other registers. While a
+// warpgroup does that, the tensor cores work for the other one: the two take turns.
+// Launch: 384 threads, any number of blocks (one a multiprocessor), SplitGemm<Columns, Stages>::shared bytes.
+// Columns a multiple of 8, up to 192, of which `multiply_add` is emitted.
+#pragma once
+
+#include "tensor_cores.cuh"
+
+template <int Columns, int Stages>
+struct SplitGemm {
+    static constexpr int group = 2048;  // bytes of 8 rows x 64 columns, hi and lo
+    static constexpr int rows = 128, rows_a_warpgroup = 64;
+    static constexpr int groups_a = rows / 8, groups_b = Columns / 8;
+    static constexpr int stage = (groups_a + groups_b) * group;
+    static constexpr int shared = 1023 + Stages * (stage + 16);  // to align the stages, and two barriers each
+    static constexpr int consumers = 256, threads = 384;
+    static constexpr int band = 8;  // tiles below one another that are computed together
+};
+
+// Where the tiles are: down a band of rows first, so that tiles of the same time share rows of both operands.
+template <class Shape, int Columns>
+struct TileOrder {
+    u32 down, across;
+
+    __device__ __forceinline__ TileOrder(i64 m, i64 n)
+        : down(static_cast<u32>((m + Shape::rows - 1) / Shape::rows)),
+          across(static_cast<u32>((n + Columns - 1) / Columns)) {}
+    __device__ __forceinline__ u32 count() const { return down * across; }
+    __device__ __forceinline__ void at(u32 tile, i64& row, i64& col) const {
+        const u32 band = tile / (Shape::band * across), within = tile % (Shape::band * across);
+        const u32 height = min(down - band * Shape::band, static_cast<u32>(Shape::band));
+        row = static_cast<i64>(band * Shape::band + within % height) * Shape::rows;
+        col = static_cast<i64>(within / height) * Columns;
+    }
+};
+
+// How many of `most` are left, when `left` are left in all.
+__device__ __forceinline__ int at_most(i64 left, int most) { return left < most ? static_cast<int>(left) : most; }
+
+// Where a product goes, and the inverse scales of its rows and columns.
+struct Target {
+    float* c;
+    i64 m, n;
+    const float *inverse_a, *inverse_b;
+};
+
+// A power of two as its biased exponent.
+__device__ __forceinline__ u32 exponent_of(float power) { return __float_as_uint(power) >> 23; }
+
+// sum * 2^exponents, the biased exponents of two factors added up. In two steps of half of it each, so that no product
+// on the way is too large or too small for a float unless the result is.
+__device__ __forceinline__ float scaled(float sum, u32 exponents) {
+    const u32 half = exponents / 2;
+    const float first = exact_multiply_add(sum, __uint_as_float(half << 23), -0.0f);
+    return exact_multiply_add(first, __uint_as_float((exponents - half) << 23), -0.0f);
+}
+
+// The tile at (row, col), as multiply_add leaves it in the registers of both consumer warpgroups.
+template <int Columns>
+__device__ __forceinline__ void store_tile(const float (&sum)[Columns / 2], const Target& to, i64 row, i64 col) {
+    const int lane = threadIdx.x % 32;
+    row += threadIdx.x / 32 * 16 + lane / 4;
+    col += lane % 4 * 2;
+    const int left = at_most(to.n - col, Columns);
+    const bool pairs = to.n % 2 == 0 && reinterpret_cast<i64>(to.c) % 8 == 0;
+    float* const at = to.c + row * to.n + col;
+    const bool top = row < to.m, bottom = row + 8 < to.m;
+    const u32 upper = top ? exponent_of(to.inverse_a[row]) : 0, lower = bottom ? exponent_of(to.inverse_a[row + 8]) : 0;
+#pragma unroll
+    for (int j = 0; j < Columns / 8; ++j) {
+        const bool one = 8 * j < left, two = 8 * j + 1 < left;
+        const u32 here = one ? exponent_of(to.inverse_b[col + 8 * j]) : 0;
+        const u32 beside = two ? exponent_of(to.inverse_b[col + 8 * j + 1]) : 0;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const u32 of_row = h ? lower : upper;
+            float* const element = at + 8 * h * to.n + 8 * j;
+            const float x = scaled(sum[4 * j + 2 * h], of_row + here);
+            const float y = scaled(sum[4 * j + 2 * h + 1], of_row + beside);
+            if (h ? bottom : top) {
+                if (pairs && one) {
+                    store_pack<2>(element, Pack<float, 2>{{x, y}});
+                } else if (one) {
+                    element[0] = x;
+                    if (two) {
+                        element[1] = y;
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The stages in shared memory, as producer and consumers go round them, and after them two barriers each: `full`, which
+// the copies complete, and `empty`, at which every warp of the consumers arrives.
+template <class Shape, int Stages>
+struct Ring {
+    u32 first, stage = 0, parity = 0;
+
+    __device__ __forceinline__ explicit Ring(const char* shared)
+        : first((shared_address(shared) + 1023) / 1024 * 1024) {}
+    __device__ __forceinline__ u32 a() const { return first + stage * Shape::stage; }
+    __device__ __forceinline__ u32 b() const { return a() + Shape::groups_a * Shape::group; }
+    __device__ __forceinline__ u32 full() const { return first + Stages * Shape::stage + stage * 16; }
+    __device__ __forceinline__ u32 empty() const { return full() + 8; }
+    __device__ __forceinline__ void advance() {
+        stage = stage + 1 == Stages ? 0 : stage + 1;
+        parity ^= stage == 0;
+    }
+    // By one thread, before all.
+    __device__ __forceinline__ void init() const {
+#pragma unroll
+        for (int s = 0; s < Stages; ++s) {
+            barrier_init(first + Stages * Shape::stage + s * 16, 1);
+            barrier_init(first + Stages * Shape::stage + s * 16 + 8, Shape::consumers / 32);
+        }
+        barrier_init_fence();
+    }
+};
+
+template <class Shape, int Columns, int Stages>
+__device__ __forceinline__ void copy_operands(
+    Ring<Shape, Stages> ring, const char* a, const char* b, i64 m, i64 n, u32 blocks) {
+    const TileOrder<Shape, Columns> order(m, n);
+    const i64 groups_a = (m + 7) / 8, groups_b = (n + 7) / 8;
+#pragma unroll 1
+    for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
+        i64 row, col;
+        order.at(tile, row, col);
+        // What a tile has beyond the last group keeps what was there: those rows of C are not stored.
+        const u32 bytes_a = at_most(groups_a - row / 8, Shape::groups_a) * Shape::group;
+        const u32 bytes_b = at_most(groups_b - col / 8, Shape::groups_b) * Shape::group;
+        const char* from_a = a + row / 8 * Shape::group;
+        const char* from_b = b + col / 8 * Shape::group;
+#pragma unroll 1
+        for (u32 block = 0; block < blocks; ++block) {
+            barrier_wait(ring.empty(), ring.parity ^ 1);
+            barrier_arrive_expect(ring.full(), bytes_a + bytes_b);
+            bulk_copy(ring.a(), from_a, bytes_a, ring.full());
+            bulk_copy(ring.b(), from_b, bytes_b, ring.full());
+            from_a += groups_a * Shape::group;
+            from_b += groups_b * Shape::group;
+            ring.advance();
+        }
+    }
+}
+
+template <class Shape, int Columns, int Stages>
+__device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target& to, u32 blocks) {
+    constexpr u32 lo = 1024 / 16, next = 32 / 16;  // steps of operand_at: to the atom of lo, to the next 16 columns
+    const TileOrder<Shape, Columns> order(to.m, to.n);
+    // The shuffle tells the compiler that it is the same for a warp.
+    const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const u32 rows = warpgroup * (Shape::rows_a_warpgroup / 8 * Shape::group);
+    float part[Columns / 2], sum[Columns / 2];  // of 64 columns, of all
+    i64 row = to.m, col = 0;                    // of the tile in sum: none yet, so beyond the last row
+    u64 a, b;
+
+    const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
+    const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
+    const auto begin_corrections = [&] {
+        a = operand_at(ring.a() + rows, Shape::group);
+        b = operand_at(ring.b(), Shape::group);
+        barrier_wait(ring.full(), ring.parity);
+        take_turn();
+        products_begin(part);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            multiply_add(part, a + i * next, b + lo + i * next, i > 0);
+            multiply_add(part, a + lo + i * next, b + i * next, 1);
+        }
+        products_commit();
+        pass_turn();
+    };
+    const auto finish_block = [&] {
+        products_wait<0>(part);
+#pragma unroll
+        for (int i = 0; i < Columns / 2; ++i) {
+            part[i] *= 0x1p-11f;
+        }
+        take_turn();
+        products_begin(part);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            multiply_add(part, a + i * next, b + i * next, 1);
+        }
+        products_commit();
+        pass_turn();
+        products_wait<0>(part);
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(ring.empty());
+        }
+        ring.advance();
+    };
+
+#pragma unroll
+    for (int i = 0; i < Columns / 2; ++i) {
+        part[i] = sum[i] = 0.0f;
+    }
+    if (warpgroup == 1) {
+        pass_turn();
+    }
+#pragma unroll 1
+    for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
+        begin_corrections();
+        store_tile<Columns>(sum, to, row, col);  // the tile before, while the tensor cores work on this one
+        finish_block();
+#pragma unroll
+        for (int i = 0; i < Columns / 2; ++i) {
+            sum[i] = part[i];
+        }
+#pragma unroll 1
+        for (u32 block = 1; block < blocks; ++block) {
+            begin_corrections();
+            finish_block();
+#pragma unroll
+            for (int i = 0; i < Columns / 2; ++i) {
+                sum[i] += part[i];
+            }
+        }
+        order.at(tile, row, col);
+    }
+    store_tile<Columns>(sum, to, row, col);
+    if (warpgroup == 0) {
+        take_turn();  // the other's last pass
+    }
+}
+
+template <int Columns, int Stages>
+__device__ __forceinline__ void split_gemm(const char* a, const char* b, const Target& to, i64 k) {
+    typedef SplitGemm<Columns, Stages> Shape;
+    SHARED_DYNAMIC(shared);
+    const Ring<Shape, Stages> ring(shared);
+    const u32 blocks = static_cast<u32>((k + 63) / 64);
+    if (threadIdx.x == 0) {
+        ring.init();
+    }
+    __syncthreads();
+    if (threadIdx.x >= Shape::consumers) {
+        shrink_registers<40>();
+        if (threadIdx.x == Shape::consumers) {
+            copy_operands<Shape, Columns>(ring, a, b, to.m, to.n, blocks);
+        }
+    } else {
+        grow_registers<232>();
+        multiply<Shape, Columns>(ring, to, blocks);
+    }
+}

@@ -1,0 +1,214 @@
+"""Products from fp16 halves: splitting, product and repair, by their kernels on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import CUDA, HOST, Engine
+
+from cupyfuse.cuda import halves
+from cupyfuse.cuda.products import Split, SplitProduct
+from cupyfuse.graph import halves_shape
+
+F32 = np.float32
+TINY, MAX = F32(2.0**-126), np.finfo(F32).max
+
+
+@pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    request.param.require()
+    if request.param is CUDA and not hopper():
+        pytest.skip("needs a GPU with Hopper's tensor cores")
+    with request.param.active():
+        yield request.param
+
+
+def hopper() -> bool:
+    import cupy
+
+    return cupy.cuda.Device().compute_capability == "90"
+
+
+def runtime_of(device: Engine) -> Any:
+    from cupyfuse.cuda.runtime import on_device
+
+    return on_device(0) if device is CUDA else device.runtime
+
+
+def split(device: Engine, matrix: Any) -> Any:
+    """The memory that holds the halves of a matrix; poisoned before."""
+    runtime = runtime_of(device)
+    memory = device.xp.empty(halves_shape(matrix.shape), np.float16)
+    memory[...] = np.nan
+    step = Split(runtime, *matrix.shape, matrix.strides[0] // 4)
+    step(runtime.address(matrix), runtime.address(memory))
+    return memory
+
+
+def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any]:
+    """(high, low, inverse scales) as the layout has them, padding included."""
+    raw = memory.reshape(-1).view(np.uint8)
+    at = halves.inverse_at(rows, cols)
+    inverse = raw[at : at + 4 * rows].view(F32)
+    groups, blocks = -(-rows // 8), -(-cols // 64)
+    atoms = raw[:at].view(np.float16).reshape(blocks, groups, 2, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
+    row, piece = np.arange(8)[:, None], np.arange(8)[None, :]
+    atoms = atoms[:, :, :, row, piece ^ row, :]
+    parts = atoms.transpose(2, 1, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
+    return parts[0], parts[1], inverse
+
+
+def rows_of(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> Any:
+    x = rng.standard_normal(shape)
+    if kind == "scaled":
+        x *= 2.0 ** rng.integers(-100, 100, (shape[0], 1))
+    if kind == "zeros":
+        x[rng.random(shape) < 0.5] = 0
+        x[:: max(1, shape[0] // 3)] = 0
+    if kind == "extremes":
+        x = np.sign(x) * rng.choice([MAX, MAX / 2**20, 2.0**100], shape)
+    if kind == "tiny":
+        x = np.sign(x) * rng.choice([TINY, TINY * 3, TINY * 2**20], shape)
+    return x.astype(F32)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (8, 64), (9, 65), (17, 200), (5, 1000), (2, 9000)])
+@pytest.mark.parametrize("kind", ["normal", "scaled", "zeros", "extremes", "tiny"])
+def test_halves_hold_22_bits(device: Engine, kind: str, shape: tuple[int, int], rng: np.random.Generator) -> None:
+    x = rows_of(rng, kind, shape)
+    high, low, inverse = unpacked(device.host(split(device, device.array(x))), *shape)
+    rows, cols = shape
+    assert (high[rows:] == 0).all() and (low[rows:] == 0).all()
+    assert (high[:, cols:] == 0).all() and (low[:, cols:] == 0).all()
+    assert (np.frexp(inverse)[0] == 0.5).all(), "powers of two"
+    sums = high.astype(np.float64) + low.astype(np.float64) / 2048
+    again = sums[:rows, :cols] * inverse.astype(np.float64)[:, None]
+    assert (np.abs(again - x) <= 2.0**-22 * np.abs(x)).all()
+    top = np.abs(high[:rows].astype(np.float64)).max(axis=1)
+    reach = top * inverse == np.abs(x).astype(np.float64).max(axis=1)
+    assert ((top >= 2.0**13) | (np.abs(x).max(axis=1) < 2.0**-112) | (top == 0)).all() or reach.all()
+
+
+MARKED: dict[str, list[float]] = {
+    "inf": [1, np.inf, 2],
+    "-inf": [-np.inf, 0, 0],
+    "nan": [np.nan, 1, 1],
+    "range": [1, 2.0**-29, 0],
+    "whole range": [MAX, TINY, 1],
+    "subnormal": [1e-40, 0, 0],
+    "subnormal beside": [1e-38, 1e-42, 0],
+}
+
+
+@pytest.mark.parametrize("kind", MARKED)
+def test_rows_that_halves_cannot_hold_are_marked(device: Engine, kind: str) -> None:
+    x = np.ones((4, 70), F32)
+    x[2, 60:63] = MARKED[kind]
+    if "subnormal" in kind:
+        x[2] = 0
+        x[2, 60:63] = MARKED[kind]
+    high, low, inverse = unpacked(device.host(split(device, device.array(x))), *x.shape)
+    assert np.isnan(inverse).tolist() == [False, False, True, False]
+    assert (high[2] == 0).all() and (low[2] == 0).all() and (high[[0, 1, 3], :70] != 0).all()
+
+
+@pytest.mark.parametrize("layout", ["row_gap", "offset", "contiguous"])
+def test_rows_that_lie_apart_or_misaligned(device: Engine, layout: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((5, 130)).astype(F32)
+    one, other = (device.host(split(device, device.array(x, how))) for how in (layout, "contiguous"))
+    for a, b in zip(unpacked(one, *x.shape), unpacked(other, *x.shape), strict=True):
+        assert (a == b).all()
+
+
+def product(device: Engine, a: Any, b: Any, operands: Any = None) -> Any:
+    """The product as the engine makes it, written over NaN."""
+    runtime = runtime_of(device)
+    left, right = operands or (device.array(a), device.array(b))
+    result = device.xp.empty((left.shape[0], right.shape[0]), F32)
+    result[...] = np.nan
+    tiles = [split(device, device.array(m)) for m in (a, b)]
+    strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
+    multiply = SplitProduct(runtime, (*result.shape, left.shape[1]), *strides)
+    at = runtime.address
+    multiply([at(t) for t in tiles], (at(left), at(right)), at(result))
+    return device.host(result)
+
+
+def error(actual: Any, a: Any, b: Any) -> float:
+    """max |error| / (|a| |b|'), where there is something to divide by."""
+    with np.errstate(all="ignore"):
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        size = np.abs(a) @ np.abs(b).T
+        return float((np.abs(actual - a @ b.T) / np.where(size > 0, size, 1)).max())
+
+
+SHAPES = [(1, 1, 64), (3, 5, 70), (130, 9, 129), (65, 170, 64), (8, 64, 200)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["normal", "scaled", "zeros", "tiny"])
+def test_products_are_float32(device: Engine, kind: str, shape: tuple[int, int, int], rng: np.random.Generator) -> None:
+    m, n, k = shape
+    a, b = rows_of(rng, kind, (m, k)), rng.standard_normal((n, k)).astype(F32)
+    # Two representations of 22 bits, the dropped product of both low parts, sums over 64 columns.
+    assert error(product(device, a, b), a, b) <= 3 * 2.0**-22
+
+
+def test_what_needs_repair_is_as_float32_and_disturbs_nothing(device: Engine, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((40, 150), (35, 150)))
+    before = product(device, a, b)
+    a[3, 7], a[11, 0], a[39, 149] = np.inf, np.nan, 1e-30
+    b[0, 7], b[5, 3], b[34, 20] = 0, -np.inf, 1e-35
+    after = product(device, a, b)
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64).T
+    good = np.ix_([i for i in range(40) if i not in (3, 11, 39)], [j for j in range(35) if j not in (0, 5, 34)])
+    assert (before[good] == after[good]).all(), "rows that need no repair keep their bits"
+    finite = np.isfinite(expected)
+    assert (np.isnan(after) == np.isnan(expected)).all() and (
+        after[~finite & ~np.isnan(expected)] == expected[~finite & ~np.isnan(expected)]
+    ).all()
+    size = np.abs(np.nan_to_num(a, posinf=0, neginf=0)) @ np.abs(np.nan_to_num(b, posinf=0, neginf=0)).T
+    assert (np.abs(after[finite] - expected[finite]) <= 3 * 2.0**-22 * size[finite]).all()
+
+
+def test_a_repaired_element_does_not_depend_on_what_else_is_repaired(device: Engine, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((36, 140), (20, 140)))
+    a[4, 0] = 1e-30
+    alone = product(device, a, b)[4]
+    a[:, 1] *= 1e-30
+    a[4] = np.where(np.arange(140) == 1, a[4] * F32(1e30), a[4])
+    a4 = a[4].copy()
+    together = product(device, a, b)[4]
+    single = product(device, a4[None], b)[0]
+    assert (together == single).all() and alone.shape == together.shape
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+def test_the_ends_of_the_exponents(device: Engine, columns: int) -> None:
+    """Scales are undone without overflow or underflow on the way, also below the normal numbers."""
+    a, b = np.zeros((4, 66), F32), np.zeros((4, 66), F32)
+    a[:, columns] = [2.0**127, 2.0**-126, 2.0**-70, -(2.0**64)]
+    b[:, columns] = [2.0**-126, 2.0**127, 2.0**-75, 2.0**70]
+    result = product(device, a, b)
+    with np.errstate(all="ignore"):
+        expected = np.outer(a[:, columns], b[:, columns])
+    assert (result == expected).all()
+
+
+def test_strided_operands_are_repaired(device: Engine, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((6, 90), (7, 90)))
+    a[2, 5], b[1, 6] = 1e-33, 1e-33
+    plain = product(device, a, b)
+    turned = product(device, a, b, (device.array(a, "fortran"), device.array(b, "row_gap")))
+    assert (plain == turned).all() and error(plain, a, b) <= 3 * 2.0**-22
+
+
+def test_widths_leave_few_processors_idle() -> None:
+    for rows, cols in ((1024, 8192), (64, 8192), (4096, 4096), (256, 131072), (1, 1), (130, 50257)):
+        width = halves.tile_width(rows, cols, 132)
+        assert width in halves.WIDTHS and halves.stages_for(width) >= 2
+    assert halves.tile_width(1024, 8192, 132) == 168 and halves.tile_width(64, 8192, 132) == 64
