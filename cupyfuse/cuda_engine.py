@@ -181,7 +181,8 @@ class CudaExecutable:
         a, b, x, y, z = (p.slot for p in places)
         strides = [(p.row_stride, p.col_stride) for p in places[2:4]]
         product = SplitProduct(self.runtime, (*node.shape, depth), *strides)
-        return lambda at: product((at[a], at[b]), (at[x], at[y]), at[z])
+        doubts = self._temporary((1, product.doubts), 1).slot
+        return lambda at: product((at[a], at[b]), (at[x], at[y]), at[z], at[doubts])
 
     def _copy(self, step: Step) -> Launch:
         (node,) = step.outputs

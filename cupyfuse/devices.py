@@ -11,8 +11,8 @@ class Device:
     """Peak rates of one GPU: memory bandwidth in bytes/s, arithmetic in FLOP/s (dense, no sparsity).
 
     `simt` are the float32 units, `simt64` the float64 units, `tf32` and `half` the tensor cores; `processors` are its
-    multiprocessors. `halves` is the rate measured for products from fp16 halves, their three products counted; 0 where
-    this library has no kernel for them.
+    multiprocessors. `halves` is the rate that products from fp16 halves tend to, as measured, their three products
+    counted; 0 where this library has no kernel for them.
     """
 
     name: str
@@ -28,8 +28,8 @@ class Device:
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
-        Device("H200", 4.8e12, 67e12, 34e12, 494e12, 989e12, 132, 700e12),
-        Device("H100", 3.35e12, 67e12, 34e12, 494e12, 989e12, 132, 700e12),
+        Device("H200", 4.8e12, 67e12, 34e12, 494e12, 989e12, 132, 900e12),
+        Device("H100", 3.35e12, 67e12, 34e12, 494e12, 989e12, 132, 900e12),
         Device("A100", 2.04e12, 19.5e12, 9.7e12, 156e12, 312e12, 108),
         Device("L40S", 0.864e12, 91.6e12, 1.43e12, 183e12, 362e12, 142),
         Device("RTX 4090", 1.008e12, 82.6e12, 1.29e12, 82.6e12, 165e12, 128),

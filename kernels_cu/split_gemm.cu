@@ -3,8 +3,8 @@
 //
 // C is (m, n) float32, contiguous. A is (m, k) and B is (n, k), split into f16 halves by
 // split_rows.cu, whose layout suits tiles of any size: for every 64 columns, for every 8 rows, the atom of hi (see
-// tensor_cores.cuh) and the atom of lo. k > 0. An element of C has the same bits whatever m, n and Columns are. Rows and
-// columns whose inverse scale is NaN hold nothing of use: split_repair.cu computes them.
+// tensor_cores.cuh) and the atom of lo. k > 0. An element of C has the same bits whatever m, n and Columns are. What the
+// halves cannot give is left to split_repair.cu: rows and columns with infinities or NaN, and doubtful elements.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
 // copies the operands, 64 columns a stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they
@@ -14,79 +14,58 @@
 // Columns a multiple of 8, up to 192, of which `multiply_add` is emitted.
 #pragma once
 
+#include "split_tiles.cuh"
 #include "tensor_cores.cuh"
 
 template <int Columns, int Stages>
 struct SplitGemm {
     static constexpr int group = 2048;  // bytes of 8 rows x 64 columns, hi and lo
-    static constexpr int rows = 128, rows_a_warpgroup = 64;
-    static constexpr int groups_a = rows / 8, groups_b = Columns / 8;
+    static constexpr int rows_a_warpgroup = 64;
+    static constexpr int groups_a = tile_rows / 8, groups_b = Columns / 8;
     static constexpr int stage = (groups_a + groups_b) * group;
     static constexpr int shared = 1023 + Stages * (stage + 16);  // to align the stages, and two barriers each
     static constexpr int consumers = 256, threads = 384;
-    static constexpr int band = 8;  // tiles below one another that are computed together
-};
-
-// Where the tiles are: down a band of rows first, so that tiles of the same time share rows of both operands.
-template <class Shape, int Columns>
-struct TileOrder {
-    u32 down, across;
-
-    __device__ __forceinline__ TileOrder(i64 m, i64 n)
-        : down(static_cast<u32>((m + Shape::rows - 1) / Shape::rows)),
-          across(static_cast<u32>((n + Columns - 1) / Columns)) {}
-    __device__ __forceinline__ u32 count() const { return down * across; }
-    __device__ __forceinline__ void at(u32 tile, i64& row, i64& col) const {
-        const u32 band = tile / (Shape::band * across), within = tile % (Shape::band * across);
-        const u32 height = min(down - band * Shape::band, static_cast<u32>(Shape::band));
-        row = static_cast<i64>(band * Shape::band + within % height) * Shape::rows;
-        col = static_cast<i64>(within / height) * Columns;
-    }
 };
 
 // How many of `most` are left, when `left` are left in all.
 __device__ __forceinline__ int at_most(i64 left, int most) { return left < most ? static_cast<int>(left) : most; }
 
-// Where a product goes, and the inverse scales of its rows and columns.
+// Where a product goes, what is known of the rows of both operands, and a word for each warp's part of each tile: which
+// lanes have elements that small elements of the operands may have made inaccurate.
 struct Target {
     float* c;
     i64 m, n;
     const float *inverse_a, *inverse_b;
+    u32* doubts;
 };
-
-// A power of two as its biased exponent.
-__device__ __forceinline__ u32 exponent_of(float power) { return __float_as_uint(power) >> 23; }
-
-// sum * 2^exponents, the biased exponents of two factors added up. In two steps of half of it each, so that no product
-// on the way is too large or too small for a float unless the result is.
-__device__ __forceinline__ float scaled(float sum, u32 exponents) {
-    const u32 half = exponents / 2;
-    const float first = exact_multiply_add(sum, __uint_as_float(half << 23), -0.0f);
-    return exact_multiply_add(first, __uint_as_float((exponents - half) << 23), -0.0f);
-}
 
 // The tile at (row, col), as multiply_add leaves it in the registers of both consumer warpgroups.
 template <int Columns>
-__device__ __forceinline__ void store_tile(const float (&sum)[Columns / 2], const Target& to, i64 row, i64 col) {
+__device__ __forceinline__ void store_tile(
+    const float (&sum)[Columns / 2], const Target& to, i64 tile, i64 row, i64 col) {
     const int lane = threadIdx.x % 32;
-    row += threadIdx.x / 32 * 16 + lane / 4;
+    row += threadIdx.x / 32 * rows_a_warp + lane / 4;
     col += lane % 4 * 2;
     const int left = at_most(to.n - col, Columns);
     const bool pairs = to.n % 2 == 0 && reinterpret_cast<i64>(to.c) % 8 == 0;
     float* const at = to.c + row * to.n + col;
     const bool top = row < to.m, bottom = row + 8 < to.m;
-    const u32 upper = top ? exponent_of(to.inverse_a[row]) : 0, lower = bottom ? exponent_of(to.inverse_a[row + 8]) : 0;
+    const SplitRow upper = top ? SplitRow::of(to.inverse_a[row]) : SplitRow::none();
+    const SplitRow lower = bottom ? SplitRow::of(to.inverse_a[row + 8]) : SplitRow::none();
+    bool doubtful = false;
 #pragma unroll
     for (int j = 0; j < Columns / 8; ++j) {
         const bool one = 8 * j < left, two = 8 * j + 1 < left;
-        const u32 here = one ? exponent_of(to.inverse_b[col + 8 * j]) : 0;
-        const u32 beside = two ? exponent_of(to.inverse_b[col + 8 * j + 1]) : 0;
+        const SplitRow here = one ? SplitRow::of(to.inverse_b[col + 8 * j]) : SplitRow::none();
+        const SplitRow beside = two ? SplitRow::of(to.inverse_b[col + 8 * j + 1]) : SplitRow::none();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const u32 of_row = h ? lower : upper;
+            const SplitRow of_row = h ? lower : upper;
             float* const element = at + 8 * h * to.n + 8 * j;
-            const float x = scaled(sum[4 * j + 2 * h], of_row + here);
-            const float y = scaled(sum[4 * j + 2 * h + 1], of_row + beside);
+            const float u = sum[4 * j + 2 * h], v = sum[4 * j + 2 * h + 1];
+            doubtful |= fabsf(u) < of_row.doubt() + here.doubt() || fabsf(v) < of_row.doubt() + beside.doubt();
+            const float x = scaled(u, of_row.exponent() + here.exponent());
+            const float y = scaled(v, of_row.exponent() + beside.exponent());
             if (h ? bottom : top) {
                 if (pairs && one) {
                     store_pack<2>(element, Pack<float, 2>{{x, y}});
@@ -98,6 +77,10 @@ __device__ __forceinline__ void store_tile(const float (&sum)[Columns / 2], cons
                 }
             }
         }
+    }
+    const u32 lanes = __ballot_sync(0xffffffffu, doubtful);
+    if (lane == 0 && tile >= 0) {
+        to.doubts[tile * warps_a_tile + threadIdx.x / 32] = lanes;
     }
 }
 
@@ -131,7 +114,7 @@ struct Ring {
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void copy_operands(
     Ring<Shape, Stages> ring, const char* a, const char* b, i64 m, i64 n, u32 blocks) {
-    const TileOrder<Shape, Columns> order(m, n);
+    const TileOrder order(m, n, Columns);
     const i64 groups_a = (m + 7) / 8, groups_b = (n + 7) / 8;
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
@@ -158,12 +141,12 @@ __device__ __forceinline__ void copy_operands(
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target& to, u32 blocks) {
     constexpr u32 lo = 1024 / 16, next = 32 / 16;  // steps of operand_at: to the atom of lo, to the next 16 columns
-    const TileOrder<Shape, Columns> order(to.m, to.n);
+    const TileOrder order(to.m, to.n, Columns);
     // The shuffle tells the compiler that it is the same for a warp.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const u32 rows = warpgroup * (Shape::rows_a_warpgroup / 8 * Shape::group);
     float part[Columns / 2], sum[Columns / 2];  // of 64 columns, of all
-    i64 row = to.m, col = 0;                    // of the tile in sum: none yet, so beyond the last row
+    i64 last = -1, row = to.m, col = 0;         // the tile in sum: none yet, so beyond the last row
     u64 a, b;
 
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
@@ -213,7 +196,7 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         begin_corrections();
-        store_tile<Columns>(sum, to, row, col);  // the tile before, while the tensor cores work on this one
+        store_tile<Columns>(sum, to, last, row, col);  // the tile before, while the tensor cores work on this one
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
@@ -228,9 +211,10 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
                 sum[i] += part[i];
             }
         }
+        last = tile;
         order.at(tile, row, col);
     }
-    store_tile<Columns>(sum, to, row, col);
+    store_tile<Columns>(sum, to, last, row, col);
     if (warpgroup == 0) {
         take_turn();  // the other's last pass
     }

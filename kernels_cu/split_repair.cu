@@ -1,13 +1,13 @@
-// The rows and columns of a product that fp16 halves cannot hold, computed from the float32 operands themselves.
+// The elements of a product that fp16 halves cannot give, computed from the float32 operands themselves.
 //
-// split_rows.cu marks them: the inverse scale of such a row of an operand is NaN. A (m, k) and B (n, k) have any strides;
-// C is (m, n), contiguous. Elements of C that need no repair are not touched. Sixteen marked rows are gathered at a time
-// and multiplied with all rows of the other operand; every element is summed in one order, whichever others are marked.
-// Numbers below the normal ones count.
+// A (m, k) and B (n, k) have any strides; C is (m, n), contiguous. Rows of an operand with infinities or NaN are marked by
+// split_rows.cu; sixteen of them are gathered at a time and multiplied with all rows of the other operand. Elements of
+// which split_gemm.cu has doubts are summed by a warp each. Both sum in one order, so that no element depends on which
+// others are repaired. Subnormal numbers count. What needs no repair is not touched.
 // Launch: 256 threads, any number of blocks.
 #pragma once
 
-#include "types.cuh"
+#include "split_tiles.cuh"
 
 struct Matrix {
     const float* elements;
@@ -15,7 +15,7 @@ struct Matrix {
     const float* inverse;
     i64 rows;
 
-    __device__ __forceinline__ bool marked(i64 row) const { return row < rows && inverse[row] != inverse[row]; }
+    __device__ __forceinline__ bool marked(i64 row) const { return row < rows && SplitRow::of(inverse[row]).is_marked(); }
 };
 
 struct Repair {
@@ -155,7 +155,61 @@ __device__ __forceinline__ void repair_rows(
     }
 }
 
-__device__ __forceinline__ void split_repair(const Matrix& a, const Matrix& b, float* c, i64 cols) {
+// One element, summed by a warp in the order of Repair::multiply.
+__device__ __forceinline__ void repair_element(const Matrix& a, i64 row, const Matrix& b, i64 col, i64 cols, float* c) {
+    const int lane = threadIdx.x % 32;
+    float sum = 0.0f;
+    for (i64 start = 0; start < cols; start += Repair::depth) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+            const i64 k = start + 4 * lane + q;
+            sum = exact_multiply_add(Repair::element(a, row, k, cols), Repair::element(b, col, k, cols), sum);
+        }
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        sum = exact_multiply_add(__shfl_xor_sync(0xffffffffu, sum, mask), 1.0f, sum);
+    }
+    if (lane == 0) {
+        c[row * b.rows + col] = sum;
+    }
+}
+
+// The doubtful elements of tiles of this width. A sum of halves is the element itself with both scales put back; where
+// that is not so, because the element is too small for a float, it is doubtful as well.
+__device__ __forceinline__ void repair_doubts(
+    const Matrix& a, const Matrix& b, i64 cols, float* c, const u32* doubts, int width) {
+    const TileOrder order(a.rows, b.rows, width);
+    const int lane = threadIdx.x % 32;
+    const i64 parts = static_cast<i64>(order.count()) * warps_a_tile;
+    for (i64 part = blockIdx.x; part < parts; part += gridDim.x) {
+        if (doubts[part] == 0) {
+            continue;
+        }
+        i64 first, left;
+        order.at(static_cast<u32>(part / warps_a_tile), first, left);
+        first += part % warps_a_tile * rows_a_warp;
+        // Every warp looks at 32 elements at a time, and repairs the doubtful ones together.
+        for (int at = threadIdx.x - lane; at < rows_a_warp * width; at += Repair::threads) {
+            const i64 row = first + (at + lane) / width, col = left + (at + lane) % width;
+            bool doubtful = false;
+            if (at + lane < rows_a_warp * width && row < a.rows && col < b.rows && !a.marked(row) && !b.marked(col)) {
+                const SplitRow of_a = SplitRow::of(a.inverse[row]), of_b = SplitRow::of(b.inverse[col]);
+                const float sum = scaled(c[row * b.rows + col], 2 * 254 - of_a.exponent() - of_b.exponent());
+                doubtful = fabsf(sum) < of_a.doubt() + of_b.doubt();
+            }
+            u32 lanes = __ballot_sync(0xffffffffu, doubtful);
+            for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
+                if (lanes & 1) {
+                    repair_element(a, first + (at + l) / width, b, left + (at + l) % width, cols, c);
+                }
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void split_repair(
+    const Matrix& a, const Matrix& b, float* c, i64 cols, const u32* doubts, i64 width) {
     SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
     i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
     u32* marks = reinterpret_cast<u32*>(chosen + 16);
@@ -179,6 +233,7 @@ __device__ __forceinline__ void split_repair(const Matrix& a, const Matrix& b, f
         all |= marks[w];
     }
     __syncthreads();
+    repair_doubts(a, b, cols, c, doubts, static_cast<int>(width));
     if (all == 0) {
         return;
     }

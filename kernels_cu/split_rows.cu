@@ -12,7 +12,7 @@
 // Columns up to Threads * Held * 8 are read once, those beyond twice.
 #pragma once
 
-#include "types.cuh"
+#include "split_tiles.cuh"
 
 // 8 neighbouring elements, as bits: a piece of a row of an atom.
 struct Piece {
@@ -31,28 +31,23 @@ struct Piece {
             }
         }
     }
-};
-
-// The largest magnitude and the least that is not 0, as bits: their order is that of the numbers, and subnormal ones
-// are not flushed. The least is kept less one, which makes 0 the largest of all.
-struct Extent {
-    u32 top, least;
-
-    __device__ __forceinline__ void add(const Piece& piece) {
+    __device__ __forceinline__ u32 top() const {
+        u32 largest = 0;
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
-            const u32 magnitude = piece.bits[j] & 0x7fffffffu;
-            top = max(top, magnitude);
-            least = min(least, magnitude - 1);
+            largest = max(largest, bits[j] & 0x7fffffffu);
         }
+        return largest;
     }
 };
 
-__device__ __forceinline__ void split(const Piece& piece, float scale, bool fine, uint4& hi, uint4& lo) {
-    u32 h[4], l[4];
+// The halves of a piece; returns how many of its elements are small.
+__device__ __forceinline__ u32 split(const Piece& piece, float scale, bool fine, uint4& hi, uint4& lo) {
+    u32 h[4], l[4], small = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        const float x = fine ? __uint_as_float(piece.bits[j]) * scale : 0.0f;
+        const float x = fine ? exact_multiply_add(__uint_as_float(piece.bits[j]), scale, -0.0f) : 0.0f;
+        small += (piece.bits[j] & 0x7fffffffu) != 0 && fabsf(x) < 0x1p-14f;
         const f16 near = narrow<f16>(x);
         const f16 rest = narrow<f16>((x - widen(near)) * 2048.0f);
         h[j / 2] = j % 2 ? h[j / 2] | static_cast<u32>(near.bits) << 16 : near.bits;
@@ -60,6 +55,28 @@ __device__ __forceinline__ void split(const Piece& piece, float scale, bool fine
     }
     hi = make_uint4(h[0], h[1], h[2], h[3]);
     lo = make_uint4(l[0], l[1], l[2], l[3]);
+    return small;
+}
+
+// What all threads of a row make of their numbers, in shared memory for teams larger than a warp.
+template <int Threads, class Combine>
+__device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
+#pragma unroll
+    for (int mask = 1; mask < Threads && mask < 32; mask *= 2) {
+        number = combine(number, __shfl_xor_sync(0xffffffffu, number, mask));
+    }
+    if (Threads > 32) {
+        if (threadIdx.x % 32 == 0) {
+            slots[threadIdx.x / 32] = number;
+        }
+        __syncthreads();
+        number = slots[0];
+#pragma unroll
+        for (int w = 1; w < Threads / 32; ++w) {
+            number = combine(number, slots[w]);
+        }
+    }
+    return number;
 }
 
 template <int Threads, int Rows, int Held>
@@ -73,56 +90,35 @@ __device__ __forceinline__ void split_rows(
     const float* from = x + row * stride;
     const bool aligned = reinterpret_cast<i64>(from) % 16 == 0;
 
+    SHARED_BYTES(scratch, 2 * 32 * 4);
+    u32* const slots = reinterpret_cast<u32*>(scratch);
+
+    // Magnitudes as bits: their order is that of the numbers, and flushing subnormal numbers does not touch them.
     Piece held[Held];
-    Extent extent = {0u, 0xffffffffu};
+    u32 top = 0;
 #pragma unroll
     for (int i = 0; i < Held; ++i) {
         held[i].load(from, static_cast<i64>(i * Threads + rank) * 8, columns, aligned);
     }
 #pragma unroll
     for (int i = 0; i < Held; ++i) {
-        extent.add(held[i]);
+        top = max(top, held[i].top());
     }
     for (i64 p = Held * Threads + rank; p < pieces; p += Threads) {
         Piece piece;
         piece.load(from, p * 8, columns, aligned);
-        extent.add(piece);
+        top = max(top, piece.top());
     }
-#pragma unroll
-    for (int mask = 1; mask < Threads && mask < 32; mask *= 2) {
-        extent.top = max(extent.top, __shfl_xor_sync(0xffffffffu, extent.top, mask));
-        extent.least = min(extent.least, __shfl_xor_sync(0xffffffffu, extent.least, mask));
-    }
-    if (Threads > 32) {
-        SHARED_BYTES(scratch, 2 * 32 * 4);
-        u32 *const tops = reinterpret_cast<u32*>(scratch), *const leasts = tops + 32;
-        if (threadIdx.x % 32 == 0) {
-            tops[threadIdx.x / 32] = extent.top;
-            leasts[threadIdx.x / 32] = extent.least;
-        }
-        __syncthreads();
-#pragma unroll
-        for (int w = 0; w < Threads / 32; ++w) {
-            extent.top = max(extent.top, tops[w]);
-            extent.least = min(extent.least, leasts[w]);
-        }
-    }
-
-    // Biased exponents. In a row of zeros `least` has wrapped round and says nothing.
-    const int top = extent.top >> 23, least = (extent.least + 1) >> 23;
-    const int shift = extent.top == 0 ? 0 : min(14 + 127 - top, 126);
-    const bool fine = extent.top == 0 || (top < 255 && least > 0 && least + shift >= 127 - 14);
+    top = of_row<Threads>(top, slots, [](u32 a, u32 b) { return max(a, b); });
+    const int exponent = top >> 23;
+    const int shift = top == 0 ? 0 : min(14 + 127 - exponent, 126);
+    const bool fine = exponent < 255;
     const float scale = __uint_as_float(static_cast<u32>(127 + shift) << 23);
-    if (rank == 0 && row < rows) {
-        inverse[row] = __uint_as_float(fine ? static_cast<u32>(127 - shift) << 23 : 0x7fffffffu);
-    }
-    if (row >= groups * 8) {
-        return;
-    }
+    u32 small = 0;
     char* to = tiles + row / 8 * 2048 + row % 8 * 128;
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
-        split(piece, scale, fine, hi, lo);
+        small += split(piece, scale, fine, hi, lo);
         char* at = to + p / 8 * groups * 2048 + (p ^ row) % 8 * 16;
         *reinterpret_cast<uint4*>(at) = hi;
         *reinterpret_cast<uint4*>(at + 1024) = lo;
@@ -130,13 +126,18 @@ __device__ __forceinline__ void split_rows(
 #pragma unroll
     for (int i = 0; i < Held; ++i) {
         const int p = i * Threads + rank;
-        if (p < pieces) {
+        if (p < pieces && row < groups * 8) {
             store(held[i], p);
         }
     }
-    for (i64 p = Held * Threads + rank; p < pieces; p += Threads) {
+    for (i64 p = Held * Threads + rank; p < pieces && row < groups * 8; p += Threads) {
         Piece piece;
         piece.load(from, p * 8, columns, aligned);
         store(piece, p);
+    }
+    small = of_row<Threads>(small, slots + 32, [](u32 a, u32 b) { return a + b; });
+    if (rank == 0 && row < rows) {
+        const SplitRow known = !fine ? SplitRow::marked() : top == 0 ? SplitRow::none() : SplitRow::finite(shift, small);
+        inverse[row] = __uint_as_float(known.bits);
     }
 }

@@ -20,6 +20,7 @@ from cupyfuse.cuda import emit, halves
 from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.configure import Config, default_config
 from cupyfuse.cuda.program import Program
+from cupyfuse.schedule.products import TILE_WIDTHS
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -65,7 +66,7 @@ def test_the_heads_compile(dtype, architecture):
 
 def test_the_kernels_of_halves_compile():
     """Those that name Hopper's instructions for it alone, the others for every architecture."""
-    kernels = [halves.split_kernel(), halves.repair_kernel(), *map(halves.gemm_kernel, halves.WIDTHS)]
+    kernels = [halves.split_kernel(), halves.repair_kernel(), *map(halves.gemm_kernel, TILE_WIDTHS)]
     for kernel in kernels:
         for architecture in [f"sm_{kernel.arch}"] if kernel.arch else ARCHITECTURES:
             assert cubin(kernel.source, architecture)[:4] == b"\x7fELF"

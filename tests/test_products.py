@@ -59,7 +59,7 @@ def test_heads_on_halves(engine: Engine, head: Head, shape: Any, bound: bool, rn
         arguments = [a for n, a in zip(names, arguments, strict=True) if n not in fixed]
     plan = fused.plan(*arguments)
     assert plan.steps[0].fused == (("halves",) if bound else ("halves", "halves")) + ("matmul",)
-    assert plan.steps[0].launches == 3 - bound and "fp16 halves" in plan.steps[0].how
+    assert plan.steps[0].launches == 4 - bound and "fp16 halves" in plan.steps[0].how
     assert plan.prepare is None or not bound or "halves" in plan.prepare.steps[-1].fused
     close(engine.host(fused(*arguments)), expected)
 
@@ -197,6 +197,29 @@ def test_plans_say_how_products_run_and_why() -> None:
     assert how(*large, dtype="float64") == "cuBLAS float64 with float64 sums"
     plan = cf.fuse(lambda x, w: x @ w.T).bind(w=cf.spec(large[1])).plan(cf.spec(large[0]))
     assert "268 MB are kept" in str(plan) and plan.flops >= 3 * 2 * 1024 * 8192**2
+
+
+def test_medium_rounds_operands_to_bfloat16(rng: np.random.Generator) -> None:
+    """By a pass over each operand, of which bind takes that over the weights."""
+    fused = cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=1), precision="medium")
+    plan = fused.bind(w=cf.spec((8192, 8192))).plan(cf.spec((1024, 8192)))
+    assert [s.kind for s in plan.steps] == ["RowProgram", "Gemm", "RowProgram"] and plan.steps[0].fused == ("cast",)
+    assert plan.prepare is not None and plan.prepare.steps[0].writes == 2 * 8192**2
+    assert "operands rounded before" in plan.steps[1].how and plan.steps[1].writes == 4 * 1024 * 8192
+    small = fused.plan(cf.spec((16, 16)), cf.spec((16, 16)))
+    assert "'medium' asks" in small.steps[0].how and len(small.steps) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["highest", "high", "medium", "ieee", "tf32"])
+def test_precisions_are_as_accurate_as_they_say(precision: str, rng: np.random.Generator) -> None:
+    CUDA.require()
+    x, w = (CUDA.array(rng.standard_normal(s).astype(F32)) for s in ((300, 2048), (4000, 2048)))
+    result = CUDA.host(cf.fuse(lambda x, w: x @ w.T, precision=precision)(x, w))
+    exact = CUDA.host(x).astype(np.float64) @ CUDA.host(w).astype(np.float64).T
+    relative = np.linalg.norm(result - exact) / np.linalg.norm(exact)
+    bound = {"highest": 1e-6, "high": 1.4e-5, "ieee": 1e-6, "tf32": 4e-4, "medium": 4e-3}[precision]
+    assert relative <= bound
 
 
 def test_other_gpus_keep_cublas(monkeypatch: pytest.MonkeyPatch) -> None:

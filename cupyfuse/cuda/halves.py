@@ -10,29 +10,16 @@ from functools import lru_cache
 
 from .. import devices
 from ..graph import Node
+from ..schedule.products import TILE_ROWS, tile_width
 from .configure import Config
 from .kernel import Kernel
 
 ARCHITECTURE = "90a"
-TILE_ROWS = 128
-WIDTHS = (168, 160, 144, 128, 96, 64)
+WARPS_A_TILE = 8
 _SHARED_BYTES = 232448  # that a block can have
 GEMM_THREADS = 384
 SPLIT_THREADS, _SPLIT_HELD = 256, 4
 REPAIR_THREADS = 256
-
-
-def tile_width(rows: int, cols: int, processors: int) -> int:
-    """The width of the tiles with which a product takes the least time on so many multiprocessors.
-
-    A round of tiles, one on each, takes a time of (28 + width) units on an H200, whatever the depth.
-    """
-
-    def time(width: int) -> int:
-        tiles = -(-rows // TILE_ROWS) * -(-cols // width)
-        return -(-tiles // processors) * (28 + width)
-
-    return min(WIDTHS, key=time)
 
 
 def stages_for(width: int) -> int:
@@ -85,8 +72,8 @@ def repair_kernel() -> Kernel:
     """The kernel that computes the rows and columns that halves cannot hold."""
     return _kernel(
         "split_repair",
-        "Matrix a; Matrix b; float* c; i64 cols;",
-        "split_repair(p.a, p.b, p.c, p.cols)",
+        "Matrix a; Matrix b; float* c; i64 cols; const u32* doubts; i64 width;",
+        "split_repair(p.a, p.b, p.c, p.cols, p.doubts, p.width)",
         REPAIR_THREADS,
     )
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..schedule.products import TILE_ROWS, tile_width
 from .halves import (
     GEMM_THREADS,
     REPAIR_THREADS,
     SPLIT_THREADS,
-    TILE_ROWS,
+    WARPS_A_TILE,
     gemm_kernel,
     inverse_at,
     repair_kernel,
     split_kernel,
-    tile_width,
 )
 from .kernel import struct_packer
 from .runtime import Runtime
@@ -44,6 +44,11 @@ class SplitProduct:
         Rows of A, rows of B, columns of both.
     left, right : tuple of int
         Strides of A and of B in elements, from row to row and from column to column.
+
+    Attributes
+    ----------
+    doubts : int
+        Bytes of memory that a call needs for its own use.
     """
 
     def __init__(self, runtime: Runtime, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int]):
@@ -52,19 +57,21 @@ class SplitProduct:
         self._multiply = runtime.function(gemm_kernel(width))
         self._repair = runtime.function(repair_kernel())
         tiles = -(-m // TILE_ROWS) * -(-n // width)
+        self._width = width
+        self.doubts = tiles * WARPS_A_TILE * 4
         self._grid, self._block = (min(tiles, runtime.processors), 1, 1), (GEMM_THREADS, 1, 1)
         self._repair_grid, self._repair_block = (runtime.processors, 1, 1), (REPAIR_THREADS, 1, 1)
-        self._pack, self._as_value = struct_packer("QQQqqQQq")
-        self._repair_pack, self._repair_value = struct_packer("QqqQqQqqQqQq")
+        self._pack, self._as_value = struct_packer("QQQqqQQQq")
+        self._repair_pack, self._repair_value = struct_packer("QqqQqQqqQqQqQq")
         self._shape, self._left, self._right = shape, left, right
         self._inverses = inverse_at(m, k), inverse_at(n, k)
 
-    def __call__(self, halves: Sequence[int], operands: Sequence[int], target: int) -> None:
-        """Launch, with the addresses of the halves of A and of B, of A and B themselves, and of C."""
+    def __call__(self, halves: Sequence[int], operands: Sequence[int], target: int, doubts: int) -> None:
+        """Launch, with the addresses of the halves of A and of B, of A and B themselves, of C, of `doubts` bytes."""
         m, n, k = self._shape
         (a, b), (left, right) = halves, operands
         inverse_a, inverse_b = a + self._inverses[0], b + self._inverses[1]
-        members = (a, b, target, m, n, inverse_a, inverse_b, k)
+        members = (a, b, target, m, n, inverse_a, inverse_b, doubts, k)
         self._multiply(self._grid, self._block, (self._as_value(self._pack(*members)),))
-        repaired = (left, *self._left, inverse_a, m, right, *self._right, inverse_b, n, target, k)
+        repaired = (left, *self._left, inverse_a, m, right, *self._right, inverse_b, n, target, k, doubts, self._width)
         self._repair(self._repair_grid, self._repair_block, (self._repair_value(self._repair_pack(*repaired)),))

@@ -14,9 +14,11 @@ from ..settings import Settings
 
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
-# Launches and the ends of grids cost this much more, in seconds, than one call of cuBLAS.
+# Three launches instead of one, and what cannot overlap at their ends: seconds.
 _OVERHEAD = 8e-6
-_TILE = 128  # rows and columns of the result that are computed together, as far as the estimate goes
+# Tiles of the result from halves: rows, and the widths that there are.
+TILE_ROWS, TILE_WIDTHS = 128, (168, 160, 144, 128, 96, 64)
+_FIXED_WIDTH = 28  # how many columns the work beside the products of a tile is worth
 
 
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
@@ -38,6 +40,8 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
 
 
 def _chosen(node: Node, settings: Settings, right_kept: bool, left_kept: bool, shared: dict[Node, Node]) -> Node:
+    if _to_be_rounded(node, settings):
+        return _rounded(node)
     reason = _against(node, settings, right_kept, left_kept)
     if reason:
         return Node(node.op, node.inputs, node.shape, node.dtype, {**node.attrs, "how": reason})
@@ -48,13 +52,28 @@ def _chosen(node: Node, settings: Settings, right_kept: bool, left_kept: bool, s
     return Node(product.op, (*parts, left, right), product.shape, product.dtype, {"how": how})
 
 
+def _to_be_rounded(node: Node, settings: Settings) -> bool:
+    """Whether operands are rounded to bfloat16 before a product; cuBLAS, left to itself, rounds them to TF32."""
+    device = settings.device
+    if settings.precision != "medium" or node.dtype != "float32" or device is None or device.tf32 <= device.simt:
+        return False
+    return float32_time(node, device) > 4 * _OVERHEAD
+
+
+def _rounded(node: Node) -> Node:
+    left, right = node.inputs[0], g.transpose(node.inputs[1])
+    inputs = (g.cast(left, "bfloat16"), g.transpose(g.cast(right, "bfloat16")))
+    how = "cuBLAS bfloat16 with float32 sums, operands rounded before, as the precision 'medium' asks"
+    return Node("matmul", inputs, node.shape, "float32", {"how": how})
+
+
 def _against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) -> str:
     """Why a product is left to cuBLAS; empty where halves are faster and as accurate."""
     library = f"cuBLAS {node.dtype}"
     if node.dtype != "float32":
         return f"{library} with {'float64' if node.dtype == 'float64' else 'float32'} sums"
     if settings.precision in ("ieee", "medium", "tf32"):
-        kind = {"ieee": "float32", "medium": "bfloat16", "tf32": "TF32"}[settings.precision]
+        kind = {"ieee": "float32", "medium": "bfloat16 or better", "tf32": "TF32"}[settings.precision]
         return f"cuBLAS {kind}, as the precision {settings.precision!r} asks"
     if settings.device is None:
         return library
@@ -76,10 +95,22 @@ def float32_time(node: Node, device: Device) -> float:
 def halves_time(node: Node, device: Device, right_kept: bool = False, left_kept: bool = False) -> float:
     """Seconds that a product from halves takes, with the splitting of the operands that are not kept split."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
-    padded = -(-rows // _TILE) * _TILE * (-(-cols // _TILE) * _TILE)
-    compute = max(3 * 2 * padded * depth / device.halves, _operand_bytes(node) / device.bandwidth)
+    columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
+    flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
+    compute = max(flops / device.halves, _operand_bytes(node) / device.bandwidth)
     split = 8 * depth * (rows * (not left_kept) + cols * (not right_kept)) / (0.85 * device.bandwidth)
     return compute + split + _OVERHEAD
+
+
+def tile_columns(rows: int, cols: int, width: int, processors: int) -> int:
+    """How many columns of tiles each multiprocessor goes through, those that its other work is worth included."""
+    tiles = -(-rows // TILE_ROWS) * -(-cols // width)
+    return -(-tiles // processors) * (_FIXED_WIDTH + width)
+
+
+def tile_width(rows: int, cols: int, processors: int) -> int:
+    """The width of the tiles with which a product takes the least time on so many multiprocessors."""
+    return min(TILE_WIDTHS, key=lambda width: tile_columns(rows, cols, width, processors))
 
 
 def _operand_bytes(node: Node) -> float:

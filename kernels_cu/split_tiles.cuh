@@ -1,0 +1,56 @@
+// What split_rows.cu, split_gemm.cu and split_repair.cu share: where tiles are, and what is known of a split row.
+#pragma once
+
+#include "types.cuh"
+
+constexpr int tile_rows = 128, warps_a_tile = 8, rows_a_warp = 16;
+
+// Where the tiles of a product are: down a band of rows first, so that tiles of the same time share rows of both operands.
+struct TileOrder {
+    static constexpr u32 band = 8;
+    u32 down, across;
+    int columns;
+
+    __device__ __forceinline__ TileOrder(i64 m, i64 n, int width)
+        : down(static_cast<u32>((m + tile_rows - 1) / tile_rows)),
+          across(static_cast<u32>((n + width - 1) / width)),
+          columns(width) {}
+    __device__ __forceinline__ u32 count() const { return down * across; }
+    __device__ __forceinline__ void at(u32 tile, i64& row, i64& col) const {
+        const u32 first = tile / (band * across), within = tile % (band * across);
+        const u32 height = min(down - first * band, band);
+        row = static_cast<i64>(first * band + within % height) * tile_rows;
+        col = static_cast<i64>(within / height) * columns;
+    }
+};
+
+// One row of an operand, in the bits of a float: the power of two that its halves have to be multiplied with; in the
+// mantissa how many of its elements are so small beside its largest that the halves do not hold 22 bits of them. A row of
+// zeros has a sign, one with infinities or NaN is NaN.
+struct SplitRow {
+    u32 bits;
+
+    static __device__ __forceinline__ SplitRow of(float inverse) { return SplitRow{__float_as_uint(inverse)}; }
+    static __device__ __forceinline__ SplitRow none() { return SplitRow{0x80000000u | 127u << 23}; }
+    static __device__ __forceinline__ SplitRow marked() { return SplitRow{0x7fffffffu}; }
+    static __device__ __forceinline__ SplitRow finite(int shift, u32 small) {
+        return SplitRow{static_cast<u32>(127 - shift) << 23 | (small < 0x7fffffu ? small : 0x7fffffu)};
+    }
+
+    __device__ __forceinline__ bool is_marked() const { return (bits & 0x7f800000u) == 0x7f800000u; }
+    __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
+    // Small elements have an error of at most 2^-36, the others of the other operand are below 2^15: a sum of halves that
+    // is at least 4 for each of them has no error from them above 2^-23 of itself.
+    __device__ __forceinline__ float doubt() const {
+        const bool none = bits >> 31 || is_marked();
+        return none ? -1e30f : 4.0f * static_cast<float>(bits & 0x7fffffu);
+    }
+};
+
+// x * 2^exponents, the biased exponents of two factors added up. In two steps of half of it each, so that no product on
+// the way is too large or too small for a float unless the result is.
+__device__ __forceinline__ float scaled(float x, u32 exponents) {
+    const u32 half = exponents / 2;
+    const float first = exact_multiply_add(x, __uint_as_float(half << 23), -0.0f);
+    return exact_multiply_add(first, __uint_as_float((exponents - half) << 23), -0.0f);
+}
