@@ -219,6 +219,21 @@ __device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename S
 }
 
 // exp(d) for d <= 0 in sums, where terms far below 1 weigh little: one rounding in d * log2(e) is allowed.
+// top + log(total), rounded once: total is m 2^e, and e times the first bits of log(2) is exact.
+__device__ __forceinline__ float plus_log(float top, float total) {
+    if (!(total >= 1e-30f && total <= 1e38f)) {
+        return top + logf(total);
+    }
+    const u32 bits = __float_as_uint(total);
+    const int e = static_cast<int>(bits - 0x3f3504f3u) >> 23;  // m from sqrt(1/2) to sqrt(2)
+    const float m = __uint_as_float(bits - (static_cast<u32>(e) << 23));
+    const float high = static_cast<float>(e) * 0.693115234375f;
+    const float low = static_cast<float>(e) * 3.1946184e-5f + logf(m);
+    const float sum = top + high, back = sum - top;
+    return sum + (((top - (sum - back)) + (high - back)) + low);
+}
+__device__ __forceinline__ double plus_log(double top, double total) { return top + log(total); }
+
 __device__ __forceinline__ float exp_in_sum(float d) { return exp2f(d * 1.44269504f); }
 __device__ __forceinline__ double exp_in_sum(double d) { return exp(d); }
 

@@ -47,7 +47,49 @@ ON_GPU = "tests/test_cuda_engine.py"
 REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh", "kernels_cu/stages.cuh"
 TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
 
+ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
+TILES = "kernels_cu/split_tiles.cuh"
+
+
+def halves(select: str) -> tuple[str, ...]:
+    return ("tests/test_halves.py", "-k", f"host and ({select})")
+
+
 MUTANTS: tuple[Mutant, ...] = (
+    # Products from halves
+    Mutant("a scale that overflows float16", ROWS, "14 + 127 - exponent", "16 + 127 - exponent", halves("22_bits")),
+    Mutant("a low part without its own scale", ROWS, "* 2048.0f", "* 1024.0f", halves("22_bits")),
+    Mutant("a row of padding that is read", ROWS, "row < rows ? cols : 0", "cols", halves("22_bits")),
+    Mutant("small elements that are not counted", ROWS, "< 0x1p-14f;", "< 0x1p-24f;", halves("small")),
+    Mutant(
+        "no barrier before warps share what they know of a row",
+        ROWS,
+        "            slots[threadIdx.x / 32] = number;\n        }\n        __syncthreads();",
+        "            slots[threadIdx.x / 32] = number;\n        }",
+        halves("22_bits"),
+    ),
+    Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", halves("float32")),
+    Mutant(
+        "products before their operands are there",
+        GEMM,
+        "        barrier_wait(ring.full(), ring.parity);\n",
+        "",
+        halves("float32"),
+    ),
+    Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", halves("float32")),
+    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", halves("float32")),
+    Mutant("a tile too far down", TILES, "within % height", "within % band", halves("float32")),
+    Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", halves("exponents")),
+    Mutant("doubts of one operand alone", REPAIR, " + of_b.doubt()", "", halves("magnitudes or nothing_else")),
+    Mutant("doubts that nobody has", TILES, "return none ? -1e30f", "return true ? -1e30f", halves("nothing_else")),
+    Mutant("marked rows of the last group", REPAIR, "if (count > 0) {", "if (count > 16) {", halves("repair")),
+    Mutant(
+        "a barrier too few around gathered rows",
+        REPAIR,
+        "            put();\n            __syncthreads();\n",
+        "            put();\n",
+        halves("repair"),
+    ),
     # Barriers, and who may write when
     Mutant("no barrier before the slots are read", TEAMS, "        __syncthreads();\n", "", kernels("softmax")),
     Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("softmax")),

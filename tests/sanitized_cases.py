@@ -1,8 +1,8 @@
 """What `sanitize.py` runs under compute-sanitizer: the kernel cases, each in vectors and one element at a time.
 
 Memory comes straight from cudaMalloc, so that the tools see where an array ends; results go to arrays full of NaN and
-gaps between rows hold NaN; and everything is compared with the program as written. Matrix products are left out: they
-are cuBLAS's.
+gaps between rows hold NaN; and everything is compared with the program as written. Products by cuBLAS are left out;
+those from fp16 halves run where there are Hopper's tensor cores.
 """
 
 from __future__ import annotations
@@ -75,6 +75,38 @@ def run(cupy: Any, case: Case) -> int:
     return int(plan.launches)
 
 
+def run_products(cupy: Any) -> int:
+    """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
+    from cupyfuse.cuda.products import Split, SplitProduct
+    from cupyfuse.cuda.runtime import on_device
+    from cupyfuse.graph import halves_shape
+
+    runtime, launches = on_device(0), 0
+    if runtime.device is None or not runtime.device.halves:
+        return 0
+    rng = np.random.default_rng(2)
+    for m, n, k in ((1, 1, 1), (130, 9, 129), (65, 170, 200), (40, 700, 64)):
+        a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
+        a[m // 2, 0], a[0, k // 2], b[n - 1, k - 1] = np.inf, 1e-30, 1e20
+        operands = [uploaded(cupy, x, "contiguous") for x in (a, b)]
+        halves = [uploaded(cupy, np.full(halves_shape(x.shape), np.nan, np.float16), "contiguous") for x in (a, b)]
+        result = uploaded(cupy, np.full((m, n), np.nan, np.float32), "contiguous")
+        for x, split in zip(operands, halves, strict=True):
+            Split(runtime, *x.shape, x.shape[1])(x.data.ptr, split.data.ptr)
+        product = SplitProduct(runtime, (m, n, k), (k, 1), (k, 1))
+        doubts = runtime.workspace(product.doubts)
+        product([h.data.ptr for h in halves], [x.data.ptr for x in operands], result.data.ptr, doubts.ptr)
+        with np.errstate(all="ignore"):
+            expected = a.astype(np.float64) @ b.astype(np.float64).T
+        scale = np.abs(np.nan_to_num(a, posinf=0)) @ np.abs(b).T
+        actual = downloaded(result)
+        special = ~np.isfinite(expected)
+        assert (np.isnan(actual[special]) == np.isnan(expected[special])).all(), (m, n, k)
+        assert (np.abs(actual - expected)[~special] <= 1e-6 * scale[~special]).all(), (m, n, k)
+        launches += 4
+    return launches
+
+
 def main() -> None:
     import cupy
 
@@ -82,9 +114,11 @@ def main() -> None:
     # One element off, no pointer is aligned for vectors.
     scalar = [replace(case, layout="offset") for case in CASES if case.layout == "contiguous"]
     launches = [run(cupy, case) for case in (*CASES, *scalar, *GUARDED)]
+    products = run_products(cupy)
     cupy.cuda.Device().synchronize()
     cases = sum(count > 0 for count in launches)
-    print(f"{cases} cases, {sum(launches)} launches, {len(launches) - cases} cases with matrix products left out")
+    print(f"{cases} cases, {sum(launches)} launches, {len(launches) - cases} cases with cuBLAS's products left out")
+    print(f"{products} launches for products from halves")
     assert sum(launches) >= 200, "too few launches for a check of all kernels"
 
 

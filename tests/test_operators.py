@@ -52,6 +52,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "safe_divide": np.divide,
     "finite_or_zero": lambda x: np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0),
     "log_relative": lambda top, total: np.where(np.isfinite(top), np.log(total), top),
+    "plus_log": lambda top, total: np.where(np.isfinite(top), top + np.log(total), top),
 }
 PARAMETERS = {
     "leaky_relu": (0.01,),
@@ -60,7 +61,8 @@ PARAMETERS = {
     "celu": (1.7,),
     "clip": (-0.75, 1.25),
 }  # fmt: skip
-POSITIVE = {"sqrt", "log", "log2", "log10", "power", "log_relative"}  # defined, or smooth, for positive operands alone
+# Defined, or smooth, for positive operands alone.
+POSITIVE = {"sqrt", "log", "log2", "log10", "power", "log_relative", "plus_log"}
 ABOVE_MINUS_ONE = {"log1p"}
 
 

@@ -151,7 +151,8 @@ def test_random_shapes_and_values_on_a_gpu(engine: Engine, part: int) -> None:
         k = int(rng.choice([*edges, 2048, 4099]))
         x, w = (_drawn(cp, rng, rows, k) for rows in (m, n))
         got, reference = fast(x, w), plain(x, w)
-        a, b = x.astype(cp.float64), w.astype(cp.float64)
+        # NumPy converts subnormal numbers too.
+        a, b = (cp.asarray(cp.asnumpy(v).astype(np.float64)) for v in (x, w))
         exact, size = a @ b.T, cp.abs(a) @ cp.abs(b).T
         special = ~cp.isfinite(size)  # an operand is infinite or NaN
         assert bool((cp.isnan(got) == cp.isnan(reference))[special].all()), (m, n, k)
@@ -159,7 +160,9 @@ def test_random_shapes_and_values_on_a_gpu(engine: Engine, part: int) -> None:
         # Where sums may pass float32's largest number, the order decides; tiny ones have fewer digits.
         counts = (size < 1e38) & (size > 1e-30)
         ratios = [float(cp.where(counts, cp.abs(y - exact) / size, 0).max()) for y in (got, reference)]
-        assert ratios[0] <= max(ratios[1], 3 * 2.0**-22), (m, n, k, ratios)
+        # Both operands and what they leave out; sums of 64, cut off in four steps; sums of those.
+        bound = 3 * 2.0**-22 + 4 * 2.0**-23 + 2 * (k / 64) ** 0.5 * 2.0**-24
+        assert ratios[0] <= max(ratios[1], bound), (m, n, k, ratios)
         assert bool(cp.isfinite(got[counts]).all()) and bool((got[size == 0] == 0).all()), (m, n, k)
 
 

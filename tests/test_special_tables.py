@@ -75,6 +75,7 @@ EAGER: dict[str, Callable[..., Any]] = {
     "clip": lambda x, low, high: np.minimum(np.maximum(x, low), high),
     "finite_or_zero": lambda x: x if np.isfinite(x) else np.zeros_like(x),
     "log_relative": lambda top, total: np.log(total) if np.isfinite(top) else top,
+    "plus_log": lambda top, total: top + np.log(total) if np.isfinite(top) else top,
     "safe_multiply": safe(np.multiply),
     "safe_divide": safe(np.divide),
 }

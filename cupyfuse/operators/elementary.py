@@ -21,6 +21,12 @@ def log_relative(top: Array, total: Array) -> Array:
     return np.where(np.isfinite(top), np.log(total), top)
 
 
+def plus_log(top: Array, total: Array) -> Array:
+    wide = np.float32 if top.dtype.itemsize == 2 else np.float64
+    logarithm = top.astype(wide) + np.log(total.astype(wide))
+    return np.where(np.isfinite(top), logarithm.astype(top.dtype), top)
+
+
 def _clip(x: Array, low: Array, high: Array) -> Array:
     return np.minimum(np.maximum(x, low), high)
 
@@ -246,5 +252,15 @@ ROWS = (
         "log(total) of a sum of exponentials taken relative to top; top itself where that is infinite or NaN.",
         flops=9,
         ulps=LIBRARY,
+    ),
+    op(
+        "plus_log",
+        plus_log,
+        "(isfinite({0}) ? plus_log({0}, {1}) : {0})",
+        lambda o, y, top, total: (1.0, 1.0 / total),
+        "top + log(total), rounded once; top itself where that is infinite or NaN.",
+        flops=14,
+        ulps=LIBRARY,
+        scale=lambda top, total: np.abs(top) + np.abs(np.log(np.abs(total))),
     ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .elementary import finite_or_zero, log_relative
+from .elementary import plus_log
 from .rows import Array, Reduction
 
 
@@ -18,7 +18,7 @@ def _expsum(x: Array, axis: int) -> Array:
 
 def _logsumexp(x: Array, axis: int) -> Array:
     top = x.max(axis=axis, keepdims=True)
-    return finite_or_zero(top) + log_relative(top, _expsum(x, axis))
+    return plus_log(top, _expsum(x, axis))
 
 
 def _mean_square(x: Array, axis: int) -> Array:

@@ -46,10 +46,8 @@ def lower_logsumexp(node: Node) -> Node:
     x = node.inputs[0]
     top = g.reduce("max", x, node.axis)
     if x.dtype == "float64":
-        logarithm = _counted_logarithm(x, top, node.axis)
-    else:
-        logarithm = g.pointwise("log_relative", top, g.reduce("expsum", x, node.axis))
-    return g.pointwise("add", g.pointwise("finite_or_zero", top), logarithm)
+        return g.pointwise("add", g.pointwise("finite_or_zero", top), _counted_logarithm(x, top, node.axis))
+    return g.pointwise("plus_log", top, g.reduce("expsum", x, node.axis))
 
 
 def _counted_logarithm(x: Node, top: Node, axis: int) -> Node:

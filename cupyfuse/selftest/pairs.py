@@ -210,4 +210,15 @@ log_relative    -inf  -max    -1    -0     0     1   max   inf   nan
            inf   inf   inf   inf   inf   inf   inf   inf   inf   inf
            nan   nan   nan   nan   nan   nan   nan   nan   nan   nan
 
+plus_log        -inf  -max    -1    -0     0     1   max   inf   nan
+          -inf  -inf  -inf  -inf  -inf  -inf  -inf  -inf  -inf  -inf
+          -max   nan   nan   nan  -inf  -inf  -max  -max   inf   nan
+            -1   nan   nan   nan  -inf  -inf    -1     ~   inf   nan
+            -0   nan   nan   nan  -inf  -inf     0     ~   inf   nan
+             0   nan   nan   nan  -inf  -inf     0     ~   inf   nan
+             1   nan   nan   nan  -inf  -inf     1     ~   inf   nan
+           max   nan   nan   nan  -inf  -inf   max   max   inf   nan
+           inf   inf   inf   inf   inf   inf   inf   inf   inf   inf
+           nan   nan   nan   nan   nan   nan   nan   nan   nan   nan
+
 """
