@@ -8,6 +8,7 @@ import sys
 import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -264,3 +265,85 @@ def test_a_function_whose_kernel_failed_works_once_it_compiles(monkeypatch):
         assert np.isnan(HOST.host(device_out)).all()
         soft(device_x, out=device_out)
         np.testing.assert_allclose(HOST.host(device_out), soft(x), rtol=1e-6)
+
+
+# Binaries that we keep ourselves ------------------------------------------------------------------------------------
+
+
+class OwnCupy:
+    """CuPy as far as a kernel for a named architecture needs it."""
+
+    def __init__(self, fails=lambda binary: False):
+        self.compiled = []
+        self.attributes = []
+
+        class Module:
+            def load(self, binary):
+                if fails(binary):
+                    raise DriverError("CUDA_ERROR_INVALID_IMAGE")
+                self.binary = binary
+
+            def get_function(self, name):
+                return SimpleNamespace(ptr=7, name=name, binary=self.binary)
+
+        nvrtc = SimpleNamespace(
+            NVRTCError=Refusal,
+            getVersion=lambda: (13, 0),
+            createProgram=lambda code, *_: code,
+            compileProgram=lambda program, options: self.compiled.append(options),
+            getCUBIN=lambda program: b"binary of " + program.encode()[-9:],
+            destroyProgram=lambda program: None,
+        )
+        driver = SimpleNamespace(CUDADriverError=DriverError, funcSetAttribute=lambda *a: self.attributes.append(a))
+        compiler = SimpleNamespace(CompileException=Refusal)
+        function = SimpleNamespace(Module=Module)
+        self.cuda = SimpleNamespace(nvrtc=nvrtc, driver=driver, compiler=compiler, function=function)
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiling, "_without_cache", False)
+
+    def loaded(cupy):
+        monkeypatch.setitem(sys.modules, "cupy", cupy)
+        monkeypatch.setattr(compiling, "_functions", {})
+        return load(halves.gemm_kernel(64), 0)
+
+    return SimpleNamespace(loaded=loaded, folder=tmp_path / "cache")
+
+
+def test_a_binary_for_a_named_architecture_is_kept(own_cache):
+    first, second = OwnCupy(), OwnCupy()
+    function = own_cache.loaded(first)
+    assert own_cache.loaded(second).args[0].binary == function.args[0].binary
+    assert first.compiled == [(*compiling.OPTIONS, "-arch=sm_90a", "-ftz=true")] and not second.compiled
+    assert first.attributes == second.attributes == [(7, 8, halves.gemm_kernel(64).shared)]
+    assert [path.suffix for path in own_cache.folder.iterdir()] == [".cubin"], "no part is left"
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b[:40], lambda b: b[:-1] + b"?", lambda b: bytes(len(b))])
+def test_a_damaged_binary_is_compiled_anew(own_cache, damage):
+    own_cache.loaded(OwnCupy())
+    (path,) = own_cache.folder.iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(damage(whole))
+    again = OwnCupy()
+    own_cache.loaded(again)
+    assert len(again.compiled) == 1 and path.read_bytes() == whole
+
+
+def test_a_binary_that_no_gpu_loads_is_compiled_anew(own_cache):
+    own_cache.loaded(OwnCupy())
+    failures = [True]
+    again = OwnCupy(lambda binary: failures and failures.pop())
+    own_cache.loaded(again)
+    assert len(again.compiled) == 1
+
+
+def test_where_nothing_can_be_kept_binaries_are_compiled_in_every_process(own_cache):
+    own_cache.folder.write_text("a file")
+    cupy = OwnCupy()
+    with pytest.warns(RuntimeWarning, match="CUPY_CACHE_DIR"):
+        own_cache.loaded(cupy)
+    assert len(cupy.compiled) == 1

@@ -98,10 +98,15 @@ def _compiled_for(kernel: Kernel, code: str) -> Any:
     options = (*OPTIONS, f"-arch=sm_{kernel.arch}", "-ftz=true")
     module = cupy.cuda.function.Module()
     path, binary = _kept(code, options)
+    try:
+        if binary:
+            module.load(binary)
+    except cupy.cuda.driver.CUDADriverError:
+        binary = b""  # whole, but no kernel
     if not binary:
         binary = _through_nvrtc(cupy.cuda.nvrtc, code, options)
         _keep(path, binary)
-    module.load(binary)
+        module.load(binary)
     function = module.get_function(kernel.name)
     if kernel.shared > _STATIC_SHARED:
         cupy.cuda.driver.funcSetAttribute(function.ptr, _DYNAMIC_SHARED_BYTES, kernel.shared)

@@ -218,6 +218,8 @@ def cases(form: Format) -> Iterator[Case]:
         )
     yield from _column_cases()
     yield from _product_cases()
+    if form.name == "float32":
+        yield _large_product()
 
 
 def _column_cases() -> Iterator[Case]:
@@ -257,6 +259,13 @@ def _product_cases() -> Iterator[Case]:
         yield Case(f"{size}, bound", heads.head_softmax, draw, partial(_exact_softmax, training=False), everything)
         training = {"training": True}
         yield Case(size, heads.head_softmax, draw, partial(_exact_softmax, training=True), options=training)
+
+
+def _large_product() -> Case:
+    """One that runs from fp16 halves, where the tensor cores for that are there."""
+    rows, inner, columns = 512, 600, 2048
+    draw = partial(_draw_head, head=heads.head_sum, rows=rows, inner=inner, columns=columns)
+    return Case(f"{rows} x {inner} x {columns}", fused()["linear"], draw, _exact_linear)
 
 
 # Measuring ----------------------------------------------------------------------------------------------------------
