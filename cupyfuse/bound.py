@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from . import arrays, devices
 from . import graph as g
 from .calls import Runnable, arrays_in, device_of, finish, holds_tracer
-from .plan import Plan, build
+from .plan import Plan
+from .planning import build
 from .structure import collect
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import numpy as np
 
 from . import dtypes, heads, special
 from .fuse import Fused
-from .plan import Plan, quantity
+from .plan import Plan
+from .plan_report import quantity
 from .progress import Progress
 
 # Accuracy is judged in roundings of the result's own dtype: two correct evaluations in another order differ by some.

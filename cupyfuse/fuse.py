@@ -16,7 +16,8 @@ from .bound import Bound
 from .calls import NESTED, Runnable, arrays_in, device_of, engine_for, finish, holds_tracer
 from .devices import Device
 from .errors import TraceError
-from .plan import Plan, Traced, build
+from .plan import Plan, Traced
+from .planning import build
 from .settings import DEFAULT_WORKSPACE, Settings, check_precision, check_workspace
 from .structure import Results, collect, replace
 from .trace import ScalarArgument, Trace, Tracer, fail

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .plan import quantity
+from .plan_report import quantity
 
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _OLDEST_CUPY = (14, 2)

@@ -11,7 +11,8 @@ from support import FLOATS, HEADS, Head, head_logsumexp, head_softmax, head_soft
 
 import cupyfuse as cf
 from cupyfuse import devices
-from cupyfuse.plan import Plan, quantity
+from cupyfuse.plan import Plan
+from cupyfuse.plan_report import quantity
 
 ROWS, INNER, COLUMNS = 1024, 8192, 8192  # the benchmark shape
 SHAPES = [(ROWS, INNER, COLUMNS), (1, 1, 1), (1, 5, 3), (7, 1, 3), (7, 5, 1), (3, 5, 1_000_003), (100_000, 3, 1000)]

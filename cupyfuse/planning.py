@@ -1,0 +1,154 @@
+"""From a traced function to its plan: how products run, what is prepared once, what is computed in blocks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from . import dtypes
+from . import graph as g
+from .graph import Graph, Node
+from .plan import Blocks, Output, Plan, Traced
+from .rewrite import simplify
+from .schedule import Layout, NotByRows, choose_products, resolve, rows_apart, schedule, with_rows
+from .schedule.blocks import LEAST_ROWS
+from .settings import Settings
+
+_OWN_DTYPE = ("matmul", "split_matmul", "halves")  # what reads its operands as they are stored
+
+
+def build(
+    traced: Traced,
+    layouts: dict[int, Layout] | None = None,
+    settings: Settings | None = None,
+    bound: frozenset[int] = frozenset(),
+) -> Plan:
+    """Simplify and schedule a traced function; with bound arguments, split off what can be prepared once."""
+    settings = settings or Settings()
+    graph, notes = simplify(traced.graph)
+    graph = choose_products(graph, settings, fixed_values(graph, bound))
+    prepare = None
+    if bound:
+        graph, prepared = split_fixed(graph, fixed_values(graph, bound, settings.keep_halves), "prepared")
+        prepare = _preparing(f"{traced.name}: prepared once", prepared, layouts, settings)
+
+    def planned(graph: Graph) -> Plan:
+        done = schedule(graph, layouts)
+        outputs = tuple(Output(n, axes) for n, axes in zip(done.graph.outputs, traced.axes, strict=True))
+        return Plan(traced.name, settings, done.graph, done, outputs, tuple(notes), traced.calls, prepare)
+
+    plan = planned(graph)
+    if plan.workspace > settings.max_workspace:
+        try:
+            plan.blocks = _in_blocks(graph, plan, planned, layouts)
+        except NotByRows as reason:
+            plan.whole = str(reason)
+    return plan
+
+
+def _preparing(name: str, graph: Graph, layouts: dict[int, Layout] | None, settings: Settings) -> Plan | None:
+    """The plan of values that another plan takes as inputs."""
+    if not graph.outputs:
+        return None
+    done = schedule(graph, layouts)
+    return Plan(name, settings, done.graph, done, tuple(Output(n, (0, 1)) for n in done.graph.outputs), (), ())
+
+
+def _in_blocks(
+    graph: Graph, plan: Plan, planned: Callable[[Graph], Plan], layouts: dict[int, Layout] | None
+) -> Blocks | None:
+    """Blocks of as many rows as the workspace allows, all of nearly one size; None if what is cut is small enough."""
+    together = rows_apart(graph)
+    if any(o.axes[:1] != (0,) for o in plan.outputs):
+        raise NotByRows("the rows of a result are not along its first dimension")
+    graph, common = split_fixed(graph, _without(graph, together), "common", cheap=False)
+    together = rows_apart(graph)
+    total, most = graph.outputs[0].shape[0], plan.settings.max_workspace
+    whole, one = (planned(with_rows(graph, together, n)).workspace for n in (total, 1))
+    if whole <= most:
+        return None
+    each = max(1, (whole - one) // max(1, total - 1))
+    rows = max(1, min(total, 1 + (most - one) // each))
+    if rows >= LEAST_ROWS:
+        rows -= rows % LEAST_ROWS
+        even = -(-total // -(-total // rows))
+        rows = min(rows, -(-even // LEAST_ROWS) * LEAST_ROWS)
+    rest = total % rows
+    return Blocks(
+        total,
+        rows,
+        planned(with_rows(graph, together, rows)),
+        planned(with_rows(graph, together, rest)) if rest else None,
+        _preparing(f"{plan.name}: for all blocks", common, layouts, plan.settings),
+        frozenset(int(n.attrs["arg"]) for n in graph.inputs if n in together),
+    )
+
+
+def _without(graph: Graph, together: set[Node]) -> set[Node]:
+    """The values that depend on no row in particular."""
+    found: set[Node] = set()
+    for node in g.topological(graph.roots):
+        real = [i for i in node.inputs if i.op != "const"]
+        if (node.op == "input" and node not in together) or (real and all(i in found for i in real)):
+            found.add(node)
+    return found
+
+
+def fixed_values(graph: Graph, bound: frozenset[int], keep_halves: bool = True) -> set[Node]:
+    """The values that depend on bound arguments alone; never on one that the call changes in place."""
+    changing = {arg for arg, _ in graph.effects}
+    fixed: set[Node] = set()
+    for node in g.topological(graph.roots):
+        real = [i for i in node.inputs if i.op != "const"]
+        argument = node.op == "input" and node.attrs["arg"] in bound - changing
+        kept = keep_halves or node.op != "halves"
+        if argument or (kept and real and all(i in fixed for i in real)):
+            fixed.add(node)
+    return fixed
+
+
+def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:
+    """Split off fixed values, such as those that depend on bound arguments alone.
+
+    Returns the graph of the rest, in which those that it needs are further inputs (numbered after the arguments), and
+    the graph that prepares them. Without `cheap`, pointwise work on arguments stays where it is.
+    """
+    reducing: dict[Node, bool] = {}
+    for node in g.topological(graph.roots):
+        reducing[node] = node.reduction or node.op in _OWN_DTYPE or any(reducing[i] for i in node.inputs)
+    eager = set(g.topological(graph.roots, lambda n: () if n in static else g.eager_inputs(n)))
+    wanted: dict[Node, bool] = {}  # value -> whether it is needed in its own dtype, not a wider one
+    for root in map(resolve, graph.roots):
+        if root in static and root.op not in ("input", "const"):
+            wanted[root] = True
+    for node in g.topological(graph.roots, lambda n: () if n in static else n.inputs):
+        if node in static:
+            continue
+        for i in node.inputs:
+            base = resolve(i)
+            # A guard's exact form computes cheap things again for the rare element that needs them.
+            if base in static and base.op != "input" and (reducing[base] or (cheap and i in eager)):
+                wanted[base] = wanted.get(base, False) or node.op in _OWN_DTYPE
+    first = len(graph.inputs)
+    inputs = list(graph.inputs)
+    mapping: dict[Node, Node] = {}
+    for k, (node, own) in enumerate(wanted.items()):
+        dtype = node.dtype if own else dtypes.compute(node.dtype)
+        mapping[node] = Node(
+            "input",
+            (),
+            node.shape,
+            dtype,
+            {"arg": first + k, "name": f"{name}{k}", "ndim": 2 if node.shape[0] > 1 else 1},
+        )
+        inputs.append(mapping[node])
+    outputs = [g.cast(node, mapping[node].dtype) for node in wanted]
+    done: dict[Node, Node] = dict(mapping)
+    for node in g.topological(graph.roots, lambda n: () if n in mapping else n.inputs):
+        if node not in done:
+            changed = tuple(done[i] for i in node.inputs)
+            same = all(a is b for a, b in zip(changed, node.inputs, strict=True))
+            done[node] = node if same else Node(node.op, changed, node.shape, node.dtype, node.attrs)
+    main = graph.replace(done)
+    main.inputs = inputs
+    needed = set(g.topological(outputs))
+    return main, Graph([n for n in graph.inputs if n in needed], outputs)
