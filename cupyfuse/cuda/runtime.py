@@ -46,7 +46,7 @@ class Runtime(Protocol):
         """A context in which they do."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of undefined values, contiguous in C order."""
+        """An array of undefined values, contiguous in C order; like `workspace` for graphs."""
 
     def workspace(self, nbytes: int) -> Any:
         """Memory with an address, `ptr`, for as long as the object lives, and as long as a graph that captures it."""
@@ -83,7 +83,6 @@ class CupyRuntime:
                 "it with multiprocessing.get_context('spawn') instead"
             ) from error
         self.address: Callable[[Any], int] = attrgetter("data.ptr")
-        self.empty = cupy.ndarray
         self._captured: list[Any] = []  # what graphs write to whenever they are replayed
 
     def is_current(self) -> bool:
@@ -99,10 +98,15 @@ class CupyRuntime:
         stream = self._cupy.cuda.get_current_stream()
         return stream.ptr != 0 and bool(stream.is_capturing())
 
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return self._held(self._cupy.ndarray(shape, dtype))
+
     def workspace(self, nbytes: int) -> Any:
-        memory = self._cupy.cuda.alloc(nbytes)
+        return self._held(self._cupy.cuda.alloc(nbytes))
+
+    def _held(self, memory: Any) -> Any:
         if self.is_capturing():
-            # Replays use it after this call; how long, nobody tells.
+            # Replays use it after this call; for how long, nobody tells.
             self._captured.append(memory)
         return memory
 
