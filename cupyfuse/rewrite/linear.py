@@ -5,13 +5,14 @@ What is added stays in the order in which it was written: where (b - d) cancels,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .. import dtypes
 from .. import graph as g
-from ..graph import Node
+from ..graph import Graph, Node
 from .cleanup import drop_empty_casts
+from .notes import Note
 
 _MOST_TERMS = 4096  # y + y doubles the terms of y: a value of more than these is not taken apart
 
@@ -131,6 +132,31 @@ def combine(op: str, coefficient: Node | None, factor: Node) -> Node:
     if coefficient is None and op == "multiply":
         return factor
     return g.pointwise(f"safe_{op}", g.const(1.0) if coefficient is None else coefficient, factor)
+
+
+def free_of_products(
+    graph: Graph,
+    rule: Callable[[Node], Node],
+    inputs: Callable[[Node], Iterable[Node]],
+    note: Callable[[Node, Node], Note],
+    notes: list[Note],
+) -> Graph:
+    """Apply a rule to one node at a time, wherever that leaves a matrix product without readers; note each of those."""
+    refused: set[Node] = set()
+    while True:
+        order = [n for n in g.topological(graph.roots, inputs) if n not in refused]
+        target = next((n for n in order if rule(n) is not n), None)
+        if target is None:
+            return graph
+        attempt = g.substitute(graph, target, rule(target))
+        survivors = set(g.topological(attempt.roots, inputs))
+        products = [n for n in g.topological([target], inputs) if n.op == "matmul"]
+        dead = [p for p in products if p not in survivors]
+        if not dead:
+            refused.add(target)
+            continue
+        graph = attempt
+        notes += [note(target, p) for p in dead]
 
 
 def product(*factors: Node | None) -> Node | None:

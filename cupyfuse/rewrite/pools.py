@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import graph as g
 from ..graph import Graph, Node
-from .linear import Term, known, product, taken_apart, total, widened, widened_or_one
+from .linear import Term, free_of_products, known, product, taken_apart, total, widened, widened_or_one
 from .notes import Note
 
 
@@ -53,32 +53,18 @@ def _pooled_term(term: Term, width: int, dtype: str) -> Node:
 
 def pool_products(graph: Graph, notes: list[Note]) -> Graph:
     """Pool the weights of linear maps of which nothing but the pooled values is needed."""
-    refused: set[Node] = set()
-    while True:
-        order = [n for n in g.topological(graph.roots) if n not in refused]
-        target = next((n for n in order if pool_weights(n) is not n), None)
-        if target is None:
-            return graph
-        products = [n for n in g.topological([target]) if n.op == "matmul"]
-        attempt = g.substitute(graph, target, pool_weights(target))
-        survivors = set(g.topological(attempt.roots))
-        dead = [p for p in products if p not in survivors]
-        if not dead:
-            refused.add(target)
-            continue
-        graph = attempt
-        width = _width(target)
-        for p in dead:
-            rows, cols = p.shape
-            inner = p.inputs[0].shape[1]
-            work = 2 * p.size * inner
-            notes.append(
-                Note(
-                    "the average pool of a linear map pools the weights (infinite inputs may give inf for NaN)",
-                    f"means of {width} columns of ({rows} x {inner}) @ ({inner} x {cols})",
-                    f"{work - work // width:.3g} FLOPs",
-                )
-            )
+
+    def note(target: Node, product: Node) -> Note:
+        rows, cols = product.shape
+        inner, width = product.inputs[0].shape[1], _width(target)
+        work = 2 * product.size * inner
+        return Note(
+            "the average pool of a linear map pools the weights (infinite inputs may give inf for NaN)",
+            f"means of {width} columns of ({rows} x {inner}) @ ({inner} x {cols})",
+            f"{work - work // width:.3g} FLOPs",
+        )
+
+    return free_of_products(graph, pool_weights, lambda n: n.inputs, note, notes)
 
 
 def _width(node: Node) -> int:

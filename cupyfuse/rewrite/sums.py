@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import graph as g
 from ..graph import Graph, Node
-from .linear import Term, known, product, taken_apart, total, widened, widened_or_one
+from .linear import Term, free_of_products, known, product, taken_apart, total, widened, widened_or_one
 from .notes import Note
 
 
@@ -58,28 +58,14 @@ def _matvec(matmul: Node, weights: Node | None) -> Node:
 
 def collapse_sums(graph: Graph, notes: list[Note]) -> Graph:
     """Collapse sums of linear maps, one at a time, wherever nothing else needs the matrix product."""
-    refused: set[Node] = set()
-    while True:
-        live = list(g.topological(graph.roots, g.eager_inputs))
-        candidates = [n for n in live if n not in refused and n.op == "sum" and collapse_sum(n) is not n]
-        if not candidates:
-            return graph
-        target = candidates[0]
-        products = {n for n in g.topological([target], g.eager_inputs) if n.op == "matmul"}
-        attempt = g.substitute(graph, target, collapse_sum(target))
-        survivors = set(g.topological(attempt.roots, g.eager_inputs))
-        dead = [p for p in products if p not in survivors]
-        if not dead:
-            refused.add(target)
-            continue
-        graph = attempt
-        for p in dead:
-            rows, cols = p.shape
-            inner = p.inputs[0].shape[1]
-            notes.append(
-                Note(
-                    "the sum of a linear map is a matrix-vector product",
-                    f"sum over {cols} columns of ({rows} x {inner}) @ ({inner} x {cols})",
-                    f"{2 * rows * inner * cols - 2 * rows * inner:.3g} FLOPs",
-                )
-            )
+
+    def note(target: Node, product: Node) -> Note:
+        rows, cols = product.shape
+        inner = product.inputs[0].shape[1]
+        return Note(
+            "the sum of a linear map is a matrix-vector product",
+            f"sum over {cols} columns of ({rows} x {inner}) @ ({inner} x {cols})",
+            f"{2 * rows * inner * cols - 2 * rows * inner:.3g} FLOPs",
+        )
+
+    return free_of_products(graph, collapse_sum, g.eager_inputs, note, notes)
