@@ -148,7 +148,7 @@ def _into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
             )
         if isinstance(target, np.ndarray) and not target.flags.writeable:
             raise ValueError(f"{name}: the array is read-only")
-        if any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
+        if target.size and any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
             raise ValueError(f"{name}: several elements of the array share one place in memory; pass a plain array")
         targets.append(target)
     safe = [

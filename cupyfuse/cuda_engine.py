@@ -134,6 +134,8 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
+                if reads and step.kind in ("Gemm", "Split", "Copy"):
+                    return False
                 if any(n is not source or n in step.rare or n.shape != node.shape for n in reads):
                     return False
         return written

@@ -132,6 +132,23 @@ def test_special_values_go_through_chains(engine: Engine, rng: np.random.Generat
         np.testing.assert_allclose(engine.host(result), value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("precision", ["highest", "ieee"])
+def test_a_product_may_replace_its_operand(engine: Engine, precision: str, rng: np.random.Generator) -> None:
+    """It is read until the last element is written, by repairs among others."""
+
+    def square(x: Any, w: Any) -> Any:
+        x[...] = x @ w.T
+        return w.sum(axis=1)
+
+    x, w = (rng.standard_normal((140, 140)).astype(F32) for _ in range(2))
+    x[17, 4], x[130, 9] = np.inf, 1e-33
+    with np.errstate(all="ignore"):
+        expected = x.astype(np.float64) @ w.astype(np.float64).T
+    there = engine.array(x)
+    cf.fuse(square, precision=precision)(there, engine.array(w))
+    np.testing.assert_allclose(engine.host(there), expected, rtol=1e-4, atol=1e-4)
+
+
 PARTS = 10
 
 
