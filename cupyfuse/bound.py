@@ -136,7 +136,7 @@ class Bound:
 
     def refresh(self) -> None:
         """Prepare again what depends on the bound arrays, in place, after they were changed."""
-        for execute, leaves, results in self._preparations.values():
+        for execute, leaves, results in list(self._preparations.values()):
             execute(leaves, results)
 
 

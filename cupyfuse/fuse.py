@@ -277,12 +277,14 @@ def fuse(
     precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
         Precision of float32 matrix products (see `precision`); by default that of the surrounding `with` block.
     max_workspace : int, optional
-        Bytes that a call may take beside its arguments and results (256 MiB unless given). Where a matrix product would
-        take more, and every row of the results needs only its own row of it, a call works through blocks of rows; the
-        plan says so, or what keeps it from doing so.
+        Bytes that a call may take, beside its arguments and results, for what has a row for each row of the results
+        (256 MiB unless given). Where a matrix product would take more, and every row of the results needs only its own
+        row of it, a call works through blocks of rows; the plan says so, or what keeps it from doing so. What all rows
+        need, such as the halves of weights that are not bound, is not counted.
     keep_halves : bool, optional
         Whether `bind` keeps the fp16 halves of bound weights, where products are computed from halves: as much memory
-        again as the float32 weights. Without them each call splits the weights anew. True unless given.
+        again as the float32 weights. Without them each call splits the weights anew. True unless given. A fused
+        function that is called by another one takes all of these from the outer one.
 
     Returns
     -------

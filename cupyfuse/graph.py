@@ -13,7 +13,7 @@ cast                  the value in the node's dtype
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
-halves                a float32 matrix as fp16 halves, row by row, in the layout of `kernels_cu/halves.cuh`
+halves                a float32 matrix as fp16 halves, row by row, in the layout of `kernels_cu/split_rows.cu`
 split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there

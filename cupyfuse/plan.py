@@ -157,8 +157,10 @@ class Plan:
     def workspace(self) -> int:
         """Bytes that a call takes beside its arguments, prepared values and results."""
         if self.blocks is not None:
-            common = self.blocks.common
-            return self.blocks.plan.workspace + (sum(o.node.nbytes for o in common.outputs) if common else 0)
+            common, block = self.blocks.common, self.blocks.plan.workspace
+            if common is None:
+                return block
+            return sum(o.node.nbytes for o in common.outputs) + max(block, common.workspace)
         results = {resolve(o.node) for o in self.outputs}
         stored = [n for step in self.scheduled.steps for n in step.outputs if n not in results]
         return sum(n.size * dtypes.ITEMSIZE[self.scheduled.storage[n]] for n in stored)

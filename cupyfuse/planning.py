@@ -11,9 +11,11 @@ from .plan import Blocks, Output, Plan, Traced
 from .rewrite import simplify
 from .schedule import Layout, NotByRows, choose_products, resolve, rows_apart, schedule, with_rows
 from .schedule.blocks import LEAST_ROWS
+from .schedule.memory import insert_copies
 from .settings import Settings
 
-_OWN_DTYPE = ("matmul", "split_matmul", "halves")  # what reads its operands as they are stored
+# What reads its operands from memory, in the dtype in which they are stored.
+_OWN_DTYPE = ("matmul", "split_matmul", "halves", "copy")
 
 
 def build(
@@ -28,7 +30,7 @@ def build(
     graph = choose_products(graph, settings, fixed_values(graph, bound))
     prepare = None
     if bound:
-        graph, prepared = split_fixed(graph, fixed_values(graph, bound, settings.keep_halves), "prepared")
+        graph, prepared = split_fixed(graph, _kept(graph, fixed_values(graph, bound), settings), "prepared")
         prepare = _preparing(f"{traced.name}: prepared once", prepared, layouts, settings)
 
     def planned(graph: Graph) -> Plan:
@@ -60,18 +62,23 @@ def _in_blocks(
     together = rows_apart(graph)
     if any(o.axes[:1] != (0,) for o in plan.outputs):
         raise NotByRows("the rows of a result are not along its first dimension")
+    graph = insert_copies(graph, layouts or {})
+    together = rows_apart(graph)
     graph, common = split_fixed(graph, _without(graph, together), "common", cheap=False)
     together = rows_apart(graph)
     total, most = graph.outputs[0].shape[0], plan.settings.max_workspace
     whole, one = (planned(with_rows(graph, together, n)).workspace for n in (total, 1))
     if whole <= most:
         return None
-    each = max(1, (whole - one) // max(1, total - 1))
-    rows = max(1, min(total, 1 + (most - one) // each))
+    if one > most:
+        raise NotByRows("one row takes more than that")
+    rows = max(1, min(total, 1 + (most - one) // max(1, (whole - one) // max(1, total - 1))))
     if rows >= LEAST_ROWS:
         rows -= rows % LEAST_ROWS
         even = -(-total // -(-total // rows))
         rows = min(rows, -(-even // LEAST_ROWS) * LEAST_ROWS)
+    while rows > 1 and planned(with_rows(graph, together, rows)).workspace > most:
+        rows -= -(-rows // 16)  # halves come in groups of eight rows
     rest = total % rows
     return Blocks(
         total,
@@ -93,24 +100,32 @@ def _without(graph: Graph, together: set[Node]) -> set[Node]:
     return found
 
 
-def fixed_values(graph: Graph, bound: frozenset[int], keep_halves: bool = True) -> set[Node]:
+def fixed_values(graph: Graph, bound: frozenset[int]) -> set[Node]:
     """The values that depend on bound arguments alone; never on one that the call changes in place."""
     changing = {arg for arg, _ in graph.effects}
     fixed: set[Node] = set()
     for node in g.topological(graph.roots):
         real = [i for i in node.inputs if i.op != "const"]
         argument = node.op == "input" and node.attrs["arg"] in bound - changing
-        kept = keep_halves or node.op != "halves"
-        if argument or (kept and real and all(i in fixed for i in real)):
+        if argument or (real and all(i in fixed for i in real)):
             fixed.add(node)
     return fixed
+
+
+def _kept(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
+    """The fixed values that are kept from call to call, where they are needed: all, or all but halves."""
+    if settings.keep_halves:
+        return fixed
+    users = g.users(graph.roots)
+    return {n for n in fixed if n.op != "halves" or all(u in fixed for u in users.get(n, ()))}
 
 
 def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:
     """Split off fixed values, such as those that depend on bound arguments alone.
 
     Returns the graph of the rest, in which those that it needs are further inputs (numbered after the arguments), and
-    the graph that prepares them. Without `cheap`, pointwise work on arguments stays where it is.
+    the graph that prepares them. Without `cheap`, pointwise work on arguments stays with what follows, unless that is a
+    product.
     """
     reducing: dict[Node, bool] = {}
     for node in g.topological(graph.roots):
@@ -126,7 +141,11 @@ def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) 
         for i in node.inputs:
             base = resolve(i)
             # A guard's exact form computes cheap things again for the rare element that needs them.
-            if base in static and base.op != "input" and (reducing[base] or (cheap and i in eager)):
+            if (
+                base in static
+                and base.op != "input"
+                and (reducing[base] or (i in eager and (cheap or node.op in _OWN_DTYPE)))
+            ):
                 wanted[base] = wanted.get(base, False) or node.op in _OWN_DTYPE
     first = len(graph.inputs)
     inputs = list(graph.inputs)

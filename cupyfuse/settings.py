@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 
 from . import devices
@@ -21,7 +22,7 @@ class Settings:
     device : Device or None
         The GPU that it is for; None where products are computed by NumPy, or by a GPU that nothing is known of.
     max_workspace : int
-        Bytes that a call may take beside its arguments and results, where it can be computed in blocks of rows.
+        Bytes that what has a row for each row of the results may take, where it can be computed in blocks of rows.
     keep_halves : bool
         Whether `bind` keeps the fp16 halves of bound operands.
     """
@@ -42,8 +43,8 @@ def check_precision(value: str) -> str:
 
 
 def check_workspace(value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"max_workspace: expected a number of bytes, got {type(value).__name__}")
     if value <= 0:
         raise ValueError(f"max_workspace: expected a positive number of bytes, got {value}")
-    return value
+    return operator.index(value)

@@ -1,8 +1,8 @@
 // Rows of float32, split into f16 halves for split_gemm.cu: x = inverse (hi + 2^-11 lo), a power of two for each row.
 //
-// x is (rows, cols) with any row stride and unit column stride. Scaling brings a row's largest element to [2^14, 2^15);
-// `inverse` undoes it. hi and lo hold 22 bits of every element or nothing at all: a row with an element that is not
-// finite, or subnormal, or below 2^-14 once scaled (2^-28 of the largest, or less), has inverse NaN and halves 0.
+// x is (rows, cols) with any row stride and unit column stride. Scaling brings a row's largest element to [2^14, 2^15), as
+// far as a float can; `inverse` has what split_tiles.cuh says of a row. Elements of at least 2^-14 after scaling keep 22
+// bits, smaller ones are right to 2^-36 and are counted. A row with infinities or NaN is marked and has halves 0.
 //
 // Layout of `tiles`, which knows nothing of the product's tiles: element k of a row is, in bytes, at
 //   ((k / 64 * groups + row / 8) * 2 + part) * 1024 + row % 8 * 128 + (k % 64 / 8 ^ row % 8) * 16 + k % 8 * 2

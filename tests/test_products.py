@@ -276,3 +276,38 @@ def test_split_products_beat_float32_by_the_estimate_of_large_ones() -> None:
     assert plan.best_time("H200") < 0.3 * cf.fuse(lambda x, w: x @ w.T, precision="ieee").plan(
         cf.spec((1024, 8192)), cf.spec((8192, 8192))
     ).best_time("H200")
+
+
+# What several products, bind and blocks share -----------------------------------------------------------------------
+
+
+def test_products_share_what_is_made_of_an_operand() -> None:
+    square, w = cf.spec((1024, 4096)), cf.spec((4096, 8192))
+    plan = cf.fuse(lambda x, y, w: (x @ w, y @ w)).bind(w=w).plan(square, square)
+    assert plan.prepare is not None and [s.kind for s in plan.prepare.steps] == ["Copy", "Split"]
+    assert "halves" in plan.steps[0].fused and "134 MB are kept" in str(plan)
+    given = [cf.spec((8192, 4096))] * 3
+    chain = cf.fuse(lambda x, a, b, c: (x @ a.T, x @ b.T, x @ c.T), precision="medium")
+    assert chain.bind(a=given[0], b=given[1], c=given[2]).plan(square).steps[0].fused == ("cast",)
+
+
+def test_products_of_bound_arrays_stay_prepared_without_their_halves() -> None:
+    fused = cf.fuse(lambda x, a, b: x @ (a @ b).T, keep_halves=False)
+    plan = fused.bind(a=cf.spec((8192, 4096)), b=cf.spec((4096, 4096))).plan(cf.spec((1024, 4096)))
+    assert plan.prepare is not None and plan.prepare.steps[-1].kind == "Gemm"
+    assert [s.fused for s in plan.steps] == [("halves", "halves", "matmul")]
+
+
+@pytest.mark.parametrize(
+    ("chain", "precision"),
+    [
+        (lambda x, w: cf.logsumexp(x @ w.T, axis=1), "medium"),
+        (lambda x, w: cf.softmax(x @ (w * 2).T, axis=1), "ieee"),
+        (lambda x, w: cf.softmax(x @ (w * 2).T, axis=1), "highest"),
+    ],
+)
+def test_what_is_made_of_weights_is_made_once_for_all_blocks(chain: Any, precision: str) -> None:
+    plan = cf.fuse(chain, precision=precision).plan(cf.spec((8192, 4096)), cf.spec((131072, 4096)))
+    assert plan.blocks is not None and plan.blocks.rows >= 128 and plan.blocks.plan.workspace <= 256 << 20
+    assert all(step.domain[0] == plan.blocks.rows for step in plan.blocks.plan.steps)
+    assert plan.flops < 1.01 * sum(s.flops for s in plan.scheduled.steps)

@@ -102,10 +102,30 @@ def test_a_vocabulary_takes_little_workspace() -> None:
     assert tight.workspace <= 1 << 20
 
 
+def test_any_integer_bounds_the_workspace() -> None:
+    assert cf.fuse(lambda x: x, max_workspace=np.int64(5)).settings(None).max_workspace == 5  # type: ignore[call-overload]
+
+
 @pytest.mark.parametrize(("value", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError)])
 def test_the_bound_is_checked(value: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="max_workspace: expected a"):
         cf.fuse(lambda x: x, max_workspace=value)
+
+
+def test_copies_are_made_once_for_all_blocks(rng: np.random.Generator) -> None:
+    x, w = normal(rng, (150, 40), (60, 80))
+    fused = cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=1), max_workspace=SMALL)
+    plan = fused.plan(x, w[:, ::2])
+    assert plan.blocks is not None and plan.blocks.common is not None and plan.blocks.rows > 8
+    assert [s.kind for s in plan.blocks.common.steps] == ["Copy"]
+    np.testing.assert_allclose(fused(x, w[:, ::2]), cf.softmax(x @ w[:, ::2].T, axis=1), rtol=1e-4, atol=1e-6)
+
+
+def test_blocks_of_halves_stay_within_the_bound() -> None:
+    x, w = cf.spec((32, 700)), cf.spec((600, 700))
+    for most in range(20_000, 90_000, 1_700):
+        plan = cf.fuse(lambda x, w: cf.softmax((x * 2) @ w.T, axis=1), max_workspace=most).bind(w=w).plan(x)
+        assert plan.workspace <= most or "one row takes more" in plan.whole
 
 
 def test_an_empty_array_may_have_any_strides() -> None:

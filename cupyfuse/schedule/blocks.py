@@ -23,8 +23,8 @@ def rows_apart(graph: Graph) -> set[Node]:
     if graph.effects:
         raise NotByRows("an argument is changed in place")
     rows = {n.shape[0] for n in graph.outputs}
-    if len(rows) != 1 or rows == {1}:
-        raise NotByRows("the results differ in their numbers of rows" if len(rows) > 1 else "there is one row")
+    if len(rows) != 1 or rows <= {0, 1}:
+        raise NotByRows("the results differ in their numbers of rows" if len(rows) > 1 else "there is one row at most")
     found = _Rows(rows.pop())
     for node in graph.outputs:
         found.by_row(node, "a result")

@@ -28,7 +28,7 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
     done: dict[Node, Node] = {}
-    shared: dict[Node, Node] = {}
+    shared: _Shared = {}
     for node in g.topological(graph.roots):
         inputs = tuple(done[i] for i in node.inputs)
         same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
@@ -39,15 +39,19 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     return graph.replace(done)
 
 
-def _chosen(node: Node, settings: Settings, right_kept: bool, left_kept: bool, shared: dict[Node, Node]) -> Node:
+# What several products may need of one operand, by what is done to it: turned, split, rounded.
+_Shared = dict[tuple[str, Node], Node]
+
+
+def _chosen(node: Node, settings: Settings, right_kept: bool, left_kept: bool, shared: _Shared) -> Node:
     if _to_be_rounded(node, settings):
-        return _rounded(node)
+        return _rounded(node, shared)
     reason = _against(node, settings, right_kept, left_kept)
     if reason:
         return Node(node.op, node.inputs, node.shape, node.dtype, {**node.attrs, "how": reason})
-    left, right = node.inputs[0], g.transpose(node.inputs[1])
+    left, right = _operands(node, shared)
     product = g.split_matmul(left, right)
-    parts = [shared.setdefault(i.inputs[0], i) for i in product.inputs[:2]]
+    parts = [shared.setdefault(("halves", i.inputs[0]), i) for i in product.inputs[:2]]
     how = "fp16 halves on tensor cores, 3 products with float32 sums, scales and special values settled as it is stored"
     return Node(product.op, (*parts, left, right), product.shape, product.dtype, {"how": how})
 
@@ -60,9 +64,16 @@ def _to_be_rounded(node: Node, settings: Settings) -> bool:
     return float32_time(node, device) > 4 * _OVERHEAD
 
 
-def _rounded(node: Node) -> Node:
-    left, right = node.inputs[0], g.transpose(node.inputs[1])
-    inputs = (g.cast(left, "bfloat16"), g.transpose(g.cast(right, "bfloat16")))
+def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
+    """The operands of a product, both with the sums along their rows."""
+    right = node.inputs[1]
+    return node.inputs[0], shared.setdefault(("turned", right), g.transpose(right))
+
+
+def _rounded(node: Node, shared: _Shared) -> Node:
+    operands = _operands(node, shared)
+    left, right = (shared.setdefault(("rounded", i), g.cast(i, "bfloat16")) for i in operands)
+    inputs = (left, g.transpose(right))
     how = "cuBLAS bfloat16 with float32 sums, operands rounded before, as the precision 'medium' asks"
     return Node("matmul", inputs, node.shape, "float32", {"how": how})
 
