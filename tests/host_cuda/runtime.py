@@ -177,6 +177,8 @@ class HostRuntime:
             )
             shape = (left.rows, right.cols)
             target = self.view(c, shape, out_kind, (right.cols * out_kind.itemsize, out_kind.itemsize))
+            if any(np.may_share_memory(target, operand) for operand in (x, y)):
+                raise HostCudaError("a product is written over one of its operands, which cuBLAS does not allow")
             with np.errstate(all="ignore"):
                 target[...] = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
 
