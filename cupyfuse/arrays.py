@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,18 +147,23 @@ def layout(array: Any) -> Layout:
     if isinstance(array, Spec):
         rows, cols = (1, 1, *array.shape)[-2:]
         return Layout(True, rows <= 1 or cols <= 1, True) if array.ndim == 2 else _SCALAR
-    itemsize, strides, shape = array.dtype.itemsize, array.strides, array.shape
-    if any(s % itemsize for s in strides):
+    itemsize = array.dtype.itemsize
+    if any(s % itemsize for s in array.strides):
         return _UNREADABLE
+    return strided_layout(array.shape, [s // itemsize for s in array.strides], array.flags.c_contiguous)
+
+
+def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: bool) -> Layout:
+    """The layout of an array of at most two dimensions from its strides, in elements."""
     if len(shape) == 2:
         rows, cols = shape
-        down, across = strides[0] // itemsize, strides[1] // itemsize
+        down, across = strides
         unit_cols, unit_rows = across == 1 or cols <= 1, down == 1 or rows <= 1
         by_rows = unit_cols and (rows <= 1 or cols <= down < _BLAS_LIMIT)
         by_cols = unit_rows and (cols <= 1 or rows <= across < _BLAS_LIMIT)
-        return Layout(unit_cols, unit_rows, array.flags.c_contiguous, by_rows or by_cols)
+        return Layout(unit_cols, unit_rows, contiguous, by_rows or by_cols)
     if len(shape) == 1:
-        unit = strides[0] == itemsize or shape[0] <= 1
+        unit = strides[0] == 1 or shape[0] <= 1
         return Layout(unit, True, unit, unit)
     return _SCALAR
 

@@ -12,7 +12,7 @@ import numpy as np
 from . import arrays, devices, dtypes
 from .devices import Device
 from .plan import Plan
-from .streaming import RowBlocks
+from .streaming import ready
 from .structure import Results, replace
 from .trace import Tracer
 
@@ -71,15 +71,10 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
         from .cuda.runtime import on_device
         from .cuda_engine import CudaExecutable
 
-        return functools.partial(_ready, functools.partial(CudaExecutable, runtime=on_device(leaves[0].data.device_id)))
+        return functools.partial(ready, functools.partial(CudaExecutable, runtime=on_device(leaves[0].data.device_id)))
     from .numpy_engine import NumpyExecutable
 
-    return functools.partial(_ready, NumpyExecutable)
-
-
-def _ready(engine: Callable[..., Any], plan: Plan, arrays_: Sequence[Any]) -> Callable[..., Any]:
-    """A plan made ready to run, in blocks where it says so."""
-    return engine(plan, arrays_) if plan.blocks is None else RowBlocks(plan, arrays_, engine)
+    return functools.partial(ready, NumpyExecutable)
 
 
 def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:

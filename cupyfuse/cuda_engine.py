@@ -1,7 +1,8 @@
 """Run plans on a GPU: allocate from its memory pool, launch on the current stream, never synchronise.
 
-Everything that does not depend on addresses is settled when a plan is made ready: launch configurations, argument lists
-with places for the addresses, where each value lies in one workspace. A call fills in the addresses and launches.
+Arrays are the runtime's (`cuda/runtime.py`), which alone knows their library. What does not depend on addresses is
+settled when a plan is made ready: launch configurations, argument lists with places for the addresses, where each value
+lies in one workspace. A call fills in the addresses and launches.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from . import dtypes
 from .cuda.configure import Config, default_config, fitting_vec
@@ -28,7 +27,7 @@ _ALIGNMENT = 256  # of values in the workspace, in bytes
 _MOST_BLOCKS = (1 << 31) - 1
 
 Addresses = list[int]
-Launch = Callable[[Addresses], None]
+Launch = Callable[[Addresses, Any], None]  # with the stream
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,6 @@ class _Form:
     """A result as a call allocates it."""
 
     output: Output
-    shape: tuple[int, ...]
     dtype: Any
     base_shape: tuple[int, ...]
     direct: bool
@@ -86,7 +84,8 @@ class CudaExecutable:
             base = resolve(o.node)
             self._places[base] = Place(self._slot(), base.shape[1], 1)
             shape = o.shape if o.direct else base.shape
-            self._forms.append(_Form(o, o.shape, dtypes.to_numpy(o.dtype), shape, o.direct))
+            self._forms.append(_Form(o, runtime.dtype(o.dtype), shape, o.direct))
+        self._overwritten: list[int] = []  # the arguments that steps write to
         self._copies = self._effects(arrays)
         for step in plan.steps:
             for node in step.outputs:
@@ -102,10 +101,10 @@ class CudaExecutable:
         return self._slots - 1
 
     def _argument(self, array: Any) -> Place:
-        strides = [s // array.itemsize for s in array.strides]
-        if array.ndim == 2:
+        strides = self.runtime.strides(array)
+        if len(strides) == 2:
             return Place(self._slot(), strides[0], strides[1])
-        return Place(self._slot(), 0, strides[0] if array.ndim else 0)
+        return Place(self._slot(), 0, strides[0] if strides else 0)
 
     def _temporary(self, shape: tuple[int, int], itemsize: int) -> Place:
         place = Place(self._slot(), shape[1], 1)
@@ -119,8 +118,9 @@ class CudaExecutable:
         copies = []
         for arg, node in self.plan.graph.effects:
             source = self.plan.graph.inputs[arg]
-            if arrays[arg].flags.c_contiguous and node not in self._places and self._in_place(node, source):
+            if self.runtime.contiguous(arrays[arg]) and node not in self._places and self._in_place(node, source):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
+                self._overwritten.append(arg)
             else:
                 copies.append((arg, node))
         return copies
@@ -168,14 +168,14 @@ class CudaExecutable:
             self.plan.precision,
         )
         x, y, z = left.slot, right.slot, target.slot
-        return lambda addresses: product(addresses[x], addresses[y], addresses[z])
+        return lambda at, stream: product(at[x], at[y], at[z], stream)
 
     def _split(self, node: Node) -> Launch:
         (matrix,) = node.inputs
         source, target = self.place(matrix), self.place(node)
         split = Split(self.runtime, *matrix.shape, source.row_stride)
         x, y = source.slot, target.slot
-        return lambda addresses: split(addresses[x], addresses[y])
+        return lambda at, stream: split(at[x], at[y], stream)
 
     def _split_product(self, node: Node) -> Launch:
         depth = node.inputs[2].shape[1]
@@ -184,32 +184,30 @@ class CudaExecutable:
         strides = [(p.row_stride, p.col_stride) for p in places[2:4]]
         product = SplitProduct(self.runtime, (*node.shape, depth), *strides)
         doubts = self._temporary((1, product.doubts), 1).slot
-        return lambda at: product((at[a], at[b]), (at[x], at[y]), at[z], at[doubts])
+        return lambda at, stream: product((at[a], at[b]), (at[x], at[y]), at[z], at[doubts], stream)
 
     def _copy(self, step: Step) -> Launch:
         (node,) = step.outputs
         source, target = self.place(node.inputs[0]), self.place(node)
-        dtype = dtypes.to_numpy(self.plan.scheduled.storage[node])
-        shape = node.shape
 
-        def launch(addresses: Addresses) -> None:
-            self._view(target, addresses, shape, dtype)[...] = self._view(source, addresses, shape, dtype)
+        def launch(addresses: Addresses, stream: Any) -> None:
+            self.runtime.copy(self._view(node, target, addresses), self._view(node, source, addresses))
 
         return launch
 
-    def _view(self, place: Place, addresses: Addresses, shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
-        """A value as an array of the runtime's."""
-        strides = (place.row_stride * dtype.itemsize, place.col_stride * dtype.itemsize)
-        return self.runtime.view(addresses[place.slot], shape, dtype, strides)
+    def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
+        """A value, or another one like it, as an array of the runtime's."""
+        dtype = self.runtime.dtype(self.plan.scheduled.storage[resolve(node)])
+        return self.runtime.view(addresses[place.slot], node.shape, dtype, (place.row_stride, place.col_stride))
 
     def partial_sums(self, size: int) -> int:
         """A slot for the totals that the shares of a column step leave for the merge."""
         return self._temporary((1, size), 1).slot
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An array for a result."""
         with self.runtime.made_current():
-            return self.runtime.empty(shape, dtype)
+            return self.runtime.empty(shape, self.runtime.dtype(dtype))
 
     # Running
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
@@ -223,42 +221,51 @@ class CudaExecutable:
             return self._run(arrays, outs)
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-        address = self.runtime.address
-        addresses = [address(a) for a in arrays]
+        runtime, address = self.runtime, self.runtime.address
+        addresses = list(map(address, arrays))
         written = []
+        as_written = True  # the results are what the steps write, in memory that is new
         for form, out in zip(self._forms, outs, strict=True):
-            if out is not None and form.direct and out.flags.c_contiguous:
-                written.append(out)
+            if out is not None and form.direct and runtime.contiguous(out):
+                array = out
             else:
-                written.append(self.runtime.empty(form.base_shape, form.dtype))
-            addresses.append(address(written[-1]))
+                array = runtime.empty(form.base_shape, form.dtype)
+            as_written &= out is None and form.direct
+            written.append(array)
+            addresses.append(address(array))
         addresses += self._unset
         if self._workspace:
-            memory = self.runtime.workspace(self._workspace)
+            memory = runtime.workspace(self._workspace)
             start = memory.ptr
             for slot, offset in self._temporaries:
                 addresses[slot] = start + offset
+        stream = runtime.stream()
         for launch in self._launches:
-            launch(addresses)
-        results = [self._finished(*each) for each in zip(self._forms, written, outs, strict=True)]
-        if self._copies:
+            launch(addresses, stream)
+        if not as_written:
+            written = [self._finished(*each) for each in zip(self._forms, written, outs, strict=True)]
+        if self._copies or self._overwritten:
             self._write_effects(arrays, addresses)
-        return results
+        return written
 
     def _finished(self, form: _Form, written: Any, out: Any) -> Any:
         """A result as the user's axes have it, or in the array that was given for it."""
         if not form.direct:
             written = form.output.presented(_looked(form.output.node, written))
-        if out is None or out is written:
+        if out is None:
             return written
-        out[...] = written
+        if out is written:
+            self.runtime.changed(out)
+        else:
+            self.runtime.copy(out, written)
         return out
 
     def _write_effects(self, arrays: Sequence[Any], addresses: Addresses) -> None:
+        for arg in self._overwritten:
+            self.runtime.changed(arrays[arg])
         for arg, node in self._copies:
-            dtype = dtypes.to_numpy(self.plan.scheduled.storage[resolve(node)])
-            value = self._view(self.place(node), addresses, node.shape, dtype)
-            arrays[arg][...] = value.reshape(arrays[arg].shape)
+            value = self._view(node, self.place(node), addresses)
+            self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
 
 
 def _looked(node: Node, base: Any) -> Any:
@@ -314,14 +321,14 @@ class _KernelLaunch:
         # At most four numbers of at most 8 bytes an accumulator.
         return config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))
 
-    def __call__(self, addresses: Addresses) -> None:
+    def __call__(self, addresses: Addresses, stream: Any) -> None:
         together = 0
         for slot, _ in self.vector_slots:
             together |= addresses[slot]
         if together & self.unaligned:
-            self._variant(self._aligned_vec(addresses))(addresses)
+            self._variant(self._aligned_vec(addresses))(addresses, stream)
         else:
-            self.variants[self.widest](addresses)
+            self.variants[self.widest](addresses, stream)
 
     def _aligned_vec(self, addresses: Addresses) -> int:
         """The widest vector that every pointer is aligned to."""
@@ -348,11 +355,11 @@ class _KernelLaunch:
         holes = self.holes
         pack, as_value = struct_packer(self.format + "qq")
 
-        def launch(addresses: Addresses) -> None:
+        def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()
             for position, slot in holes:
                 members[position] = addresses[slot]
-            function(grid, block, (as_value(pack(*members)),))
+            function(grid, block, (as_value(pack(*members)),), 0, stream)
 
         return launch
 
@@ -366,14 +373,14 @@ class _KernelLaunch:
         holes = [*self.holes, (len(template) - 2, self.partial)]
         pack, as_value = struct_packer(self.format + "qqQq")
 
-        def launch(addresses: Addresses) -> None:
+        def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()
             for position, slot in holes:
                 members[position] = addresses[slot]
             arguments = (as_value(pack(*members)),)
-            function(grid, block, arguments)
+            function(grid, block, arguments, 0, stream)
             if merge is not None:
-                merge(merge_grid, block, arguments)
+                merge(merge_grid, block, arguments, 0, stream)
 
         return launch
 

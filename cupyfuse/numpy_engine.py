@@ -31,9 +31,9 @@ class NumpyExecutable:
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """An array for a result."""
-        return np.empty(shape, dtype)
+        return np.empty(shape, dtypes.to_numpy(dtype))
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None]) -> list[Array]:
         """Run on the user's arrays (arguments, then prepared values).

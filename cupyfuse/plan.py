@@ -40,7 +40,7 @@ class Output:
         """The value (rows x columns) as the user's axes have it; never a copy."""
         order = [a for a in self.axes if a is not None]
         rest = [a for a in (0, 1) if a not in order]
-        return matrix.transpose(order + rest).reshape(self.shape)
+        return (matrix.T if order + rest == [1, 0] else matrix).reshape(self.shape)
 
 
 @dataclass(frozen=True)

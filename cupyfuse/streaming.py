@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import dtypes
 from .plan import Plan
+
+Engine = Callable[[Plan, Sequence[Any]], Any]
+
+
+def ready(engine: Engine, plan: Plan, arrays: Sequence[Any]) -> Any:
+    """A plan made ready on an engine for arrays like those given, in blocks where it says so."""
+    return engine(plan, arrays) if plan.blocks is None else RowBlocks(plan, arrays, engine)
 
 
 class RowBlocks:
     """A plan in blocks, made ready on an engine for arrays like those given: arguments, then prepared values."""
 
-    def __init__(self, plan: Plan, arrays: Sequence[Any], engine: Callable[[Plan, Sequence[Any]], Any]):
+    def __init__(self, plan: Plan, arrays: Sequence[Any], engine: Engine):
         blocks = plan.blocks
         assert blocks is not None
         self.plan = plan
@@ -25,7 +31,7 @@ class RowBlocks:
         self._last = self._block
         if blocks.last is not None:
             self._last = engine(blocks.last, self._rows(arrays, slice(self._starts[-1], None)))
-        self._forms = [(o.shape, dtypes.to_numpy(o.dtype)) for o in plan.outputs]
+        self._forms = [(o.shape, o.dtype) for o in plan.outputs]
 
     def _needed(self, plan: Plan, arrays: Sequence[Any]) -> list[Any]:
         return [arrays[n.attrs["arg"]] for n in plan.graph.inputs]

@@ -8,7 +8,6 @@ any architecture with the NVRTC of the CUDA wheels.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import tempfile
@@ -34,6 +33,9 @@ _forked = False  # from one that had used it
 
 def load(kernel: Kernel, device: int) -> Any:
     """The compiled kernel, ready to launch on a device (which has to be current).
+
+    Called with the grid, the block, the arguments, the bytes of dynamic shared memory (`kernel.shared`) and the stream:
+    any object with an address, `ptr`, or None for CuPy's current one.
 
     Raises
     ------
@@ -110,11 +112,7 @@ def _compiled_for(kernel: Kernel, code: str) -> Any:
     function = module.get_function(kernel.name)
     if kernel.shared > _STATIC_SHARED:
         cupy.cuda.driver.funcSetAttribute(function.ptr, _DYNAMIC_SHARED_BYTES, kernel.shared)
-    return functools.partial(_launched, function, kernel.shared)
-
-
-def _launched(function: Any, shared: int, grid: Any, block: Any, arguments: Any) -> None:
-    function(grid, block, arguments, shared)
+    return function
 
 
 def _through_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:

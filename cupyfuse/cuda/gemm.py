@@ -1,17 +1,18 @@
 """Matrix products: the only place that calls cuBLAS.
 
-CuPy's binding of `cublasGemmEx` is called rather than `cupy.matmul`: it writes float32 results of 16-bit operands,
-takes the precision a call at a time, and costs a few microseconds less of the host's time. That binding refuses to work
-while a CUDA graph is captured; then the same function of the same library, with the same handle, is called by ctypes.
+`cublasGemmEx` is called rather than an array library's product: it writes float32 results of 16-bit operands, takes the
+precision a call at a time, and costs a few microseconds less of the host's time. Whose handle is used, and how the
+function is reached, is for a `Blas` to say: `CupyBlas` for CuPy's, `OwnersBlas` for that of another library.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,8 +24,9 @@ _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _COMPUTE_FLOAT32 = {"tf32": 77, "medium": 75}  # 32F_FAST_TF32, 32F_FAST_16BF; the others sum exact products
 _NORMAL, _TRANSPOSED = 0, 1
 _DEFAULT_ALGORITHM = -1
-# A math mode: partial sums stay in float32, where cuBLAS would else keep them in the 16-bit type of the result.
-_NO_REDUCED_PRECISION_REDUCTION = 16
+# Math modes. With the second, partial sums stay in float32, where cuBLAS would else keep them in the 16-bit type of the
+# result.
+_DEFAULT_MODE, _NO_REDUCED_PRECISION_REDUCTION = 0, 16
 
 _ONE32, _ZERO32 = np.ones(1, np.float32), np.zeros(1, np.float32)
 _ONE64, _ZERO64 = np.ones(1, np.float64), np.zeros(1, np.float64)
@@ -47,6 +49,16 @@ class Operand:
         return _TRANSPOSED, max(self.col_stride if self.cols > 1 else self.rows, self.rows, 1)
 
 
+class Blas(Protocol):
+    """A handle of cuBLAS and the way to call it. Streams are those that the engine's launches are given."""
+
+    def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+        """cublasGemmEx with all arguments but the handle, in full precision; `narrow` results have 16 bits."""
+
+    def clear(self, address: int, nbytes: int, stream: Any) -> None:
+        """Set memory to zeros."""
+
+
 class Gemm:
     """One product C = A B, row-major, made ready for operands of fixed shapes, strides and dtypes.
 
@@ -60,115 +72,161 @@ class Gemm:
         Of C, contiguous (M, N): float32 or that of the operands.
     precision : str
         For float32 operands, one of `options.PRECISIONS`.
+    blas : Blas
     """
 
-    def __init__(self, a: Operand, b: Operand, dtype: str, out_dtype: str, precision: str):
+    def __init__(self, a: Operand, b: Operand, dtype: str, out_dtype: str, precision: str, blas: Blas):
+        self._blas = blas
+        self.m, self.k, self.n = a.rows, a.cols, b.cols
+        self._out_bytes = self.m * self.n * {"float64": 8, "float32": 4}.get(out_dtype, 2)
+        (op_a, ld_a), (op_b, ld_b) = a.for_blas(), b.for_blas()
+        kind, out_kind = _TYPES[dtype], _TYPES[out_dtype]
+        self._narrow = out_dtype in ("float16", "bfloat16")
+        if dtype == "float64":
+            compute = _COMPUTE_64F
+            alpha, beta = _ONE64.ctypes.data, _ZERO64.ctypes.data
+        else:
+            compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
+            alpha, beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
+        # cuBLAS counts by columns: it is asked for C' = B' A'. Between these parts of its arguments, the addresses.
+        self._until_b = (op_b, op_a, self.n, self.m, self.k, alpha)
+        self._until_a = (kind, ld_b)
+        self._until_c = (kind, ld_a, beta)
+        self._last = (out_kind, self.n, compute, _DEFAULT_ALGORITHM)
+
+    def __call__(self, a: int, b: int, c: int, stream: Any = None) -> None:
+        """Launch; the arguments are device addresses."""
+        if self.m == 0 or self.n == 0:
+            return
+        if self.k == 0:
+            self._blas.clear(c, self._out_bytes, stream)
+            return
+        arguments = (*self._until_b, b, *self._until_a, a, *self._until_c, c, *self._last)
+        self._blas.multiply(arguments, self._narrow, stream)
+
+
+class CupyBlas:
+    """CuPy's handle, on CuPy's current stream, through its binding.
+
+    That binding refuses to work while a CUDA graph is captured; then the same function of the same library, with the
+    same handle, is called by ctypes.
+    """
+
+    def __init__(self) -> None:
         from cupy import cuda
 
         self._gemm, self._handle = cuda.cublas.gemmEx, cuda.device.get_cublas_handle
         self._mode, self._set_mode = cuda.cublas.getMathMode, cuda.cublas.setMathMode
         self._clear, self._stream = cuda.runtime.memsetAsync, cuda.get_current_stream
-        self.m, self.k, self.n = a.rows, a.cols, b.cols
-        self._out_bytes = self.m * self.n * {"float64": 8, "float32": 4}.get(out_dtype, 2)
-        (self._op_a, self._ld_a), (self._op_b, self._ld_b) = a.for_blas(), b.for_blas()
-        self._type, self._out_type = _TYPES[dtype], _TYPES[out_dtype]
-        self._narrow = out_dtype in ("float16", "bfloat16")
-        if dtype == "float64":
-            self._compute = _COMPUTE_64F
-            self._alpha, self._beta = _ONE64.ctypes.data, _ZERO64.ctypes.data
-        else:
-            self._compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
-            self._alpha, self._beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
 
-    def __call__(self, a: int, b: int, c: int) -> None:
-        """Launch on CuPy's current stream; the arguments are device addresses."""
-        if self.m == 0 or self.n == 0:
-            return
-        if self.k == 0:
-            self._clear(c, 0, self._out_bytes, self._stream().ptr)
-            return
+    def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
         handle = self._handle()
-        if not self._narrow:
-            self._launch(handle, a, b, c)
+        if not narrow:
+            self._launch(handle, arguments)
             return
         mode = self._mode(handle)
         self._set_mode(handle, mode | _NO_REDUCED_PRECISION_REDUCTION)
         try:
-            self._launch(handle, a, b, c)
+            self._launch(handle, arguments)
         finally:
             self._set_mode(handle, mode)
 
-    def _launch(self, handle: int, a: int, b: int, c: int) -> None:
-        arguments = self._arguments(a, b, c)
+    def clear(self, address: int, nbytes: int, stream: Any) -> None:
+        self._clear(address, 0, nbytes, self._stream().ptr)
+
+    def _launch(self, handle: int, arguments: tuple[Any, ...]) -> None:
         try:
             self._gemm(handle, *arguments)
         except NotImplementedError:  # CuPy's answer while a graph is captured
-            launch_while_capturing(handle, self._stream().ptr, arguments)
-
-    def _arguments(self, a: int, b: int, c: int) -> tuple[int, ...]:
-        return (
-            self._op_b,
-            self._op_a,
-            self.n,
-            self.m,
-            self.k,
-            self._alpha,
-            b,
-            self._type,
-            self._ld_b,
-            a,
-            self._type,
-            self._ld_a,
-            self._beta,
-            c,
-            self._out_type,
-            self.n,
-            self._compute,
-            _DEFAULT_ALGORITHM,
-        )
+            library = _of_cupy()
+            # Setting the stream gives the handle its own workspace back, which outlives every graph.
+            _check("cublasSetStream", library.cublasSetStream_v2(handle, self._stream().ptr))
+            _check("cublasGemmEx", library.cublasGemmEx(handle, *arguments))
 
 
-# While a graph is captured ------------------------------------------------------------------------------------------
+class OwnersBlas:
+    """The handle of a library that sets its stream, its workspace and its math mode whenever it hands it out.
 
-
-def launch_while_capturing(handle: int, stream: int, arguments: tuple[int, ...]) -> None:
-    """cublasGemmEx on a stream that captures.
+    Parameters
+    ----------
+    handle : callable
+        Hands it out, for the current stream.
+    names : sequence of str
+        Libraries that may have cuBLAS in them, or depend on it: the first one that does is called.
 
     Raises
     ------
     EngineError
-        cuBLAS refuses, or its library cannot be found.
+        There is none.
     """
-    library = _library()
-    # Setting the stream gives the handle its own workspace back, which outlives every graph.
-    _check("cublasSetStream", library.cublasSetStream_v2(handle, stream))
-    _check("cublasGemmEx", library.cublasGemmEx(handle, *arguments))
+
+    def __init__(self, handle: Callable[[], int], names: Sequence[str]):
+        from cupy import cuda
+
+        library = _library(names)
+        self._handle, self._clear = handle, cuda.runtime.memsetAsync
+        self._gemm, self._set_mode = library.cublasGemmEx, library.cublasSetMathMode
+
+    def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+        handle = self._handle()
+        # The mode may allow TF32. Nobody finds another one than the default afterwards: the owner sets it each time.
+        self._set_mode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
+        status = self._gemm(handle, *arguments)
+        if narrow:
+            self._set_mode(handle, _DEFAULT_MODE)
+        _check("cublasGemmEx", status)
+
+    def clear(self, address: int, nbytes: int, stream: Any) -> None:
+        self._clear(address, 0, nbytes, stream.ptr)
 
 
 def _check(function: str, status: int) -> None:
     if status:
-        raise EngineError(f"{function} failed with status {status} while a CUDA graph was captured")
+        raise EngineError(f"{function} failed with status {status}")
+
+
+# The library itself -------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
-def _library() -> Any:
+def _of_cupy() -> Any:
     """The cuBLAS that CuPy has loaded."""
     from cupy import cuda
 
     major = cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000
-    name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
     try:
-        library = ctypes.CDLL(name)
-    except OSError as error:
+        return _library([library_name(major)])
+    except EngineError as error:
         raise EngineError(
-            f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {name}, which could be "
-            f"called directly, was not found ({error}); make the product outside of the graph"
+            f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {error}; make the product "
+            "outside of the graph"
         ) from error
+
+
+def library_name(major: int | str) -> str:
+    """The file of cuBLAS of a CUDA version."""
+    return f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
+
+
+def _library(names: Sequence[str]) -> Any:
+    """The first of the libraries through which cuBLAS can be called."""
+    failures = []
+    for name in names:
+        try:
+            library = ctypes.CDLL(name)
+            _declare(library)
+            return library
+        except (OSError, AttributeError) as error:  # no such file, no such function
+            failures.append(str(error))
+    raise EngineError(f"cuBLAS, to be called directly, was not found: {'; '.join(failures)}")
+
+
+def _declare(library: Any) -> None:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     library.cublasSetStream_v2.argtypes = [pointer, pointer]
+    library.cublasSetMathMode.argtypes = [pointer, number]
     library.cublasGemmEx.argtypes = [
         *(pointer, number, number, number, number, number),
         *(pointer, pointer, number, number, pointer, number, number),
         *(pointer, pointer, number, number, number, number),
     ]
-    return library

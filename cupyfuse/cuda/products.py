@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..schedule.products import TILE_ROWS, tile_width
 from .halves import (
@@ -23,15 +24,16 @@ class Split:
     """The splitting of a (rows, cols) float32 matrix of unit column stride; called with its address and the halves'."""
 
     def __init__(self, runtime: Runtime, rows: int, cols: int, row_stride: int):
-        self._function = runtime.function(split_kernel())
+        kernel = split_kernel()
+        self._function, self._shared = runtime.function(kernel), kernel.shared
         self._grid, self._block = (-(-rows // 8) * 8, 1, 1), (SPLIT_THREADS, 1, 1)
         self._pack, self._as_value = struct_packer("QqQQqq")
         self._shape, self._row_stride = (rows, cols), row_stride
         self._inverse = inverse_at(rows, cols)
 
-    def __call__(self, matrix: int, halves: int) -> None:
+    def __call__(self, matrix: int, halves: int, stream: Any = None) -> None:
         members = (matrix, self._row_stride, halves, halves + self._inverse, *self._shape)
-        self._function(self._grid, self._block, (self._as_value(self._pack(*members)),))
+        self._function(self._grid, self._block, (self._as_value(self._pack(*members)),), self._shared, stream)
 
 
 class SplitProduct:
@@ -54,8 +56,9 @@ class SplitProduct:
     def __init__(self, runtime: Runtime, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int]):
         m, n, k = shape
         width = tile_width(m, n, runtime.processors)
-        self._multiply = runtime.function(gemm_kernel(width))
-        self._repair = runtime.function(repair_kernel())
+        multiply, repair = gemm_kernel(width), repair_kernel()
+        self._multiply, self._repair = runtime.function(multiply), runtime.function(repair)
+        self._shared, self._repair_shared = multiply.shared, repair.shared
         tiles = -(-m // TILE_ROWS) * -(-n // width)
         self._width = width
         self.doubts = tiles * WARPS_A_TILE * 4
@@ -66,12 +69,16 @@ class SplitProduct:
         self._shape, self._left, self._right = shape, left, right
         self._inverses = inverse_at(m, k), inverse_at(n, k)
 
-    def __call__(self, halves: Sequence[int], operands: Sequence[int], target: int, doubts: int) -> None:
+    def __call__(
+        self, halves: Sequence[int], operands: Sequence[int], target: int, doubts: int, stream: Any = None
+    ) -> None:
         """Launch, with the addresses of the halves of A and of B, of A and B themselves, of C, of `doubts` bytes."""
         m, n, k = self._shape
         (a, b), (left, right) = halves, operands
         inverse_a, inverse_b = a + self._inverses[0], b + self._inverses[1]
         members = (a, b, target, m, n, inverse_a, inverse_b, doubts, k)
-        self._multiply(self._grid, self._block, (self._as_value(self._pack(*members)),))
+        arguments = (self._as_value(self._pack(*members)),)
+        self._multiply(self._grid, self._block, arguments, self._shared, stream)
         repaired = (left, *self._left, inverse_a, m, right, *self._right, inverse_b, n, target, k, doubts, self._width)
-        self._repair(self._repair_grid, self._repair_block, (self._repair_value(self._repair_pack(*repaired)),))
+        arguments = (self._repair_value(self._repair_pack(*repaired)),)
+        self._repair(self._repair_grid, self._repair_block, arguments, self._repair_shared, stream)

@@ -1,6 +1,7 @@
 """What the engine asks of a device: memory, kernels that are ready to launch, products of matrices.
 
-`CupyRuntime` is the one that users get. The tests have another, which runs the same kernels on a CPU.
+`CupyRuntime` is the one for CuPy's arrays. PyTorch's tensors have another (`torch/runtime.py`), and so have the tests,
+which run the same kernels on a CPU.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, Protocol
 
-from .. import devices
+from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
 from .compile import check_process, load
-from .gemm import Gemm, Operand
+from .gemm import CupyBlas, Gemm, Operand
 from .kernel import Kernel
 
-Dim = tuple[int, int, int]
-Function = Callable[[Dim, Dim, tuple[Any, ...]], Any]
+Function = Callable[..., Any]
 
 
 class Runtime(Protocol):
@@ -45,6 +45,12 @@ class Runtime(Protocol):
     def made_current(self) -> AbstractContextManager[Any]:
         """A context in which they do."""
 
+    def stream(self) -> Any:
+        """What the launches of a call are given: the stream that is current when it begins."""
+
+    def dtype(self, name: str) -> Any:
+        """The element type of that name, as `empty` and `view` take it."""
+
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """An array of undefined values, contiguous in C order; like `workspace` for graphs."""
 
@@ -52,18 +58,52 @@ class Runtime(Protocol):
         """Memory with an address, `ptr`, for as long as the object lives, and as long as a graph that captures it."""
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
-        """The memory at an address as an array, strides in bytes."""
+        """The memory at an address as an array, strides in elements."""
+
+    def strides(self, array: Any) -> Sequence[int]:
+        """How far apart neighbours are along each dimension, in elements."""
+
+    def contiguous(self, array: Any) -> bool:
+        """Whether the array's elements are neighbours in memory, in C order."""
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Write the elements of an array to another one of the same shape and dtype."""
+
+    def changed(self, array: Any) -> None:
+        """A kernel has written to the memory of an array that the caller gave."""
 
     def function(self, kernel: Kernel) -> Function:
-        """The kernel, compiled: called with the grid, the block and the arguments."""
+        """The kernel, compiled: called with the grid, the block, the arguments, `kernel.shared`, and the stream."""
 
     def product(
         self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str
-    ) -> Callable[[int, int, int], None]:
-        """A product of matrices, called with the addresses of both operands and of the result."""
+    ) -> Callable[[int, int, int, Any], None]:
+        """A product of matrices, called with the addresses of both operands and of the result, and the stream."""
 
 
-class CupyRuntime:
+class ArraysLikeNumpys:
+    """The part of a runtime that is the same for all arrays with NumPy's interface."""
+
+    def stream(self) -> Any:
+        return None  # the library keeps a current one itself
+
+    def dtype(self, name: str) -> Any:
+        return dtypes.to_numpy(name)
+
+    def strides(self, array: Any) -> Sequence[int]:
+        return [s // array.itemsize for s in array.strides]
+
+    def contiguous(self, array: Any) -> bool:
+        return bool(array.flags.c_contiguous)
+
+    def copy(self, target: Any, source: Any) -> None:
+        target[...] = source
+
+    def changed(self, array: Any) -> None:
+        pass  # these arrays do not count their versions
+
+
+class CupyRuntime(ArraysLikeNumpys):
     """One GPU through CuPy: its memory pool, its current stream, its compiler and its cuBLAS."""
 
     def __init__(self, device: int):
@@ -113,18 +153,29 @@ class CupyRuntime:
     def view(self, address: int, shape: Sequence[int], dtype: Any, strides: Sequence[int]) -> Any:
         cuda = self._cupy.cuda
         pointer = cuda.MemoryPointer(cuda.UnownedMemory(address, 0, self, self._device), 0)
-        return self._cupy.ndarray(shape, dtype, pointer, strides=strides)
+        return self._cupy.ndarray(shape, dtype, pointer, strides=[s * dtype.itemsize for s in strides])
 
     def function(self, kernel: Kernel) -> Function:
-        if self.is_capturing():
-            raise EngineError(
-                "a CUDA graph is being captured, and a kernel would have to be loaded for it: make this call once with "
-                "arguments of these shapes, dtypes and strides before the capture begins"
-            )
-        return load(kernel, self._device)
+        return load_unless_capturing(kernel, self._device, self.is_capturing())
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision)
+        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas())
+
+
+def load_unless_capturing(kernel: Kernel, device: int, capturing: bool) -> Function:
+    """The kernel, loaded, which must not happen while a CUDA graph is captured.
+
+    Raises
+    ------
+    EngineError
+        One is, or the kernel cannot be loaded.
+    """
+    if capturing:
+        raise EngineError(
+            "a CUDA graph is being captured, and a kernel would have to be loaded for it: make this call once with "
+            "arguments of these shapes, dtypes and strides before the capture begins"
+        )
+    return load(kernel, device)
 
 
 @lru_cache(maxsize=64)

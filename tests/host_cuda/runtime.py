@@ -15,6 +15,7 @@ import numpy as np
 
 from cupyfuse import dtypes
 from cupyfuse.cuda.kernel import Kernel
+from cupyfuse.cuda.runtime import ArraysLikeNumpys
 from cupyfuse.devices import Device
 from host_cuda.library import HostCudaError, Library
 
@@ -95,7 +96,7 @@ def _unpoison(address: int, nbytes: int) -> None:
     _PROCESS.__asan_unpoison_memory_region(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
 
 
-class HostRuntime:
+class HostRuntime(ArraysLikeNumpys):
     """A `cupyfuse.cuda.runtime.Runtime` without a GPU.
 
     Attributes
@@ -141,7 +142,8 @@ class HostRuntime:
 
     def view(self, address: int, shape: Any, dtype: Any, strides: Any) -> np.ndarray[Any, Any]:
         kind = np.dtype(dtype)
-        interface = {"data": (address, False), "shape": tuple(shape), "strides": tuple(strides), "version": 3}
+        strides = tuple(s * kind.itemsize for s in strides)
+        interface = {"data": (address, False), "shape": tuple(shape), "strides": strides, "version": 3}
         low = min((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
         assert low >= 0 or address + low > 0
         holder = type("Holder", (), {"__array_interface__": interface | {"typestr": f"|V{kind.itemsize}"}})()
@@ -151,7 +153,13 @@ class HostRuntime:
         self.library.want(kernel)
         launch = None if self.dry else self.library.launch(kernel)
 
-        def run(grid: tuple[int, int, int], block: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        def run(
+            grid: tuple[int, int, int],
+            block: tuple[int, int, int],
+            arguments: tuple[Any, ...],
+            shared: int = kernel.shared,
+            stream: Any = None,
+        ) -> None:
             nonlocal launch
             if self.dry:
                 return
@@ -159,7 +167,7 @@ class HostRuntime:
                 launch = launch or self.library.launch(kernel)
                 self.seed += 1
                 self.launched.add(kernel.source)
-                launch(arguments[0].tobytes(), grid, block, kernel.shared, self.seed)
+                launch(arguments[0].tobytes(), grid, block, shared, self.seed)
                 self.check(kernel.name)
 
         return run
@@ -168,15 +176,14 @@ class HostRuntime:
         kind, out_kind = dtypes.to_numpy(dtype), dtypes.to_numpy(out_dtype)
         wide = dtypes.to_numpy(dtypes.compute(dtype))
 
-        def multiply(a: int, b: int, c: int) -> None:
+        def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
             if self.dry:
                 return
             x, y = (
-                self.view(at, (o.rows, o.cols), kind, (o.row_stride * kind.itemsize, o.col_stride * kind.itemsize))
-                for at, o in ((a, left), (b, right))
+                self.view(at, (o.rows, o.cols), kind, (o.row_stride, o.col_stride)) for at, o in ((a, left), (b, right))
             )
             shape = (left.rows, right.cols)
-            target = self.view(c, shape, out_kind, (right.cols * out_kind.itemsize, out_kind.itemsize))
+            target = self.view(c, shape, out_kind, (right.cols, 1))
             if any(np.may_share_memory(target, operand) for operand in (x, y)):
                 raise HostCudaError("a product is written over one of its operands, which cuBLAS does not allow")
             with np.errstate(all="ignore"):
