@@ -21,7 +21,7 @@ LAYERS = (
     "options structure arrays",
     "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.products cuda_engine streaming",
     "calls bound fuse eager reductions functions",
-    "heads machine progress demo selftest cli",
+    "heads machine progress demo selftest cli torch",
     "__main__",
 )
 # Packages of which each module imports, when it is loaded, only those before it.
@@ -94,6 +94,14 @@ def test_planning_touches_no_array_library_but_numpy(module: str) -> None:
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
         assert not {n.split(".")[0] for n in names} & {"cupy", "cupyx", "torch", "scipy"}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.split(".")[0] != "torch"])
+def test_torch_is_imported_behind_its_own_door_alone(module: str) -> None:
+    for node in ast.walk(ast.parse(path_of(module).read_text(encoding="utf-8"))):
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        assert "torch" not in {n.split(".")[0] for n in names}
 
 
 def run(code: str) -> str:

@@ -1,0 +1,155 @@
+"""Run plans on PyTorch's tensors: in its memory, on its streams, with its cuBLAS handle.
+
+Kernels are compiled, loaded and launched through CuPy, whose current stream and memory pool stay out of it. Where
+tensors are on the CPU, NumPy runs the plan.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import devices, streaming
+from ..cuda.compile import check_process
+from ..cuda.gemm import Gemm, Operand, OwnersBlas, library_name
+from ..cuda.kernel import Kernel
+from ..cuda.runtime import Function, load_unless_capturing
+from ..cuda_engine import CudaExecutable
+from ..devices import Device
+from ..errors import EngineError
+from ..numpy_engine import NumpyExecutable
+from ..plan import Plan
+from .tensors import Tensors, changed, dtype_name, from_numpy, layout_of, to_numpy
+
+__all__ = ["TorchRuntime", "device_of", "dtype_name", "layout_of", "on_device", "ready"]
+
+Execute = Callable[[Sequence[torch.Tensor], Sequence["torch.Tensor | None"]], list[torch.Tensor]]
+
+
+def ready(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
+    """Make a plan ready for tensors like those given: the plan's arguments, then its prepared values.
+
+    They have at most two dimensions and are on one device, a CPU or a GPU. They may require gradients: nothing is
+    differentiated, and calls are meant to be made under `torch.no_grad`.
+
+    Returns
+    -------
+    callable
+        `execute(tensors, outs)` runs it and returns the results. `outs` holds, for each result, a tensor to write it to
+        or None for a new one. It must have the result's shape and dtype and share no memory with the arguments, since
+        it is written while they are read. Arguments that the plan changes, and tensors in `outs`, get a new version.
+
+    Raises
+    ------
+    EngineError
+        A kernel cannot be compiled or loaded, for instance because a CUDA graph is being captured.
+    """
+    index = tensors[0].get_device()
+    if index < 0:
+        return _OnCpu(plan, tensors)
+    execute: Execute = streaming.ready(functools.partial(CudaExecutable, runtime=on_device(index)), plan, tensors)
+    return execute
+
+
+def device_of(tensor: torch.Tensor) -> Device | None:
+    """What plans may know of the GPU that a tensor is on; None for one that is not in the table, and for a CPU."""
+    return on_device(tensor.get_device()).device if tensor.is_cuda else None
+
+
+class _OnCpu:
+    """A plan made ready for tensors on the CPU, which NumPy works on in place."""
+
+    def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor]):
+        self.plan = plan
+        self._execute = streaming.ready(NumpyExecutable, plan, [to_numpy(t) for t in tensors])
+        self._changing = [arg for arg, _ in plan.graph.effects]
+
+    def __call__(self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        targets = [None if out is None else to_numpy(out) for out in outs]
+        results = self._execute([to_numpy(t) for t in tensors], targets)
+        for arg in self._changing:
+            changed(tensors[arg])
+        given = [from_numpy(result) if out is None else out for result, out in zip(results, outs, strict=True)]
+        for out in outs:
+            if out is not None:
+                changed(out)
+        return given
+
+
+class _Stream:
+    """A stream as CuPy takes it."""
+
+    __slots__ = ("ptr",)
+
+    def __init__(self, ptr: int):
+        self.ptr = ptr
+
+
+class TorchRuntime(Tensors):
+    """One GPU through PyTorch: its allocator, its current stream, its cuBLAS handle; through CuPy its compiler.
+
+    Parameters
+    ----------
+    index : int
+        Of the GPU, as PyTorch counts.
+
+    Raises
+    ------
+    EngineError
+        CuPy is missing, or the GPU cannot be used.
+    """
+
+    def __init__(self, index: int):
+        check_process()
+        if torch.version.cuda is None:
+            raise EngineError("tensors on this GPU need a PyTorch for CUDA; this one was built for something else")
+        try:
+            import cupy  # noqa: F401
+        except ImportError as error:
+            line = torch.version.cuda.partition(".")[0]
+            raise EngineError(
+                f"tensors on a GPU need CuPy, which compiles the kernels: pip install 'cupyfuse[cu{line}]'"
+            ) from error
+        super().__init__(torch.device("cuda", index))
+        self._index = index
+        properties = torch.cuda.get_device_properties(index)
+        self.device = devices.find(properties.name) if devices.known(properties.name) else None
+        self.processors = int(properties.multi_processor_count)
+        self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+
+    def is_current(self) -> bool:
+        check_process()
+        return bool(self._current() == self._index)
+
+    def made_current(self) -> AbstractContextManager[Any]:
+        check_process()
+        return torch.cuda.device(self._index)
+
+    def stream(self) -> Any:
+        return _Stream(self._raw_stream(self._index))
+
+    def function(self, kernel: Kernel) -> Function:
+        return load_unless_capturing(kernel, self._index, torch.cuda.is_current_stream_capturing())
+
+    def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
+        return Gemm(left, right, dtype, out_dtype, precision, _blas())
+
+
+@lru_cache(maxsize=64)
+def on_device(index: int) -> TorchRuntime:
+    """The runtime of a GPU."""
+    return TorchRuntime(index)
+
+
+@lru_cache(maxsize=1)
+def _blas() -> OwnersBlas:
+    """PyTorch's cuBLAS: the one that its own library depends on, or else the one of its CUDA version."""
+    own = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
+    major = str(torch.version.cuda).partition(".")[0]
+    return OwnersBlas(torch.cuda.current_blas_handle, [str(own)] * own.exists() + [library_name(major)])
