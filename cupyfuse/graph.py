@@ -22,7 +22,7 @@ guard                 `guard(fast, exact)`: fast where it is finite, else exact,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,6 +105,17 @@ def const(value: float | int | bool) -> Node:
     return Node("const", (), (1, 1), dtype, {"value": value})
 
 
+def count(n: int, axis: int) -> Node:
+    """The number of elements along an axis.
+
+    That of rows changes from call to call: a named constant is a parameter of the emitted kernel.
+    """
+    node = const(float(n))
+    if axis == 0:
+        node.attrs["name"] = "row_count"
+    return node
+
+
 def broadcast(*shapes: Shape) -> Shape:
     rows = {s[0] for s in shapes} - {1}
     cols = {s[1] for s in shapes} - {1}
@@ -164,6 +175,16 @@ def cast(node: Node, dtype: str) -> Node:
     return node if node.dtype == dtype and node.op != "const" else Node("cast", (node,), node.shape, dtype)
 
 
+def constant(node: Node) -> Node:
+    """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
+    return Node("cast", (node,), node.shape, node.dtype, {"constant": True})
+
+
+def repeat(node: Node, shape: Shape) -> Node:
+    """The value in a larger shape, repeated along its axes of length one."""
+    return node if node.shape == shape else Node("cast", (node,), shape, node.dtype)
+
+
 def reduce(op: str, node: Node, axis: int) -> Node:
     shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
     return Node(op, (node,), shape, node.dtype, {"axis": axis})
@@ -215,6 +236,19 @@ def guard(fast: Node, exact: Node) -> Node:
     return Node("guard", (fast, exact), fast.shape, fast.dtype)
 
 
+def with_inputs(node: Node, inputs: Sequence[Node]) -> Node:
+    """The node on other inputs; itself where they are its own."""
+    if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+        return node
+    return Node(node.op, tuple(inputs), node.shape, node.dtype, node.attrs)
+
+
+def signature(node: Node) -> tuple[object, ...]:
+    """What two nodes share that are the same value: all but their identity."""
+    attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
+    return node.op, node.inputs, node.shape, node.dtype, attrs
+
+
 # Walks --------------------------------------------------------------------------------------------------------------
 
 
@@ -245,9 +279,7 @@ def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
     """Rebuild the graph bottom-up, giving each node (with its inputs already rebuilt) to `rule`."""
     done: dict[Node, Node] = {}
     for node in topological(graph.roots):
-        inputs = tuple(done[i] for i in node.inputs)
-        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
-        done[node] = rule(Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node)
+        done[node] = rule(with_inputs(node, [done[i] for i in node.inputs]))
     return graph.replace(done)
 
 
@@ -255,11 +287,7 @@ def substitute(graph: Graph, target: Node, value: Node) -> Graph:
     """Exchange one node for another everywhere except beneath the new value itself."""
     done: dict[Node, Node] = {}
     for node in topological(graph.roots):
-        inputs = tuple(done[i] for i in node.inputs)
-        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
-        done[node] = (
-            value if node is target else Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node
-        )
+        done[node] = value if node is target else with_inputs(node, [done[i] for i in node.inputs])
     return graph.replace(done)
 
 

@@ -59,11 +59,10 @@ def _in_blocks(
     graph: Graph, plan: Plan, planned: Callable[[Graph], Plan], layouts: dict[int, Layout] | None
 ) -> Blocks | None:
     """Blocks of as many rows as the workspace allows, all of nearly one size; None if what is cut is small enough."""
+    graph = insert_copies(graph, layouts or {})
     together = rows_apart(graph)
     if any(o.axes[:1] != (0,) for o in plan.outputs):
         raise NotByRows("the rows of a result are not along its first dimension")
-    graph = insert_copies(graph, layouts or {})
-    together = rows_apart(graph)
     graph, common = split_fixed(graph, _without(graph, together), "common", cheap=False)
     together = rows_apart(graph)
     total, most = graph.outputs[0].shape[0], plan.settings.max_workspace
@@ -164,9 +163,7 @@ def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) 
     done: dict[Node, Node] = dict(mapping)
     for node in g.topological(graph.roots, lambda n: () if n in mapping else n.inputs):
         if node not in done:
-            changed = tuple(done[i] for i in node.inputs)
-            same = all(a is b for a, b in zip(changed, node.inputs, strict=True))
-            done[node] = node if same else Node(node.op, changed, node.shape, node.dtype, node.attrs)
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
     main = graph.replace(done)
     main.inputs = inputs
     needed = set(g.topological(outputs))

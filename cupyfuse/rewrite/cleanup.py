@@ -11,8 +11,7 @@ def share_common_subexpressions(graph: Graph) -> Graph:
     seen: dict[tuple[object, ...], Node] = {}
 
     def rule(node: Node) -> Node:
-        key = (node.op, node.inputs, node.shape, node.dtype, tuple(sorted((k, repr(v)) for k, v in node.attrs.items())))
-        return seen.setdefault(key, node)
+        return seen.setdefault(g.signature(node), node)
 
     return g.rewrite(graph, rule)
 

@@ -15,7 +15,5 @@ def drop_needless_guards(graph: Graph) -> Graph:
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
-        inputs = tuple(done[i] for i in node.inputs)
-        same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-        done[node] = rule(node if same else Node(node.op, inputs, node.shape, node.dtype, node.attrs), node)
+        done[node] = rule(g.with_inputs(node, [done[i] for i in node.inputs]), node)
     return graph.replace(done)

@@ -28,11 +28,7 @@ def lower_mean(node: Node) -> Node:
     if node.op != "mean":
         return node
     x = node.inputs[0]
-    count = g.const(float(x.shape[node.axis]))
-    if node.axis == 0:
-        # The number of rows changes from call to call: a named constant is a parameter of the emitted kernel.
-        count.attrs["name"] = "row_count"
-    return g.pointwise("divide", g.reduce("sum", x, node.axis), count)
+    return g.pointwise("divide", g.reduce("sum", x, node.axis), g.count(x.shape[node.axis], node.axis))
 
 
 def lower_logsumexp(node: Node) -> Node:

@@ -25,7 +25,7 @@ def rows_apart(graph: Graph) -> set[Node]:
     rows = {n.shape[0] for n in graph.outputs}
     if len(rows) != 1 or rows <= {0, 1}:
         raise NotByRows("the results differ in their numbers of rows" if len(rows) > 1 else "there is one row at most")
-    found = _Rows(rows.pop())
+    found = _Rows()
     for node in graph.outputs:
         found.by_row(node, "a result")
     for node in reversed(list(g.topological(graph.roots))):
@@ -36,8 +36,7 @@ def rows_apart(graph: Graph) -> set[Node]:
 class _Rows:
     """Marks, from the results to the arguments, what is needed row by row and what as a whole."""
 
-    def __init__(self, rows: int):
-        self.rows = rows
+    def __init__(self) -> None:
         self.together: set[Node] = set()
         self.whole: dict[Node, str] = {}
 
@@ -85,8 +84,7 @@ def with_rows(graph: Graph, together: set[Node], rows: int) -> Graph:
     def resized(node: Node) -> Node:
         inputs = tuple(done[i] for i in node.inputs)
         if node not in together:
-            same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-            return node if same else Node(node.op, inputs, node.shape, node.dtype, node.attrs)
+            return g.with_inputs(node, inputs)
         shape = g.halves_shape(inputs[0].shape) if node.op == "halves" else (rows, node.shape[1])
         return Node(node.op, inputs, shape, node.dtype, node.attrs)
 

@@ -74,8 +74,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
             inputs = (copied(inputs[0]),)
         elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "halves")):
             inputs = tuple(fit(node, i) for i in inputs)
-        changed = any(a is not b for a, b in zip(inputs, node.inputs, strict=True))
-        done[node] = Node(node.op, inputs, node.shape, node.dtype, node.attrs) if changed else node
+        done[node] = g.with_inputs(node, inputs)
     return graph.replace(done)
 
 

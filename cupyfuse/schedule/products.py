@@ -30,9 +30,7 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     done: dict[Node, Node] = {}
     shared: _Shared = {}
     for node in g.topological(graph.roots):
-        inputs = tuple(done[i] for i in node.inputs)
-        same = all(a is b for a, b in zip(inputs, node.inputs, strict=True))
-        done[node] = node if same else Node(node.op, inputs, node.shape, node.dtype, node.attrs)
+        done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
             kept = settings.keep_halves and node.inputs[1] in fixed, settings.keep_halves and node.inputs[0] in fixed
             done[node] = _chosen(done[node], settings, *kept, shared)
