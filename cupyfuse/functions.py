@@ -269,7 +269,7 @@ def celu(x: Any, alpha: float = 1.0) -> Any:
 @traceable
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
     """x limited to [min_val, max_val]; any shape, dtype kept."""
-    return apply("clip", x, min_val, max_val)
+    return apply("hardtanh", x, min_val, max_val)
 
 
 @traceable

@@ -29,6 +29,7 @@ ACTIVATIONS: dict[str, tuple[str, tuple[float, ...]]] = {
     "hardsigmoid": ("cf.hardsigmoid({})", ()),
     "hardswish": ("cf.hardswish({})", ()),
     "softsign": ("cf.softsign({})", ()),
+    "hardtanh": ("cf.hardtanh({}, -0.5, 1.25)", (-0.5, 1.25)),
     "clip": ("np.clip({}, -0.5, 1.25)", (-0.5, 1.25)),
 }
 BINARY = {

@@ -45,6 +45,7 @@ MEANING: dict[str, Callable[..., Any]] = {
     "softsign": lambda x: x / (1 + abs(x)),
     "erf": scipy_special.erf,
     "clip": np.clip,
+    "hardtanh": np.clip,
     "square": lambda x: x * x,
     "reciprocal": lambda x: 1 / x,
     "sign": lambda x: np.where(x > 0, 1.0, np.where(x < 0, -1.0, x)),
@@ -60,6 +61,7 @@ PARAMETERS = {
     "elu": (0.7,),
     "celu": (1.7,),
     "clip": (-0.75, 1.25),
+    "hardtanh": (-0.75, 1.25),
 }  # fmt: skip
 # Defined, or smooth, for positive operands alone.
 POSITIVE = {"sqrt", "log", "log2", "log10", "power", "log_relative", "plus_log"}
@@ -99,7 +101,7 @@ def test_arity_is_that_of_the_cuda_expression(row: Operator) -> None:
 
 
 EXACT = {"negative", "absolute", "sign", "floor", "ceil", "rint", "trunc", "finite_or_zero", "where"}
-EXACT |= {"maximum", "minimum", "clip", "relu", "relu6"}
+EXACT |= {"maximum", "minimum", "clip", "hardtanh", "relu", "relu6"}
 
 
 @pytest.mark.parametrize("row", POINTWISE_ROWS)
@@ -204,7 +206,9 @@ class Namespace:
 
 
 SMOOTH = [row for row in POINTWISE.values() if row.result != "bool"]
-KINKS = {"relu6": (0, 6), "hardsigmoid": (-3, 3), "hardswish": (-3, 3), "clip": (-0.75, 1.25)}
+KINKS = {"relu6": (0, 6), "hardsigmoid": (-3, 3), "hardswish": (-3, 3)} | dict.fromkeys(
+    ("clip", "hardtanh"), (-0.75, 1.25)
+)
 STEPS = {"floor", "ceil", "rint", "trunc", "sign"}  # constant between their jumps
 
 

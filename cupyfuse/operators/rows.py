@@ -75,12 +75,14 @@ class Reduction:
     accumulator : the device type in `kernels_cu/reductions.cuh` that combines elements, or None for a reduction that
         `rewrite/` composes from others
     read : the expression that reads the result from the accumulator
-    derivative : `derivative(o, y, x)`, by element
+    derivative : `derivative(o, y, x)`, by element; a mean's division by their number, and that of the others by how
+        many share an extreme, is left to what calls it
     doc : one line of documentation
     scale : `scale(x, axis)`: the sum that partial results round against, at most `ulps` of it for each element
     ulps : for each element; 0 for exact reductions
     flops : cost of an element, an addition being 1
     identity_on_one : whether the reduction of one element is that element
+    about : the reduction whose result the derivative takes for `y`, and takes for a constant
     """
 
     name: str
@@ -93,6 +95,7 @@ class Reduction:
     ulps: float = 1.0
     flops: int = 1
     identity_on_one: bool = True
+    about: str | None = None
 
 
 def op(

@@ -42,6 +42,7 @@ floor             -inf   -max     -1     -1     -1     -0      0      0      0  
 ceil              -inf   -max     -1     -0     -0     -0      0      1      1      1    max    inf    nan
 rint              -inf   -max     -1     -0     -0     -0      0      0      0      1    max    inf    nan
 trunc             -inf   -max     -1     -0     -0     -0      0      0      0      1    max    inf    nan
+hardtanh(-0.75,1.25) -0.75  -0.75  -0.75   -nor   -sub     -0      0    sub    nor      1   1.25   1.25    nan
 clip(-0.75,1.25) -0.75  -0.75  -0.75   -nor   -sub     -0      0    sub    nor      1   1.25   1.25    nan
 finite_or_zero       0   -max     -1   -nor   -sub     -0      0    sub    nor      1    max      0      0
 
@@ -80,6 +81,10 @@ where          0    1   -0  |    -0
 where        nan  inf    1  |   inf
 where         -0    1 -inf  |  -inf
 where        sub    2   -2  |   2|-2
+hardtanh       1   -1  nan  |   nan
+hardtanh       1  nan    2  |   nan
+hardtanh     nan   -1    1  |   nan
+hardtanh       0    2    1  |     1
 clip           1   -1  nan  |   nan
 clip           1  nan    2  |   nan
 clip         nan   -1    1  |   nan
