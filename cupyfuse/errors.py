@@ -16,3 +16,7 @@ class TraceAttributeError(TraceError, AttributeError):
 
 class EngineError(RuntimeError):
     """The engine could not compile, load or launch what the plan asks for."""
+
+
+class NotDifferentiable(TypeError):
+    """A gradient was asked for through an operator that has no derivative here; the message names it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import arrays, trace
+from . import graph as g
 from .eager import Options, give_back, on_last, take, traceable, with_floats
 from .fuse import Fused
 from .trace import Tracer, apply, reduce
@@ -112,7 +113,7 @@ def _weighted(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> A
     if math.prod(a.shape[i] for i in trace.normalize_axes(axis, a.ndim)) == 0:
         total = reduce("sum", weights * a, axis, keepdims)
         return (total - np.inf, total) if return_sign else total - np.inf
-    top = apply("finite_or_zero", reduce("max", a, axis, keepdims=True))
+    top = _constant(apply("finite_or_zero", reduce("max", a, axis, keepdims=True)))
     total = reduce("sum", weights * apply("exp", a - top), axis, keepdims=True)
     size = apply("absolute", total) if return_sign else total
     result = apply("log", size) + top
@@ -179,9 +180,19 @@ def softmax(x: Any, axis: Any = None) -> Any:
     -------
     array
         Of the shape of `x`; sums to 1 along `axis`. NaN along an axis with +inf or NaN, or with nothing but -inf.
+
+    Notes
+    -----
+    No gradient flows through the largest element that exponentials are taken relative to: it is a constant here, as it
+    is in the derivative of their sum. Together that is exact, since the result does not depend on it.
     """
-    top = reduce("max", x, axis, keepdims=True)
+    top = _constant(reduce("max", x, axis, keepdims=True))
     return apply("exp", x - top) / _expsum(x, top, axis)
+
+
+def _constant(x: Tracer) -> Tracer:
+    """The same values, through which no gradient flows."""
+    return x._trace.array(g.constant(x._node), x._axes)
 
 
 def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
@@ -205,8 +216,12 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     -------
     array
         Of the shape of `x`.
+
+    Notes
+    -----
+    The largest element is a constant to gradients, as in `softmax`.
     """
-    top = reduce("max", x, axis, keepdims=True)
+    top = _constant(reduce("max", x, axis, keepdims=True))
     return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
 
 

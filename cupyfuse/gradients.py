@@ -1,0 +1,282 @@
+"""The backward pass as a graph: vector-Jacobian products of graphs as they are traced, before any rewriting.
+
+What a gradient is made of are ordinary nodes, so the rewrites and the scheduler treat a backward pass as they treat any
+chain. Derivatives come from the operator tables; what they do to a cotangent agrees with PyTorch's eager backward, for
+infinities, NaN and boundaries too: an element that a mask shuts out gets 0 whatever its cotangent is.
+
+A cotangent on its way may be shorter than its value, with length one along axes on which it does not change: the
+cotangent of a sum is not repeated over the row until something needs it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from . import dtypes
+from . import graph as g
+from .errors import NotDifferentiable
+from .graph import Graph, Node, Shape
+from .operators import POINTWISE, REDUCTIONS
+from .trace import Trace, Tracer, apply
+
+
+def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted: Sequence[Node]) -> list[Node | None]:
+    """Vector-Jacobian products of a graph.
+
+    Parameters
+    ----------
+    outputs : sequence of Node
+        Values of a graph as it was traced.
+    cotangents : sequence of Node or None
+        For each output a value of its shape, or one that can be repeated to it; None for an output that does not count.
+    wanted : sequence of Node
+        The nodes whose gradients are asked for.
+
+    Returns
+    -------
+    list of Node or None
+        For each wanted node its gradient, of its shape and dtype; None where no output depends on it, or only in steps.
+
+    Raises
+    ------
+    NotDifferentiable
+        An operator between a wanted node and an output has no derivative here.
+    """
+    forward = list(g.topological(outputs))
+    targets = set(wanted)
+    active: set[Node] = set()
+    for node in forward:
+        flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+        if dtypes.is_float(node.dtype) and (node in targets or (flows and any(i in active for i in node.inputs))):
+            active.add(node)
+    gathered: dict[Node, Node] = {}
+
+    def give(node: Node, cotangent: Node | None) -> None:
+        if cotangent is not None and node in active:
+            cotangent = g.cast(cotangent, node.dtype)
+            gathered[node] = g.pointwise("add", gathered[node], cotangent) if node in gathered else cotangent
+
+    for output, cotangent in zip(outputs, cotangents, strict=True):
+        give(output, cotangent)
+    for node in reversed(forward):
+        if node in gathered and node.inputs and not node.attrs.get("constant"):
+            for i, cotangent in zip(node.inputs, _pulled_back(node, gathered[node], active), strict=True):
+                give(i, cotangent)
+    found = [g.repeat(gathered[n], n.shape) if n in gathered else None for n in wanted]
+    return _shared(forward, found)
+
+
+def _shared(forward: Iterable[Node], roots: Sequence[Node | None]) -> list[Node | None]:
+    """The roots, with what the forward pass computes as well taken from it."""
+    done = {n: n for n in forward}
+    seen: dict[object, Node] = {}
+    for node in done:
+        seen.setdefault(g.signature(node), node)
+    for node in g.topological(r for r in roots if r is not None):
+        if node not in done:
+            fresh = g.with_inputs(node, [done[i] for i in node.inputs])
+            done[node] = seen.setdefault(g.signature(fresh), fresh)
+    return [None if r is None else done[r] for r in roots]
+
+
+def summed_to(cotangent: Node, shape: Shape, whole: Shape) -> Node:
+    """From the cotangent of a value of the shape `whole` that of one of the first shape, which was repeated to it."""
+    for axis in (1, 0):
+        if shape[axis] == 1 != whole[axis]:
+            if cotangent.shape[axis] != 1:
+                cotangent = g.reduce("sum", cotangent, axis)
+            else:
+                cotangent = g.pointwise("multiply", cotangent, g.count(whole[axis], axis))
+    return cotangent
+
+
+# The step from a value to its inputs --------------------------------------------------------------------------------
+
+
+def _pulled_back(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
+    """For each input of a node the cotangent that the node's own gives it, or None."""
+    if node.op in POINTWISE:
+        return _through_pointwise(node, cotangent, active)
+    if node.op in REDUCTIONS:
+        return [_through_reduction(node, cotangent)]
+    rule = _RULES.get(node.op)
+    if rule is None:
+        raise NotDifferentiable(f"{node.op} has no derivative here")
+    return rule(node, cotangent)
+
+
+def _through_pointwise(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
+    # Operands meet in the dtype of the result, and so do the derivatives.
+    operands = [
+        i if i.op == "const" or (node.op == "where" and k == 0) else g.cast(i, node.dtype)
+        for k, i in enumerate(node.inputs)
+    ]
+    within = _Values()
+    partials = POINTWISE[node.op].derivative(within, within.value(node), *map(within.value, operands))
+    result: list[Node | None] = []
+    for i, partial in zip(node.inputs, partials, strict=True):
+        if i not in active or partial is None:
+            result.append(None)
+            continue
+        scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial)
+        result.append(None if scaled is None else summed_to(scaled, i.shape, node.shape))
+    return result
+
+
+def times(cotangent: Node, partial: Node | float) -> Node | None:
+    """A cotangent times a partial derivative, None for zero.
+
+    Choices choose between products, so that what is shut out is 0 even of an infinite cotangent; quotients divide, and
+    round once.
+    """
+    if isinstance(partial, Node) and partial.op == "const" and "name" not in partial.attrs:
+        partial = float(partial.attrs["value"])
+    if not isinstance(partial, Node):
+        if partial in (0.0, 1.0, -1.0):
+            return None if partial == 0.0 else cotangent if partial == 1.0 else g.pointwise("negative", cotangent)
+        return g.pointwise("multiply", cotangent, g.const(partial))
+    if partial.op == "where":
+        condition, *branches = partial.inputs
+        if condition.op == "const":
+            return times(cotangent, branches[0 if condition.attrs["value"] else 1])
+        products = [times(cotangent, branch) for branch in branches]
+        if products == [None, None]:
+            return None
+        return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
+    if partial.op == "divide" and partial.inputs[0].op == "const":
+        upper = times(cotangent, partial.inputs[0])
+        return None if upper is None else g.pointwise("divide", upper, partial.inputs[1])
+    return g.pointwise("multiply", cotangent, partial)
+
+
+def _through_reduction(node: Node, cotangent: Node) -> Node | None:
+    x, axis = node.inputs[0], node.axis
+    row = REDUCTIONS[node.op]
+    if x.shape[axis] == 1 and row.identity_on_one:
+        return cotangent
+    if node.op == "prod":
+        return g.pointwise("multiply", cotangent, _product_of_others(node))
+    within = _Values()
+    result = g.reduce(row.about, x, axis) if row.about else node
+    partial = row.derivative(within, within.value(result), within.value(x))
+    scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial)
+    assert scaled is not None
+    if node.op in ("mean", "moment2"):
+        return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
+    if node.op in ("max", "min"):
+        one = g.cast(g.const(1.0), x.dtype)
+        ties = g.pointwise("where", g.pointwise("equal", x, node), one, g.const(0.0))
+        return g.pointwise("divide", scaled, g.reduce("sum", ties, axis))
+    return scaled
+
+
+def _product_of_others(node: Node) -> Node:
+    """For each element the product of all others: the product over it, where there are no zeros to step around."""
+    x, axis = node.inputs[0], node.axis
+    one, zero = g.cast(g.const(1.0), x.dtype), g.const(0.0)
+    missing = g.pointwise("equal", x, zero)
+    zeros = g.reduce("sum", g.pointwise("where", missing, one, zero), axis)
+    others = g.reduce("prod", g.pointwise("where", missing, one, x), axis)
+    none, single = (g.pointwise("equal", zeros, g.const(float(n))) for n in (0, 1))
+    there = g.pointwise("where", single, others, zero)
+    return g.pointwise("where", missing, there, g.pointwise("where", none, g.pointwise("divide", node, x), zero))
+
+
+class _Values:
+    """The namespace that derivatives are written against, on traced values; what they do is nobody's call to report."""
+
+    def __init__(self) -> None:
+        self._trace = Trace()
+        self._trace._quiet = True
+
+    def value(self, node: Node) -> Tracer:
+        return self._trace.array(node, (0, 1))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *x: apply(name, *x)
+
+
+def _through_matmul(node: Node, cotangent: Node) -> list[Node | None]:
+    a, b = node.inputs
+    whole = g.repeat(cotangent, node.shape)
+    return [g.matmul(whole, g.transpose(b)), g.matmul(g.transpose(a), whole)]
+
+
+def _through_reshape(node: Node, cotangent: Node) -> list[Node | None]:
+    same = cotangent.shape == (1, 1)
+    return [cotangent if same else g.reshape(g.repeat(cotangent, node.shape), node.inputs[0].shape)]
+
+
+_RULES: dict[str, Callable[[Node, Node], list[Node | None]]] = {
+    "cast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
+    "transpose": lambda node, cotangent: [g.transpose(cotangent)],
+    "reshape": _through_reshape,
+    "matmul": _through_matmul,
+}
+
+
+# Two passes out of one graph ----------------------------------------------------------------------------------------
+
+
+def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Node]:
+    """What a forward pass hands to its backward pass, beside its arguments; all else is computed again.
+
+    These are products and reductions down the columns that the gradients need. Where they need a product for nothing
+    but reductions along its rows, it is the reductions that are saved, and the product need not be computed at all.
+
+    Parameters
+    ----------
+    forward, gradients : sequence of Node
+        The roots of the two passes, in one graph.
+    """
+    computed = set(g.topological(forward))
+
+    def saved(node: Node) -> bool:
+        return node in computed and (node.op == "matmul" or (node.reduction and node.axis == 0))
+
+    above = {n for n in computed if n.op == "matmul"}
+    for node in g.topological(forward):
+        if any(i in above for i in node.inputs):
+            above.add(node)
+
+    def short(node: Node) -> bool:
+        return node in above and node in computed and node.reduction and node.axis == 1
+
+    needed = _reached(gradients, lambda n: saved(n) or short(n))
+    direct = {n for n in needed if n.op == "matmul"}
+
+    def stops(node: Node) -> bool:
+        if not short(node):
+            return saved(node)
+        products = _reached([node.inputs[0]], saved)
+        return not any(p in direct for p in products if p.op == "matmul")
+
+    return [n for n in _reached(gradients, stops) if n in computed and stops(n)]
+
+
+def _reached(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
+    return list(g.topological(roots, lambda n: () if stop(n) else n.inputs))
+
+
+def as_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Graph:
+    """A graph of its own, whose arguments stand for nodes of another.
+
+    Parameters
+    ----------
+    outputs : sequence of Node
+    leaves : sequence of (Node, str)
+        The nodes that are arguments, in their order, and their names; one that nothing needs is an argument all the
+        same.
+    """
+    inputs: list[Node] = []
+    done: dict[Node, Node] = {}
+    for number, (node, name) in enumerate(leaves):
+        ndim = node.attrs.get("ndim", 2) if node.op == "input" else 2
+        leaf = Node("input", (), node.shape, node.dtype, {"arg": number, "name": name, "ndim": ndim})
+        inputs.append(leaf)
+        done.setdefault(node, leaf)
+    for node in g.topological(outputs, lambda n: () if n in done else n.inputs):
+        if node not in done:
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+    return Graph(inputs, [done[n] for n in outputs])
