@@ -15,7 +15,8 @@ from . import dtypes
 from .cuda.configure import Config, default_config, fitting_vec
 from .cuda.emit import emit
 from .cuda.gemm import Operand
-from .cuda.kernel import Kernel, struct_packer
+from .cuda.kernel import Kernel
+from .cuda.launch import launcher
 from .cuda.products import Split, SplitProduct
 from .cuda.program import COLUMN, FULL, Program
 from .cuda.runtime import Runtime
@@ -48,8 +49,7 @@ class _Form:
     """A result as a call allocates it."""
 
     output: Output
-    dtype: Any
-    base_shape: tuple[int, ...]
+    new: Callable[[], Any]
     direct: bool
 
 
@@ -84,7 +84,7 @@ class CudaExecutable:
             base = resolve(o.node)
             self._places[base] = Place(self._slot(), base.shape[1], 1)
             shape = o.shape if o.direct else base.shape
-            self._forms.append(_Form(o, runtime.dtype(o.dtype), shape, o.direct))
+            self._forms.append(_Form(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
         self._overwritten: list[int] = []  # the arguments that steps write to
         self._copies = self._effects(arrays)
         for step in plan.steps:
@@ -207,7 +207,7 @@ class CudaExecutable:
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An array for a result."""
         with self.runtime.made_current():
-            return self.runtime.empty(shape, self.runtime.dtype(dtype))
+            return self.runtime.allocator(shape, self.runtime.dtype(dtype))()
 
     # Running
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
@@ -229,7 +229,7 @@ class CudaExecutable:
             if out is not None and form.direct and runtime.contiguous(out):
                 array = out
             else:
-                array = runtime.empty(form.base_shape, form.dtype)
+                array = form.new()
             as_written &= out is None and form.direct
             written.append(array)
             addresses.append(address(array))
@@ -351,15 +351,15 @@ class _KernelLaunch:
         function = self.executable.runtime.function(kernel)
         processors = self.executable.runtime.processors
         grid, block = (row_blocks(config, self.rows, self.cols, processors), 1, 1), (config.threads, 1, 1)
+        run = launcher(function, grid, block, self.format + "qq", kernel.shared)
         template = [*self.arguments, self.rows, self.cols]
         holes = self.holes
-        pack, as_value = struct_packer(self.format + "qq")
 
         def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()
             for position, slot in holes:
                 members[position] = addresses[slot]
-            function(grid, block, (as_value(pack(*members)),), 0, stream)
+            run(members, stream)
 
         return launch
 
@@ -367,20 +367,21 @@ class _KernelLaunch:
         function = self.executable.runtime.function(kernel)
         shares = config.shares
         grid, block = (max(1, -(-self.cols // config.group)), shares, 1), (config.threads, 1, 1)
-        merge = self.executable.runtime.function(emit(self.program, config, merge=True)) if shares > 1 else None
-        merge_grid = (max(1, -(-self.cols // config.threads)), 1, 1)
+        runs = [launcher(function, grid, block, self.format + "qqQq", kernel.shared)]
+        if shares > 1:
+            merge = emit(self.program, config, merge=True)
+            grid = (max(1, -(-self.cols // config.threads)), 1, 1)
+            function = self.executable.runtime.function(merge)
+            runs.append(launcher(function, grid, block, self.format + "qqQq", merge.shared))
         template = [*self.arguments, self.rows, self.cols, 0, shares]
         holes = [*self.holes, (len(template) - 2, self.partial)]
-        pack, as_value = struct_packer(self.format + "qqQq")
 
         def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()
             for position, slot in holes:
                 members[position] = addresses[slot]
-            arguments = (as_value(pack(*members)),)
-            function(grid, block, arguments, 0, stream)
-            if merge is not None:
-                merge(merge_grid, block, arguments, 0, stream)
+            for run in runs:
+                run(members, stream)
 
         return launch
 

@@ -19,7 +19,7 @@ LAYERS = (
     "trace rewrite schedule",
     "plan_report plan planning gradients cuda.program cuda.expressions cuda.configure cuda.kernel cuda.halves cuda.emit",
     "options structure arrays",
-    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.products cuda_engine streaming",
+    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.launch cuda.products cuda_engine streaming",
     "calls bound fuse eager reductions functions",
     "heads machine progress demo selftest cli torch",
     "__main__",
@@ -28,7 +28,7 @@ LAYERS = (
 INSIDE = {
     "operators": "rows elementary activations reductions",
     "trace": "user_code value axes operations tracer recorder numpy_functions",
-    "rewrite": "notes cleanup reductions linear sums pools affine guards order",
+    "rewrite": "notes cleanup repeats reductions linear sums pools affine guards order",
     "schedule": "memory steps partition blocks products",
 }
 LEVEL = {name: level for level, line in enumerate(LAYERS) for name in line.split()}

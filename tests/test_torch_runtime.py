@@ -38,8 +38,9 @@ class OnHost(Tensors):
         self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
         self.workspace, self.function, self.product = host.workspace, host.function, host.product
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
-        return from_numpy(np.asarray(HOST.runtime.empty(shape, dtypes.to_numpy(dtype_name(dtype)))))
+    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Tensor]:
+        kind = dtypes.to_numpy(dtype_name(dtype))
+        return lambda: from_numpy(np.asarray(HOST.runtime.empty(shape, kind)))
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Tensor:
         return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(dtype_name(dtype)), strides))

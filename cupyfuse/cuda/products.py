@@ -16,7 +16,7 @@ from .halves import (
     repair_kernel,
     split_kernel,
 )
-from .kernel import struct_packer
+from .launch import launcher
 from .runtime import Runtime
 
 
@@ -24,16 +24,13 @@ class Split:
     """The splitting of a (rows, cols) float32 matrix of unit column stride; called with its address and the halves'."""
 
     def __init__(self, runtime: Runtime, rows: int, cols: int, row_stride: int):
-        kernel = split_kernel()
-        self._function, self._shared = runtime.function(kernel), kernel.shared
-        self._grid, self._block = (-(-rows // 8) * 8, 1, 1), (SPLIT_THREADS, 1, 1)
-        self._pack, self._as_value = struct_packer("QqQQqq")
+        kernel, grid = split_kernel(), (-(-rows // 8) * 8, 1, 1)
+        self._launch = launcher(runtime.function(kernel), grid, (SPLIT_THREADS, 1, 1), "QqQQqq", kernel.shared)
         self._shape, self._row_stride = (rows, cols), row_stride
         self._inverse = inverse_at(rows, cols)
 
     def __call__(self, matrix: int, halves: int, stream: Any = None) -> None:
-        members = (matrix, self._row_stride, halves, halves + self._inverse, *self._shape)
-        self._function(self._grid, self._block, (self._as_value(self._pack(*members)),), self._shared, stream)
+        self._launch((matrix, self._row_stride, halves, halves + self._inverse, *self._shape), stream)
 
 
 class SplitProduct:
@@ -57,15 +54,13 @@ class SplitProduct:
         m, n, k = shape
         width = tile_width(m, n, runtime.processors)
         multiply, repair = gemm_kernel(width), repair_kernel()
-        self._multiply, self._repair = runtime.function(multiply), runtime.function(repair)
-        self._shared, self._repair_shared = multiply.shared, repair.shared
         tiles = -(-m // TILE_ROWS) * -(-n // width)
         self._width = width
         self.doubts = tiles * WARPS_A_TILE * 4
-        self._grid, self._block = (min(tiles, runtime.processors), 1, 1), (GEMM_THREADS, 1, 1)
-        self._repair_grid, self._repair_block = (runtime.processors, 1, 1), (REPAIR_THREADS, 1, 1)
-        self._pack, self._as_value = struct_packer("QQQqqQQQq")
-        self._repair_pack, self._repair_value = struct_packer("QqqQqQqqQqQqQq")
+        grid, block = (min(tiles, runtime.processors), 1, 1), (GEMM_THREADS, 1, 1)
+        self._multiply = launcher(runtime.function(multiply), grid, block, "QQQqqQQQq", multiply.shared)
+        grid, block = (runtime.processors, 1, 1), (REPAIR_THREADS, 1, 1)
+        self._repair = launcher(runtime.function(repair), grid, block, "QqqQqQqqQqQqQq", repair.shared)
         self._shape, self._left, self._right = shape, left, right
         self._inverses = inverse_at(m, k), inverse_at(n, k)
 
@@ -76,9 +71,6 @@ class SplitProduct:
         m, n, k = self._shape
         (a, b), (left, right) = halves, operands
         inverse_a, inverse_b = a + self._inverses[0], b + self._inverses[1]
-        members = (a, b, target, m, n, inverse_a, inverse_b, doubts, k)
-        arguments = (self._as_value(self._pack(*members)),)
-        self._multiply(self._grid, self._block, arguments, self._shared, stream)
+        self._multiply((a, b, target, m, n, inverse_a, inverse_b, doubts, k), stream)
         repaired = (left, *self._left, inverse_a, m, right, *self._right, inverse_b, n, target, k, doubts, self._width)
-        arguments = (self._repair_value(self._repair_pack(*repaired)),)
-        self._repair(self._repair_grid, self._repair_block, arguments, self._repair_shared, stream)
+        self._repair(repaired, stream)

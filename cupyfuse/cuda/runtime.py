@@ -49,10 +49,10 @@ class Runtime(Protocol):
         """What the launches of a call are given: the stream that is current when it begins."""
 
     def dtype(self, name: str) -> Any:
-        """The element type of that name, as `empty` and `view` take it."""
+        """The element type of that name, as `allocator` and `view` take it."""
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """An array of undefined values, contiguous in C order; like `workspace` for graphs."""
+    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
+        """What makes arrays of undefined values, contiguous in C order; like `workspace` for graphs."""
 
     def workspace(self, nbytes: int) -> Any:
         """Memory with an address, `ptr`, for as long as the object lives, and as long as a graph that captures it."""
@@ -83,9 +83,6 @@ class Runtime(Protocol):
 
 class ArraysLikeNumpys:
     """The part of a runtime that is the same for all arrays with NumPy's interface."""
-
-    def stream(self) -> Any:
-        return None  # the library keeps a current one itself
 
     def dtype(self, name: str) -> Any:
         return dtypes.to_numpy(name)
@@ -138,8 +135,14 @@ class CupyRuntime(ArraysLikeNumpys):
         stream = self._cupy.cuda.get_current_stream()
         return stream.ptr != 0 and bool(stream.is_capturing())
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return self._held(self._cupy.ndarray(shape, dtype))
+    def stream(self) -> Any:
+        return self._cupy.cuda.get_current_stream()
+
+    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
+        def empty() -> Any:
+            return self._held(self._cupy.ndarray(shape, dtype))
+
+        return empty
 
     def workspace(self, nbytes: int) -> Any:
         return self._held(self._cupy.cuda.alloc(nbytes))

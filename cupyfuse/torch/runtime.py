@@ -25,7 +25,7 @@ from ..devices import Device
 from ..errors import EngineError
 from ..numpy_engine import NumpyExecutable
 from ..plan import Plan
-from .tensors import Tensors, changed, dtype_name, from_numpy, layout_of, to_numpy
+from .tensors import Tensors, Workspace, changed, dtype_name, from_numpy, layout_of, to_numpy
 
 __all__ = ["TorchRuntime", "device_of", "dtype_name", "layout_of", "on_device", "ready"]
 
@@ -122,6 +122,7 @@ class TorchRuntime(Tensors):
         self.device = devices.find(properties.name) if devices.known(properties.name) else None
         self.processors = int(properties.multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+        self._empty = _allocation(self.place)
 
     def is_current(self) -> bool:
         check_process()
@@ -134,11 +135,29 @@ class TorchRuntime(Tensors):
     def stream(self) -> Any:
         return _Stream(self._raw_stream(self._index))
 
+    def allocator(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+        strides = [1]
+        for n in reversed(shape[1:]):
+            strides.append(strides[-1] * max(n, 1))
+        return functools.partial(self._empty, shape, tuple(reversed(strides[: len(shape)])), dtype)
+
+    def workspace(self, nbytes: int) -> Workspace:
+        return Workspace(self._empty((nbytes,), (1,), torch.uint8))
+
     def function(self, kernel: Kernel) -> Function:
         return load_unless_capturing(kernel, self._index, torch.cuda.is_current_stream_capturing())
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, _blas())
+
+
+def _allocation(place: torch.device) -> Callable[..., torch.Tensor]:
+    """What makes a tensor on a device, the current one, of a shape, strides and a dtype.
+
+    The function that PyTorch's own compiled code calls costs a third of what `torch.empty` does.
+    """
+    quick: Callable[..., torch.Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+    return quick or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=place))
 
 
 @lru_cache(maxsize=64)

@@ -49,12 +49,6 @@ class Tensors:
     def dtype(self, name: str) -> torch.dtype:
         return _DTYPES[name]
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.place)
-
-    def workspace(self, nbytes: int) -> Workspace:
-        return Workspace(torch.empty(nbytes, dtype=torch.uint8, device=self.place))
-
     def view(self, address: int, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) -> torch.Tensor:
         return torch.as_tensor(_Described(address, shape, dtype, strides), device=self.place).view(dtype)
 

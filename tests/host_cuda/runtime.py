@@ -140,6 +140,12 @@ class HostRuntime(ArraysLikeNumpys):
         memory = self.workspace(int(np.prod(shape)) * kind.itemsize)
         return np.ndarray(shape, kind, memory.bytes, order=order).view(HostArray)  # type: ignore[call-overload]
 
+    def allocator(self, shape: Any, dtype: Any) -> Callable[[], HostArray]:
+        return lambda: self.empty(shape, dtype)
+
+    def stream(self) -> None:
+        """Launches run at once."""
+
     def view(self, address: int, shape: Any, dtype: Any, strides: Any) -> np.ndarray[Any, Any]:
         kind = np.dtype(dtype)
         strides = tuple(s * kind.itemsize for s in strides)
