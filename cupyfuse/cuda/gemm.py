@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -151,21 +151,21 @@ class OwnersBlas:
     ----------
     handle : callable
         Hands it out, for the current stream.
-    names : sequence of str
-        Libraries that may have cuBLAS in them, or depend on it: the first one that does is called.
+    library : str
+        The file of its cuBLAS, or of what depends on it. A handle is of use to the copy alone that has made it.
 
     Raises
     ------
     EngineError
-        There is none.
+        cuBLAS is not there.
     """
 
-    def __init__(self, handle: Callable[[], int], names: Sequence[str]):
+    def __init__(self, handle: Callable[[], int], library: str):
         from cupy import cuda
 
-        library = _library(names)
+        functions = _library(library)
         self._handle, self._clear = handle, cuda.runtime.memsetAsync
-        self._gemm, self._set_mode = library.cublasGemmEx, library.cublasSetMathMode
+        self._gemm, self._set_mode = functions.cublasGemmEx, functions.cublasSetMathMode
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
         handle = self._handle()
@@ -195,7 +195,7 @@ def _of_cupy() -> Any:
 
     major = cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000
     try:
-        return _library([library_name(major)])
+        return _library(library_name(major))
     except EngineError as error:
         raise EngineError(
             f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {error}; make the product "
@@ -208,25 +208,18 @@ def library_name(major: int | str) -> str:
     return f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
 
 
-def _library(names: Sequence[str]) -> Any:
-    """The first of the libraries through which cuBLAS can be called."""
-    failures = []
-    for name in names:
-        try:
-            library = ctypes.CDLL(name)
-            _declare(library)
-            return library
-        except (OSError, AttributeError) as error:  # no such file, no such function
-            failures.append(str(error))
-    raise EngineError(f"cuBLAS, to be called directly, was not found: {'; '.join(failures)}")
-
-
-def _declare(library: Any) -> None:
+def _library(name: str) -> Any:
+    """The functions of cuBLAS in a library, or in one that it depends on."""
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    library.cublasSetStream_v2.argtypes = [pointer, pointer]
-    library.cublasSetMathMode.argtypes = [pointer, number]
-    library.cublasGemmEx.argtypes = [
-        *(pointer, number, number, number, number, number),
-        *(pointer, pointer, number, number, pointer, number, number),
-        *(pointer, pointer, number, number, number, number),
-    ]
+    try:
+        library = ctypes.CDLL(name)
+        library.cublasSetStream_v2.argtypes = [pointer, pointer]
+        library.cublasSetMathMode.argtypes = [pointer, number]
+        library.cublasGemmEx.argtypes = [
+            *(pointer, number, number, number, number, number),
+            *(pointer, pointer, number, number, pointer, number, number),
+            *(pointer, pointer, number, number, number, number),
+        ]
+    except (OSError, AttributeError) as error:  # no such file, no such function
+        raise EngineError(f"cuBLAS, to be called directly, was not found: {error}") from error
+    return library

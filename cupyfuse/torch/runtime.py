@@ -168,7 +168,7 @@ def on_device(index: int) -> TorchRuntime:
 
 @lru_cache(maxsize=1)
 def _blas() -> OwnersBlas:
-    """PyTorch's cuBLAS: the one that its own library depends on, or else the one of its CUDA version."""
+    """PyTorch's cuBLAS: the one that its own library depends on, where the system can tell."""
     own = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     major = str(torch.version.cuda).partition(".")[0]
-    return OwnersBlas(torch.cuda.current_blas_handle, [str(own)] * own.exists() + [library_name(major)])
+    return OwnersBlas(torch._C._cuda_getCurrentBlasHandle, str(own) if own.exists() else library_name(major))
