@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import HEADS, INF, NAN, assert_close, normal
+from support import HEADS, INF, NAN, assert_close, assert_same_kinds, normal
 
 import cupyfuse as cf
 from cupyfuse import graph as g
@@ -163,6 +163,118 @@ def test_operands_of_products_are_converted_first() -> None:
     (product,) = (n for n in g.topological(graph.roots) if n.op == "matmul")
     assert product.dtype == "float32" and {i.dtype for i in product.inputs} == {"float32"}
     assert simplified("x @ w.T")[0]["cast"] == 0
+
+
+# Values that repeat -------------------------------------------------------------------------------------------------
+
+REPEATED = "a product with a value that repeats is a weighted sum (infinite values may give inf for NaN)"
+# Products with a value that repeats along the sums of the product, and along the rows or columns of the result.
+ALONG_SUMS = [
+    "np.broadcast_to(r[:, None], (6, 7)) @ w",
+    "np.exp(np.broadcast_to(r[:, None], (6, 7)) * 2) @ w",
+    "x @ np.broadcast_to(b, (5, 7))",
+    "(np.broadcast_to(b[:, None], (7, 6)) @ x) * 2",
+    "x.T @ np.broadcast_to(b, (6, 7))",
+    "np.broadcast_to(np.float32(2.0) * r[:, None], (6, 5)) @ w.T",
+]
+ALONG_RESULTS = [
+    "np.broadcast_to(b, (6, 7)) @ w",
+    "np.broadcast_to(np.tanh(b), (6, 7)) @ w + x",
+    "x @ np.broadcast_to(x.sum(axis=0)[:, None], (5, 4))",
+    "z.T @ np.broadcast_to(r[:, None], (6, 4))",
+    "(z.T @ np.broadcast_to(r[:, None], (6, 5))).T",
+    "np.broadcast_to(x.max(axis=0), (6, 5)) @ w.T",
+]
+
+
+def run_both(text: str, arguments: list[Any]) -> tuple[Any, Any]:
+    """The function fused, and as it was written in float64."""
+    function = eval(f"lambda {', '.join(SPECS)}: {text}", {"np": np, "cf": cf})
+    with np.errstate(all="ignore"):
+        return cf.fuse(function)(*arguments), function(*[a.astype(np.float64) for a in arguments])
+
+
+@pytest.mark.parametrize("text", ALONG_SUMS + ALONG_RESULTS)
+def test_products_with_values_that_repeat_are_weighted_sums(text: str, rng: np.random.Generator) -> None:
+    found, notes = simplified(text)
+    assert found["matmul"] == 0 and found["sum"] >= 1
+    assert [n.identity for n in notes if "repeats" in n.identity] == [REPEATED]
+    arguments = [normal(rng, s.shape, s.dtype) for s in SPECS.values()]
+    fused, wide = run_both(text, arguments)
+    # Seven terms of ordinary size.
+    assert_close(fused, wide, 1e-5 * (1 + np.abs(wide).max()))
+
+
+@pytest.mark.parametrize("special", [INF, -INF, NAN])
+@pytest.mark.parametrize("text", ALONG_RESULTS)
+def test_what_repeats_in_the_result_keeps_special_values(text: str, special: float, rng: np.random.Generator) -> None:
+    arguments = [normal(rng, s.shape, s.dtype) for s in SPECS.values()]
+    for a in arguments[:5]:
+        a.flat[1] = special
+    fused, wide = run_both(text, arguments)
+    assert_same_kinds(fused, wide)
+
+
+def test_an_infinite_factor_of_a_sum_may_give_an_infinity() -> None:
+    """As written each term is infinite, of either sign; here their sum is multiplied once."""
+    arguments = [np.ones(s.shape, s.dtype) for s in SPECS.values()]
+    r, w = arguments[3], arguments[1]
+    r[0], w[0] = INF, -2.0
+    fused, wide = run_both("np.broadcast_to(r[:, None], (6, 7)) @ w", arguments)
+    assert np.all(np.isnan(wide[0])) and np.all(fused[0] == INF)
+    np.testing.assert_array_equal(fused[1:], wide[1:])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x @ w.T",
+        "(x * r[:, None]) @ w.T",
+        "np.where(x > 0, 1.0, 0.0) @ w.T",
+        "np.broadcast_to(b[:, None], (7, 1)) @ b[None]",
+    ]
+    + ["(np.broadcast_to(r[:, None], (6, 5)) + x) @ w.T", "np.broadcast_to(b, (6, 7)).reshape(7, 6) @ x"],
+)
+def test_other_products_stay(text: str) -> None:
+    found, notes = simplified(text)
+    assert found["matmul"] == 1 and not any("repeats" in n.identity for n in notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "gone"),
+    [
+        ("np.broadcast_to(b, (6, 7)).max(axis=0)", "max"),
+        ("np.broadcast_to(b, (6, 7)).min(axis=0) + b", "min"),
+        ("np.broadcast_to(b, (6, 7)).sum(axis=0)", "sum"),
+        ("np.tanh(np.broadcast_to(r[:, None], (6, 7))).mean(axis=1)", "mean"),
+        ("np.broadcast_to(r[:, None], (6, 7)) * z", "cast"),
+        ("(np.broadcast_to(r[:, None], (6, 7)).T + 1) * z.T", "cast"),
+    ],
+)
+def test_what_repeats_is_computed_once(text: str, gone: str, rng: np.random.Generator) -> None:
+    found, _ = simplified(text)
+    assert found[gone] == 0
+    arguments = [normal(rng, s.shape, s.dtype) for s in SPECS.values()]
+    fused, wide = run_both(text, arguments)
+    assert_close(fused, wide, 1e-5 * (1 + np.abs(wide).max()))
+
+
+def test_a_function_of_what_repeats_is_evaluated_once_a_row() -> None:
+    graph, _ = rewrite.simplify(traced("np.exp(np.broadcast_to(r[:, None], (6, 7))).T"))
+    (exponential,) = (n for n in g.topological(graph.roots) if n.op == "exp")
+    assert exponential.size == 6
+    assert graph.outputs[0].shape == (7, 6)
+
+
+def test_products_that_are_read_turned_alone_are_turned() -> None:
+    for text in ("(x @ w.T).T", "(x @ w.T).T @ x", "np.exp((x @ w.T).T)"):
+        graph, _ = rewrite.simplify(traced(text))
+        nodes = list(g.topological(graph.roots))
+        assert all(n.inputs[0].op == "input" for n in nodes if n.op == "transpose"), text
+    for text in ("(x @ w.T).T @ (x @ w.T)", "(x @ w.T, (x @ w.T).T)"):
+        graph, _ = rewrite.simplify(traced(text))
+        products = [n for n in g.topological(graph.roots) if n.op == "matmul" and n.inputs[1].op == "transpose"]
+        assert len(products) == 1, text
 
 
 # The sum of a linear map --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from .notes import Note
 from .order import simplify
 from .pools import pool_weights
 from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
+from .repeats import drop_repeats, turn_products
 from .sums import collapse_sum
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "convert_matmul_operands",
     "drop_empty_casts",
     "drop_needless_guards",
+    "drop_repeats",
     "fold_affine",
     "lower_logsumexp",
     "lower_mean",
@@ -38,4 +40,5 @@ __all__ = [
     "recognize_expsum",
     "reduction_over_one",
     "share_common_subexpressions",
+    "turn_products",
 ]

@@ -18,6 +18,7 @@ from .guards import drop_needless_guards
 from .notes import Note
 from .pools import pool_products
 from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
+from .repeats import drop_repeats, turn_products
 from .sums import collapse_sums
 
 
@@ -37,6 +38,7 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     notes: list[Note] = []
     for rule in (drop_empty_casts, cancel_transposes, convert_matmul_operands):
         graph = _apply_to_all(graph, rule)
+    graph = turn_products(drop_repeats(share_common_subexpressions(graph), notes))
     graph = pool_products(share_common_subexpressions(graph), notes)
     graph = _apply_to_all(graph, reduction_over_one, counts)
     for node in counts.get("reduction_over_one", []):
