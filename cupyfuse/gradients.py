@@ -76,7 +76,8 @@ def _shared(forward: Iterable[Node], roots: Sequence[Node | None]) -> list[Node 
     for node in g.topological(r for r in roots if r is not None):
         if node not in done:
             fresh = g.with_inputs(node, [done[i] for i in node.inputs])
-            done[node] = seen.setdefault(g.signature(fresh), fresh)
+            # A cotangent may be called as an argument is.
+            done[node] = seen.setdefault(g.signature(fresh), fresh) if node.inputs else node
     return [None if r is None else done[r] for r in roots]
 
 

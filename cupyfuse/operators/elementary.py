@@ -143,7 +143,7 @@ ROWS = (
         "logaddexp",
         np.logaddexp,
         f"({{0}} == {{1}} ? {{0}} + T({LN2!r}) : nan_max({{0}}, {{1}}) + log1p(exp(-fabs({{0}} - {{1}}))))",
-        lambda o, y, a, b: (o.exp(a - y), o.exp(b - y)),
+        lambda o, y, a, b: (o.sigmoid(a - b), o.sigmoid(b - a)),
         "log(exp(a) + exp(b)).",
         flops=24,
         ulps=combined(LIBRARY, LIBRARY),
