@@ -1,0 +1,17 @@
+"""The table of PyTorch's operations: what each of them means on traced values.
+
+`find` takes an operation as PyTorch's records have it, in any of its spellings, and gives the `Rule` and its canonical
+arguments. From the bottom to the top: `table` (what a rule is), `spelling` (what rules are called, and with what
+arguments), then the rules: `pointwise`, `activations`, `reductions`, `normalization`, `linear`, `shapes`.
+"""
+
+from . import activations as activations
+from . import linear as linear
+from . import normalization as normalization
+from . import pointwise as pointwise
+from . import reductions as reductions
+from . import shapes as shapes
+from .spelling import find
+from .table import RULES, Found, Refused, Rule
+
+__all__ = ["RULES", "Found", "Refused", "Rule", "find"]

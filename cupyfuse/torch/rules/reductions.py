@@ -1,0 +1,226 @@
+"""Sums and the like, extremes, moments, norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ... import trace
+from ..values import Value, refuse
+from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt
+from .spelling import Call, is_tensor, spell, spell_refused
+from .table import Refused, rule
+
+Dim = int | tuple[int, ...] | None
+T = torch.Tensor
+
+
+def _dtype(name: str | None) -> Any:
+    return None if name is None else getattr(torch, name)
+
+
+def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "") -> Value:
+    """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions."""
+    x, axis, dims = along(value, None if dim == () else dim, name or op)
+    try:
+        return like_rows(trace.reduce(op, x, axis), value, dims, keepdim)
+    except ValueError as error:
+        refuse(name or op, str(error).splitlines()[0])
+
+
+# Sums ---------------------------------------------------------------------------------------------------------------
+
+
+@rule("sum", lambda x, dim, keepdim, dtype: torch.sum(x, dim, keepdim, dtype=_dtype(dtype)), reduces=True)
+def sum(input: Value, dim: Dim = None, keepdim: bool = False, dtype: str | None = None) -> Value:
+    value = cast_to(input, dtype)
+    if value.dtype == "int64":
+        refuse("sum", "integers")
+    return reduced("sum", value, dim, keepdim)
+
+
+@rule("mean", lambda x, dim, keepdim, dtype: torch.mean(x, dim, keepdim, dtype=_dtype(dtype)), reduces=True)
+def mean(input: Value, dim: Dim = None, keepdim: bool = False, dtype: str | None = None) -> Value:
+    return reduced("mean", floats(cast_to(input, dtype), "mean"), dim, keepdim)
+
+
+def _prod_eager(x: Any, dim: int | None, keepdim: bool, dtype: str | None) -> Any:
+    return torch.prod(x, dtype=_dtype(dtype)) if dim is None else torch.prod(x, dim, keepdim, dtype=_dtype(dtype))
+
+
+@rule("prod", _prod_eager, reduces=True)
+def prod(input: Value, dim: int | None = None, keepdim: bool = False, dtype: str | None = None) -> Value:
+    value = cast_to(input, dtype)
+    if value.dtype == "int64":
+        refuse("prod", "integers")
+    return reduced("prod", value, dim, keepdim)
+
+
+@rule("logsumexp", torch.logsumexp, reduces=True)
+def logsumexp(input: Value, dim: int | tuple[int, ...], keepdim: bool = False) -> Value:
+    return reduced("logsumexp", floats(input, "logsumexp"), dim, keepdim)
+
+
+spell("sum", "sum")
+spell("mean", "mean")
+spell("prod", "prod")
+spell("logsumexp", "logsumexp")
+
+# Extremes -----------------------------------------------------------------------------------------------------------
+
+
+def _extreme(op: str, *, whole: bool = False) -> Callable[..., Value]:
+    def of_all(input: Value) -> Value:
+        return reduced(op, floats(input, op), None, False)
+
+    def along_dims(input: Value, dim: Dim = (), keepdim: bool = False) -> Value:
+        return reduced(op, floats(input, op), dim, keepdim)
+
+    return of_all if whole else along_dims
+
+
+def _extreme_dim(op: str) -> Callable[..., Value]:
+    def along_dim(input: Value, dim: int, keepdim: bool = False) -> Value:
+        """The values; PyTorch's second result, where they are, is not computed."""
+        return reduced(op, floats(input, op), dim, keepdim)
+
+    return along_dim
+
+
+def _values(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dim, keepdim: function(x, dim, keepdim).values
+
+
+def _max_or_min(name: str) -> Callable[..., Any]:
+    """PyTorch's three functions of one name: of all elements, along a dimension, of two tensors."""
+
+    def adapt(input: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        if not given:
+            return Call((input,), name)
+        if "other" in kwargs or (given and is_tensor(given[0])):
+            return Call((input, given[0]), f"{name}imum")
+        return Call(_dim_keepdim(input, *args, **kwargs), f"{name}_dim")
+
+    return adapt
+
+
+def _dim_keepdim(input: Any, dim: Any = None, keepdim: bool = False, axis: Any = None, keepdims: bool = False) -> Any:
+    return input, axis if dim is None else dim, keepdim or keepdims
+
+
+for _name in ("max", "min"):
+    rule(_name, getattr(torch, _name), reduces=True)(_extreme(_name, whole=True))
+    rule(f"{_name}_dim", _values(getattr(torch, _name)), reduces=True)(_extreme_dim(_name))
+    rule(f"a{_name}", getattr(torch, f"a{_name}"), reduces=True)(_extreme(_name))
+    spell(_name, _name, adapt=_max_or_min(_name))
+    spell(f"a{_name}", f"a{_name}")
+spell_refused(
+    "it looks for positions, or sorts, or adds up step by step",
+    *("argmax", "argmin", "sort", "argsort", "topk", "kthvalue", "median", "cumsum", "cumprod", "logcumsumexp", "mode"),
+)
+
+# Moments ------------------------------------------------------------------------------------------------------------
+
+
+def variance(input: Value, dim: Dim, correction: float, keepdim: bool, name: str) -> Value:
+    value = floats(input, name)
+    x, axis, dims = along(value, None if dim == () else dim, name)
+    n = count(value.shape, dims)
+    biased = like_rows(trace.variance(x, axis), value, dims, keepdim)
+    if correction == 0:
+        return biased
+    degrees = max(n - correction, 0)
+    factor = n / degrees if degrees else math.inf if n else math.nan
+    return pointwise("multiply", biased, float(factor))
+
+
+def _moment_eager(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, dim, correction, keepdim: function(x, dim, correction=correction, keepdim=keepdim)
+
+
+@rule("var", _moment_eager(torch.var), reduces=True)
+def var(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> Value:
+    return variance(input, dim, correction, keepdim, "var")
+
+
+@rule("std", _moment_eager(torch.std), reduces=True)
+def std(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> Value:
+    return safe_sqrt(variance(input, dim, correction, keepdim, "std"))
+
+
+def _moment(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """PyTorch's take `(dim, unbiased, keepdim)`, `(unbiased)`, or `(dim, *, correction, keepdim)`."""
+    given = dict(zip(("dim", "unbiased", "keepdim"), args, strict=False))
+    if args and isinstance(args[0], bool):
+        given = {"unbiased": args[0]}
+    given |= {{"axis": "dim", "keepdims": "keepdim"}.get(k, k): v for k, v in kwargs.items()}
+    unbiased = given.pop("unbiased", True)
+    correction = given.pop("correction", None)
+    dim, keepdim = given.pop("dim", None), given.pop("keepdim", False)
+    if given:
+        raise TypeError(", ".join(given))
+    return input, dim, int(unbiased) if correction is None else correction, keepdim
+
+
+spell("var", "var", adapt=_moment)
+spell("std", "std", adapt=_moment)
+
+# Norms --------------------------------------------------------------------------------------------------------------
+
+
+def _norm_eager(x: Any, ord: float, dim: Dim, keepdim: bool, dtype: str | None) -> Any:
+    return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=_dtype(dtype))
+
+
+@rule("vector_norm", _norm_eager, reduces=True)
+def vector_norm(
+    input: Value, ord: float = 2, dim: Dim = None, keepdim: bool = False, dtype: str | None = None
+) -> Value:
+    value = floats(cast_to(input, dtype), "vector_norm")
+    if ord == 2:
+        return safe_sqrt(reduced("sum", pointwise("square", value), dim, keepdim))
+    if ord == 1:
+        return reduced("sum", pointwise("absolute", value), dim, keepdim)
+    if ord == math.inf:
+        return reduced("max", pointwise("absolute", value), dim, keepdim)
+    refuse("vector_norm", f"of order {ord}; orders 1, 2 and inf are fused")
+
+
+def _vector_norm(
+    input: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None, **more: Any
+) -> Any:
+    if ord not in (1, 2, math.inf):
+        return Refused(f"a norm of order {ord}; orders 1, 2 and inf are fused")
+    return input, ord, dim, keepdim, dtype
+
+
+def _linalg_norm(input: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    if ord is None:
+        return _vector_norm(input, 2, dim, keepdim, dtype)
+    if isinstance(dim, (tuple, list)) and len(dim) == 1:
+        dim = dim[0]
+    if isinstance(ord, str) or not isinstance(dim, int):
+        return Refused("a norm of a matrix")
+    return _vector_norm(input, ord, dim, keepdim, dtype)
+
+
+def _norm(
+    input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
+) -> Any:
+    if p == "nuc":
+        return Refused("a norm of a matrix")
+    return _vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
+
+
+def _norm_method(input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+    return _norm(input, p, dim, keepdim, None, dtype)
+
+
+spell("vector_norm", torch.linalg.vector_norm, adapt=lambda x, *a, **k: _vector_norm(x, *a, **k))
+spell("vector_norm", torch.linalg.norm, adapt=_linalg_norm)
+spell("vector_norm", torch.norm, adapt=_norm)
+spell("vector_norm", T.norm, adapt=_norm_method)

@@ -1,0 +1,131 @@
+"""Running single rules of `cupyfuse.torch.rules` on tensors, through a trace, a plan and the NumPy engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from cupyfuse import dtypes
+from cupyfuse import graph as g
+from cupyfuse.numpy_engine import NumpyExecutable
+from cupyfuse.plan import Traced
+from cupyfuse.planning import build
+from cupyfuse.torch.rules import Found, Rule, find
+from cupyfuse.torch.values import Value
+from cupyfuse.trace import Trace
+
+
+class Operand:
+    """What stands for a tensor in a record: `find` must not look at it."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def _untouchable(self, *_: Any) -> Any:
+        raise AssertionError("find looks at a tensor")
+
+    __eq__ = __bool__ = __len__ = __iter__ = __index__ = __float__ = __getitem__ = _untouchable
+    __hash__ = object.__hash__
+
+
+def canonical(target: Any, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+    """What `find` says of a call, and the tensors that its operands stand for."""
+    tensors: list[torch.Tensor] = []
+
+    def leaf(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensors.append(value)
+        return Operand(len(tensors) - 1)
+
+    args, kwargs = pytree.tree_map(leaf, (args, kwargs))
+    return find(target, tuple(args), kwargs), tensors
+
+
+def fill(arguments: Any, values: Any) -> list[Any]:
+    return [values[a.number] if isinstance(a, Operand) else a for a in arguments]
+
+
+def to_array(tensor: torch.Tensor) -> Any:
+    tensor = tensor.detach().contiguous()
+    if tensor.dtype is torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(dtypes.to_numpy("bfloat16"))
+    return tensor.numpy()
+
+
+def to_tensor(array: Any, shape: tuple[int, ...]) -> torch.Tensor:
+    array = np.ascontiguousarray(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16).reshape(shape)
+    return torch.from_numpy(array.copy()).reshape(shape)
+
+
+def traced(rule: Rule, arguments: Any, tensors: list[torch.Tensor]) -> tuple[Trace, list[Value | None]]:
+    """The rule on traced values of the tensors' shapes."""
+    trace = Trace()
+    values = [
+        Value.argument(trace, f"x{k}", tuple(t.shape), str(t.dtype).removeprefix("torch."))
+        for k, t in enumerate(tensors)
+    ]
+    result = rule.traced(*fill(arguments, values))
+    return trace, list(result) if isinstance(result, tuple) else [result]
+
+
+def run(rule: Rule, arguments: Any, tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The rule's results, computed by a plan."""
+    trace, results = traced(rule, arguments, tensors)
+    return execute(trace, results, tensors)
+
+
+def execute(trace: Trace, results: list[Value | None], tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    wanted = [v for v in results if v is not None]
+    nodes = [v.tracer._node for v in wanted]
+    plan = build(Traced("rule", g.Graph(trace.inputs, nodes), tuple(v.tracer._axes for v in wanted), ()))
+    arrays = [to_array(t if t.dim() <= 2 else t.reshape(t.shape[:-1].numel(), t.shape[-1])) for t in tensors]
+    found = iter(NumpyExecutable(plan, arrays)(arrays, [None] * len(wanted)))
+    return [None if v is None else to_tensor(next(found), v.shape) for v in results]
+
+
+def agree(got: Any, expected: torch.Tensor, tolerance: float = 0.0) -> None:
+    """Shape and dtype are the same, special values too, and other values nearly."""
+    assert tuple(got.shape) == tuple(expected.shape)
+    assert got.dtype == expected.dtype
+    eps = torch.finfo(expected.dtype).eps if expected.dtype.is_floating_point else 0.0
+    torch.testing.assert_close(
+        got, expected, rtol=max(64 * eps, tolerance), atol=max(64 * eps, tolerance), equal_nan=True
+    )
+
+
+def check(target: Any, *args: Any, tolerance: float = 0.0, expected: Any = None, **kwargs: Any) -> Found:
+    """A call by any spelling gives what PyTorch gives, traced and by the rule's eager form."""
+    found, tensors = canonical(target, args, kwargs)
+    assert isinstance(found, Found), f"{target}: {found}"
+    assert all(_is_plain(a) for a in found.arguments), found.arguments
+    given = [t.clone() for t in tensors]
+    if expected is None:
+        call = getattr(torch.Tensor, target) if isinstance(target, str) else target
+        args, kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, (args, kwargs))
+        expected = call(*args, **kwargs)
+        expected = expected[0] if isinstance(expected, tuple) else expected
+    eager = found.rule.eager(*fill(found.arguments, given))
+    eager = list(eager) if isinstance(eager, tuple) else [eager]
+    agree(eager[0], expected, tolerance)
+    for before, after in zip(tensors, given, strict=True):
+        assert torch.equal(before.nan_to_num(), after.nan_to_num()), "the eager form changed an operand"
+    results = run(found.rule, found.arguments, tensors)
+    assert [r is None for r in results] == [r is None for r in eager]
+    for got, want in zip(results, eager, strict=True):
+        if got is not None:
+            agree(got, want, tolerance)
+    return found
+
+
+def _is_plain(argument: Any) -> bool:
+    if isinstance(argument, tuple):
+        return all(map(_is_plain, argument))
+    return argument is None or isinstance(argument, (bool, int, float, str, Operand))
