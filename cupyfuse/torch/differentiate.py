@@ -1,0 +1,175 @@
+"""The backward pass of a chain: what the forward pass saves for it, and how it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from .. import dtypes
+from .. import graph as g
+from ..gradients import as_graph, gradients, saved_values
+from ..graph import Node
+from ..plan import Plan, Traced
+from ..planning import build
+from ..settings import Settings
+from .chain import Tracing
+from .runtime import layout_of, ready
+from .values import Value
+
+
+class Backward:
+    """The vector-Jacobian product of a chain, for inputs of fixed shapes and dtypes.
+
+    Parameters
+    ----------
+    tracing : Tracing
+        The chain's graph.
+    needs : sequence of bool
+        For each input, whether its gradient is wanted.
+    settings : Settings
+    saved : sequence of Node, optional
+        What the forward pass saves; chosen unless given.
+
+    Attributes
+    ----------
+    differentiable : list of bool
+        For each output, whether it depends on an input whose gradient is wanted.
+    inputs : list of int
+        The inputs that the backward pass reads.
+    saved : list of Node
+        What it reads of the forward pass: products, and statistics of columns. All else it computes again.
+    """
+
+    def __init__(
+        self, tracing: Tracing, needs: Sequence[bool], settings: Settings, saved: Sequence[Node] | None = None
+    ):
+        self.tracing, self.needs, self.settings = tracing, tuple(needs), settings
+        wanted = {v.tracer._node for v, need in zip(tracing.inputs, needs, strict=True) if need}
+        reached = _depending(tracing, wanted)
+        self.differentiable = [
+            dtypes.is_float(v.dtype) and v.tracer._node in reached for v in tracing.outputs
+        ]
+        self._cotangents = [
+            Node("input", (), v.tracer._node.shape, v.dtype, {"arg": k, "name": f"gradient{k}", "ndim": 2})
+            for k, v in enumerate(tracing.outputs)
+        ]
+        roots = self._gradients(tuple(self.differentiable), self.needs)
+        forward = [v.tracer._node for v in tracing.outputs]
+        found = [node for node in roots if node is not None]
+        self.saved = saved_values(forward, found) if saved is None else list(saved)
+        reading = set(g.topological(found, lambda n: () if n in self.saved else n.inputs))
+        self.inputs = [k for k, v in enumerate(tracing.inputs) if v.tracer._node in reading]
+        self._ready: dict[Hashable, tuple[Any, Plan]] = {}
+
+    def _gradients(self, given: tuple[bool, ...], wanted: Sequence[bool]) -> list[Node | None]:
+        """The gradient of each input, None where it is not wanted or nothing depends on it."""
+        outputs = [v.tracer._node for v in self.tracing.outputs]
+        cotangents = [c if there else None for c, there in zip(self._cotangents, given, strict=True)]
+        places = [k for k, want in enumerate(wanted) if want]
+        found = gradients(outputs, cotangents, [self.tracing.inputs[k].tracer._node for k in places])
+        result: list[Node | None] = [None] * len(self.tracing.inputs)
+        for k, node in zip(places, found, strict=True):
+            result[k] = node
+        return result
+
+    @property
+    def plans(self) -> list[Plan]:
+        return [plan for _, plan in list(self._ready.values())]
+
+    def plan(self) -> Plan:
+        """The plan for contiguous gradients of all outputs."""
+        traced, _ = self._traced(tuple(self.differentiable), self.needs)
+        return build(traced, {}, self.settings)
+
+    def _traced(self, given: tuple[bool, ...], wanted: Sequence[bool]) -> tuple[Traced, list[int]]:
+        roots = self._gradients(given, wanted)
+        places = [k for k, node in enumerate(roots) if node is not None]
+        names = self.tracing.chain.names
+        leaves = [(self.tracing.inputs[k].tracer._node, names[k]) for k in self.inputs]
+        leaves += [(node, f"saved{k}") for k, node in enumerate(self.saved)]
+        leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
+        graph = as_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
+        axes = tuple(self.tracing.inputs[k].tracer._axes for k in places)
+        return Traced(f"backward of {self.tracing.chain.name}", graph, axes, ()), places
+
+    # Running
+    def __call__(self, saved: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        """The gradients, one for each input of the chain.
+
+        Parameters
+        ----------
+        saved : the tensors of `inputs`, then of `saved`
+        cotangents : one for each output, or None for zero
+        wanted : for each input, whether its gradient is
+        """
+        given = tuple(c is not None and d for c, d in zip(cotangents, self.differentiable, strict=True))
+        result: list[Any] = [None] * len(self.tracing.inputs)
+        if not any(given) or not any(wanted):
+            return result
+        arrays = [_folded(t) for t in saved]
+        for value, c, there in zip(self.tracing.outputs, cotangents, given, strict=True):
+            if there:
+                arrays.append(_as_node(value, c))
+        key = (given, tuple(wanted), tuple((a.stride(), a.shape) for a in arrays))
+        entry = self._ready.get(key)
+        if entry is None:
+            entry = self._ready[key] = self._make(given, tuple(wanted), arrays)
+        (execute, places), plan = entry
+        grads = execute(arrays, [None] * len(plan.outputs))
+        for k, grad in zip(places, grads, strict=True):
+            result[k] = grad.view(self.tracing.inputs[k].shape)
+        return result
+
+    def _make(self, given: tuple[bool, ...], wanted: Sequence[bool], arrays: Sequence[Any]) -> tuple[Any, Plan]:
+        traced, places = self._traced(given, wanted)
+        plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
+        return (ready(plan, arrays), places), plan
+
+    def eagerly(self, saved: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        """The gradients as functions that can be differentiated again, by PyTorch's own operations."""
+        with torch.enable_grad():
+            some = saved[0] if saved else next(c for c in cotangents if c is not None)
+            inputs = []
+            for k, value in enumerate(self.tracing.inputs):
+                if k in self.inputs:
+                    inputs.append(saved[self.inputs.index(k)])
+                else:
+                    # The first derivatives do not depend on its value.
+                    dtype = getattr(torch, value.dtype)
+                    filler = torch.zeros(value.shape, dtype=dtype, device=some.device)
+                    inputs.append(filler.requires_grad_(wanted[k]))
+            aliases = [t.view_as(t) if want else t for t, want in zip(inputs, wanted, strict=True)]
+            outputs = self.tracing.chain.eager(aliases)[: len(self.tracing.outputs)]
+            pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if c is not None and o.requires_grad]
+            sources = [t for t, want in zip(aliases, wanted, strict=True) if want]
+            found = iter(
+                torch.autograd.grad(
+                    [o for o, _ in pairs], sources, [c for _, c in pairs], create_graph=True, allow_unused=True
+                )
+            )
+            return [next(found) if want else None for want in wanted]
+
+
+def _depending(tracing: Tracing, wanted: set[Node]) -> set[Node]:
+    """The nodes that gradients of the wanted inputs flow to."""
+    found = set(wanted)
+    for node in g.topological([v.tracer._node for v in tracing.outputs]):
+        if not node.attrs.get("constant") and dtypes.is_float(node.dtype) and any(i in found for i in node.inputs):
+            found.add(node)
+    return found
+
+
+def _folded(tensor: Any) -> Any:
+    return tensor if tensor.dim() <= 2 else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+
+
+def _as_node(value: Value, cotangent: Any) -> Any:
+    """A gradient of an output as the output's node lies: rows x columns."""
+    tracer = value.tracer
+    matrix = cotangent.reshape(tracer.shape)
+    if [a for a in tracer._axes if a is not None] == [1, 0]:
+        kept = [k for k, a in enumerate(tracer._axes) if a is not None]
+        matrix = matrix.reshape([matrix.shape[k] for k in kept]).t()
+    return matrix.reshape(tracer._node.shape)

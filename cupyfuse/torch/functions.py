@@ -1,0 +1,187 @@
+"""Functions with PyTorch's signatures, on tensors of any rank, with gradients.
+
+They run fused wherever they can, and as PyTorch's own operations elsewhere: while a graph is compiled or transformed, on
+other devices than CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not compute with.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import rules
+from .chain import Call, Chain, Ref
+from .running import Runner
+
+Tensor = torch.Tensor
+# An operation by name, its arguments behind the first, those by keyword.
+Step = tuple[Any, ...]
+
+
+@functools.lru_cache(maxsize=1024)
+def _runner(steps: tuple[Step, ...], names: tuple[str, ...]) -> Runner:
+    """The runner of operations in a row, each on the result of the one before, the first on the input."""
+    calls = []
+    for k, (name, arguments, *named) in enumerate(steps):
+        first = Ref(0) if k == 0 else Ref(len(names) + k - 1)
+        known = rules.find(_function(name), (first, *arguments), dict(*named))
+        assert isinstance(known, rules.Found), name
+        calls.append(Call(known.rule.name, known.arguments, (len(names) + k,)))
+    return Runner(Chain(names, tuple(calls), (len(names) + len(steps) - 1,)))
+
+
+def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    values = tuple(tensors.values())
+    if torch.compiler.is_compiling():
+        return _plainly(steps, values)
+    result: Tensor = _runner(steps, tuple(tensors))(values)[0]
+    return result
+
+
+def _plainly(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
+    """The operations themselves, for a compiler to see."""
+    result = values[0]
+    for name, arguments, *named in steps:
+        operands = (values[a.number] if isinstance(a, Ref) else a for a in arguments)
+        result = _function(name)(result, *operands, **dict(*named))
+    return result
+
+
+def _function(name: str) -> Any:
+    return getattr(torch.nn.functional, name, None) or getattr(torch, name)
+
+
+def _along(input: Any, dim: int, run: Callable[[Any, int], Tensor], kept: bool) -> Tensor:
+    """Run along a dimension; where neither the first nor the last ones are folded into rows, with it moved to the end."""
+    if not isinstance(input, torch.Tensor):
+        raise TypeError(f"input: expected a torch.Tensor, got {type(input).__name__}")
+    rank = max(input.dim(), 1)
+    if not -rank <= dim < rank:
+        raise IndexError(f"dim: expected one of the {input.dim()} dimensions of input, got {dim}")
+    dim %= rank
+    if dim in (0, rank - 1):
+        return run(input, dim)
+    result = run(input.movedim(dim, -1), -1)
+    return result.movedim(-1, dim) if kept else result
+
+
+# Reductions ---------------------------------------------------------------------------------------------------------
+
+
+def logsumexp(input: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+    """Logarithm of the sum of exponentials along a dimension; as `torch.logsumexp`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any rank.
+    dim : int
+    keepdim : bool
+        Keep the dimension, with length one.
+
+    Returns
+    -------
+    Tensor
+
+    Raises
+    ------
+    TypeError
+        `input` is not a tensor.
+    IndexError
+        `input` has no such dimension.
+    """
+    return _along(input, dim, lambda x, d: _run((("logsumexp", (d, bool(keepdim))),), input=x), bool(keepdim))
+
+
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Exponentials divided by their sum along a dimension; as `torch.softmax`.
+
+    Parameters
+    ----------
+    input : Tensor
+        Of any rank.
+    dim : int
+    dtype : torch.dtype, optional
+        To convert `input` to before.
+
+    Returns
+    -------
+    Tensor
+        Of the shape of `input`.
+
+    Raises
+    ------
+    TypeError
+        `input` is not a tensor.
+    IndexError
+        `input` has no such dimension.
+    """
+    return _along(input, dim, lambda x, d: _run((("softmax", (d,)),), input=_converted(x, dtype)), True)
+
+
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Logarithm of `softmax`; as `torch.log_softmax`, with the parameters, results and errors of `softmax`."""
+    return _along(input, dim, lambda x, d: _run((("log_softmax", (d,)),), input=_converted(x, dtype)), True)
+
+
+def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return x if dtype is None else x.to(dtype)
+
+
+# Linear layers ------------------------------------------------------------------------------------------------------
+
+
+def _linear(input: Any, weight: Any, bias: Any, *steps: Step) -> Tensor:
+    if bias is None:
+        return _run((("linear", (Ref(1),)), *steps), input=input, weight=weight)
+    return _run((("linear", (Ref(1), Ref(2))), *steps), input=input, weight=weight, bias=bias)
+
+
+def linear_logsumexp(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, keepdim: bool = False
+) -> Tensor:
+    """`torch.nn.functional.linear`, then logsumexp over its last dimension.
+
+    Parameters
+    ----------
+    input : Tensor, (..., in_features)
+    weight : Tensor, (out_features, in_features)
+    bias : Tensor, (out_features,), optional
+    keepdim : bool
+        Keep the last dimension, with length one.
+
+    Returns
+    -------
+    Tensor, (...) or (..., 1)
+
+    Raises
+    ------
+    TypeError
+        One of them is not a tensor.
+    RuntimeError
+        Shapes or dtypes do not fit.
+    """
+    return _linear(input, weight, bias, ("logsumexp", (-1, bool(keepdim))))
+
+
+def linear_softmax(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, then softmax over its last dimension; parameters as for `linear_logsumexp`."""
+    return _linear(input, weight, bias, ("softmax", (-1,)))
+
+
+def linear_log_softmax(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`torch.nn.functional.linear`, then log-softmax over its last dimension; parameters as for `linear_logsumexp`."""
+    return _linear(input, weight, bias, ("log_softmax", (-1,)))
+
+
+def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, approximate: str = "none") -> Tensor:
+    """`torch.nn.functional.linear`, then GELU; parameters as for `linear_logsumexp`."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    return _linear(input, weight, bias, ("gelu", (), (("approximate", approximate),)))

@@ -1,0 +1,206 @@
+"""Chains as operators of PyTorch's: what a compiled graph calls.
+
+`cupyfuse::chain` takes the chain as text, so that a graph which holds it can be stored and run by another process. It
+returns the chain's outputs, the new values of its updates, and what its backward pass, `cupyfuse::chain_backward`, is to
+find saved. Nothing is kept from call to call but plans: memory of a compiled graph is the compiler's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ..errors import TraceError
+from ..planning import build
+from ..settings import Settings
+from .chain import Chain, Tracing, sizes
+from .differentiate import Backward
+from .runtime import device_of, dtype_name, layout_of, ready
+
+_LIBRARY = torch.library.Library("cupyfuse", "DEF")
+_TAGS = (torch.Tag.pt2_compliant_tag,)
+_CONTIGUOUS = torch.contiguous_format
+_LIBRARY.define("chain(Tensor[] inputs, str chain, str saved, str? precision) -> Tensor[]", tags=_TAGS)
+_LIBRARY.define(
+    "chain_backward(Tensor[] inputs, Tensor[] saved, Tensor?[] gradients, str chain, str saves, bool[] needs, "
+    "str? precision) -> Tensor[]",
+    tags=_TAGS,
+)
+
+
+class Call:
+    """What runs for one chain and inputs of fixed shapes, dtypes and strides."""
+
+    def __init__(self, chain: Chain, saves: Sequence[Sequence[int]], precision: str | None, tensors: Sequence[Any]):
+        self.chain = chain
+        self.settings = Settings(precision or torch.get_float32_matmul_precision(), device_of(tensors[0]))
+        self.tracing = _traced(chain, tensors)
+        marks = chain.landmarks(self.tracing)
+        self.saved = [marks[place][1] for place, *_ in saves]
+        traced = self.tracing.as_traced(self.saved, in_place=False)
+        self.plan = build(traced, dict(enumerate(map(layout_of, map(_matrix, tensors)))), self.settings)
+        self._execute = ready(self.plan, list(map(_matrix, tensors)))
+        self._shapes = [v.shape for v in self.tracing.outputs] + [
+            self.tracing.inputs[k].shape for k, _ in self.tracing.updated()
+        ]
+        self._backward: dict[tuple[bool, ...], Backward] = {}
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        results = self._execute(list(map(_matrix, tensors)), [None] * len(self.plan.outputs))
+        for k, shape in enumerate(self._shapes):
+            results[k] = results[k].view(shape)
+        return results
+
+    def backward(self, needs: Sequence[bool]) -> Backward:
+        key = tuple(needs)
+        if key not in self._backward:
+            self._backward[key] = Backward(self.tracing, key, self.settings, self.saved)
+        return self._backward[key]
+
+
+def _matrix(tensor: Any) -> Any:
+    return tensor if tensor.dim() <= 2 else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+
+
+def _traced(chain: Chain, tensors: Sequence[Any]) -> Tracing:
+    return chain.trace([(sizes(t), str(dtype_name(t.dtype))) for t in tensors])
+
+
+@lru_cache(maxsize=1024)
+def _call(text: str, saves: str, precision: str, kinds: tuple[Any, ...], made: Any) -> Call:
+    return Call(Chain.from_json(text), json.loads(saves), precision, made.tensors)
+
+
+class _Made:
+    """The tensors that a `Call` is made for, equal to any others: kinds are what it depends on."""
+
+    def __init__(self, tensors: Sequence[Any]):
+        self.tensors = tensors
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Made)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def _ready_call(tensors: Sequence[Any], text: str, saves: str, precision: str | None) -> Call:
+    kinds = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+    made = _Made(tensors)
+    call = _call(text, saves, precision or torch.get_float32_matmul_precision(), kinds, made)
+    made.tensors = ()
+    return call
+
+
+# What is saved ------------------------------------------------------------------------------------------------------
+
+
+def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
+    """What the backward pass wants saved of tensors like these, as text.
+
+    For each, its place among the chain's landmarks, the call that makes it, whether it has a row for each row of that
+    call's result or one row in all, and its dtype: enough to tell its shape where lengths are symbols.
+
+    Raises
+    ------
+    TraceError
+        Shapes of saved values do not follow from those of the chain's values.
+    """
+    tracing = _traced(chain, tensors)
+    wanted = Backward(tracing, needs, Settings()).saved
+    found = []
+    for place, (call, node) in enumerate(chain.landmarks(tracing)):
+        if node not in wanted:
+            continue
+        shape = tracing.values[chain.calls[call].results[0]].shape
+        columns = shape[-1] if shape else 1
+        rows = math.prod(shape[:-1])
+        if node.shape not in ((rows, columns), (1, columns)):
+            raise TraceError(f"what {chain.calls[call].rule} saves is of shape {node.shape}, its result of shape {shape}")
+        found.append([place, call, node.shape == (rows, columns), node.dtype])
+    return json.dumps(found)
+
+
+def _saved_like(values: dict[int, Any], chain: Chain, saved: str) -> list[Any]:
+    results = []
+    for _, call, by_rows, dtype in json.loads(saved):
+        like = values[chain.calls[call].results[0]]
+        columns = like.shape[-1]
+        rows = like.numel() // columns if by_rows else 1
+        results.append(like.new_empty((rows, columns), dtype=getattr(torch, dtype)))
+    return results
+
+
+# The operators ------------------------------------------------------------------------------------------------------
+
+
+def _run(inputs: list[Any], chain: str, saved: str, precision: str | None) -> list[Any]:
+    with torch.no_grad():
+        return _ready_call(inputs, chain, saved, precision)(inputs)
+
+
+def fake(inputs: list[Any], chain: str, saved: str, precision: str | None = None) -> list[Any]:
+    """Tensors without data in the places of the results of `cupyfuse::chain`."""
+    described = Chain.from_json(chain)
+    values = described.values(inputs)
+    numbers = (*described.outputs, *(number for _, number in described.updates))
+    fresh = [torch.empty_like(values[n], memory_format=torch.contiguous_format) for n in numbers]
+    return [*fresh, *_saved_like(values, described, saved)]
+
+
+def _run_backward(
+    inputs: list[Any],
+    saved: list[Any],
+    gradients: list[Any],
+    chain: str,
+    saves: str,
+    needs: list[bool],
+    precision: str | None,
+) -> list[Any]:
+    with torch.no_grad():
+        backward = _ready_call(inputs, chain, saves, precision).backward(needs)
+        found = backward([*(inputs[k] for k in backward.inputs), *saved], gradients, needs)
+    wanted = [(t, like) for t, like, need in zip(found, inputs, needs, strict=True) if need]
+    return [torch.zeros_like(like, memory_format=_CONTIGUOUS) if t is None else t for t, like in wanted]
+
+
+def _fake_backward(inputs: list[Any], saved: Any, gradients: Any, chain: Any, saves: Any, needs: list[bool], _: Any) -> Any:
+    return [
+        torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need
+    ]
+
+
+def _set_up(ctx: Any, inputs: tuple[Any, ...], output: list[Any]) -> None:
+    tensors, ctx.chain, ctx.saves, ctx.precision = inputs
+    ctx.count, ctx.outputs = len(tensors), len(Chain.from_json(ctx.chain).outputs)
+    first = len(output) - len(json.loads(ctx.saves))
+    ctx.mark_non_differentiable(*(t for t in output[ctx.outputs :]))
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors, *output[first:])
+
+
+def _differentiate(ctx: Any, gradients: list[Any]) -> Any:
+    tensors = ctx.saved_tensors
+    inputs, saved = list(tensors[: ctx.count]), list(tensors[ctx.count :])
+    needs = list(ctx.needs_input_grad[0]) if isinstance(ctx.needs_input_grad[0], (list, tuple)) else [
+        t.requires_grad for t in inputs
+    ]  # fmt: skip
+    given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
+    found = iter(
+        torch.ops.cupyfuse.chain_backward(inputs, saved, given, ctx.chain, ctx.saves, needs, ctx.precision)
+    )
+    return [next(found) if need else None for need in needs], None, None, None
+
+
+_LIBRARY.impl("chain", _run, "CPU")
+_LIBRARY.impl("chain", _run, "CUDA")
+_LIBRARY.impl("chain_backward", _run_backward, "CPU")
+_LIBRARY.impl("chain_backward", _run_backward, "CUDA")
+torch.library.register_fake("cupyfuse::chain", fake, lib=_LIBRARY)
+torch.library.register_fake("cupyfuse::chain_backward", _fake_backward, lib=_LIBRARY)
+torch.library.register_autograd("cupyfuse::chain", _differentiate, setup_context=_set_up, lib=_LIBRARY)

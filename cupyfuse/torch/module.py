@@ -1,0 +1,330 @@
+"""`fuse`: a module with the same parameters, in which chains of operations run through cupyfuse.
+
+A fused module is of a class made for it, a subclass of the original's. It shares the original's dictionaries of parameters
+and buffers, so that both always see the same tensors; its submodules are fused in turn. When it is called with arguments
+of a new kind, its forward is recorded once (`record`), cut into chains (`partition`) and made one function (`program`),
+which then runs for as long as everything that the forward can have read is as it was (`guards`). A module whose chains all
+lie within submodules, and one that cannot be recorded, runs its own Python code, and leaves the rest to those submodules.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import torch
+
+from ..settings import DEFAULT_WORKSPACE, check_precision, check_workspace
+from .explain import Explanation, explain
+from .guards import Guard, globally_hooked
+from .partition import Partition, partition
+from .program import Program
+from .record import Record, Refused, flatten, record
+from .running import PLAIN, Options, Runner, elsewhere
+
+M = TypeVar("M", bound=torch.nn.Module)
+_MOST_VARIANTS = 256
+
+
+@dataclass
+class Variant:
+    """What is done for arguments of one kind.
+
+    Attributes
+    ----------
+    program : Program or None
+        None where the module's own code runs.
+    guard : Guard
+    reason : str
+        Why the module's own code runs.
+    """
+
+    program: Program | None
+    guard: Guard
+    reason: str = ""
+    partition: Partition | None = None
+
+
+@dataclass
+class State:
+    """What a fused module knows; it belongs to one module object, and is not copied with it."""
+
+    owner: int
+    options: Options
+    variants: dict[Hashable, list[Variant]] = field(default_factory=dict)
+    runners: dict[Hashable, Runner] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.RLock)
+
+    def runner(self, fused: Any) -> Runner:
+        key = fused.chain
+        if key not in self.runners:
+            self.runners[key] = Runner(fused.chain, self.options)
+        return self.runners[key]
+
+
+class FusedModule(torch.nn.Module):
+    """What fused modules have beside their original class."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or elsewhere():
+            return self._cupyfuse_forward(*args, **kwargs)
+        state: State | None = self.__dict__.get("_cupyfuse")
+        if state is None or state.owner != id(self):
+            state = self._cupyfuse_new(state)
+        tensors, key = _kind(args, kwargs)
+        if key is None:
+            return self._cupyfuse_forward(*args, **kwargs)
+        for variant in state.variants.get(key, ()):
+            if variant.guard.holds():
+                break
+        else:
+            variant = _vary(self, state, key, args, kwargs)
+        if variant.program is None or globally_hooked():
+            return self._cupyfuse_forward(*args, **kwargs)
+        return variant.program(tensors)
+
+    _cupyfuse_original: ClassVar[type[torch.nn.Module]]
+    _cupyfuse_anonymous: ClassVar[bool] = False
+
+    @property
+    def _cupyfuse_forward(self) -> Callable[..., Any]:
+        """The forward of the original class."""
+        return functools.partial(self._cupyfuse_original.forward, self)
+
+    def _cupyfuse_new(self, old: State | None) -> State:
+        """A state of this object's own. A copy, such as a replica on another GPU, keeps what is ready for its chains."""
+        state = State(id(self), old.options if old is not None else Options())
+        if old is not None:
+            state.runners = old.runners
+        self.__dict__["_cupyfuse"] = state
+        return state
+
+    def explain(self) -> Explanation:
+        """What of the module and its submodules is fused, with plans, and why the rest is not; see `explain`."""
+        return explain(self)
+
+    def refresh(self) -> None:
+        """Prepare anew, at the next call, what was prepared from weights; see `refresh`."""
+        refresh(self)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        # Tensors move to another device or dtype: nothing prepared from the old ones should keep memory.
+        state = self.__dict__.get("_cupyfuse")
+        if state is not None:
+            self.__dict__["_cupyfuse"] = State(id(self), state.options)
+        return super()._apply(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # By the class that can be found by name; this one, where it is not made by `fuse`.
+        named = self._cupyfuse_original if type(self)._cupyfuse_anonymous else type(self)
+        state = self.__dict__.get("_cupyfuse")
+        attributes = {k: v for k, v in self.__dict__.items() if k != "_cupyfuse"}
+        return _rebuild, (named, state.options if state is not None else Options()), attributes
+
+
+def _rebuild(named: type[torch.nn.Module], options: Options) -> Any:
+    kind = named if issubclass(named, FusedModule) else fused_class(named)
+    module = kind.__new__(kind)
+    module.__dict__["_cupyfuse"] = State(id(module), options)
+    return module
+
+
+@functools.cache
+def fused_class(original: type[torch.nn.Module], anonymous: bool = True) -> type[Any]:
+    """The class of fused modules of a class: a subclass of it, with its name."""
+    names: dict[str, Any] = {
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "_cupyfuse_original": original,
+        "_cupyfuse_anonymous": anonymous,
+    }
+    # What the user's class calls so stays the user's; `cupyfuse.torch.explain` and `refresh` reach every module.
+    names.update({name: getattr(original, name) for name in ("explain", "refresh") if hasattr(original, name)})
+    return type(original)(original.__name__, (FusedModule, original), names)
+
+
+def drop_in(original: type[M]) -> type[M]:
+    """A module class whose instances are fused from the start."""
+    made: type[M] = fused_class(original, anonymous=False)
+    return made
+
+
+# Variants -----------------------------------------------------------------------------------------------------------
+
+_CONSTANTS = (int, bool, str, float, type(None), torch.dtype, torch.device)
+
+
+def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Hashable]:
+    """The tensors among the arguments, and a key of everything else that a record depends on; None if there is none."""
+    key: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
+    if torch._C._is_any_autocast_enabled():
+        key += [(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")]
+    leaves: Any = args
+    if kwargs or not all(type(a) in PLAIN for a in args):
+        leaves, spec = flatten(args, kwargs)
+        key.append(spec)
+    tensors = []
+    for value in leaves:
+        kind = type(value)
+        if kind in PLAIN:
+            if value.layout is not torch.strided or value.is_nested:
+                return [], None
+            tensors.append(value)
+            key += (value.shape, value.stride(), value.dtype, value.requires_grad, value.is_neg(), value.device)
+        elif isinstance(value, _CONSTANTS):
+            key += (kind, value.hex() if kind is float else value)
+        else:
+            return [], None
+    if len(tensors) > 1:
+        first = {id(t): k for k, t in reversed(list(enumerate(tensors)))}
+        key.append(tuple(first[id(t)] for t in tensors))
+    return tensors, tuple(key)
+
+
+def _vary(module: FusedModule, state: State, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+    """A variant for arguments of this kind, kept."""
+    with state.lock:
+        known = state.variants.setdefault(key, [])
+        for variant in known:
+            if variant.guard.holds():
+                return variant
+        variant = _made(module, state, args, kwargs)
+        if sum(map(len, state.variants.values())) >= _MOST_VARIANTS:
+            state.variants.clear()
+            known = state.variants.setdefault(key, [])
+        known.insert(0, variant)
+        return variant
+
+
+def _made(module: FusedModule, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+    leaves: set[str] = set()
+    found: tuple[Record, Partition] | None = None
+    while found is None:
+        try:
+            taken = record(module, module._cupyfuse_forward, args, kwargs, leaves)
+            found = taken, partition(taken, torch.is_grad_enabled())
+        except Refused as refused:
+            if refused.path == "" or refused.path in leaves:
+                return Variant(None, Guard({"": module}), refused.reason)
+            leaves.add(refused.path)
+    taken, parts = found
+    crossing = [_home(chain, taken) for chain in parts.chains]
+    if not any(path == "" for path in crossing):
+        within = sorted({p for p in crossing if p})
+        reason = f"its chains are within {', '.join(within)}" if within else "it has no chain to fuse"
+        return Variant(None, Guard(taken.inlined), reason, None if within else parts)
+    needed = {"", *(p for chain, home in zip(parts.chains, crossing, strict=True) if home == ""
+                    for p in _paths(chain, taken))}  # fmt: skip
+    outer = {p for p in taken.inlined if p not in needed and not any(n.startswith(p + ".") for n in needed)}
+    if outer:
+        try:
+            again = record(module, module._cupyfuse_forward, args, kwargs, leaves | outer)
+            taken, parts = again, partition(again, torch.is_grad_enabled())
+        except Refused:
+            pass  # then all of it stays one program
+    return Variant(Program(parts, module, state.runner), Guard(taken.inlined), "", parts)
+
+
+def _paths(chain: Any, taken: Record) -> set[str]:
+    return {taken.operations[k].path for k in chain.members}
+
+
+def _home(chain: Any, taken: Record) -> str:
+    """The innermost module that all operations of a chain are in."""
+    paths = [p.split(".") if p else [] for p in _paths(chain, taken)]
+    shortest = min(paths, key=len)
+    for depth in range(len(shortest), 0, -1):
+        if all(p[:depth] == shortest[:depth] for p in paths):
+            path = ".".join(shortest[:depth])
+            if isinstance(taken.inlined.get(path), FusedModule):
+                return path
+    return ""
+
+
+def refresh(module: torch.nn.Module) -> None:
+    """Have a fused module prepare anew, at its next call, what it has prepared from weights.
+
+    Needed only after changes that PyTorch does not count: those through `parameter.data`, such as
+    `parameter.data.add_(1)`, or of its memory from outside. Optimizers, `load_state_dict`, in-place operations, new
+    parameters and `parameter.data = other` are noticed.
+    """
+    for part in module.modules():
+        state = part.__dict__.get("_cupyfuse")
+        for runner in list(state.runners.values()) if state is not None else ():
+            runner.refresh()
+
+
+# The door -----------------------------------------------------------------------------------------------------------
+
+
+def fuse(
+    module: M,
+    *,
+    precision: str | None = None,
+    max_workspace: int = DEFAULT_WORKSPACE,
+    keep_halves: bool = True,
+) -> M:
+    """A module that computes the same, with every chain that can be fused running through cupyfuse.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Any module; it is not changed.
+    precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
+        Precision of float32 matrix products (see `cupyfuse.precision`). By default that of
+        `torch.get_float32_matmul_precision`, at every call.
+    max_workspace : int, optional
+        Bytes that a chain may take beside its arguments and results, where it can work through blocks of rows.
+    keep_halves : bool, optional
+        Whether the fp16 halves of float32 weights are kept from call to call, as much memory again as the weights.
+
+    Returns
+    -------
+    torch.nn.Module
+        Of a subclass of the module's class, with the same parameters, buffers, hooks and names. It has two methods more:
+        `explain()` tells what was fused and why the rest was not, `refresh()` is for changes of weights that PyTorch does
+        not count.
+
+    Raises
+    ------
+    TypeError
+        `module` is not a module, or one whose code is not Python's (TorchScript).
+    ValueError
+        `precision` is not one of the names, or `max_workspace` is not positive.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}; fuse functions with cupyfuse.fuse")
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("module: expected a module written in Python, got a TorchScript module; fuse it before scripting")
+    options = Options(
+        None if precision is None else check_precision(precision), check_workspace(max_workspace), bool(keep_halves)
+    )
+    fused: M = _fused(module, options, {}, root=True)
+    return fused
+
+
+def _fused(module: Any, options: Options, done: dict[int, Any], root: bool = False) -> Any:
+    """A module whose code can be looked into as a fused one; submodules that are one operation as they are."""
+    if id(module) in done:
+        return done[id(module)]
+    inside = module.__class__.__module__.startswith("torch.nn.modules.") and not module._modules
+    if isinstance(module, torch.jit.ScriptModule) or (inside and not root):
+        done[id(module)] = module
+        return module
+    original = module._cupyfuse_original if isinstance(module, FusedModule) else type(module)
+    kind = fused_class(original)
+    copy = kind.__new__(kind)
+    done[id(module)] = copy
+    copy.__dict__.update(module.__dict__)
+    copy.__dict__["_cupyfuse"] = State(id(copy), options)
+    children = {name: None if c is None else _fused(c, options, done) for name, c in module._modules.items()}
+    copy.__dict__["_modules"] = children
+    # What refers to submodules by other ways refers to the fused ones.
+    for key, value in list(copy.__dict__.items()):
+        if isinstance(value, torch.nn.Module) and id(value) in done:
+            copy.__dict__[key] = done[id(value)]
+    return copy

@@ -1,0 +1,501 @@
+"""From a record to chains: which operations run together, and why the others do not.
+
+Operations that `rules` knows grow together along the data that they hand on, as long as no operation that stays with
+PyTorch has to run between them, and as long as the graph that they make together can be traced.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..errors import TraceError
+from ..trace import Trace
+from . import rules
+from .chain import Call, Chain, Ref, sizes, traced_call
+from .record import Operation, Record, Source, references
+from .runtime import dtype_name
+from .values import Value
+
+
+@dataclass
+class Known:
+    """An operation that a rule describes: calls on the record's values."""
+
+    rule: rules.Rule
+    calls: list[Call]
+    updates: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Cluster:
+    """Operations that run together, traced so far."""
+
+    members: list[int]
+    trace: Trace
+    values: dict[int, Value]
+    inputs: list[int]
+    calls: list[Call]
+    updates: list[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A chain in a record.
+
+    Attributes
+    ----------
+    chain : Chain
+    inputs : numbers of the record's values that are its inputs
+    outputs : numbers of those that are its outputs
+    members : numbers of the record's operations that it replaces
+    """
+
+    chain: Chain
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    members: tuple[int, ...]
+
+
+@dataclass
+class Partition:
+    """A record cut into chains and single operations.
+
+    Attributes
+    ----------
+    record : Record
+    items : in the order in which they run: a `Fused`, or the number of an operation
+    left : for operations that stay with PyTorch, why
+    """
+
+    record: Record
+    items: list[Fused | int]
+    left: dict[int, str]
+
+    @property
+    def chains(self) -> list[Fused]:
+        return [item for item in self.items if isinstance(item, Fused)]
+
+
+def partition(record: Record, gradients: bool) -> Partition:
+    """Cut a record into chains and what is left to PyTorch.
+
+    Parameters
+    ----------
+    record : Record
+        Its in-place operations on values of its own become ordinary ones.
+    gradients : bool
+        Whether gradients may be asked for.
+    """
+    return _Partitioner(record, gradients).run()
+
+
+class _Partitioner:
+    def __init__(self, record: Record, gradients: bool):
+        self.record = record
+        self.gradients = gradients
+        self.left: dict[int, str] = {}
+        self.known: dict[int, Known] = {}
+        self.storages = [_storage(t) for t in record.tensors]
+        for k, operation in enumerate(record.operations):
+            self._look_at(k, operation)
+        self.producer: dict[int, int] = {}
+        for k, operation in enumerate(record.operations):
+            for number in operation.results:
+                self.producer.setdefault(number, k)
+        self.before = self._dependencies()
+        self.clusters: list[Cluster] = []
+        self.home: dict[int, Cluster] = {}
+
+    # What each operation is
+    def _look_at(self, k: int, operation: Operation) -> None:
+        found = self._rule(operation)
+        if isinstance(found, str):
+            self.left[k] = found
+            return
+        rule, arguments, inplace = found
+        if inplace and not self._functional(k, operation, rule, arguments):
+            self.left[k] = "it changes a tensor in place that others can see"
+            return
+        if operation.ordered and not inplace and not rule.updates:
+            self.left[k] = "it makes a tensor out of nothing"
+            return
+        known = Known(rule, [])
+        results = list(operation.results)[:1]
+        for name in rule.updates:
+            target = arguments[list(rule.signature.parameters).index(name)]
+            if isinstance(target, Ref) and self._written(operation, rule):
+                number = self._fresh(target.number)
+                known.updates.append((target.number, number))
+                results.append(number)
+            else:
+                results.append(-1)
+        known.calls = [Call(rule.name, arguments, tuple(results))]
+        operation.ordered = False
+        self.known[k] = known
+
+    def _written(self, operation: Operation, rule: rules.Rule) -> bool:
+        return bool(operation.written)
+
+    def _rule(self, operation: Operation) -> tuple[rules.Rule, tuple[Any, ...], bool] | str:
+        if operation.rule:
+            return rules.RULES[operation.rule], operation.arguments, False
+        if isinstance(operation.target, str):
+            return f"the module {operation.target} is called as it is"
+        found = rules.find(operation.target, operation.args, operation.kwargs)
+        if found is None:
+            return "cupyfuse has no rule for it"
+        if isinstance(found, rules.Refused):
+            return found.reason
+        extra = [n for n in operation.results[1:] if n in self._used()]
+        if extra and not found.rule.updates:
+            return "more than its first result is used"
+        return found.rule, found.arguments, found.inplace
+
+    def _used(self) -> set[int]:
+        if not hasattr(self, "_used_values"):
+            self._used_values = set(references(self.record.result))
+            for operation in self.record.operations:
+                self._used_values.update(operation.read)
+        return self._used_values
+
+    def _fresh(self, like: int) -> int:
+        self.record.tensors.append(self.record.tensors[like])
+        self.storages.append(-len(self.storages) - 1)
+        return len(self.record.tensors) - 1
+
+    def _functional(self, k: int, operation: Operation, rule: rules.Rule, arguments: tuple[Any, ...]) -> bool:
+        """Give the result of an in-place operation a number of its own, if nobody else sees the memory it changes."""
+        target = next(references(arguments), None)
+        if target is None or operation.results != (target,):
+            return False
+        mine = self.storages[target]
+        outside = {*self.record.arguments, *self.record.sources}
+        if target in outside or sum(s == mine for s in self.storages) > 1:
+            return False
+        if not any(target in o.results and not o.view for o in self.record.operations[:k]):
+            return False
+        number = self._fresh(target)
+        self.storages[number], self.storages[target] = mine, -number - 1
+        operation.result, operation.written, operation.ordered = Ref(number), frozenset(), False
+        operation.rule, operation.arguments, operation.view = rule.name, arguments, False
+        for later in self.record.operations[k + 1 :]:
+            _rename(later, target, number)
+        self.record.result = _renamed(self.record.result, target, number)
+        return True
+
+    # What has to run before what
+    def _dependencies(self) -> list[set[int]]:
+        before: list[set[int]] = []
+        readers: dict[int, list[int]] = {}
+        writers: dict[int, int] = {}
+        last_ordered: int | None = None
+        for k, operation in enumerate(self.record.operations):
+            needs = {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
+            touched = {self.storages[n] for n in operation.read}
+            changed = {self.storages[n] for n in operation.written}
+            needs |= {writers[s] for s in touched | changed if s in writers}
+            for s in changed:
+                needs |= set(readers.get(s, ()))
+            if operation.ordered:
+                if last_ordered is not None:
+                    needs.add(last_ordered)
+                last_ordered = k
+            for s in touched:
+                readers.setdefault(s, []).append(k)
+            for s in changed:
+                writers[s] = k
+                readers[s] = []
+            before.append({n for n in needs if n < k})
+        return before
+
+    # Growing clusters
+    def run(self) -> Partition:
+        changed = self._changed_outside()
+        for k, operation in enumerate(self.record.operations):
+            if k not in self.known:
+                continue
+            if operation.view and self.storages[operation.results[0]] in changed:
+                self.left[k] = "its memory is changed in place elsewhere"
+                continue
+            self._place(k, operation)
+        self._drop_small()
+        return self._finish()
+
+    def _changed_outside(self) -> set[int]:
+        found: set[int] = set()
+        for k, operation in enumerate(self.record.operations):
+            if k not in self.known:
+                found |= {self.storages[n] for n in operation.written}
+        return found
+
+    def _place(self, k: int, operation: Operation) -> None:
+        """Put an operation in the cluster of what it reads, or in one of its own."""
+        near: list[Cluster] = []
+        for number in operation.read:
+            cluster = self.home.get(self.producer.get(number, -1))
+            if cluster is not None and cluster not in near:
+                near.append(cluster)
+        if operation.view and not near and not self._of_source(operation):
+            self.left[k] = "a view of a tensor from outside costs nothing"
+            return
+        choices: list[list[Cluster]] = [near] if near else []
+        choices += [[c] for c in reversed(near)] if len(near) > 1 else []
+        reason = ""
+        for choice in [*choices, []]:
+            if choice and not self._convex(k, choice):
+                reason = "what runs between has to stay with PyTorch"
+                continue
+            try:
+                merged = self._merged(choice, k)
+            except (TraceError, ValueError, TypeError) as error:
+                reason = str(error).splitlines()[0]
+                continue
+            self.clusters = [c for c in self.clusters if c not in choice] + [merged]
+            for member in merged.members:
+                self.home[member] = merged
+            return
+        self.left[k] = reason
+
+    def _of_source(self, operation: Operation) -> bool:
+        return all(isinstance(self.record.sources.get(n), Source) for n in operation.read)
+
+    def _merged(self, clusters: Sequence[Cluster], k: int) -> Cluster:
+        """One cluster of several and one more operation; raises TraceError where they cannot be traced together."""
+        if len(clusters) == 1:
+            old = clusters[0]
+            trace = old.trace
+            merged = Cluster([*old.members], trace, dict(old.values), [*old.inputs], [*old.calls], [*old.updates])
+            count = len(trace.inputs), len(trace.calls)
+            try:
+                self._add(merged, k)
+            except BaseException:
+                del trace.inputs[count[0] :], trace.calls[count[1] :]
+                raise
+            return merged
+        merged = Cluster([], Trace(), {}, [], [], [])
+        for member in sorted({k, *(m for c in clusters for m in c.members)}):
+            self._add(merged, member)
+        return merged
+
+    def _add(self, cluster: Cluster, k: int) -> None:
+        known, operation = self.known[k], self.record.operations[k]
+        (call,) = known.calls[-1:]
+        try:
+            self._call(cluster, call)
+            self._check(cluster, call.results[0])
+            cluster.calls.append(call)
+        except (TraceError, ValueError, TypeError):
+            if not self.record.autocast:
+                raise
+            self._call_autocast(cluster, call)
+        for target, number in known.updates:
+            self._check(cluster, number)
+            cluster.updates.append((target, number))
+        cluster.members.append(k)
+        del operation
+
+    def _call(self, cluster: Cluster, call: Call) -> None:
+        def value(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                return self._value(cluster, argument.number)
+            return tuple(map(value, argument)) if isinstance(argument, tuple) else argument
+
+        result = traced_call(cluster.trace, call.rule, [value(a) for a in call.arguments])
+        results = result if isinstance(result, tuple) else (result,)
+        for number, each in zip(call.results, results, strict=False):
+            if number >= 0:
+                cluster.values[number] = each
+
+    def _call_autocast(self, cluster: Cluster, call: Call) -> None:
+        """The operation on operands in the dtype that autocast computes in: that of its result."""
+        dtype = dtype_name(self.record.tensors[call.results[0]].dtype)
+        casts: dict[int, int] = {}
+        for number in references(call.arguments):
+            value = self._value(cluster, number)
+            if value.dtype != dtype and value.dtype not in ("bool", "int64"):
+                casts[number] = self._fresh(number)
+                cast = Call("to", (Ref(number), dtype), (casts[number],))
+                self._call(cluster, cast)
+                cluster.calls.append(cast)
+        arguments = tuple(Ref(casts.get(a.number, a.number)) if isinstance(a, Ref) else a for a in call.arguments)
+        call = Call(call.rule, arguments, call.results)
+        self._call(cluster, call)
+        self._check(cluster, call.results[0])
+        cluster.calls.append(call)
+
+    def _value(self, cluster: Cluster, number: int) -> Value:
+        if number not in cluster.values:
+            tensor = self.record.tensors[number]
+            dtype = dtype_name(tensor.dtype)
+            if dtype is None:
+                raise TraceError(f"an operand of dtype {tensor.dtype}")
+            if tensor.device.type not in ("cpu", "cuda"):
+                raise TraceError(f"an operand on the device {tensor.device}")
+            cluster.values[number] = Value.argument(cluster.trace, self._name(number), sizes(tensor), dtype)
+            cluster.inputs.append(number)
+        return cluster.values[number]
+
+    def _name(self, number: int) -> str:
+        source = self.record.sources.get(number)
+        if isinstance(source, Source):
+            return source.name
+        if number in self.record.arguments:
+            return f"input{self.record.arguments.index(number)}"
+        return f"value{number}"
+
+    def _check(self, cluster: Cluster, number: int) -> None:
+        """Shape and dtype have to be what PyTorch's are."""
+        value, tensor = cluster.values[number], self.record.tensors[number]
+        if tuple(value.shape) != sizes(tensor) or value.dtype != dtype_name(tensor.dtype):
+            raise TraceError(
+                f"it would be {value.dtype} {tuple(value.shape)} where PyTorch gives {tensor.dtype} {sizes(tensor)}"
+            )
+
+    def _convex(self, k: int, clusters: Sequence[Cluster]) -> bool:
+        """Whether nothing outside would have to run between the members."""
+        group = {k, *(m for c in clusters for m in c.members)}
+        joined = {m: id(c) for c in self.clusters if c not in clusters for m in c.members}
+        # Walk back from what the group needs; meeting the group again on the way is a cycle.
+        peers: dict[int, list[int]] = {}
+        for member, key in joined.items():
+            peers.setdefault(key, []).append(member)
+        stack = [n for m in group for n in self.before[m] if n not in group]
+        seen: set[int] = set()
+        while stack:
+            n = stack.pop()
+            if n in seen:
+                continue
+            for each in peers.get(joined.get(n, -1), [n]):
+                seen.add(each)
+                if any(b in group for b in self.before[each]):
+                    return False
+                stack += [b for b in self.before[each] if b not in seen]
+        return True
+
+    # What is worth it
+    def _drop_small(self) -> None:
+        for cluster in list(self.clusters):
+            reason = self._small(cluster)
+            if reason:
+                self.clusters.remove(cluster)
+                for member in cluster.members:
+                    del self.home[member]
+                    self.left[member] = reason
+
+    def _small(self, cluster: Cluster) -> str:
+        working = [c.rule for c in cluster.calls if not rules.RULES[c.rule].idle]
+        if not working:
+            return "nothing is computed"
+        if len(working) > 1 or rules.RULES[working[0]].reduces:
+            return ""
+        tensor = self.record.tensors[cluster.inputs[0]]
+        if rules.RULES[working[0]].product:
+            if tensor.dtype == torch.float32 and tensor.device.type == "cuda":
+                return ""
+            return "a product alone is cuBLAS's either way"
+        return "one operation alone gains nothing"
+
+    # Results
+    def _finish(self) -> Partition:
+        used = self._outside_uses()
+        fused: dict[int, Fused] = {}
+        for cluster in self.clusters:
+            chain = self._chain(cluster, used)
+            if chain is None:
+                for member in cluster.members:
+                    del self.home[member]
+                    self.left[member] = "its results are not needed"
+                continue
+            for member in cluster.members:
+                fused[member] = chain
+        return Partition(self.record, self._order(fused), self.left)
+
+    def _outside_uses(self) -> set[int]:
+        """The values that something outside of their own cluster needs."""
+        used = set(references(self.record.result))
+        for k, operation in enumerate(self.record.operations):
+            for number in operation.read:
+                maker = self.home.get(self.producer.get(number, -1))
+                if maker is None or maker is not self.home.get(k):
+                    used.add(number)
+        return used
+
+    def _chain(self, cluster: Cluster, used: Iterable[int]) -> Fused | None:
+        produced = [n for call in cluster.calls for n in call.results if n >= 0]
+        used = set(used)
+        outputs = [n for n in dict.fromkeys(produced) if n in used]
+        if not outputs and not cluster.updates:
+            return None
+        numbers = {n: k for k, n in enumerate(cluster.inputs)}
+        for number in produced:
+            numbers.setdefault(number, len(numbers))
+
+        def local(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                return Ref(numbers[argument.number])
+            return tuple(map(local, argument)) if isinstance(argument, tuple) else argument
+
+        calls = tuple(
+            Call(c.rule, tuple(map(local, c.arguments)), tuple(numbers[n] if n >= 0 else -1 for n in c.results))
+            for c in cluster.calls
+        )
+        updates = tuple((numbers[target], numbers[n]) for target, n in cluster.updates)
+        changing = {target for target, _ in updates}
+        fixed = frozenset(
+            k
+            for k, n in enumerate(cluster.inputs)
+            if isinstance(self.record.sources.get(n), Source) and k not in changing
+        )
+        names = tuple(self._name(n) for n in cluster.inputs)
+        chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed)
+        return Fused(chain, tuple(cluster.inputs), tuple(outputs), tuple(sorted(cluster.members)))
+
+    def _order(self, fused: dict[int, Fused]) -> list[Fused | int]:
+        """Chains and single operations, each after what it needs, else as they were written."""
+        group = {k: (fused[k].members[-1] if k in fused else k) for k in range(len(self.record.operations))}
+        needs: dict[int, set[int]] = {}
+        for k, own in group.items():
+            needs.setdefault(own, set()).update(group[b] for b in self.before[k] if group[b] != own)
+        after: dict[int, list[int]] = {}
+        for own, others in needs.items():
+            for other in others:
+                after.setdefault(other, []).append(own)
+        waiting = {own: len(others) for own, others in needs.items()}
+        free = [own for own, count in waiting.items() if not count]
+        heapq.heapify(free)
+        items: list[Fused | int] = []
+        while free:
+            own = heapq.heappop(free)
+            items.append(fused.get(own, own))
+            for later in after.get(own, ()):
+                waiting[later] -= 1
+                if not waiting[later]:
+                    heapq.heappush(free, later)
+        assert len(items) == len(needs), "chains depend on each other in a circle"
+        return items
+
+
+def _storage(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
+
+
+def _renamed(tree: Any, old: int, new: int) -> Any:
+    from torch.utils import _pytree as pytree
+
+    return pytree.tree_map(lambda v: Ref(new) if isinstance(v, Ref) and v.number == old else v, tree)
+
+
+def _rename(operation: Operation, old: int, new: int) -> None:
+    operation.args, operation.kwargs, operation.arguments, operation.result = _renamed(
+        (operation.args, operation.kwargs, operation.arguments, operation.result), old, new
+    )
+    if old in operation.written:
+        operation.written = operation.written - {old} | {new}

@@ -1,0 +1,438 @@
+"""Recording: run a module's forward once on fake tensors, and write down the operations it asks PyTorch for.
+
+Fake tensors have shapes and dtypes and no data, so nothing is computed and no memory is taken; a forward that needs a
+tensor's values cannot be recorded, and says so. What a record depends on beside shapes and dtypes is left to `guards`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .chain import Ref
+from .guards import Snapshot, hooked
+
+BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
+
+
+class Refused(Exception):
+    """A forward cannot be recorded.
+
+    Attributes
+    ----------
+    path : str
+        The module in whose forward the reason lies.
+    """
+
+    def __init__(self, path: str, reason: str):
+        super().__init__(reason)
+        self.path, self.reason = path, reason
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a tensor that is no argument is found at every call: an entry of one of a module's dictionaries."""
+
+    table: dict[str, Any]
+    key: str
+    name: str
+    fixed: bool
+
+    def fetch(self) -> Any:
+        return self.table[self.key]
+
+
+@dataclass
+class Operation:
+    """One operation of a record.
+
+    Attributes
+    ----------
+    target : callable, or the path of a submodule that is called as it is
+    args, kwargs : with `Ref` in the places of tensors
+    result : what it returns, with `Ref` in the places of tensors
+    rule : str
+        The name of a rule of `rules.RULES` that says what it is where the target alone does not; with `arguments`.
+    written : numbers of the values that it changes in place
+    ordered : whether it has to stay between its neighbours that are ordered too: it draws random numbers, say
+    path : of the module in whose forward it is
+    view : whether a result shares memory with an operand
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    path: str
+    rule: str = ""
+    arguments: tuple[Any, ...] = ()
+    written: frozenset[int] = frozenset()
+    ordered: bool = False
+    view: bool = False
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(references((self.args, self.kwargs, self.arguments))))
+
+    @property
+    def name(self) -> str:
+        return self.rule or (self.target if isinstance(self.target, str) else getattr(self.target, "__name__", "call"))
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        return tuple(references(self.result))
+
+
+@dataclass
+class Record:
+    """What one forward did.
+
+    Attributes
+    ----------
+    tensors : a fake tensor for each value
+    arguments : the numbers of the values that are the forward's arguments, in the order of its flattened arguments
+    sources : where other values come from: number -> Source, or a tensor that is held here
+    operations : in the order in which they ran
+    result : what was returned, with `Ref` for tensors
+    inlined : paths and modules whose forwards are part of the record
+    autocast : whether PyTorch chose the dtypes of operations
+    """
+
+    tensors: list[Any] = field(default_factory=list)
+    arguments: list[int] = field(default_factory=list)
+    sources: dict[int, Any] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    result: Any = None
+    inlined: dict[str, torch.nn.Module] = field(default_factory=dict)
+    autocast: bool = False
+
+
+def references(tree: Any) -> Iterator[int]:
+    """The numbers of all `Ref` in a nested structure."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Ref):
+            yield leaf.number
+        elif isinstance(leaf, slice):
+            yield from references((leaf.start, leaf.stop, leaf.step))
+
+
+def record(
+    module: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: set[str]
+) -> Record:
+    """Record a module's forward on arguments of these shapes and dtypes.
+
+    Within `torch.inference_mode` it is recorded as without gradients: fake tensors then still tell what is changed in place.
+
+    Parameters
+    ----------
+    module, forward
+        The module, and the function that is its forward, called with the arguments alone.
+    args, kwargs
+        Its arguments.
+    leaves : set of str
+        Paths of submodules that are recorded as one call each.
+
+    Raises
+    ------
+    Refused
+        It cannot be recorded.
+    """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return _Recorder(module, leaves).run(forward, args, kwargs)
+    return _Recorder(module, leaves).run(forward, args, kwargs)
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, module: torch.nn.Module, leaves: set[str]):
+        super().__init__()
+        self.module, self.leaves = module, leaves
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.record = Record(autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+        self.numbers: dict[int, int] = {}  # id of a tensor, real or fake -> its number
+        self.fakes: dict[int, FakeTensor] = {}  # id of a real tensor -> its fake
+        self.held: list[Any] = []
+        self.paths = {id(m): path for path, m in module.named_modules(remove_duplicate=False)}
+        self.stack = [""]
+        self.known = _sources(module)
+        self.state = _state()
+
+    # Values
+    def number(self, tensor: Any) -> int:
+        """The number of a tensor as user code holds it."""
+        if id(tensor) in self.numbers:
+            return self.numbers[id(tensor)]
+        if isinstance(tensor, FakeTensor):
+            raise Refused(self.stack[-1], "a tensor comes from where it could not be followed")
+        source = self.known.get(id(tensor))
+        number = self.add(self.imitate(tensor), tensor)
+        self.record.sources[number] = source if source is not None else tensor
+        return number
+
+    def add(self, fake: Any, *others: Any) -> int:
+        number = len(self.record.tensors)
+        self.record.tensors.append(fake)
+        for tensor in (fake, *others):
+            self.numbers[id(tensor)] = number
+            self.held.append(tensor)
+        return number
+
+    def imitate(self, tensor: torch.Tensor) -> Any:
+        if id(tensor) not in self.fakes:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+                raise Refused(self.stack[-1], f"a tensor of type {type(tensor).__name__}")
+            with torch._C.DisableTorchFunction():
+                self.fakes[id(tensor)] = self.fake.from_tensor(tensor, static_shapes=True)
+            self.held.append(tensor)
+        return self.fakes[id(tensor)]
+
+    def faked(self, tree: Any) -> Any:
+        """The arguments with every real tensor exchanged for its fake."""
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, FakeTensor):
+                return value
+            if isinstance(value, torch.Tensor):
+                return self.record.tensors[self.number(value)]
+            return value
+
+        return pytree.tree_map(leaf, tree)
+
+    def referred(self, tree: Any) -> Any:
+        def leaf(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return Ref(self.number(value))
+            if isinstance(value, slice) and any(isinstance(v, torch.Tensor) for v in _parts(value)):
+                raise Refused(self.stack[-1], "a slice by tensors")
+            return value
+
+        return pytree.tree_map(leaf, tree)
+
+    # Running
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        self.record.inlined[""] = self.module
+        # Whoever packs what autograd saves, such as checkpointing, is not to see fake tensors.
+        with _modules_through(self), self.fake, saved_tensors_hooks(_same, _same):
+            entered = []
+            for value in flat:
+                if isinstance(value, torch.Tensor):
+                    fake = self.imitate(value)
+                    number = self.numbers.get(id(fake))
+                    if number is None:
+                        number = self.add(fake)
+                    self.record.arguments.append(number)
+                    entered.append(fake)
+                else:
+                    entered.append(value)
+            fake_args, fake_kwargs = pytree.tree_unflatten(entered, spec)
+            before = Snapshot(self.module)
+            try:
+                with self:
+                    result = forward(*fake_args, **fake_kwargs)
+            except Refused:
+                raise
+            except Exception as error:
+                raise Refused(self.stack[-1], _reason(error)) from error
+            finally:
+                changed = before.restore()
+            if changed is not None:
+                path, attribute = changed
+                raise Refused(path, f"its forward changes the attribute {attribute!r}")
+            self.record.result = self.referred(result)
+        return self.record
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "__set__":
+            raise Refused(self.stack[-1], "an attribute of a tensor is set")
+        if _state() != self.state:
+            raise Refused(self.stack[-1], "grad mode or autocast changes within it")
+        args, kwargs = self.faked((args, kwargs))
+        operands = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        versions = [t._version for t in operands]
+        storages = {t.untyped_storage()._cdata for t in operands}
+        result = func(*args, **kwargs)
+        tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        written = [t for t, version in zip(operands, versions, strict=True) if t._version != version]
+        fresh = [t for t in tensors if id(t) not in self.numbers]
+        if not fresh and not written:
+            return result  # a shape, a dtype, an operand as it was: the code knows it from now on
+        operation = Operation(func, *self.referred((args, kwargs)), None, self.stack[-1])
+        operation.view = any(t.untyped_storage()._cdata in storages for t in tensors)
+        operation.written = frozenset(self.number(t) for t in written)
+        operation.ordered = not operands or bool(written) or draws(getattr(func, "__name__", ""))
+        for tensor in fresh:
+            self.add(tensor)
+        operation.result = self.referred(result)
+        self.record.operations.append(operation)
+        return result
+
+    # Modules
+    def call_module(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        path = self.paths.get(id(module))
+        if path is None:
+            raise Refused(self.stack[-1], f"a {type(module).__name__} is called that is none of its submodules")
+        forward = getattr(module, "_cupyfuse_forward", None) or module.forward
+        if path in self.leaves or hooked(module):
+            return self._leaf(path, module, forward, args, kwargs)
+        statistics = type(module).forward is BATCH_NORM and module.training and module.track_running_stats
+        if statistics and len(args) == 1 and not kwargs and args[0].dim() == 2:
+            return self._batch_norm(path, module, args[0])
+        self.record.inlined[path] = module
+        self.stack.append(path)
+        try:
+            result = forward(*args, **kwargs)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(path, _reason(error)) from error
+        self.stack.pop()
+        return result
+
+    def _leaf(self, path: str, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Only the shapes of its results are looked for; what it does is its own."""
+        inner = _Silent(self)
+        referred = self.referred((args, kwargs))
+        before = Snapshot(module)
+        try:
+            with _unpatched(), inner:
+                result = forward(*self.faked(args), **self.faked(kwargs))
+        except Exception as error:
+            raise Refused(self.stack[-1], f"its submodule {path!r} cannot be looked through: {_reason(error)}") from error
+        finally:
+            before.restore()
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in self.numbers:
+                self.add(tensor)
+        operation = Operation(path, *referred, self.referred(result), self.stack[-1], ordered=True)
+        self.record.operations.append(operation)
+        return result
+
+    def _batch_norm(self, path: str, module: Any, x: Any) -> Any:
+        """BatchNorm in training as one operation: its counter of batches, and the average by it, are part of it."""
+        self.record.inlined[path] = module
+        operands = [module.running_mean, module.running_var, module.weight, module.bias, module.num_batches_tracked]
+        mean, var, weight, bias, count = (None if t is None else Ref(self.number(t)) for t in operands)
+        arguments = (Ref(self.number(x)), mean, var, weight, bias, count, True, module.momentum, module.eps)
+        if x.shape[0] < 2:
+            raise Refused(self.stack[-1], "a training batch of fewer than 2 rows")
+        with torch._C.DisableTorchFunction():
+            result = torch.empty_like(x)
+        self.add(result)
+        updated = frozenset(r.number for r in (mean, var, count) if r is not None)
+        operation = Operation(path, (Ref(self.number(x)),), {}, Ref(self.number(result)), path)
+        operation.rule, operation.arguments, operation.written = "batch_norm_module", arguments, updated
+        self.record.operations.append(operation)
+        return result
+
+
+class _Silent(TorchFunctionMode):
+    """Exchanges real tensors for fake ones and records nothing."""
+
+    def __init__(self, recorder: _Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def leaf(value: Any) -> Any:
+            real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+            return self.recorder.imitate(value) if real else value
+
+        args, kwargs = pytree.tree_map(leaf, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def _same(tensor: Any) -> Any:
+    return tensor
+
+
+def _parts(value: slice) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    name = type(error).__name__
+    if "DataDependent" in name or "data-dependent" in str(error) or "GuardOnDataDependent" in name:
+        return "it needs a tensor's values while it runs"
+    return f"{name}: {text[0] if text else ''}"[:300]
+
+
+_DRAWING = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "rrelu")
+
+
+def draws(name: str) -> bool:
+    """Whether an operation of that name takes random numbers, whose order matters."""
+    return name in ("normal", "poisson", "binomial") or any(word in name for word in _DRAWING)
+
+
+def _state() -> tuple[Any, ...]:
+    """What changes the meaning of operations."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")),
+    )
+
+
+def _sources(module: torch.nn.Module) -> dict[int, Source]:
+    """Every tensor of a module tree by identity: parameters, buffers, and plain attributes (as replicas have them)."""
+    found: dict[int, Source] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for table, fixed in ((part._parameters, True), (part._buffers, True), (part.__dict__, True)):
+            for key, value in table.items():
+                if isinstance(value, torch.Tensor):
+                    found.setdefault(id(value), Source(table, key, f"{prefix}{key}", fixed))
+    return found
+
+
+# Calls of modules ---------------------------------------------------------------------------------------------------
+
+_here = threading.local()
+_lock = threading.RLock()
+
+
+@contextmanager
+def _modules_through(recorder: _Recorder) -> Iterator[None]:
+    """Have this thread's calls of modules go through the recorder."""
+    with _lock:
+        original = torch.nn.Module.__call__
+
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            active = getattr(_here, "recorder", None)
+            if active is None:
+                return original(module, *args, **kwargs)
+            return active.call_module(original, module, args, kwargs)
+
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        _here.recorder = recorder
+        try:
+            yield
+        finally:
+            _here.recorder = None
+            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def _unpatched() -> Iterator[None]:
+    recorder, _here.recorder = _here.recorder, None
+    try:
+        yield
+    finally:
+        _here.recorder = recorder
+
+
+def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The leaves of a call's arguments, and their structure."""
+    return pytree.tree_flatten((tuple(args), kwargs))
