@@ -19,11 +19,18 @@ class Scheduler:
     def __init__(self, graph: Graph):
         self.graph = graph
         self.live_set = set(g.topological(graph.roots, g.eager_inputs))
+        self.read_back: set[Node] = set()
+        self._place_all()
+        self.read_back = self._worth_reading_back()
+        if self.read_back:
+            self._place_all()
+
+    def _place_all(self) -> None:
         self.reducing: dict[Node, bool] = {}
         self.layer: dict[Node, int] = {}
         self.home: dict[Node, Shape] = {}
         self.column_group: dict[Node, tuple[int, Shape]] = {}
-        for node in g.topological(graph.roots):
+        for node in g.topological(self.graph.roots):
             self._place(node)
 
     # Where each value is computed
@@ -117,7 +124,26 @@ class Scheduler:
     def _stops(self, node: Node) -> bool:
         if self.in_memory(node) or node.op == "const":
             return True
-        return node.reduction or (self.reducing[node] and node.shape[1] == 1)
+        return node.reduction or (self.reducing[node] and node.shape[1] == 1) or node in self.read_back
+
+    def _worth_reading_back(self) -> set[Node]:
+        """The values, stored anyway, that column steps read rather than compute from more.
+
+        Values of 16 bits are computed: stored, they are rounded.
+        """
+        stored = {resolve(n) for n in self.graph.roots}
+        stored |= {resolve(i) for n in self.live_set if n.op in _ALONE for i in n.inputs}
+        summed: dict[tuple[int, Shape], dict[Node, None]] = {}
+        for node, group in self.column_group.items():
+            if node.reduction and node in self.live_set:
+                summed.setdefault(group, {})[node.inputs[0]] = None
+        found: set[Node] = set()
+        for operands in summed.values():
+            if all(n in stored and n.pointwise and dtypes.compute(n.dtype) == n.dtype for n in operands):
+                sources = {f for n in operands for f in self.frontier(n)}
+                if sum(n.nbytes for n in operands) < sum(n.nbytes for n in sources):
+                    found.update(operands)
+        return found
 
     # Collecting the steps, from the results backwards
     def run(self) -> list[Step]:
