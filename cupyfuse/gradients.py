@@ -247,13 +247,27 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
     needed = _reached(gradients, lambda n: saved(n) or short(n))
     direct = {n for n in needed if n.op == "matmul"}
 
+    known: dict[Node, bool] = {}
+
     def stops(node: Node) -> bool:
         if not short(node):
             return saved(node)
-        products = _reached([node.inputs[0]], saved)
-        return not any(p in direct for p in products if p.op == "matmul")
+        if node not in known:
+            known[node] = not any(p in direct for p in _reached([node.inputs[0]], saved))
+        return known[node]
 
-    return [n for n in _reached(gradients, stops) if n in computed and stops(n)]
+    return [n for n in _reached(gradients, stops) if stops(n)]
+
+
+def stored(node: Node) -> Node:
+    """A saved value as it is handed over: statistics of 16 bits in float32, in which they were computed."""
+    return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
+
+
+def _is_stored(node: Node) -> bool:
+    if node.op != "cast" or not node.inputs[0].reduction:
+        return False
+    return g.signature(node) == g.signature(stored(node.inputs[0]))
 
 
 def _reached(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
@@ -268,7 +282,7 @@ def as_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Gra
     outputs : sequence of Node
     leaves : sequence of (Node, str)
         The nodes that are arguments, in their order, and their names; one that nothing needs is an argument all the
-        same.
+        same. One that widens another node, as `stored` makes it, stands for that too.
     """
     inputs: list[Node] = []
     done: dict[Node, Node] = {}
@@ -277,6 +291,8 @@ def as_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Gra
         leaf = Node("input", (), node.shape, node.dtype, {"arg": number, "name": name, "ndim": ndim})
         inputs.append(leaf)
         done.setdefault(node, leaf)
+        if _is_stored(node):
+            done.setdefault(node.inputs[0], leaf)
     for node in g.topological(outputs, lambda n: () if n in done else n.inputs):
         if node not in done:
             done[node] = g.with_inputs(node, [done[i] for i in node.inputs])

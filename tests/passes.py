@@ -11,7 +11,7 @@ from support import HOST
 
 import cupyfuse as cf
 from cupyfuse.cuda_engine import CudaExecutable
-from cupyfuse.gradients import as_graph, gradients, saved_values
+from cupyfuse.gradients import as_graph, gradients, saved_values, stored
 from cupyfuse.graph import Graph, Node
 from cupyfuse.numpy_engine import NumpyExecutable
 from cupyfuse.plan import Plan, Traced
@@ -40,14 +40,14 @@ class Passes:
         self.forward = build(
             Traced(
                 traced.name,
-                Graph(graph.inputs, [*self.outputs, *self.saved], graph.effects),
+                Graph(graph.inputs, [*self.outputs, *map(stored, self.saved)], graph.effects),
                 (*traced.axes, *((0, 1) for _ in self.saved)),
                 traced.calls,
             ),
             settings=Settings(),
         )
         leaves = [(n, n.attrs["name"]) for n in graph.inputs]
-        leaves += [(n, f"saved{k}") for k, n in enumerate(self.saved)]
+        leaves += [(stored(n), f"saved{k}") for k, n in enumerate(self.saved)]
         leaves += [(n, f"cotangent{k}") for k, n in enumerate(cotangents)]
         ndims = [graph.inputs[k].attrs["ndim"] for k, there in zip(self.wanted, self.given, strict=True) if there]
         axes = tuple(((), (1,), (0, 1))[n] for n in ndims)

@@ -201,6 +201,22 @@ def test_what_is_saved(text: str, expected: list[str]) -> None:
     assert saved(text) == expected
 
 
+def test_statistics_of_16_bits_are_saved_as_they_were_computed(rng: np.random.Generator) -> None:
+    """In float32: a variance of a million is infinite in float16."""
+    x = (rng.standard_normal((64, 3)) * 1000).astype(np.float16)
+    cotangent = rng.standard_normal((64, 3)).astype(np.float16)
+    passes = Passes(lambda x: (x - cf.mean(x, axis=0)) / cf.std(x, axis=0), [x])
+    assert [(n.op, n.dtype) for n in passes.saved] == [("mean", "float16"), ("moment2", "float16")]
+    assert [n.dtype for n in passes.backward.graph.inputs[1:3]] == ["float32", "float32"]
+    tensor = torch.tensor(x.astype(np.float64), requires_grad=True)
+    result = (tensor - tensor.mean(0)) / tensor.std(0, correction=0)
+    (expected,) = torch.autograd.grad(result, tensor, torch.tensor(cotangent.astype(np.float64)))
+    for engine in ("numpy", "host"):
+        _, (found,) = passes([x], [cotangent], engine)
+        # One rounding to float16, whose smallest numbers are 2**-24 apart.
+        np.testing.assert_allclose(found, expected.numpy(), rtol=2.0**-10, atol=2.0**-24)
+
+
 def test_graphs_of_their_own_keep_unneeded_arguments() -> None:
     x, y = argument(0, (4, 3)), argument(1, (4, 3))
     vector = Node("input", (), (1, 3), "float64", {"arg": 2, "name": "v", "ndim": 1})
