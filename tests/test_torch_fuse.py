@@ -147,7 +147,9 @@ def test_the_original_is_not_changed() -> None:
     assert plain.training
 
 
-@pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy], ids=["deep", "pickle", "shallow"])
+@pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy], ids=["deep", "pickle", "shallow"]
+)
 def test_copies(way: Any, device: str) -> None:
     plain, fused, x = pair(models.HeadSoftmax(), device)
     plain.eval(), fused.eval()

@@ -155,7 +155,9 @@ TAILS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid, sum, logsumexp": lambda y: torch.logsumexp(torch.sigmoid(y).sum(dim=1, keepdim=True), dim=0),
     "swish, scale": lambda y: y * torch.sigmoid(y) * 2.0,
     "scale, hardtanh, gelu": lambda y: F.gelu(F.hardtanh(y * 0.5, -2.0, 2.0)),
-    "maximum, subtract, gelu": lambda y: F.gelu(y.amax(1, keepdim=True) - y.amax(1, keepdim=True).mean(1, keepdim=True)),
+    "maximum, subtract, gelu": lambda y: F.gelu(
+        y.amax(1, keepdim=True) - y.amax(1, keepdim=True).mean(1, keepdim=True)
+    ),
     "minimum with a number": lambda y: torch.min(y, torch.tensor(0.5, dtype=y.dtype, device=y.device)) - 0.5,
     "average pool, gelu, scale, max": lambda y: (F.gelu(groups(y, 4)) * 2).amax(1),
     "add, swish, tanh, gelu, hardtanh": lambda y: F.hardtanh(F.gelu(torch.tanh(torch.sigmoid(y + 1) * y)), -1, 1),

@@ -7,6 +7,52 @@
 """
 
 from .explain import Explanation, Part, explain
+from .functions import (
+    linear_gelu,
+    linear_log_softmax,
+    linear_logsumexp,
+    linear_softmax,
+    log_softmax,
+    logsumexp,
+    softmax,
+)
 from .module import fuse, refresh
+from .modules import (
+    HeadLogSumExp,
+    HeadSoftmax,
+    HeadSum,
+    LinearGELU,
+    LinearLogSoftmax,
+    LinearLogSumExp,
+    LinearReLU,
+    LinearSiLU,
+    LinearSoftmax,
+    LogSoftmax,
+    Softmax,
+)
 
-__all__ = ["Explanation", "Part", "explain", "fuse", "refresh"]
+__all__ = [
+    "Explanation",
+    "HeadLogSumExp",
+    "HeadSoftmax",
+    "HeadSum",
+    "LinearGELU",
+    "LinearLogSoftmax",
+    "LinearLogSumExp",
+    "LinearReLU",
+    "LinearSiLU",
+    "LinearSoftmax",
+    "LogSoftmax",
+    "Part",
+    "Softmax",
+    "explain",
+    "fuse",
+    "linear_gelu",
+    "linear_log_softmax",
+    "linear_logsumexp",
+    "linear_softmax",
+    "log_softmax",
+    "logsumexp",
+    "refresh",
+    "softmax",
+]

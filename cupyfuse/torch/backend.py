@@ -1,7 +1,7 @@
 """Chains in the graphs of `torch.compile`: a backend, and the pass that it is made of.
 
-Dynamo's graph still has the operations as the user wrote them, and autograd is still ahead of it. The pass exchanges each
-chain for one call of `cupyfuse::chain`; the rest is the inductor's.
+Dynamo's graph still has the operations as the user wrote them, and autograd is still ahead of it. The pass exchanges
+each chain for one call of `cupyfuse::chain`; the rest is the inductor's.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class _Imported:
                     self.record.arguments.append(number)
         elif node.op == "output":
             self.record.result = self._referred(node.args)
-        elif node.target is operator.getitem and isinstance(self.numbers.get(node.args[0]), (tuple, list)):  # type: ignore[arg-type]
-            self.numbers[node] = self.numbers[node.args[0]][node.args[1]]  # type: ignore[index]
+        elif node.target is operator.getitem and isinstance(self.numbers.get(node.args[0]), (tuple, list)):
+            self.numbers[node] = self.numbers[node.args[0]][node.args[1]]
             if isinstance(self.numbers[node], Ref):
                 self.nodes[self.numbers[node].number] = node
         else:

@@ -1,8 +1,8 @@
 """A chain: operations on tensors that run together, as data.
 
-A chain says what PyTorch was asked for, operation by operation, with the names of `rules`. It can be run as PyTorch would
-(`eager`), traced into the graph that plans are made from (`trace`), and written down as text (`to_json`), which is what
-a compiled PyTorch graph holds of it.
+A chain says what PyTorch was asked for, operation by operation, with the names of `rules`. It can be run as PyTorch
+would (`eager`), traced into the graph that plans are made from (`trace`), and written down as text (`to_json`), which
+is what a compiled PyTorch graph holds of it.
 """
 
 from __future__ import annotations

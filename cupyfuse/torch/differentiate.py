@@ -48,9 +48,7 @@ class Backward:
         self.tracing, self.needs, self.settings = tracing, tuple(needs), settings
         wanted = {v.tracer._node for v, need in zip(tracing.inputs, needs, strict=True) if need}
         reached = _depending(tracing, wanted)
-        self.differentiable = [
-            dtypes.is_float(v.dtype) and v.tracer._node in reached for v in tracing.outputs
-        ]
+        self.differentiable = [dtypes.is_float(v.dtype) and v.tracer._node in reached for v in tracing.outputs]
         self._cotangents = [
             Node("input", (), v.tracer._node.shape, v.dtype, {"arg": k, "name": f"gradient{k}", "ndim": 2})
             for k, v in enumerate(tracing.outputs)

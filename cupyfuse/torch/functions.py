@@ -1,14 +1,14 @@
 """Functions with PyTorch's signatures, on tensors of any rank, with gradients.
 
-They run fused wherever they can, and as PyTorch's own operations elsewhere: while a graph is compiled or transformed, on
-other devices than CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not compute with.
+They run fused wherever they can, and as PyTorch's own operations elsewhere: while a graph is compiled or transformed,
+on other devices than CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not compute with.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -16,7 +16,7 @@ from . import rules
 from .chain import Call, Chain, Ref
 from .running import Runner
 
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 # An operation by name, its arguments behind the first, those by keyword.
 Step = tuple[Any, ...]
 
@@ -58,7 +58,7 @@ def _function(name: str) -> Any:
 
 
 def _along(input: Any, dim: int, run: Callable[[Any, int], Tensor], kept: bool) -> Tensor:
-    """Run along a dimension; where neither the first nor the last ones are folded into rows, with it moved to the end."""
+    """Run along a dimension, moved to the end where it is neither the first nor the last."""
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input: expected a torch.Tensor, got {type(input).__name__}")
     rank = max(input.dim(), 1)
@@ -143,9 +143,7 @@ def _linear(input: Any, weight: Any, bias: Any, *steps: Step) -> Tensor:
     return _run((("linear", (Ref(1), Ref(2))), *steps), input=input, weight=weight, bias=bias)
 
 
-def linear_logsumexp(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, *, keepdim: bool = False
-) -> Tensor:
+def linear_logsumexp(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
     """`torch.nn.functional.linear`, then logsumexp over its last dimension.
 
     Parameters

@@ -87,7 +87,11 @@ class Guard:
         elif isinstance(value, _PLAIN) or _plain_container(value):
             copy = value.copy() if isinstance(value, (list, dict, set)) else value
             name = self._name(copy)
-            same = f"{read} == {name}" if isinstance(value, (list, dict, set)) else f"({read} is {name} or {read} == {name})"
+            same = (
+                f"{read} == {name}"
+                if isinstance(value, (list, dict, set))
+                else f"({read} is {name} or {read} == {name})"
+            )
             self._terms.append(f"type({read}) is {self._name(type(value))} and {same}")
         else:
             self._terms.append(f"{read} is {self._name(value)}")
@@ -139,4 +143,3 @@ class Snapshot:
 
 def _items(container: Any) -> list[Any]:
     return list(container.values()) if isinstance(container, dict) else list(container)
-

@@ -1,8 +1,8 @@
 """Chains as operators of PyTorch's: what a compiled graph calls.
 
 `cupyfuse::chain` takes the chain as text, so that a graph which holds it can be stored and run by another process. It
-returns the chain's outputs, the new values of its updates, and what its backward pass, `cupyfuse::chain_backward`, is to
-find saved. Nothing is kept from call to call but plans: memory of a compiled graph is the compiler's.
+returns the chain's outputs, the new values of its updates, and what its backward pass, `cupyfuse::chain_backward`, is
+to find saved. Nothing is kept from call to call but plans: memory of a compiled graph is the compiler's.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
         columns = shape[-1] if shape else 1
         rows = math.prod(shape[:-1])
         if node.shape not in ((rows, columns), (1, columns)):
-            raise TraceError(f"what {chain.calls[call].rule} saves is of shape {node.shape}, its result of shape {shape}")
+            raise TraceError(
+                f"what {chain.calls[call].rule} saves is of shape {node.shape}, its result of shape {shape}"
+            )
         found.append([place, call, node.shape == (rows, columns), node.dtype])
     return json.dumps(found)
 
@@ -169,10 +171,10 @@ def _run_backward(
     return [torch.zeros_like(like, memory_format=_CONTIGUOUS) if t is None else t for t, like in wanted]
 
 
-def _fake_backward(inputs: list[Any], saved: Any, gradients: Any, chain: Any, saves: Any, needs: list[bool], _: Any) -> Any:
-    return [
-        torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need
-    ]
+def _fake_backward(
+    inputs: list[Any], saved: Any, gradients: Any, chain: Any, saves: Any, needs: list[bool], _: Any
+) -> Any:
+    return [torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need]
 
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: list[Any]) -> None:
@@ -191,9 +193,7 @@ def _differentiate(ctx: Any, gradients: list[Any]) -> Any:
         t.requires_grad for t in inputs
     ]  # fmt: skip
     given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
-    found = iter(
-        torch.ops.cupyfuse.chain_backward(inputs, saved, given, ctx.chain, ctx.saves, needs, ctx.precision)
-    )
+    found = iter(torch.ops.cupyfuse.chain_backward(inputs, saved, given, ctx.chain, ctx.saves, needs, ctx.precision))
     return [next(found) if need else None for need in needs], None, None, None
 
 

@@ -1,10 +1,11 @@
 """`fuse`: a module with the same parameters, in which chains of operations run through cupyfuse.
 
-A fused module is of a class made for it, a subclass of the original's. It shares the original's dictionaries of parameters
-and buffers, so that both always see the same tensors; its submodules are fused in turn. When it is called with arguments
-of a new kind, its forward is recorded once (`record`), cut into chains (`partition`) and made one function (`program`),
-which then runs for as long as everything that the forward can have read is as it was (`guards`). A module whose chains all
-lie within submodules, and one that cannot be recorded, runs its own Python code, and leaves the rest to those submodules.
+A fused module is of a class made for it, a subclass of the original's. It shares the original's dictionaries of
+parameters and buffers, so that both always see the same tensors; its submodules are fused in turn. When it is called
+with arguments of a new kind, its forward is recorded once (`record`), cut into chains (`partition`) and made one
+function (`program`), which then runs for as long as everything that the forward can have read is as it was (`guards`).
+A module whose chains all lie within submodules, and one that cannot be recorded, runs its own Python code, and leaves
+the rest to those submodules.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class FusedModule(torch.nn.Module):
         return functools.partial(self._cupyfuse_original.forward, self)
 
     def _cupyfuse_new(self, old: State | None) -> State:
-        """A state of this object's own. A copy, such as a replica on another GPU, keeps what is ready for its chains."""
+        """A state of this object's own. A copy, such as a replica on another GPU, shares what is ready."""
         state = State(id(self), old.options if old is not None else Options())
         if old is not None:
             state.runners = old.runners
@@ -126,15 +127,23 @@ class FusedModule(torch.nn.Module):
 
 
 def _rebuild(named: type[torch.nn.Module], options: Options) -> Any:
-    kind = named if issubclass(named, FusedModule) else fused_class(named)
+    kind: Any = named if issubclass(named, FusedModule) else fused_class(named)
     module = kind.__new__(kind)
     module.__dict__["_cupyfuse"] = State(id(module), options)
     return module
 
 
-@functools.cache
-def fused_class(original: type[torch.nn.Module], anonymous: bool = True) -> type[Any]:
+_classes: dict[Any, Any] = {}
+
+
+def fused_class(original: Any) -> Any:
     """The class of fused modules of a class: a subclass of it, with its name."""
+    if original not in _classes:
+        _classes[original] = _made_class(original, anonymous=True)
+    return _classes[original]
+
+
+def _made_class(original: Any, anonymous: bool) -> Any:
     names: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -149,7 +158,7 @@ def fused_class(original: type[torch.nn.Module], anonymous: bool = True) -> type
 
 def drop_in(original: type[M]) -> type[M]:
     """A module class whose instances are fused from the start."""
-    made: type[M] = fused_class(original, anonymous=False)
+    made: type[M] = _made_class(original, anonymous=False)
     return made
 
 
@@ -176,7 +185,7 @@ def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Has
             tensors.append(value)
             key += (value.shape, value.stride(), value.dtype, value.requires_grad, value.is_neg(), value.device)
         elif isinstance(value, _CONSTANTS):
-            key += (kind, value.hex() if kind is float else value)
+            key += (kind, value.hex() if isinstance(value, float) else value)
         else:
             return [], None
     if len(tensors) > 1:
@@ -285,9 +294,9 @@ def fuse(
     Returns
     -------
     torch.nn.Module
-        Of a subclass of the module's class, with the same parameters, buffers, hooks and names. It has two methods more:
-        `explain()` tells what was fused and why the rest was not, `refresh()` is for changes of weights that PyTorch does
-        not count.
+        Of a subclass of the module's class, with the same parameters, buffers, hooks and names. It has two methods
+        more: `explain()` tells what was fused and why the rest was not, `refresh()` is for changes of weights that
+        PyTorch does not count.
 
     Raises
     ------
@@ -297,9 +306,13 @@ def fuse(
         `precision` is not one of the names, or `max_workspace` is not positive.
     """
     if not isinstance(module, torch.nn.Module):
-        raise TypeError(f"module: expected a torch.nn.Module, got {type(module).__name__}; fuse functions with cupyfuse.fuse")
+        raise TypeError(
+            f"module: expected a torch.nn.Module, got {type(module).__name__}; fuse functions with cupyfuse.fuse"
+        )
     if isinstance(module, torch.jit.ScriptModule):
-        raise TypeError("module: expected a module written in Python, got a TorchScript module; fuse it before scripting")
+        raise TypeError(
+            "module: expected a module written in Python, got a TorchScript module; fuse it before scripting"
+        )
     options = Options(
         None if precision is None else check_precision(precision), check_workspace(max_workspace), bool(keep_halves)
     )

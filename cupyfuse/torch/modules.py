@@ -1,12 +1,12 @@
 """Modules that are fused from the start: the three heads, and common tails of networks.
 
-Each is a plain module of PyTorch's operations, with the constructor, the random draws and the names of parameters of the
-modules that it replaces, so that seeds and checkpoints carry over.
+Each is a plain module of PyTorch's operations, with the constructor, the random draws and the names of parameters of
+the modules that it replaces, so that seeds and checkpoints carry over.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from .module import drop_in
 
-Tensor = torch.Tensor
+Tensor: TypeAlias = torch.Tensor
 
 
 @drop_in
@@ -96,8 +96,8 @@ class HeadSoftmax(nn.Module):
 
     Notes
     -----
-    Takes (B, in_features), returns (B, out_features). Parameters are those of `gemm`, a `torch.nn.Linear`, and of `bn`, a
-    `torch.nn.BatchNorm1d`, and `scale`.
+    Takes (B, in_features), returns (B, out_features). Parameters are those of `gemm`, a `torch.nn.Linear`, and of `bn`,
+    a `torch.nn.BatchNorm1d`, and `scale`.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ tensor's values cannot be recorded, and says so. What a record depends on beside
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,11 +126,16 @@ def references(tree: Any) -> Iterator[int]:
 
 
 def record(
-    module: torch.nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], leaves: set[str]
+    module: torch.nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: set[str],
 ) -> Record:
     """Record a module's forward on arguments of these shapes and dtypes.
 
-    Within `torch.inference_mode` it is recorded as without gradients: fake tensors then still tell what is changed in place.
+    Within `torch.inference_mode` it is recorded as without gradients: fake tensors then still tell what is changed in
+    place.
 
     Parameters
     ----------
@@ -220,9 +225,16 @@ class _Recorder(TorchFunctionMode):
     # Running
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
         flat, spec = pytree.tree_flatten((args, kwargs))
+        gpus = {t.get_device() for t in flat if isinstance(t, torch.Tensor) and t.is_cuda}
         self.record.inlined[""] = self.module
-        # Whoever packs what autograd saves, such as checkpointing, is not to see fake tensors.
-        with _modules_through(self), self.fake, saved_tensors_hooks(_same, _same):
+        # Whoever packs what autograd saves, such as checkpointing, is not to see fake tensors; nor are fake random
+        # numbers to be missing from the real ones.
+        with (
+            _modules_through(self),
+            torch.random.fork_rng(gpus, enabled=not _capturing(gpus)),
+            self.fake,
+            saved_tensors_hooks(_same, _same),
+        ):
             entered = []
             for value in flat:
                 if isinstance(value, torch.Tensor):
@@ -267,7 +279,8 @@ class _Recorder(TorchFunctionMode):
         fresh = [t for t in tensors if id(t) not in self.numbers]
         if not fresh and not written:
             return result  # a shape, a dtype, an operand as it was: the code knows it from now on
-        operation = Operation(func, *self.referred((args, kwargs)), None, self.stack[-1])
+        args, kwargs = self.referred((args, kwargs))
+        operation = Operation(func, args, kwargs, None, self.stack[-1])
         operation.view = any(t.untyped_storage()._cdata in storages for t in tensors)
         operation.written = frozenset(self.number(t) for t in written)
         operation.ordered = not operands or bool(written) or draws(getattr(func, "__name__", ""))
@@ -302,19 +315,21 @@ class _Recorder(TorchFunctionMode):
     def _leaf(self, path: str, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Only the shapes of its results are looked for; what it does is its own."""
         inner = _Silent(self)
-        referred = self.referred((args, kwargs))
+        positional, named = self.referred((args, kwargs))
         before = Snapshot(module)
         try:
             with _unpatched(), inner:
                 result = forward(*self.faked(args), **self.faked(kwargs))
         except Exception as error:
-            raise Refused(self.stack[-1], f"its submodule {path!r} cannot be looked through: {_reason(error)}") from error
+            raise Refused(
+                self.stack[-1], f"its submodule {path!r} cannot be looked through: {_reason(error)}"
+            ) from error
         finally:
             before.restore()
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in self.numbers:
                 self.add(tensor)
-        operation = Operation(path, *referred, self.referred(result), self.stack[-1], ordered=True)
+        operation = Operation(path, positional, named, self.referred(result), self.stack[-1], ordered=True)
         self.record.operations.append(operation)
         return result
 
@@ -350,6 +365,10 @@ class _Silent(TorchFunctionMode):
 
         args, kwargs = pytree.tree_map(leaf, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _capturing(gpus: Iterable[int]) -> bool:
+    return bool(gpus) and torch.cuda.is_current_stream_capturing()
 
 
 def _same(tensor: Any) -> Any:
@@ -415,13 +434,13 @@ def _modules_through(recorder: _Recorder) -> Iterator[None]:
                 return original(module, *args, **kwargs)
             return active.call_module(original, module, args, kwargs)
 
-        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        torch.nn.Module.__call__ = call
         _here.recorder = recorder
         try:
             yield
         finally:
             _here.recorder = None
-            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+            torch.nn.Module.__call__ = original
 
 
 @contextmanager

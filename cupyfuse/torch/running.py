@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from ..errors import TraceError
-from ..plan import Plan
 from ..planning import build
 from ..settings import DEFAULT_WORKSPACE, Settings
 from .chain import Chain
@@ -176,7 +175,18 @@ def eagerly(chain: Chain, tensors: Tensors) -> list[Any]:
     return outputs
 
 
-_UNFIT = ("Negative", "Conjugate", "Sparse", "Quantized", "ZeroTensor", "Nested", "Mkldnn", "Meta", "FuncTorch", "Python")
+_UNFIT = (
+    "Negative",
+    "Conjugate",
+    "Sparse",
+    "Quantized",
+    "ZeroTensor",
+    "Nested",
+    "Mkldnn",
+    "Meta",
+    "FuncTorch",
+    "Python",
+)
 
 
 def _unfit(chain: Chain, tensors: Tensors) -> str:
@@ -221,12 +231,13 @@ class Entry:
         self.chain = chain
         metas = [(tuple(t.shape), str(dtype_name(t.dtype))) for t in tensors]
         self.precision = options.current_precision()
-        self.settings = Settings(
-            self.precision, device_of(tensors[0]), options.max_workspace, options.keep_halves
-        )
+        self.settings = Settings(self.precision, device_of(tensors[0]), options.max_workspace, options.keep_halves)
         tracing = chain.trace(metas)
         self.backward = Backward(tracing, needs, self.settings) if any(needs) else None
         self.differentiated = self.backward is not None and any(self.backward.differentiable)
+        differentiable = self.backward.differentiable if self.backward is not None else []
+        self.constant = [k for k, depends in enumerate(differentiable) if not depends]
+        self.read_later = self.backward.inputs if self.backward is not None else []
         self._saved = len(self.backward.saved) if self.differentiated and self.backward else 0
         self._shapes = [v.shape for v in tracing.outputs]
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
@@ -304,7 +315,7 @@ class Entry:
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
         """The outputs, part of PyTorch's autograd graph where gradients are wanted."""
         if self.differentiated:
-            outputs: tuple[Any, ...] = _Differentiable.apply(self, *tensors)
+            outputs: tuple[Any, ...] = _apply(self, *tensors)
             return outputs
         return self.run(tensors)[0]
 
@@ -378,20 +389,19 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, entry: Entry, *tensors: Any) -> Any:
         outputs, saved = entry.run(tensors)
-        backward = entry.backward
-        assert backward is not None
         ctx.entry = entry
         ctx.set_materialize_grads(False)
-        constant = [o for o, depends in zip(outputs, backward.differentiable, strict=True) if not depends]
-        if constant:
-            ctx.mark_non_differentiable(*constant)
-        ctx.save_for_backward(*(tensors[k] for k in backward.inputs), *saved)
+        if entry.constant:
+            ctx.mark_non_differentiable(*[outputs[k] for k in entry.constant])
+        ctx.save_for_backward(*[tensors[k] for k in entry.read_later], *saved)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        entry = ctx.entry
-        wanted = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():
-            return None, *entry.backward.eagerly(ctx.saved_tensors, cotangents, wanted)
-        return None, *entry.backward(ctx.saved_tensors, cotangents, wanted)
+        backward = ctx.entry.backward
+        run = backward.eagerly if torch.is_grad_enabled() else backward
+        return None, *run(ctx.saved_tensors, cotangents, ctx.needs_input_grad[1:])
+
+
+# `Function.apply` without its look for transforms of functions, which `elsewhere` has made.
+_apply = super(torch.autograd.Function, _Differentiable).apply
