@@ -129,3 +129,113 @@ def _is_plain(argument: Any) -> bool:
     if isinstance(argument, tuple):
         return all(map(_is_plain, argument))
     return argument is None or isinstance(argument, (bool, int, float, str, Operand))
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (1.5 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def positive(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    return draw(*shape, dtype=dtype, seed=seed).abs() + 0.25
+
+
+# What rules are called with; spellings without an adapter all take the same -----------------------------------------
+
+# fmt: off
+OF_ONE = (
+    "neg", "abs", "square", "exp", "exp2", "expm1", "sin", "cos", "tan", "atan", "sinh", "cosh", "tanh", "erf",
+    "floor", "ceil", "trunc", "isnan", "isinf", "isfinite", "sign", "round", "positive", "identity",
+    "contiguous", "clone", "detach", "relu", "silu", "sigmoid", "mish", "selu", "hardsigmoid", "hardswish",
+    "softsign", "logsigmoid", "hardtanh", "relu6", "leaky_relu", "rrelu", "gelu", "elu", "celu", "softplus",
+    "tanhshrink", "hardshrink", "softshrink", "logical_not",
+)
+OF_ONE_POSITIVE = (
+    "sqrt", "rsqrt", "reciprocal", "log", "log2", "log10", "log1p",
+)
+OF_TWO = (
+    "add", "sub", "mul", "div", "logaddexp", "maximum", "minimum", "gt", "ge", "lt", "le", "eq", "ne",
+    "logical_and", "logical_or", "logical_xor",
+)
+# fmt: on
+MASKS = ("bitwise_and", "bitwise_or", "bitwise_xor")
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def pointwise(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Call | None:
+    """Arguments of any shape for the rules that work element by element."""
+    x, y, z = (draw(*shape, dtype=dtype, seed=seed) for seed in (1, 2, 3))
+    if name in OF_ONE:
+        return (x,), {}
+    if name in OF_ONE_POSITIVE:
+        return (positive(*shape, dtype=dtype),), {}
+    if name in OF_TWO:
+        return (x, y), {}
+    if name in MASKS:
+        return (x > 0, y > 0), {}
+    more: dict[str, Call] = {
+        "pow": ((x.abs() + 0.25, y), {}),
+        "addcmul": ((x, y, z), {"value": 0.5}),
+        "addcdiv": ((x, y, z.abs() + 0.25), {"value": 2}),
+        "lerp": ((x, y, 0.3), {}),
+        "clamp": ((x, -0.5, 0.5), {}),
+        "where": ((x > 0, y, z), {}),
+        "masked_fill": ((x, y > 0, 7.5), {}),
+        "bitwise_not": ((x > 0,), {}),
+        "threshold": ((x, 0.25, -2.0), {}),
+        "to": ((x, torch.float64), {}),
+        "type_as": ((x, draw(3)), {}),
+    }
+    return more.get(name)
+
+
+def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
+    """Arguments of every rule."""
+    x, x3, channels = (draw(*s, dtype=dtype) for s in ((4, 6), (2, 3, 6), (6,)))
+    w, mean, var = (f(6, dtype=dtype, seed=k) for k, f in ((4, draw), (5, draw), (6, positive)))
+    more: dict[str, Call] = {
+        "prelu": ((x, channels), {}),
+        "softmax": ((x, -1), {}),
+        "log_softmax": ((x, -1), {}),
+        "softmin": ((x, -1), {}),
+        "sum": ((x, -1), {}),
+        "mean": ((x, -1), {}),
+        "prod": ((x, -1), {}),
+        "logsumexp": ((x, -1), {}),
+        "max": ((x,), {}),
+        "min": ((x,), {}),
+        "max_dim": ((x, -1), {}),
+        "min_dim": ((x, -1), {}),
+        "amax": ((x, -1), {}),
+        "amin": ((x, -1), {}),
+        "var": ((x, -1), {}),
+        "std": ((x, -1), {}),
+        "vector_norm": ((x,), {}),
+        "layer_norm": ((x, (6,), w, channels), {}),
+        "rms_norm": ((x, (6,), w), {}),
+        "normalize": ((x,), {}),
+        "group_norm": ((x, 2), {"weight": w, "bias": channels}),
+        "instance_norm": ((x3[:, :1],), {}),
+        "batch_norm": ((x, mean, var), {"weight": w, "bias": channels}),
+        "linear": ((x, draw(3, 6, dtype=dtype), draw(3, dtype=dtype)), {}),
+        "matmul": ((x, draw(6, 3, dtype=dtype)), {}),
+        "addmm": ((draw(4, 3, dtype=dtype), x, draw(6, 3, dtype=dtype)), {}),
+        "avg_pool1d": ((x, 2), {}),
+        "max_pool1d": ((x, 2), {}),
+        "adaptive_avg_pool1d": ((x, 2), {}),
+        "reshape": ((x, (3, 8)), {}),
+        "flatten": ((x3, 1), {}),
+        "unflatten": ((x, 1, (2, 3)), {}),
+        "unsqueeze": ((x, 1), {}),
+        "squeeze": ((x3[:, :1],), {}),
+        "t": ((x,), {}),
+        "transpose": ((x, 0, 1), {}),
+        "permute": ((x3, (1, 2, 0)), {}),
+        "expand": ((x[:1], (4, 6)), {}),
+        "expand_as": ((x[:1], x), {}),
+        "view_as": ((x, draw(3, 8)), {}),
+        "getitem": ((x, (slice(None), None)), {}),
+    }
+    found = pointwise(name, (4, 6), dtype) or more.get(name)
+    assert found is not None, f"the rule {name} has no test"
+    return found

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from ... import graph as g
 from ... import trace
-from ...operators import POINTWISE
 from ..values import Value, refuse
 from .meaning import along, cast_to, floats, pointwise
 from .spelling import Call, spell
@@ -46,7 +46,7 @@ spell("sigmoid", "expit")
 
 
 def _limited(x: Value, low: float, high: float) -> Value:
-    return pointwise("hardtanh" if "hardtanh" in POINTWISE else "clip", x, float(low), float(high))
+    return pointwise("hardtanh", x, float(low), float(high))
 
 
 @rule("hardtanh", F.hardtanh)
@@ -178,11 +178,16 @@ def _exponentials(input: Value, dim: int | None, dtype: str | None, name: str, l
     x, axis, _ = along(value, _legacy_dim(dim, value.ndim), name)
     if 0 in value.shape:
         return value
-    top = trace.reduce("max", x, axis, keepdims=True)
+    top = _constant(trace.reduce("max", x, axis, keepdims=True))
     distance = x - top
     total = trace.reduce("expsum", x, axis, keepdims=True) if axis is not None else _sum_exp(distance)
     result = distance - trace.apply("log", total) if logarithmic else trace.apply("exp", distance) / total
     return Value(result, value.shape)
+
+
+def _constant(x: Any) -> Any:
+    """What exponentials are taken relative to counts as a number: the result does not depend on it."""
+    return x._trace.array(g.constant(x._node), x._axes)
 
 
 def _sum_exp(distance: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -65,9 +66,7 @@ def _two(input: Any, other: Any) -> tuple[Any, Any]:
 
 
 spell("linear", "linear")
-spell(
-    "matmul", torch.matmul, T.matmul, T.__matmul__, torch._C._VariableFunctions.matmul, torch.linalg.matmul, adapt=_two
-)
+spell("matmul", operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.linalg.matmul, adapt=_two)
 spell("matmul", "mm", "mv", "dot", adapt=lambda input, mat2: (input, mat2))
 spell("matmul", T.__rmatmul__, adapt=lambda self, other: (other, self))
 spell("addmm", "addmm")

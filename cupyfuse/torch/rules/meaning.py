@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ... import graph as g
 from ... import trace
 from ...dtypes import is_float
 from ...operators import POINTWISE
@@ -106,20 +107,10 @@ def cast_to(value: Value, dtype: str | None) -> Value:
     return value if dtype is None else value.astype(dtype)
 
 
-def zero_as(value: Value, factor: float) -> Value:
-    return pointwise("multiply", value, factor)
-
-
 def constant(value: Value) -> Value:
     """The same values, as numbers that gradients do not flow through."""
-    from ... import graph as g
-
-    node = value.tracer._node
-    if hasattr(g, "constant"):
-        stopped = g.constant(node)
-    else:
-        stopped = g.Node("cast", (node,), node.shape, node.dtype, {"constant": True})
-    return Value(value.tracer._trace.array(stopped, value.tracer._axes), value.shape)
+    tracer = value.tracer
+    return Value(tracer._trace.array(g.constant(tracer._node), tracer._axes), value.shape)
 
 
 def along(value: Value, dim: Any, operation: str) -> tuple[Tracer, int | None, tuple[int, ...]]:

@@ -400,8 +400,8 @@ def to(input: Value, dtype: str) -> Value:
 
 def _to(input: Any, *args: Any, **kwargs: Any) -> Any:
     """PyTorch's takes a dtype, a device, both, or another tensor, and says whether to copy."""
-    for name in ("copy", "non_blocking", "memory_format"):
-        kwargs.pop(name, None)
+    if kwargs.pop("copy", False) or (len(args) > 2 and args[-1] is True):
+        return Refused("it asks for a copy")
     given = [*args, *kwargs.values()]
     dtypes = [a for a in given if isinstance(a, torch.dtype)]
     if any(isinstance(a, (str, torch.device)) for a in given) or (given and type(given[0]) is int):

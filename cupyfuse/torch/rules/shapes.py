@@ -60,6 +60,7 @@ spell("identity", torch.alpha_dropout, adapt=lambda input, p, train: _dropout(in
 spell("contiguous", T.contiguous, adapt=lambda input, memory_format=None: (input,))
 spell("clone", torch.clone, T.clone)
 spell("detach", torch.detach, T.detach)
+spell("detach", T.data.__get__, adapt=lambda input, *_: (input,))
 
 # Shapes -------------------------------------------------------------------------------------------------------------
 

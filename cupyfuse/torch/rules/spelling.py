@@ -28,6 +28,8 @@ _PLACES = (torch, torch.Tensor, F, torch.special, torch.linalg, torch._C._nn, to
 _RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input", "x": "input"}
 # What changes nothing about a result.
 _WITHOUT_MEANING = ("_stacklevel", "memory_format", "non_blocking")
+# Attributes that are operations.
+_PROPERTIES = ("T", "mT", "data")
 DTYPES = {getattr(torch, name): name for name in NAMES}
 _NUMBERS = (bool, int, float)
 
@@ -42,15 +44,15 @@ class Call:
 
 
 @dataclass(frozen=True)
-class _Spelling:
+class Spelling:
     rule: str
     adapt: Adapter | None
     inplace: bool = False
 
 
-_SPELLINGS: dict[Any, _Spelling] = {}
+SPELLINGS: dict[Any, Spelling] = {}
 # Operations that are known and never fused, and why.
-_REFUSED: dict[Any, str] = {}
+REFUSED: dict[Any, str] = {}
 
 
 def is_tensor(argument: Any) -> bool:
@@ -68,17 +70,17 @@ def spell(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool 
     for target in targets:
         if isinstance(target, str):
             for callable_ in _named(target):
-                _enter(callable_, _Spelling(rule, adapt, inplace))
+                _enter(callable_, Spelling(rule, adapt, inplace))
             for callable_ in _named(target + "_"):
-                _enter(callable_, _Spelling(rule, adapt, True))
+                _enter(callable_, Spelling(rule, adapt, True))
         else:
-            _enter(target, _Spelling(rule, adapt, inplace))
+            _enter(target, Spelling(rule, adapt, inplace))
 
 
 def spell_refused(reason: str, *targets: str) -> None:
     for target in targets:
         for callable_ in (*_named(target), *_named(target + "_")):
-            _REFUSED[callable_] = reason
+            REFUSED[callable_] = reason
 
 
 def _named(name: str) -> Iterable[Any]:
@@ -89,8 +91,8 @@ def _named(name: str) -> Iterable[Any]:
             yield found
 
 
-def _enter(target: Any, spelling: _Spelling) -> None:
-    known = _SPELLINGS.setdefault(target, spelling)
+def _enter(target: Any, spelling: Spelling) -> None:
+    known = SPELLINGS.setdefault(target, spelling)
     if known != spelling:
         raise AssertionError(f"{target} means {known.rule} and {spelling.rule}")
 
@@ -113,17 +115,14 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
     Found, or Refused for what cannot be fused, or None for an operation that is not in the table
     """
     if target is getattr:
-        target, args = f"{args[1]}", args[:1]
+        if args[1] not in _PROPERTIES:
+            return None
+        target, args = args[1], args[:1]
     if isinstance(target, str):
-        member = inspect.getattr_static(torch.Tensor, target, None)
-        getter = target in ("T", "mT")
-        target = (
-            getattr(torch.Tensor, target).__get__
-            if getter and member is not None
-            else getattr(torch.Tensor, target, None)
-        )
+        member: Any = getattr(torch.Tensor, target, None)
+        target = member.__get__ if target in _PROPERTIES else member
     try:
-        spelling, refused = _SPELLINGS.get(target), _REFUSED.get(target)
+        spelling, refused = SPELLINGS.get(target), REFUSED.get(target)
     except TypeError:  # not hashable
         return None
     if refused is not None:
@@ -142,9 +141,12 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
     if not isinstance(called, Call):
         called = Call(called)
     rule = RULES[called.rule or spelling.rule]
+    inplace = spelling.inplace or called.inplace
+    if inplace and rule.idle:
+        return Refused("it changes a tensor's shape in place")
     filled = _filled(rule.signature, called.arguments)
     try:
-        return Found(rule, tuple(map(_plain, filled)), spelling.inplace or called.inplace)
+        return Found(rule, tuple(map(_plain, filled)), inplace)
     except TypeError as error:
         return Refused(str(error))
 
