@@ -1,0 +1,72 @@
+"""Linear -> sum -> max -> mean -> logsumexp -> logsumexp, in one file as kernel benchmarks expect it.
+
+Run as a script, it checks the two models against each other at a small size.
+
+    python examples/kernel_benchmark/head_sum.py
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from cupyfuse.torch import HeadSum
+
+batch_size = 1024
+in_features = 8192
+out_features = 8192
+
+
+class Model(nn.Module):
+    """The head in plain PyTorch."""
+
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+
+    def forward(self, x):
+        x = self.linear(x)
+        x = torch.sum(x, dim=1, keepdim=True)
+        x = torch.max(x, dim=1, keepdim=True)[0]
+        x = torch.mean(x, dim=1, keepdim=True)
+        x = torch.logsumexp(x, dim=1, keepdim=True)
+        return torch.logsumexp(x, dim=1, keepdim=True)
+
+
+class ModelNew(HeadSum):
+    """The same, fused: constructor, random draws, names of parameters and results are those of `Model`."""
+
+
+def get_inputs():
+    return [torch.rand(batch_size, in_features)]
+
+
+def get_init_inputs():
+    return [in_features, out_features]
+
+
+def check():
+    """Fail unless `ModelNew` has the weights of `Model` and results at least as close to float64."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    models = []
+    for kind in (Model, ModelNew):
+        torch.manual_seed(0)
+        models.append(kind(*get_init_inputs()).to(device))
+        x = get_inputs()[0].to(device)
+    plain, fused = models
+    for (name, wanted), (other, found) in zip(plain.state_dict().items(), fused.state_dict().items(), strict=True):
+        if name != other or not torch.equal(wanted, found):
+            raise SystemExit(f"{name} and {other} are not the same weights")
+    with torch.no_grad():
+        results = [plain(x).double(), fused(x).double()]
+        exact = plain.double()(x.double())
+    errors = [float((result - exact).abs().max()) for result in results]
+    print(f"largest error against float64: {errors[1]:.2g} fused, {errors[0]:.2g} plain")
+    # Sums are taken in another order: a few roundings more are no fault.
+    if not errors[1] <= errors[0] + 4 * 2.0**-24 * float(exact.abs().max()):
+        raise SystemExit("the fused result is less accurate than the plain one")
+
+
+if __name__ == "__main__":
+    batch_size, in_features, out_features = 64, 512, 768
+    check()
