@@ -56,34 +56,59 @@ def fuse_graph(graph: Graph) -> None:
     from torch._inductor.pattern_matcher import stable_topological_sort
 
     stable_topological_sort(graph)
-    graph.eliminate_dead_code()
     graph.lint()
 
 
-_IN_PLACE = {operator.iadd: operator.add, operator.isub: operator.sub, operator.imul: operator.mul}
+_IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
 
 
 def _out_of_place(graph: Graph) -> None:
     """Let operations that change a value in place that nobody else sees make a new one."""
+    sharing: dict[int, list[Node]] = {}
     for node in graph.nodes:
-        if node.op != "call_function" or not node.args or not isinstance(node.args[0], Node):
-            continue
-        source = node.args[0]
-        if source.op not in ("call_function", "call_method") or len(source.users) > 1 or not _owns(source):
-            continue
-        if node.kwargs.get("inplace") is True:
-            node.kwargs = {**node.kwargs, "inplace": False}
-        node.target = _IN_PLACE.get(node.target, node.target)
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.Tensor):
+            sharing.setdefault(example.untyped_storage()._cdata, []).append(node)
+    for owner, *others in list(sharing.values()):
+        if owner.op in ("call_function", "call_method") and others and all(_changes(n, owner, others) for n in others):
+            for node in others:
+                _made_new(node)
 
 
-def _owns(node: Node) -> bool:
-    """Whether a value is in memory of its own."""
-    example = node.meta.get("example_value")
-    if not isinstance(example, torch.Tensor):
+def _changes(node: Node, owner: Node, others: Sequence[Node]) -> bool:
+    """Whether all that a node does to the memory is to change it."""
+    first = node.args[0] if node.args else None
+    if first is not owner and first not in others:
         return False
-    storage = example.untyped_storage()._cdata
-    operands = [a.meta.get("example_value") for a in node.all_input_nodes]
-    return all(not isinstance(o, torch.Tensor) or o.untyped_storage()._cdata != storage for o in operands)
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__") and hasattr(torch.Tensor, name[:-1])
+    return node.target in _IN_PLACE or (node.op == "call_function" and node.kwargs.get("inplace") is True)
+
+
+def _made_new(node: Node) -> None:
+    """Make an operation return what it changed its first operand to, and let everything after it read that."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    before = True
+    later = set()
+    for other in node.graph.nodes:
+        if other is node:
+            before = False
+        elif not before:
+            later.add(other)
+    source.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
+    if node.op == "call_method":
+        node.target = str(node.target)[:-1]
+    elif node.target in _IN_PLACE:
+        node.target = _IN_PLACE[node.target]
+    else:
+        node.kwargs = {**node.kwargs, "inplace": False}
 
 
 class _Imported:
@@ -91,7 +116,7 @@ class _Imported:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.record = Record()
+        self.record = Record(rebinds=False)
         self.nodes: list[Any] = []  # by number: the node that holds the value
         self.numbers: dict[Node, Any] = {}  # a number, or a nested structure of them
         self.operators: list[Node] = []

@@ -179,11 +179,15 @@ def _fake_backward(
 
 def _set_up(ctx: Any, inputs: tuple[Any, ...], output: list[Any]) -> None:
     tensors, ctx.chain, ctx.saves, ctx.precision = inputs
-    ctx.count, ctx.outputs = len(tensors), len(Chain.from_json(ctx.chain).outputs)
-    first = len(output) - len(json.loads(ctx.saves))
-    ctx.mark_non_differentiable(*(t for t in output[ctx.outputs :]))
+    described = Chain.from_json(ctx.chain)
+    ctx.count, ctx.outputs = len(tensors), len(described.outputs)
+    ctx.mark_non_differentiable(*output[ctx.outputs :])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output[first:])
+    kept = list(tensors)
+    # What is about to be overwritten: no gradient needs its value, only its shape, which the new value has too.
+    for position, (target, _) in enumerate(described.updates):
+        kept[target] = output[ctx.outputs + position]
+    ctx.save_for_backward(*kept, *output[len(output) - len(json.loads(ctx.saves)) :])
 
 
 def _differentiate(ctx: Any, gradients: list[Any]) -> Any:

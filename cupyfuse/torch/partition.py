@@ -17,7 +17,7 @@ from ..errors import TraceError
 from ..trace import Trace
 from . import rules
 from .chain import Call, Chain, Ref, sizes, traced_call
-from .record import Operation, Record, Source, references
+from .record import Operation, Record, Source, Submodule, references
 from .runtime import dtype_name
 from .values import Value
 
@@ -144,8 +144,8 @@ class _Partitioner:
     def _rule(self, operation: Operation) -> tuple[rules.Rule, tuple[Any, ...], bool] | str:
         if operation.rule:
             return rules.RULES[operation.rule], operation.arguments, False
-        if isinstance(operation.target, str):
-            return f"the module {operation.target} is called as it is"
+        if isinstance(operation.target, Submodule):
+            return "the module is called as it is"
         found = rules.find(operation.target, operation.args, operation.kwargs)
         if found is None:
             return "cupyfuse has no rule for it"
@@ -171,7 +171,7 @@ class _Partitioner:
     def _functional(self, k: int, operation: Operation, rule: rules.Rule, arguments: tuple[Any, ...]) -> bool:
         """Give the result of an in-place operation a number of its own, if nobody else sees the memory it changes."""
         target = next(references(arguments), None)
-        if target is None or operation.results != (target,):
+        if not self.record.rebinds or target is None or operation.results != (target,):
             return False
         mine = self.storages[target]
         outside = {*self.record.arguments, *self.record.sources}

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from .chain import Ref
 from .partition import Fused, Partition
-from .record import Operation, Source
+from .record import Operation, Source, Submodule
 from .rules import RULES
 from .running import Cell, Runner
 
@@ -103,8 +103,8 @@ class Program:
         self._lines.append(f"{outputs + '= ' if outputs else ''}{call}({inputs},))")
 
     def _operation(self, operation: Operation) -> None:
-        if isinstance(operation.target, str):
-            function = self._hold(_Submodule(self._root, operation.target))
+        if isinstance(operation.target, Submodule):
+            function = self._hold(_Called(self._root, operation.target.path))
             arguments, named = operation.args, operation.kwargs
         elif operation.rule:
             function = self._hold(RULES[operation.rule].eager)
@@ -140,7 +140,7 @@ class Program:
         return self._hold(value)
 
 
-class _Submodule:
+class _Called:
     """A submodule that is called as it is, whichever it is at that time."""
 
     def __init__(self, root: torch.nn.Module, path: str):

@@ -51,13 +51,20 @@ class Source:
         return self.table[self.key]
 
 
+@dataclass(frozen=True)
+class Submodule:
+    """A submodule that is called as it is."""
+
+    path: str
+
+
 @dataclass
 class Operation:
     """One operation of a record.
 
     Attributes
     ----------
-    target : callable, or the path of a submodule that is called as it is
+    target : callable, a tensor's method by name, or a `Submodule`
     args, kwargs : with `Ref` in the places of tensors
     result : what it returns, with `Ref` in the places of tensors
     rule : str
@@ -85,7 +92,9 @@ class Operation:
 
     @property
     def name(self) -> str:
-        return self.rule or (self.target if isinstance(self.target, str) else getattr(self.target, "__name__", "call"))
+        if isinstance(self.target, Submodule):
+            return self.rule or self.target.path
+        return self.rule or str(getattr(self.target, "__name__", self.target))
 
     @property
     def results(self) -> tuple[int, ...]:
@@ -105,6 +114,7 @@ class Record:
     result : what was returned, with `Ref` for tensors
     inlined : paths and modules whose forwards are part of the record
     autocast : whether PyTorch chose the dtypes of operations
+    rebinds : whether what changes a value in place may be taken as what makes a new one
     """
 
     tensors: list[Any] = field(default_factory=list)
@@ -114,6 +124,7 @@ class Record:
     result: Any = None
     inlined: dict[str, torch.nn.Module] = field(default_factory=dict)
     autocast: bool = False
+    rebinds: bool = True
 
 
 def references(tree: Any) -> Iterator[int]:
@@ -329,7 +340,7 @@ class _Recorder(TorchFunctionMode):
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in self.numbers:
                 self.add(tensor)
-        operation = Operation(path, positional, named, self.referred(result), self.stack[-1], ordered=True)
+        operation = Operation(Submodule(path), positional, named, self.referred(result), self.stack[-1], ordered=True)
         self.record.operations.append(operation)
         return result
 
@@ -345,7 +356,7 @@ class _Recorder(TorchFunctionMode):
             result = torch.empty_like(x)
         self.add(result)
         updated = frozenset(r.number for r in (mean, var, count) if r is not None)
-        operation = Operation(path, (Ref(self.number(x)),), {}, Ref(self.number(result)), path)
+        operation = Operation(Submodule(path), (Ref(self.number(x)),), {}, Ref(self.number(result)), path)
         operation.rule, operation.arguments, operation.written = "batch_norm_module", arguments, updated
         self.record.operations.append(operation)
         return result

@@ -1,0 +1,304 @@
+"""Chains in compiled graphs: the backend, the pass, and the registered operators."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch_models as models
+from test_torch_fuse import DEVICES, HEADS, close, device, pair  # noqa: F401
+from torch import nn
+from torch.nn import functional as F
+
+import cupyfuse.torch as ct
+from cupyfuse.torch import library
+from cupyfuse.torch.backend import backend, fuse_graph
+from cupyfuse.torch.chain import Call, Chain, Ref
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class Graphs:
+    """A backend that keeps the graphs as the pass leaves them, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.fx.GraphModule] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
+        fuse_graph(module.graph)
+        module.recompile()
+        self.seen.append(module)
+        return module.forward
+
+    def chains(self) -> list[tuple[str, ...]]:
+        nodes = [n for m in self.seen for n in m.graph.nodes if n.target is torch.ops.cupyfuse.chain.default]
+        return [Chain.from_json(str(n.args[1])).operations for n in nodes]
+
+
+def everything(y: Any) -> list[Any]:
+    return list(y.values()) if isinstance(y, dict) else [y]
+
+
+def step(module: Any, x: Any) -> list[Any]:
+    module.zero_grad()
+    outputs = everything(module(x))
+    sum(y.sin().sum() for y in outputs).backward()
+    return [y.detach() for y in outputs] + [p.grad for p in module.parameters()]
+
+
+@pytest.mark.parametrize("model", [*HEADS, models.Products, models.InPlace])
+def test_the_backend(model: type[nn.Module], device: str) -> None:  # noqa: F811
+    plain, _, _ = pair(model(), device)
+    compiled = torch.compile(copy.deepcopy(plain), backend=backend, fullgraph=True)
+    for rows in (5, 8):
+        x = torch.randn(rows, 12, device=device)
+        close(step(compiled, x), step(plain, x))
+    for a, b in zip(compiled.buffers(), plain.buffers(), strict=True):
+        close(a, b)
+
+
+@pytest.mark.parametrize("model", [*HEADS, models.Products, models.InPlace])
+def test_heads_are_one_chain_in_the_graph(model: type[nn.Module]) -> None:
+    graphs = Graphs()
+    plain = model()
+    compiled = torch.compile(copy.deepcopy(plain), backend=graphs, fullgraph=True)
+    x = torch.randn(6, 12)
+    close(step(compiled, x), step(plain, x))
+    (chain,) = graphs.chains()
+    assert len(chain) >= 4
+
+
+def test_a_network_keeps_the_rest() -> None:
+    graphs = Graphs()
+    plain = models.Network()
+    compiled = torch.compile(copy.deepcopy(plain), backend=graphs, fullgraph=True)
+    x = torch.randn(3, 2, 6)
+    close(step(compiled, x), step(plain, x))
+    assert "conv1d" in str(graphs.seen[0].graph) and graphs.chains()
+
+
+def test_the_number_of_rows_is_free() -> None:
+    counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    graphs = Graphs()
+
+    def both(module: Any, inputs: Any) -> Any:
+        counter(module, inputs)
+        return graphs(module, inputs)
+
+    compiled = torch.compile(models.HeadLogSumExp(), backend=both, dynamic=True)
+    with torch.no_grad():
+        for rows in (5, 6, 9, 30, 2):
+            compiled(torch.randn(rows, 12))
+    assert counter.frame_count == 1 and len(graphs.chains()) == 1
+
+
+def test_without_gradients_nothing_is_saved() -> None:
+    graphs = Graphs()
+    compiled = torch.compile(models.HeadLogSumExp(), backend=graphs)
+    with torch.no_grad():
+        compiled(torch.randn(5, 12))
+    compiled(torch.randn(5, 12))
+    saved = [n.args[2] for m in graphs.seen for n in m.graph.nodes if n.target is torch.ops.cupyfuse.chain.default]
+    assert saved[0] == "[]" and saved[1] != "[]"
+
+
+def test_as_a_pass_of_the_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    seen = []
+
+    def custom(graph: torch.fx.Graph) -> None:
+        fuse_graph(graph)
+        seen.append(sum(n.target is torch.ops.cupyfuse.chain.default for n in graph.nodes))
+
+    monkeypatch.setattr(config, "pre_grad_custom_pass", custom)
+    plain = models.HeadLogSumExp()
+    x = torch.randn(5, 12)
+    close(step(torch.compile(copy.deepcopy(plain)), x), step(plain, x))
+    assert seen == [1]
+
+
+def test_the_backend_is_found_by_its_name() -> None:
+    from importlib.metadata import entry_points
+
+    found = {e.name: e for e in entry_points(group="torch_dynamo_backends")}
+    if "cupyfuse" not in found:
+        text = (ct.__file__ and __import__("pathlib").Path(ct.__file__).parents[2] / "setup.cfg").read_text()
+        assert "cupyfuse = cupyfuse.torch.backend:backend" in text
+        return
+    assert found["cupyfuse"].load() is backend
+
+
+def test_fused_modules_can_be_compiled(device: str) -> None:  # noqa: F811
+    plain, fused, x = pair(models.HeadSoftmax(), device)
+    close(step(torch.compile(fused, backend=Graphs(), fullgraph=True), x), step(plain, x))
+
+
+# Operators ----------------------------------------------------------------------------------------------------------
+
+CHAINS = {
+    "logsumexp": Chain(
+        ("x", "w", "b"),
+        (Call("linear", (Ref(0), Ref(1), Ref(2)), (3,)), Call("logsumexp", (Ref(3), -1, True), (4,))),
+        (4,),
+    ),
+    "two outputs": Chain(
+        ("x", "w"),
+        (Call("linear", (Ref(0), Ref(1), None), (2,)), Call("gelu", (Ref(2), "none"), (3,))),
+        (3, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) -> None:  # noqa: F811
+    chain = CHAINS[name]
+    shapes = [(5, 12), (7, 12), (7,)][: len(chain.names)]
+    tensors = [torch.randn(s, device=device, requires_grad=gradients) for s in shapes]
+    saved = library.saves(chain, tensors, [gradients] * len(tensors)) if gradients else "[]"
+    torch.library.opcheck(torch.ops.cupyfuse.chain.default, (tensors, chain.to_json(), saved, None))
+    if gradients:
+        outputs = torch.ops.cupyfuse.chain(tensors, chain.to_json(), saved, None)
+        kept = [t.detach() for t in outputs[len(chain.outputs) :]]
+        given = [torch.randn_like(t) for t in outputs[: len(chain.outputs)]]
+        torch.library.opcheck(
+            torch.ops.cupyfuse.chain_backward.default,
+            ([t.detach() for t in tensors], kept, given, chain.to_json(), saved, [True] * len(tensors), None),
+        )
+
+
+def test_a_chain_is_text_and_back() -> None:
+    chain = Chain(
+        ("x",),
+        (
+            Call("clamp", (Ref(0), -1.5, float("inf")), (1,)),
+            Call("sum", (Ref(1), (0, 1), True, None), (2,)),
+        ),
+        (2, 1),
+        ((0, 1),),
+    )
+    again = Chain.from_json(chain.to_json())
+    assert (again.names, again.calls, again.outputs, again.updates) == (
+        chain.names,
+        chain.calls,
+        chain.outputs,
+        chain.updates,
+    )
+
+
+# Modules and functions ----------------------------------------------------------------------------------------------
+
+FUNCTIONS: dict[str, tuple[Any, Any]] = {
+    "logsumexp": (lambda x, d: ct.logsumexp(x, d), lambda x, d: torch.logsumexp(x, d)),
+    "logsumexp, kept": (
+        lambda x, d: ct.logsumexp(x, d, keepdim=True),
+        lambda x, d: torch.logsumexp(x, d, keepdim=True),
+    ),
+    "softmax": (lambda x, d: ct.softmax(x, d), lambda x, d: torch.softmax(x, d)),
+    "softmax in float64": (
+        lambda x, d: ct.softmax(x, d, dtype=torch.float64).float(),
+        lambda x, d: torch.softmax(x, d, dtype=torch.float64).float(),
+    ),
+    "log_softmax": (lambda x, d: ct.log_softmax(x, dim=d), lambda x, d: torch.log_softmax(x, dim=d)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(), (5,), (4, 5), (3, 4, 5), (2, 3, 4, 5), (0, 3), (2, 0, 3)], ids=str)
+def test_functions_of_any_rank(name: str, shape: tuple[int, ...], device: str) -> None:  # noqa: F811
+    fused, plain = FUNCTIONS[name]
+    for dim in range(-max(len(shape), 1), max(len(shape), 1)):
+        results = []
+        for function in (fused, plain):
+            x = torch.linspace(-2, 3, max(torch.Size(shape).numel(), 1), device=device)[: torch.Size(shape).numel()]
+            x = x.view(shape).requires_grad_()
+            y = function(x, dim)
+            y.sin().sum().backward()
+            results.append((y.detach(), x.grad))
+        close(*results)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_functions_with_a_linear_layer(bias: bool, device: str) -> None:  # noqa: F811
+    x, w = torch.randn(2, 3, 12, device=device), torch.randn(7, 12, device=device)
+    b = torch.randn(7, device=device) if bias else None
+    y = F.linear(x, w, b)
+    close(ct.linear_logsumexp(x, w, b), y.logsumexp(-1))
+    close(ct.linear_logsumexp(x, w, b, keepdim=True), y.logsumexp(-1, keepdim=True))
+    close(ct.linear_softmax(x, w, b), y.softmax(-1))
+    close(ct.linear_log_softmax(x, w, b), y.log_softmax(-1))
+    close(ct.linear_gelu(x, w, b), F.gelu(y))
+    close(ct.linear_gelu(x, w, b, approximate="tanh"), F.gelu(y, approximate="tanh"))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: ct.softmax([1.0], 0), TypeError, "input: expected a torch.Tensor, got list"),
+        (lambda: ct.logsumexp(torch.ones(2, 3), 2), IndexError, "dim"),
+        (lambda: ct.linear_softmax(torch.ones(2, 3), None), TypeError, "weight: expected a torch.Tensor"),
+        (lambda: ct.linear_gelu(torch.ones(2, 3), torch.ones(4, 3), approximate="fast"), ValueError, "approximate"),
+        (lambda: ct.linear_softmax(torch.ones(2, 3), torch.ones(4, 5)), RuntimeError, "shapes cannot be multiplied"),
+    ],
+)
+def test_bad_arguments(call: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_functions_in_a_compiled_graph() -> None:
+    function = torch.compile(lambda x, w: ct.linear_gelu(ct.softmax(x, 1), w), backend=Graphs(), fullgraph=True)
+    x, w = torch.randn(5, 12), torch.randn(7, 12)
+    close(function(x, w), F.gelu(F.linear(x.softmax(1), w)))
+
+
+@pytest.mark.parametrize("name", ["HeadLogSumExp", "HeadSum", "HeadSoftmax"])
+def test_drop_in_heads(name: str, device: str) -> None:  # noqa: F811
+    torch.manual_seed(3)
+    plain = getattr(models, name)(12, 7).to(device)
+    torch.manual_seed(3)
+    module = getattr(ct, name)(12, 7).to(device)
+    state = {k.replace("linear.", "linear."): v for k, v in plain.state_dict().items()}
+    assert sorted(module.state_dict()) == sorted(state)
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, state[key])
+    x = torch.randn(5, 12, device=device)
+    close(step(module, x), step(plain, x))
+    assert type(copy.deepcopy(module)) is type(module) and len(ct.explain(module).fused) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "tail"),
+    [
+        ("LinearLogSumExp", lambda y: y.logsumexp(-1)),
+        ("LinearSoftmax", lambda y: y.softmax(-1)),
+        ("LinearLogSoftmax", lambda y: y.log_softmax(-1)),
+        ("LinearGELU", F.gelu),
+        ("LinearSiLU", F.silu),
+        ("LinearReLU", F.relu),
+    ],
+)
+def test_drop_in_layers(name: str, tail: Any, device: str) -> None:  # noqa: F811
+    torch.manual_seed(3)
+    linear = nn.Linear(12, 7, bias=False).to(device)
+    torch.manual_seed(3)
+    layer = getattr(ct, name)(12, 7, bias=False).to(device)
+    assert isinstance(layer, nn.Linear) and torch.equal(layer.weight, linear.weight)
+    for shape in [(5, 12), (2, 3, 12), (12,)]:
+        x = torch.randn(shape, device=device)
+        close(layer(x), tail(linear(x)))
+    assert ct.explain(layer).fused
+
+
+def test_drop_in_reductions(device: str) -> None:  # noqa: F811
+    x = torch.randn(3, 4, 5, device=device)
+    close(ct.Softmax(dim=-1)(x), x.softmax(-1))
+    close(ct.LogSoftmax(dim=-1)(x), x.log_softmax(-1))
