@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from cupyfuse import dtypes
 from cupyfuse import graph as g
+from cupyfuse.errors import TraceError
 from cupyfuse.numpy_engine import NumpyExecutable
 from cupyfuse.plan import Traced
 from cupyfuse.planning import build
@@ -33,8 +36,8 @@ class Operand:
     __hash__ = object.__hash__
 
 
-def canonical(target: Any, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
-    """What `find` says of a call, and the tensors that its operands stand for."""
+def numbered(tree: Any) -> tuple[Any, list[torch.Tensor]]:
+    """The structure with operands in the places of tensors, and the tensors."""
     tensors: list[torch.Tensor] = []
 
     def leaf(value: Any) -> Any:
@@ -43,7 +46,12 @@ def canonical(target: Any, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tens
         tensors.append(value)
         return Operand(len(tensors) - 1)
 
-    args, kwargs = pytree.tree_map(leaf, (args, kwargs))
+    return pytree.tree_map(leaf, tree), tensors
+
+
+def canonical(target: Any, args: Any, kwargs: Any) -> tuple[Any, list[torch.Tensor]]:
+    """What `find` says of a call, and the tensors that its operands stand for."""
+    (args, kwargs), tensors = numbered((args, kwargs))
     return find(target, tuple(args), kwargs), tensors
 
 
@@ -138,6 +146,56 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torc
 
 def positive(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
     return draw(*shape, dtype=dtype, seed=seed).abs() + 0.25
+
+
+def parts(target: Any, *args: Any, **kwargs: Any) -> tuple[Rule, Any, list[torch.Tensor]]:
+    """The rule of a call, its arguments, and the tensors in it."""
+    found, tensors = canonical(target, args, kwargs)
+    assert isinstance(found, Found), f"{target}: {found}"
+    return found.rule, found.arguments, tensors
+
+
+def not_fused(target: Any, *args: Any, reason: str, **kwargs: Any) -> None:
+    """A call that has a rule, which cannot be traced for these shapes and dtypes, and says why."""
+    rule, arguments, tensors = parts(target, *args, **kwargs)
+    with pytest.raises(TraceError, match=reason):
+        traced(rule, arguments, tensors)
+
+
+class Following(TorchFunctionMode):
+    """Traces what a function asks PyTorch for, beside what PyTorch computes."""
+
+    def __init__(self, tensors: list[torch.Tensor]):
+        super().__init__()
+        self.trace = Trace()
+        self.held = list(tensors)
+        self.values = {
+            id(t): Value.argument(self.trace, f"x{k}", tuple(t.shape), str(t.dtype).removeprefix("torch."))
+            for k, t in enumerate(tensors)
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            found, tensors = canonical(func, args, kwargs or {})
+            assert isinstance(found, Found), f"{func}: {found}"
+            value = found.rule.traced(*fill(found.arguments, [self.values[id(t)] for t in tensors]))
+            assert value.shape == tuple(result.shape), func
+            assert value.dtype == str(result.dtype).removeprefix("torch."), func
+            self.values[id(result)] = value
+            self.held.append(result)
+        return result
+
+
+def follow(function: Any, *tensors: torch.Tensor) -> int:
+    """A whole function gives what PyTorch gives; returns how many trips to memory its folds take."""
+    with Following(list(tensors)) as mode:
+        expected = function(*tensors)
+    value = mode.values[id(expected)]
+    (got,) = execute(mode.trace, [value], list(tensors))
+    agree(got, expected)
+    nodes = g.topological([value.tracer._node])
+    return sum(n.op == "reshape" and not g.is_leaf(n) for n in nodes)
 
 
 # What rules are called with; spellings without an adapter all take the same -----------------------------------------

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
+from .. import graph as g
 from ..errors import TraceError
 from ..trace import Trace, Tracer
 from ..trace.axes import repeated
@@ -78,17 +79,20 @@ class Value:
 
     def folded(self, fold: Fold) -> Tracer:
         """A matrix of the same elements in the same order."""
-        return self.tracer if self.tracer.shape == fold else self.tracer.reshape(fold)
+        if self.tracer.shape == fold:
+            return self.tracer
+        again = _computed_so(self.tracer, fold) if self.cost(fold) else None
+        return self.tracer.reshape(fold) if again is None else again
 
     def matrix(self) -> Tracer:
         """The tracer in this value's own shape, of at most two dimensions."""
         return self.tracer if self.tracer.shape == self.shape else self.tracer.reshape(self.shape)
 
     def cost(self, fold: Fold) -> int:
-        """What it takes to fold it so: nothing, another look at an argument, or a trip to memory."""
+        """What it takes to fold it so: nothing, another look at an argument, work done twice, or a trip to memory."""
         if _solid(self.tracer.shape) == _solid(fold):
             return 0
-        return 1 if _is_argument(self.tracer) else 100
+        return 1 if _is_argument(self.tracer) else 10 if _computed_so(self.tracer, fold) is not None else 100
 
 
 def _solid(shape: Iterable[int]) -> Shape:
@@ -100,6 +104,30 @@ def _is_argument(tracer: Tracer) -> bool:
     while node.op in ("reshape", "transpose"):
         node = node.inputs[0]
     return node.op == "input"
+
+
+# As many operations on an argument are done again, rather than their result written and read under another fold.
+_CHEAP = 8
+
+
+def _computed_so(tracer: Tracer, fold: Fold) -> Tracer | None:
+    """What was computed of arguments element by element, computed once more of those folded as asked for."""
+    labels = [a for a in tracer._axes if a is not None]
+    if labels != sorted(labels):
+        return None
+    done: dict[g.Node, g.Node] = {}
+    for node in g.topological([tracer._node]):
+        if node.size == 1 != math.prod(fold):
+            done[node] = node
+        elif node.op == "input":
+            done[node] = g.reshape(node, fold)
+        elif node.op == "reshape":
+            done[node] = done[node.inputs[0]]
+        elif node.pointwise and len(done) < _CHEAP and all(i.size in (1, node.size) for i in node.inputs):
+            done[node] = g.Node(node.op, tuple(done[i] for i in node.inputs), fold, node.dtype, node.attrs)
+        else:
+            return None
+    return tracer._trace.array(done[tracer._node], (0, 1))
 
 
 # Broadcasting -------------------------------------------------------------------------------------------------------

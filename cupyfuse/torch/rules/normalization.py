@@ -242,7 +242,7 @@ def _module_eager(
         y, mean, var = _batch_norm_eager(x, mean, var, weight, bias, own, factor, eps)
         return y, mean, var, new_count
     y, *batch = _batch_norm_eager(x, torch.zeros_like(mean), torch.zeros_like(var), weight, bias, True, 1.0, eps)
-    factor = 0.0 if new_count is None else 1.0 / new_count
+    factor = 0.0 if new_count is None else 1.0 / new_count.double()
     moved = (running * (1.0 - factor) + new * factor for running, new in zip((mean, var), batch, strict=True))
     return (y, *(m.to(r.dtype) for m, r in zip(moved, (mean, var), strict=True)), new_count)
 

@@ -1,0 +1,364 @@
+"""Rules for layers and shapes, what folds of values meet, what is refused, against PyTorch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch_rules import agree, canonical, check, draw, follow, not_fused, numbered, run
+
+from cupyfuse.torch.rules import RULES, Refused, find
+from cupyfuse.torch.values import Value
+from cupyfuse.trace import Trace
+
+F = torch.nn.functional
+T = torch.Tensor
+DTYPES = (torch.float64, torch.float32)
+HALVES = (torch.float16, torch.bfloat16)
+
+# Normalisation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, *HALVES), ids=str)
+def test_layer_norm_and_rms_norm(dtype: torch.dtype) -> None:
+    for shape in ((5,), (4, 6), (2, 3, 4), (2, 1, 3, 4), (4, 1)):
+        x = draw(*shape, dtype=dtype)
+        for count in range(1, len(shape) + 1):
+            last = shape[-count:]
+            w, b = (draw(*last, dtype=dtype, seed=k) for k in (1, 2))
+            check(F.layer_norm, x, last, w, b, tolerance=0.03 * (dtype in HALVES))
+            check(F.layer_norm, x, list(last), eps=0.1, tolerance=0.03 * (dtype in HALVES))
+            check(F.rms_norm, x, last, w, tolerance=0.03 * (dtype in HALVES))
+            check(F.rms_norm, x, last, eps=0.1, tolerance=0.03 * (dtype in HALVES))
+    check(F.rms_norm, draw(2, 3, dtype=dtype) * 1e-4, (3,), tolerance=0.03 * (dtype in HALVES))
+    not_fused(F.layer_norm, draw(4, 6), (5,), reason="last dimensions")
+
+
+def test_group_norm() -> None:
+    for groups in (1, 2, 3, 6):
+        check(F.group_norm, draw(4, 6), groups)
+        check(F.group_norm, draw(4, 6), groups, draw(6), draw(6, seed=1), 0.1)
+        check(F.group_norm, draw(4, 6, 3), groups)
+        check(F.group_norm, draw(1, 6, 3), groups, draw(6), draw(6, seed=1))
+    not_fused(F.group_norm, draw(4, 6, 3), 2, draw(6), reason="leading dimension")
+
+
+def test_instance_norm() -> None:
+    for shape in ((4, 1, 6), (4, 2, 6), (4, 1, 2, 3)):
+        check(F.instance_norm, draw(*shape))
+    check(F.instance_norm, draw(4, 1, 6), None, None, draw(1), draw(1, seed=1), eps=0.1)
+    not_fused(F.instance_norm, draw(4, 2, 6), weight=draw(2), reason="leading dimension")
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("track", [False, True])
+@pytest.mark.parametrize("momentum", [None, 0.1, 0.0, 1.0])
+def test_batch_norm_as_a_module(affine: bool, track: bool, momentum: float | None) -> None:
+    """Several steps of training, then inference; PyTorch's own module beside it."""
+    for dtype in DTYPES:
+        module = torch.nn.BatchNorm1d(6, eps=1e-3, momentum=momentum, affine=affine, track_running_stats=track)
+        module = module.to(dtype)
+        if affine:
+            torch.nn.init.normal_(module.weight)
+            torch.nn.init.normal_(module.bias)
+        for step, training in enumerate((True, True, True, False)):
+            module.train(training)
+            x = draw(5, 6, dtype=dtype, seed=step)
+            buffers = [module.running_mean, module.running_var, module.num_batches_tracked]
+            before = [None if b is None else b.clone() for b in buffers]
+            mean, var, count = before
+            options = (training, momentum, module.eps)
+            arguments = [x, mean, var, module.weight, module.bias, count, *options]
+            y = module(x)
+            rule = RULES["batch_norm_module"]
+            for results in (run(rule, *numbered(arguments)), rule.eager(*arguments)):
+                agree(results[0], y)
+                for new, after in zip(results[1:], buffers, strict=True):
+                    if after is None or not training:
+                        assert new is None
+                    else:
+                        agree(new, after)
+
+
+@pytest.mark.parametrize("dtype", (*DTYPES, *HALVES), ids=str)
+def test_batch_norm_as_a_function(dtype: torch.dtype) -> None:
+    """The new running statistics are results; the ones that were given stay as they are."""
+    stats = torch.float32 if dtype in HALVES else dtype
+    w, b, mean, var = (draw(6, dtype=stats, seed=k) for k in range(4))
+    for training in (False, True):
+        for x in (draw(5, 6, dtype=dtype), draw(5, 6, 1, dtype=dtype)):
+            if dtype not in HALVES or training is False:
+                check(F.batch_norm, x, mean, var.abs() + 0.5, w, b, training, 0.3, tolerance=0.03 * (dtype in HALVES))
+    check(F.batch_norm, draw(5, 6, dtype=stats), None, None, training=True)
+    check(F.batch_norm, draw(5, 6, dtype=stats), mean, var.abs(), training=False, eps=0.1)
+
+
+def test_batch_norm_that_is_not_fused() -> None:
+    mean, var = draw(6), draw(6).abs()
+    not_fused(F.batch_norm, draw(5, 6, 3), mean, var, reason="rows, columns")
+    not_fused(F.batch_norm, draw(1, 6), mean, var, training=True, reason="training batch of 1 rows")
+    assert RULES["batch_norm"].updates == ("running_mean", "running_var")
+    assert RULES["batch_norm_module"].updates == ("running_mean", "running_var", "num_batches_tracked")
+    for name, rule in RULES.items():
+        assert set(rule.updates) <= set(rule.parameters), name
+
+
+# Products and pools -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_linear(dtype: torch.dtype) -> None:
+    for shape in ((6,), (4, 6), (2, 3, 6), (2, 1, 3, 6), (0, 6), (2, 0, 6), (1, 6)):
+        x = draw(*shape, dtype=dtype)
+        for n in (1, 5):
+            check(F.linear, x, draw(n, 6, dtype=dtype), draw(n, dtype=dtype))
+            check(F.linear, x, draw(n, 6, dtype=dtype))
+        check(F.linear, x, draw(6, dtype=dtype))
+    not_fused(F.linear, draw(4, 6), draw(5, 6, dtype=torch.float32), reason="operands of float64 and float32")
+    not_fused(F.linear, draw(4, 6), draw(5, 7), reason="do not fit")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((4, 6), (6, 3)),
+        ((6,), (6, 3)),
+        ((4, 6), (6,)),
+        ((6,), (6,)),
+        ((2, 3, 6), (6, 3)),
+        ((2, 3, 6), (6,)),
+        ((2, 1, 3, 6), (6, 3)),
+        ((4, 0), (0, 3)),
+        ((0, 6), (6, 3)),
+        ((1, 6), (6, 1)),
+    ],
+)
+def test_matmul(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    for dtype in DTYPES:
+        check(torch.matmul, draw(*left, dtype=dtype), draw(*right, dtype=dtype, seed=1))
+
+
+def test_batched_products_are_left_to_torch() -> None:
+    not_fused(torch.matmul, draw(2, 3, 6), draw(2, 6, 3), reason="batched products")
+    not_fused(torch.matmul, draw(3, 6), draw(2, 6, 3), reason="batched products")
+    not_fused(torch.matmul, draw(3, 5), draw(6, 3), reason="do not fit")
+
+
+@pytest.mark.parametrize(("beta", "alpha"), [(1, 1), (0.5, 1), (1, 2), (0, 1), (2, 0.5), (0, 0)])
+def test_addmm(beta: float, alpha: float) -> None:
+    for shape in ((3,), (4, 3), (1, 3), (4, 1), ()):
+        check(torch.addmm, draw(*shape), draw(4, 6), draw(6, 3), beta=beta, alpha=alpha)
+    if beta == 0:
+        check(torch.addmm, torch.full((3,), torch.nan).double(), draw(4, 6), draw(6, 3), beta=beta, alpha=alpha)
+
+
+@pytest.mark.parametrize("target", [F.avg_pool1d, F.max_pool1d])
+def test_pools(target: Any) -> None:
+    for shape in ((4, 6), (4, 1, 6), (4, 3, 6)):
+        for width in (1, 2, 3, 6):
+            check(target, draw(*shape), width)
+            check(target, draw(*shape), width, stride=width, padding=0)
+    not_fused(target, draw(4, 6), 4, reason="do not divide")
+    check(target, torch.tensor([[torch.nan, 1.0, torch.inf, 2.0, -torch.inf, 3.0]]), 2)
+
+
+def test_adaptive_pools() -> None:
+    for size in (1, 2, 3, 6):
+        check(F.adaptive_avg_pool1d, draw(4, 3, 6), size)
+    not_fused(F.adaptive_avg_pool1d, draw(4, 3, 6), 4, reason="different widths")
+
+
+# Shapes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "args"),
+    [
+        (T.reshape, (4, 6), (24,)),
+        (T.reshape, (4, 6), (-1, 3)),
+        (T.reshape, (2, 3, 4), (6, -1)),
+        (T.reshape, (2, 3, 4), (2, 12)),
+        (T.reshape, (0, 3), (3, 0)),
+        (T.reshape, (1,), ((),)),
+        (torch.flatten, (), ()),
+        (torch.flatten, (2, 3, 4), (0, 1)),
+        (torch.flatten, (2, 3, 4), (-2,)),
+        (T.unflatten, (2, 12), (-1, (3, -1))),
+        (torch.unsqueeze, (4, 6), (-1,)),
+        (torch.unsqueeze, (), (0,)),
+        (torch.squeeze, (1, 4, 1), (0,)),
+        (torch.squeeze, (1, 4, 1), (-2,)),
+        (torch.squeeze, (1, 4, 1), ((0, 2),)),
+        (torch.t, (5,), ()),
+        (torch.t, (), ()),
+        (torch.transpose, (2, 1, 4), (0, 2)),
+        (torch.transpose, (2, 1, 4), (0, 1)),
+        (torch.transpose, (1, 3, 4), (-1, -2)),
+        (torch.permute, (2, 3, 4), ((2, 0, 1),)),
+        (torch.permute, (2, 3, 4), ((1, 2, 0),)),
+        (torch.permute, (2, 1, 3, 4), ((2, 3, 1, 0),)),
+        (torch.permute, (), ((),)),
+        (T.expand, (1, 6), (4, -1)),
+        (T.expand, (4, 1), (4, 6)),
+        (T.expand, (6,), (2, 4, 6)),
+        (T.expand, (), (4, 6)),
+        (T.expand, (2, 1, 1), (2, 3, 4)),
+        (T.expand, (4, 6), (4, 6)),
+        (T.__getitem__, (4, 6), (None,)),
+        (T.__getitem__, (4, 6), ((slice(None), None, slice(None)),)),
+        (T.__getitem__, (4, 6), (Ellipsis,)),
+        (T.__getitem__, (4, 1, 6), ((Ellipsis, -1, slice(0, None)),)),
+        (T.__getitem__, (1, 6), (0,)),
+    ],
+)
+def test_shapes(target: Any, shape: tuple[int, ...], args: Any) -> None:
+    check(target, draw(*shape), *args)
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "args", "reason"),
+    [
+        (torch.transpose, (2, 3, 4), (0, 2), "does not exchange rows and columns"),
+        (torch.permute, (2, 3, 4), ((1, 0, 2),), "does not exchange rows and columns"),
+        (T.expand, (3, 1), (2, 3, 4), "leading dimension"),
+        (T.__getitem__, (4, 6), (0,), "a part of a tensor"),
+        (T.__getitem__, (4, 6), ((slice(None), 2),), "a part of a tensor"),
+    ],
+)
+def test_shapes_that_are_not_fused(target: Any, shape: Any, args: Any, reason: str) -> None:
+    not_fused(target, draw(*shape), *args, reason=reason)
+
+
+# Folds that meet ----------------------------------------------------------------------------------------------------
+
+# Functions of x (2, 3, 8), y (2, 3), w (8, 8), v (8,), and how many computed values they fold anew.
+CHAINS: dict[str, tuple[int, Callable[..., Any]]] = {
+    "reduced rows meet an argument": (0, lambda x, y, w, v: torch.logsumexp(x, -1) * y + x.sum(-1)),
+    "reduced rows meet each other": (0, lambda x, y, w, v: x.sum(-1) / (x * x).sum(-1, keepdim=True).squeeze(-1)),
+    "reduced rows meet their rows": (0, lambda x, y, w, v: (x - x.mean(-1, keepdim=True)) * x.std(-1)[..., None]),
+    "reduced rows are reduced again": (1, lambda x, y, w, v: F.relu(x.sum(-1)).softmax(-1)),
+    "reduced rows are a matrix": (1, lambda x, y, w, v: x.sum(-1).t() * y.t()),
+    "a layer": (0, lambda x, y, w, v: F.layer_norm(x + F.linear(F.gelu(x), w, v), (8,), v, v)),
+    "a head": (0, lambda x, y, w, v: F.gelu(F.leaky_relu(torch.logsumexp((x @ w).flatten(0, 1), 1, keepdim=True)))),
+    "a channel of one": (
+        0,
+        lambda x, y, w, v: F.instance_norm(F.linear(x.flatten(0, 1), w).unsqueeze(1)).squeeze(1) * v,
+    ),
+    "a pool of computed rows": (2, lambda x, y, w, v: F.max_pool1d(torch.tanh(x), 4).amax(-1)),
+    "groups of columns": (1, lambda x, y, w, v: torch.sin(x).view(2, 3, 2, 4).softmax(-1).reshape(2, 3, 8) * v),
+    "all elements in a row": (0, lambda x, y, w, v: torch.sin(w).view(-1).softmax(0).view(8, 8) + v),
+    "all elements": (0, lambda x, y, w, v: torch.sin(x).sum() / torch.sin(x).std() + v.mean()),
+    "a transpose of a computed matrix": (0, lambda x, y, w, v: torch.sin(w).T.softmax(1) * v + w),
+    "a batch as rows": (0, lambda x, y, w, v: x * torch.sigmoid(x.sum((1, 2), keepdim=True))),
+    "columns of a batch": (0, lambda x, y, w, v: x - x.mean((0, 1)) + x.mean((0, 1), keepdim=True)),
+    "a transposed operand": (1, lambda x, y, w, v: torch.exp(y.t()).reshape(2, 3) * x.sum(-1)),
+    "a mask": (0, lambda x, y, w, v: x.masked_fill(x > 0, -1.0).where(y[..., None] > 0, v).to(torch.float32)),
+    "numbers from both sides": (0, lambda x, y, w, v: 1 - 2 / (1 + torch.exp(2 * x)) ** 2),
+    "what PyTorch's modules call": (
+        0,
+        lambda x, y, w, v: torch.nn.Sequential(
+            torch.nn.Hardswish(), torch.nn.Softmin(-1), torch.nn.Dropout().eval(), torch.nn.Flatten(), torch.nn.ReLU6()
+        )(x),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_folds_that_meet(name: str) -> None:
+    refolded, function = CHAINS[name]
+    assert follow(function, draw(2, 3, 8), draw(2, 3, seed=1), draw(8, 8, seed=2), draw(8, seed=3)) == refolded
+
+
+def test_a_fold_of_an_argument_costs_nothing() -> None:
+    trace = Trace()
+    x, y = (Value.argument(trace, name, (2, 3, 4), "float32") for name in "xy")
+    assert (x.shape, x.dtype, x.tracer.shape) == ((2, 3, 4), "float32", (6, 4))
+    assert x.cost((6, 4)) == 0 < x.cost((2, 12)) < Value(x.tracer + y.tracer, x.shape).cost((2, 12))
+    assert x.viewed((24,)).tracer is x.tracer
+    assert Value.argument(trace, "z", (), "int64").shape == ()
+
+
+# What is refused, and what is not known -----------------------------------------------------------------------------
+
+REFUSED: tuple[tuple[str, Any, tuple[Any, ...], dict[str, Any]], ...] = (
+    ("rounding_mode='floor'", torch.div, (draw(3), 2), {"rounding_mode": "floor"}),
+    ("out= writes", torch.exp, (draw(3),), {"out": draw(3)}),
+    ("draws random numbers", F.dropout, (draw(3), 0.5), {}),
+    ("draws random numbers", torch.dropout, (draw(3), 0.5, True), {}),
+    ("draws random numbers", F.rrelu, (draw(3),), {"training": True}),
+    ("decimals", torch.round, (draw(3),), {"decimals": 2}),
+    ("depends on values", torch.where, (draw(3) > 0,), {}),
+    ("between devices", T.to, (draw(3), "cpu"), {}),
+    ("between devices", T.to, (draw(3), torch.device("cpu"), torch.float32), {}),
+    ("a copy", T.to, (draw(3), torch.float32), {"copy": True}),
+    ("complex64 is no type", T.to, (draw(3), torch.complex64), {}),
+    ("int32 is no type", torch.sum, (draw(3),), {"dtype": torch.int32}),
+    ("bits of numbers", T.view, (draw(3), torch.int64), {}),
+    ("known only when it runs", T.view, (draw(3), torch.tensor(3)), {}),
+    ("order 3", torch.linalg.vector_norm, (draw(3), 3), {}),
+    ("norm of a matrix", torch.linalg.norm, (draw(3, 3), 2), {}),
+    ("norm of a matrix", torch.norm, (draw(3, 3), "nuc"), {}),
+    ("order 0", F.normalize, (draw(3, 3), 0), {}),
+    ("running statistics", F.instance_norm, (draw(2, 1, 3), draw(1), draw(1)), {}),
+    ("windows of 2 every 1", F.avg_pool1d, (draw(3, 4), 2, 1), {}),
+    ("padded", F.max_pool1d, (draw(3, 4), 2), {"padding": 1}),
+    ("positions", F.max_pool1d, (draw(3, 4), 2), {"return_indices": True}),
+    ("holes", F.max_pool1d, (draw(3, 4), 1), {"dilation": 2}),
+    ("a part of a tensor", T.__getitem__, (draw(3, 4), slice(1, 2)), {}),
+    ("a part of a tensor", T.__getitem__, (draw(3, 4), draw(3, 4) > 0), {}),
+    ("batched products", torch.bmm, (draw(2, 3, 4), draw(2, 4, 3)), {}),
+    ("positions, or sorts", torch.argmax, (draw(3),), {}),
+    ("its arguments are not known", torch.exp, (draw(3), 1, 2, 3), {}),
+    ("its arguments are not known", torch.sum, (draw(3),), {"nonsense": 1}),
+)
+
+
+@pytest.mark.parametrize(("reason", "target", "args", "kwargs"), REFUSED)
+def test_refusals_say_why(reason: str, target: Any, args: Any, kwargs: Any) -> None:
+    found, _ = canonical(target, args, kwargs)
+    assert isinstance(found, Refused), found
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize("target", [torch.conv1d, "no_such_method", "conv1d", len, T.shape.__get__, print, {}, getattr])
+def test_what_is_not_known(target: Any) -> None:
+    assert find(target, (object(), "shape"), {}) is None
+
+
+@pytest.mark.parametrize("name", ["exp", "logsumexp", "T", "mT", "data", "add_", "view", "max"])
+def test_methods_by_name(name: str) -> None:
+    args = {"logsumexp": (1,), "add_": (1,), "view": (-1,)}.get(name, ())
+    expected = getattr(draw(3, 4), name) if name in ("T", "mT", "data") else None
+    assert check(name, draw(3, 4), *args, expected=expected).inplace == name.endswith("_")
+
+
+def test_attributes_by_getattr() -> None:
+    check(getattr, draw(3, 4), "T")
+
+
+def test_canonical_arguments_are_json() -> None:
+    """Tuples, dtypes and sizes in every form come out as tuples and strings."""
+    for target, args, kwargs, expected in (
+        (T.view, (torch.Size([2, 6]),), {}, [[2, 6]]),
+        (F.layer_norm, ([4],), {"eps": 1}, [[4], None, None, 1]),
+        (torch.sum, ([0, 1],), {"dtype": torch.float64}, [[0, 1], False, "float64"]),
+        (torch.softmax, (np.int64(1),), {}, [1, None]),
+        (T.__getitem__, ((None, slice(None), ...),), {}, [["new", "all", "rest"]]),
+    ):
+        found, _ = canonical(target, (draw(3, 4), *args), kwargs)
+        assert json.loads(json.dumps(found.arguments[1:])) == expected
+        assert len(found.arguments) == len(found.rule.parameters)
+
+
+def test_properties_of_rules() -> None:
+    assert RULES["linear"].product
+    assert RULES["softmax"].reduces
+    assert RULES["reshape"].view
+    assert RULES["reshape"].idle
+    assert not RULES["to"].idle
+    assert all(name == rule.name for name, rule in RULES.items())
+    assert RULES["leaky_relu"].signature.parameters["negative_slope"].default == 0.01
