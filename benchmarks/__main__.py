@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, `python -m benchmarks rows` and `python -m benchmarks gemm`.
+"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm` and `torch`.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -14,12 +14,13 @@ from typing import Any
 
 from cupyfuse.settings import PRECISIONS
 
-from . import charts, environment, gemm, heads, rows
+from . import charts, environment, gemm, heads, rows, torch_heads
 from .cases import Lab, laboratory
 from .device import NoGpu
 from .families import FAMILIES
 from .report import Case, Report, heads_markdown, rows_markdown
 from .timing import describe
+from .torch_report import torch_markdown
 from .verdicts import gemm_markdown
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -71,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
 
     main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows,gemm}")
+    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows,gemm,torch}")
 
     of_heads = commands.add_parser("heads", parents=[common], help="the three heads, and what follows their GEMM alone")
     of_heads.add_argument("--shape", type=shape, default=heads.Options.shape, metavar="BxKxN", help="1024x8192x8192")
@@ -103,6 +104,16 @@ def parser() -> argparse.ArgumentParser:
         help=f"data, of {', '.join(FAMILIES)}; K is swept over for {' and '.join(gemm.SWEPT)}",
     )
     of_gemm.add_argument("--depths", type=lengths, metavar="K,K,...", help="the K to sweep over")
+
+    of_torch = commands.add_parser(
+        "torch", parents=[common], help="the heads as PyTorch modules: forward, backward, after changes of weights"
+    )
+    of_torch.add_argument("--shape", type=shape, default=heads.Options.shape, metavar="BxKxN", help="1024x8192x8192")
+    of_torch.add_argument("--dtype", choices=DTYPES, default="float32")
+    of_torch.add_argument("--heads", type=some_of(torch_heads.NAMES), default=torch_heads.NAMES, metavar="NAME,...")
+    of_torch.add_argument(
+        "--no-max-autotune", action="store_true", help="leave torch.compile in this mode out (it takes minutes)"
+    )
     return main_parser
 
 
@@ -121,6 +132,12 @@ def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab]
         stated |= {"shape": "x".join(map(str, given.shape)), "families": " ".join(given.families)}
         stated |= {"depths": " ".join(map(str, depths))}
         return "gemm", stated, functools.partial(gemm.cases, options=gemm_options)
+    if given.benchmark == "torch":
+        autotuned = not given.no_max_autotune
+        torch_options = torch_heads.Options(given.shape, given.dtype, autotuned, given.quick, given.seed)
+        stated |= {"shape": "x".join(map(str, given.shape)), "dtype": given.dtype, "max_autotune": autotuned}
+        name = "torch" if given.dtype == "float32" else f"torch-{given.dtype}"
+        return name, stated, functools.partial(torch_heads.cases, options=torch_options, names=given.heads)
     seconds = given.compile_budget
     if seconds is None:
         seconds = QUICK_COMPILE_BUDGET if given.quick else COMPILE_BUDGET
@@ -134,6 +151,7 @@ WRITERS: dict[str, tuple[Callable[[Report], str], Callable[[Report, Path], None]
     "heads": (functools.partial(heads_markdown, base=heads.EAGER), charts.heads),
     "rows": (rows_markdown, charts.rows),
     "gemm": (gemm_markdown, charts.gemm),
+    "torch": (torch_markdown, functools.partial(charts.heads, figure=heads.FIGURES[0])),
 }
 
 

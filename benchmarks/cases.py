@@ -50,6 +50,8 @@ class Rival:
         Beside `expected`, what the error of each element is relative to; positive. Empty where that is not taken.
     limit : float, optional
         The largest error, relative to `sizes`, of a result that is not wrong; without it, the lab's for the norms.
+    before : callable, optional
+        What to do before each call that is timed by itself, without being timed.
     """
 
     call: Call
@@ -58,6 +60,7 @@ class Rival:
     capture: Callable[[], Call] | None = None
     sizes: Sequence[Any] = ()
     limit: float | None = None
+    before: Call | None = None
 
 
 @dataclass
@@ -235,7 +238,7 @@ def run(
     factories : mapping of str to callable
         What makes each rival, by name; one that cannot be made is reported.
     figures : sequence of str
-        Which of "gpu_evicted", "gpu_back_to_back", "host" and "gpu_graph" to take.
+        Which of "gpu_evicted", "gpu_back_to_back", "host", "wall" and "gpu_graph" to take.
     budget : float
         GPU seconds for each rival and figure.
     """
@@ -261,7 +264,8 @@ def run(
 
 
 def _time(lab: Lab, case: Case, rivals: Mapping[str, Rival], figures: Sequence[str], budget: float) -> None:
-    contest = Contest(lab.device, {name: rival.call for name, rival in rivals.items()}, budget)
+    before = {name: rival.before for name, rival in rivals.items() if rival.before}
+    contest = Contest(lab.device, {name: rival.call for name, rival in rivals.items()}, budget, before)
     results = {result.rival: result for result in case.results}
     for figure in figures:
         if figure == "gpu_graph":

@@ -17,6 +17,7 @@ FIGURES = {
     "gpu_back_to_back": "GPU, back to back",
     "gpu_graph": "GPU, graph",
     "host": "host",
+    "wall": "wall",
 }
 HOW_TIMED = """\
 Medians in microseconds; the JSON file beside this one has the quartiles, extremes and counts. Rivals took turns within
@@ -50,7 +51,7 @@ class Result:
     error : float or None
         Relative error against float64, by norms; None where nothing was compared.
     times : dict of str to Summary
-        By figure: "gpu_evicted", "gpu_back_to_back", "gpu_graph", "host".
+        By figure: "gpu_evicted", "gpu_back_to_back", "gpu_graph", "host", "wall".
     failure : str
         Why the rival took no part, or no part any more; empty where it did.
     missing : dict of str to str

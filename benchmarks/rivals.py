@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from cupyfuse import dtypes
+
 from .device import GRAPH_CALLS
 from .plain import EPSILON, MOMENTUM, SLOPE
 
@@ -24,6 +26,40 @@ def share(array: Any) -> torch.Tensor:
 def as_double(tensor: torch.Tensor, xp: Any) -> Any:
     """The values of a tensor as a float64 array of `xp`."""
     return xp.from_dlpack(tensor.detach().to(torch.float64).contiguous())
+
+
+def array(tensor: torch.Tensor, xp: Any) -> Any:
+    """An array of `xp` over a tensor's memory: the reverse of `share`."""
+    tensor = tensor.detach()
+    if tensor.dtype is torch.bfloat16:
+        return xp.from_dlpack(tensor.view(torch.int16)).view(dtypes.to_numpy("bfloat16"))
+    return xp.from_dlpack(tensor)
+
+
+def place() -> str:
+    """Where the modules are."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, float]:
+    """What a call takes of the GPU's memory, by name, its result left out; empty without a GPU."""
+    if not torch.cuda.is_available():
+        return {}
+
+    def requests() -> int:
+        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+    forward()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    first, asked = torch.cuda.memory_allocated(), requests()
+    out = forward()
+    asked, size = requests() - asked, out.numel() * out.element_size()
+    held, most = torch.cuda.memory_allocated() - first - size, torch.cuda.max_memory_allocated() - first - size
+    if not backward:
+        return {"allocations": asked, "MB at most": most / 1e6}
+    out.sum().backward()
+    return {"MB kept for backward": held / 1e6, "MB at most": (torch.cuda.max_memory_allocated() - first) / 1e6}
 
 
 def _fixed(array: Any) -> torch.nn.Parameter:

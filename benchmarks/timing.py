@@ -1,12 +1,13 @@
 """Time on the GPU and on the host: rivals in turn, and statistics of what they took.
 
-Three figures are taken of a call:
+Figures that are taken of a call:
 
 - `gpu_evicted`: events around one call, with the L2 cache overwritten just before. What the call costs when its
   arguments come from memory.
 - `gpu_back_to_back`: events around many calls in a row, per call. Arguments that fit are in the L2 cache. The calls are
   all queued before the first one starts, so that the GPU never waits for the host: the figure to hold beside a graph's.
 - `host`: the host's clock around many calls that it does not wait for, per call.
+- `wall`: the host's clock around one call and the wait for its end.
 
 Single launches are also replayed as a CUDA graph (`gpu_graph`).
 """
@@ -63,6 +64,10 @@ def bounded(wanted: float, low: int, high: int) -> int:
     return high if not math.isfinite(wanted) else max(low, min(high, int(wanted)))
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class Cost:
     """What one call costs, roughly: GPU time (with gaps) and host time, in microseconds."""
@@ -81,6 +86,8 @@ class Contest:
         What to time, by the rival's name. Each is called a few times first.
     budget : float
         GPU seconds to spend on each rival for each figure; few and many repeats are kept within bounds.
+    before : mapping of str to callable, optional
+        What to do before each call, by the rival's name. It is not timed, and done for `evicted` and `wall` alone.
 
     Attributes
     ----------
@@ -88,26 +95,31 @@ class Contest:
         Rivals that raised, with the error; they take part no more.
     """
 
-    def __init__(self, device: Device, calls: Mapping[str, Call], budget: float):
+    def __init__(
+        self, device: Device, calls: Mapping[str, Call], budget: float, before: Mapping[str, Call] | None = None
+    ):
         self._device = device
         self._calls = dict(calls)
+        self._before = dict(before or {})
         self._budget_us = budget * 1e6
         self.failures: dict[str, str] = {}
         self._costs: dict[str, Cost] = {}
         for name, call in self._calls.items():
             try:
-                self._costs[name] = self._estimate(call)
+                self._costs[name] = self._estimate(call, self._before.get(name, _nothing))
             except Exception as error:
                 self.failures[name] = describe(error)
 
-    def _estimate(self, call: Call) -> Cost:
+    def _estimate(self, call: Call, before: Call) -> Cost:
         for _ in range(3):
+            before()
             call()
         self._device.synchronize()
         repeats = 3
         start = self._device.record()
         began = time.perf_counter()
         for _ in range(repeats):
+            before()
             call()
         host = time.perf_counter() - began
         gpu = self._device.elapsed(start, self._device.record())
@@ -140,6 +152,7 @@ class Contest:
             call = self._calls[name]
             # The first call after a pause takes the host several times as long as one among many.
             device.hold(4.0 * costs[name].host + 300.0)
+            self._before.get(name, _nothing)()
             device.evict()
             start = device.record()
             call()
@@ -184,6 +197,21 @@ class Contest:
             return self._in_turn(counts, sample)
         finally:
             gc.enable()
+
+    def wall(self) -> dict[str, Summary]:
+        """Host time of single calls, each from an idle GPU to an idle GPU."""
+        device, costs = self._device, self._running()
+
+        def sample(name: str) -> float:
+            call = self._calls[name]
+            self._before.get(name, _nothing)()
+            device.synchronize()
+            began = time.perf_counter()
+            call()
+            device.synchronize()
+            return (time.perf_counter() - began) * 1e6
+
+        return self._in_turn({n: bounded(self._budget_us / (c.gpu + 100.0), 7, 50) for n, c in costs.items()}, sample)
 
     def replayed(self, replays: Mapping[str, Call]) -> tuple[dict[str, Summary], dict[str, str]]:
         """GPU time per call of replayed graphs, and the errors of those that failed; others stay in the contest."""
