@@ -119,13 +119,17 @@ def _total(matrix: Node, axis: int, weights: Node | None = None) -> Node:
 def turn_products(graph: Graph) -> Graph:
     """The transpose of a product is the product of the transposes: (A B)^T = B^T A^T. Exact.
 
-    Where nothing reads the product as it is: it comes to lie in memory as its readers need it, which saves a copy.
+    Where nothing reads the product as it is: it comes to lie in memory as its readers need it, which saves a copy. What
+    is a right operand next stays turned, since its sums run along the rows of the product as it lies.
     """
     users = g.users(graph.roots)
     roots = set(graph.roots)
 
+    def turned(reader: Node) -> bool:
+        return reader.op == "transpose" and not any(u.op == "matmul" and u.inputs[1] is reader for u in users[reader])
+
     def turns(node: Node) -> bool:
-        return node.op == "matmul" and node not in roots and all(u.op == "transpose" for u in users.get(node, [node]))
+        return node.op == "matmul" and node not in roots and all(map(turned, users.get(node, [node])))
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
