@@ -81,6 +81,23 @@ def test_chains_by_kernels(text: str, rng: np.random.Generator) -> None:
     compare(text, rng, "host")
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w, b: cf.softmax(cf.linear(x, w, b), axis=1),
+        lambda x, w, b: cf.sum(cf.linear(x, w, b), axis=1),
+        lambda x, w, b: cf.logsumexp(cf.linear(x, w, b), axis=1) + cf.max(x, axis=1),
+    ],
+)
+@pytest.mark.parametrize("engine", ["numpy", "host"])
+def test_batches_of_no_rows_leave_weights_alone(function: Callable[..., Any], engine: str) -> None:
+    arrays = [np.ones((0, 5)), np.ones((7, 5)), np.ones(7)]
+    passes = Passes(function, arrays)
+    _, found = passes(arrays, [np.empty((0, 7) if passes.axes[0] == (0, 1) else 0)], engine)
+    for ours, argument in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(ours, np.zeros_like(argument))
+
+
 def test_chains_reach_every_kind_of_plan() -> None:
     """What the chains are for: each kind of node and of step occurs in some backward plan."""
     kinds, reductions = set(), set()

@@ -259,6 +259,11 @@ def test_what_repeats_is_computed_once(text: str, gone: str, rng: np.random.Gene
     assert_close(fused, wide, 1e-5 * (1 + np.abs(wide).max()))
 
 
+def test_the_sum_of_no_copies_is_nothing() -> None:
+    fused = cf.fuse(lambda b: np.broadcast_to(b, (0, 7)).sum(axis=0))
+    np.testing.assert_array_equal(fused(np.full(7, INF)), np.zeros(7))
+
+
 def test_a_function_of_what_repeats_is_evaluated_once_a_row() -> None:
     graph, _ = rewrite.simplify(traced("np.exp(np.broadcast_to(r[:, None], (6, 7))).T"))
     (exponential,) = (n for n in g.topological(graph.roots) if n.op == "exp")

@@ -78,7 +78,7 @@ class _Copies:
 def _of_one_copy(node: Node, copies: _Copies) -> Node:
     if node.op == "matmul":
         return _product(node, copies)
-    if node.reduction and node.op in ("sum", "max", "min") and node.inputs[0].shape[node.axis] != 1:
+    if node.reduction and node.op in ("sum", "max", "min") and node.inputs[0].shape[node.axis] > 1:
         one = copies.one(node.inputs[0], node.axis)
         if one is None:
             return node
