@@ -2,11 +2,14 @@
 
 `find` takes an operation as PyTorch's records have it, in any of its spellings, and gives the `Rule` and its canonical
 arguments. From the bottom to the top: `table` (what a rule is), `spelling` (what rules are called, and with what
-arguments), then the rules: `pointwise`, `activations`, `reductions`, `normalization`, `linear`, `shapes`.
+arguments), `meaning` (promotion, operators on values of any rank), then the rules: `pointwise`, `logic`, `casts`,
+`activations`, `reductions`, `normalization`, `linear`, `shapes`.
 """
 
 from . import activations as activations
+from . import casts as casts
 from . import linear as linear
+from . import logic as logic
 from . import normalization as normalization
 from . import pointwise as pointwise
 from . import reductions as reductions

@@ -13,7 +13,7 @@ from ... import trace
 from ...trace import Axes, Tracer, matrix_node
 from ..values import Value, refuse
 from .meaning import floats, pointwise
-from .spelling import spell, spell_refused
+from .spelling import spell, spell_refused, two
 from .table import Refused, rule
 
 F = torch.nn.functional
@@ -61,12 +61,8 @@ def addmm(input: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float 
     return pointwise("add", y, input if beta == 1 else pointwise("multiply", input, beta))
 
 
-def _two(input: Any, other: Any) -> tuple[Any, Any]:
-    return input, other
-
-
 spell("linear", "linear")
-spell("matmul", operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.linalg.matmul, adapt=_two)
+spell("matmul", operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.linalg.matmul, adapt=two)
 spell("matmul", "mm", "mv", "dot", adapt=lambda input, mat2: (input, mat2))
 spell("matmul", T.__rmatmul__, adapt=lambda self, other: (other, self))
 spell("addmm", "addmm")
@@ -99,6 +95,7 @@ def avg_pool1d(input: Value, kernel_size: int) -> Value:
 
 @rule("max_pool1d", F.max_pool1d, reduces=True)
 def max_pool1d(input: Value, kernel_size: int) -> Value:
+    """Gradients are divided among equal elements, where PyTorch picks one."""
     return _pooled("max", input, kernel_size, "max_pool1d")
 
 

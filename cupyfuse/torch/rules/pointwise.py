@@ -10,19 +10,11 @@ import torch
 
 from ...dtypes import is_float
 from ..values import Value, refuse
-from .meaning import as_mask, pointwise, promoted
-from .spelling import Call, is_tensor, spell, spell_refused
+from .meaning import pointwise, promoted
+from .spelling import spell, spell_refused, swapped
 from .table import Operand, Refused, rule
 
 # Arithmetic ---------------------------------------------------------------------------------------------------------
-
-
-def _swapped(*more: Any) -> Callable[..., Any]:
-    return lambda input, other: (other, input, *more)
-
-
-def _two(input: Any, other: Any) -> tuple[Any, Any]:
-    return input, other
 
 
 def _scaled(other: Operand, alpha: float) -> Operand:
@@ -63,21 +55,17 @@ spell("add", operator.iadd, T.__iadd__, inplace=True)
 spell("sub", "sub", "subtract", operator.sub, T.__sub__)
 spell("sub", operator.isub, T.__isub__, inplace=True)
 spell("sub", torch.rsub, adapt=lambda input, other, alpha=1: (other, input, alpha))
-spell("sub", T.__rsub__, adapt=_swapped())
+spell("sub", T.__rsub__, adapt=swapped)
 spell("mul", "mul", "multiply", operator.mul, T.__mul__, T.__rmul__)
 spell("mul", operator.imul, T.__imul__, inplace=True)
 spell("div", "div", "divide", "true_divide", operator.truediv, T.__truediv__, T.__div__, adapt=_div)
 spell("div", operator.itruediv, T.__itruediv__, T.__idiv__, adapt=_div, inplace=True)
-spell("div", T.__rdiv__, T.__rtruediv__, adapt=_swapped())
+spell("div", T.__rdiv__, T.__rtruediv__, adapt=swapped)
 
 
-def _pow_eager(input: Any, exponent: Any) -> Any:
-    return torch.pow(input, exponent)
-
-
-@rule("pow", _pow_eager)
+@rule("pow", torch.pow)
 def pow(input: Operand, exponent: Operand) -> Value:
-    """PyTorch has short forms for some exponents, which give other special values than a power does."""
+    """Powers by the short forms that PyTorch has for some exponents, which give other special values or last digits."""
     if isinstance(input, Value) and not isinstance(exponent, Value):
         dtype = promoted(input, exponent)
         base = input if is_float(dtype) else refuse("pow", f"powers of {input.dtype}")
@@ -94,14 +82,12 @@ def pow(input: Operand, exponent: Operand) -> Value:
             return pointwise("reciprocal", pointwise("sqrt", base))
         if exponent == -1:
             return pointwise("reciprocal", base)
-        if exponent == -2:
-            return pointwise("reciprocal", pointwise("square", base))
     return pointwise("power", input, exponent)
 
 
 spell("pow", "pow", operator.pow, T.__pow__, adapt=lambda input, exponent: (input, exponent))
 spell("pow", T.__ipow__, operator.ipow, adapt=lambda input, exponent: (input, exponent), inplace=True)
-spell("pow", T.__rpow__, adapt=_swapped())
+spell("pow", T.__rpow__, adapt=swapped)
 
 
 @rule("addcmul", lambda x, a, b, value: torch.addcmul(x, a, b, value=value))
@@ -288,155 +274,3 @@ def masked_fill(input: Value, mask: Value, value: Operand) -> Value:
 
 
 spell("masked_fill", "masked_fill")
-
-# Comparisons and logic ----------------------------------------------------------------------------------------------
-
-_COMPARISONS = {
-    "gt": ("greater", "__gt__"),
-    "ge": ("greater_equal", "__ge__"),
-    "lt": ("less", "__lt__"),
-    "le": ("less_equal", "__le__"),
-    "eq": ("equal", "__eq__"),
-    "ne": ("not_equal", "__ne__"),
-}
-
-
-def _comparison(op: str) -> Callable[[Operand, Operand], Value]:
-    def traced(input: Operand, other: Operand) -> Value:
-        return pointwise(op, input, other)
-
-    return traced
-
-
-def _enter_comparisons() -> None:
-    for name, (op, method) in _COMPARISONS.items():
-        compare = getattr(operator, name)
-        rule(name, compare)(_comparison(op))
-        # The in-place forms would have to write masks to floats.
-        spell(name, getattr(torch, name), getattr(T, name), compare, getattr(T, method), adapt=_two)
-        if op != "equal":  # torch.equal gives a Python bool
-            spell(name, getattr(torch, op), getattr(T, op), adapt=_two)
-
-
-_enter_comparisons()
-
-
-@rule("logical_and", torch.logical_and)
-def logical_and(input: Value, other: Value) -> Value:
-    return pointwise("logical_and", as_mask(input), as_mask(other))
-
-
-@rule("logical_or", torch.logical_or)
-def logical_or(input: Value, other: Value) -> Value:
-    return pointwise("logical_or", as_mask(input), as_mask(other))
-
-
-@rule("logical_xor", torch.logical_xor)
-def logical_xor(input: Value, other: Value) -> Value:
-    return pointwise("not_equal", as_mask(input), as_mask(other))
-
-
-@rule("logical_not", torch.logical_not)
-def logical_not(input: Value) -> Value:
-    return pointwise("logical_not", as_mask(input))
-
-
-def _masks(name: str, *operands: Any) -> None:
-    for value in operands:
-        if not isinstance(value, bool) and not (isinstance(value, Value) and value.dtype == "bool"):
-            refuse(name, "it is fused for masks only")
-
-
-@rule("bitwise_and", operator.and_)
-def bitwise_and(input: Operand, other: Operand) -> Value:
-    _masks("bitwise_and", input, other)
-    return pointwise("logical_and", input, other)
-
-
-@rule("bitwise_or", operator.or_)
-def bitwise_or(input: Operand, other: Operand) -> Value:
-    _masks("bitwise_or", input, other)
-    return pointwise("logical_or", input, other)
-
-
-@rule("bitwise_xor", operator.xor)
-def bitwise_xor(input: Operand, other: Operand) -> Value:
-    _masks("bitwise_xor", input, other)
-    return pointwise("not_equal", input, other)
-
-
-@rule("bitwise_not", torch.bitwise_not)
-def bitwise_not(input: Value) -> Value:
-    _masks("bitwise_not", input)
-    return pointwise("logical_not", input)
-
-
-def _spell_logic() -> None:
-    for name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
-        spell(name, getattr(torch, name), getattr(T, name))
-    for name, plain in (("and", "and_"), ("or", "or_"), ("xor", "xor")):
-        rule_name = f"bitwise_{name}"
-        spell(rule_name, rule_name, getattr(operator, plain), getattr(T, f"__{name}__"), adapt=_two)
-        spell(rule_name, getattr(T, f"__r{name}__"), adapt=_swapped())
-        spell(rule_name, getattr(operator, f"i{name}"), getattr(T, f"__i{name}__"), adapt=_two, inplace=True)
-    spell("bitwise_not", "bitwise_not", operator.invert, T.__invert__)
-
-
-_spell_logic()
-
-# Dtypes -------------------------------------------------------------------------------------------------------------
-
-
-@rule("to", lambda x, dtype: x.to(getattr(torch, dtype)), view=True)
-def to(input: Value, dtype: str) -> Value:
-    if input.dtype == dtype:
-        return input
-    if dtype == "bool":
-        return as_mask(input)
-    if dtype == "int64" and is_float(input.dtype):
-        refuse("to", "floats as integers")
-    return input.astype(dtype)
-
-
-def _to(input: Any, *args: Any, **kwargs: Any) -> Any:
-    """PyTorch's takes a dtype, a device, both, or another tensor, and says whether to copy."""
-    if kwargs.pop("copy", False) or (len(args) > 2 and args[-1] is True):
-        return Refused("it asks for a copy")
-    given = [*args, *kwargs.values()]
-    dtypes = [a for a in given if isinstance(a, torch.dtype)]
-    if any(isinstance(a, (str, torch.device)) for a in given) or (given and type(given[0]) is int):
-        return Refused("it moves a tensor between devices")
-    if given and is_tensor(given[0]):
-        return Call((input, given[0]), "type_as")
-    if not dtypes:
-        return Call((input,), "identity")
-    return input, dtypes[0]
-
-
-def _cast(dtype: Any) -> Callable[..., Any]:
-    return lambda input: (input, dtype)
-
-
-@rule("type_as", lambda x, other: x.type_as(other), view=True)
-def type_as(input: Value, other: Value) -> Value:
-    return to(input, other.dtype)
-
-
-def _type(input: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
-    if isinstance(dtype, torch.dtype):
-        return input, dtype
-    return Refused("a type by its name, or asked for")
-
-
-spell("to", T.to, adapt=_to)
-spell("to", T.type, adapt=_type)
-spell("type_as", T.type_as, adapt=_two)
-for _method, _dtype in (
-    ("float", torch.float32),
-    ("double", torch.float64),
-    ("half", torch.float16),
-    ("bfloat16", torch.bfloat16),
-    ("bool", torch.bool),
-    ("long", torch.int64),
-):
-    spell("to", getattr(T, _method), adapt=_cast(_dtype))

@@ -84,7 +84,10 @@ def _extreme(op: str, *, whole: bool = False) -> Callable[..., Value]:
 
 def _extreme_dim(op: str) -> Callable[..., Value]:
     def along_dim(input: Value, dim: int, keepdim: bool = False) -> Value:
-        """The values; PyTorch's second result, where they are, is not computed."""
+        """The values; where they are, PyTorch's second result, is not computed.
+
+        Nor is it for gradients: among equal elements they are divided, as with `amax`, where PyTorch picks one.
+        """
         return reduced(op, floats(input, op), dim, keepdim)
 
     return along_dim

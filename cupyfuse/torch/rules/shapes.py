@@ -10,7 +10,7 @@ import torch
 
 from ..values import Shape, Value, expanded, permuted, positions, refuse
 from .meaning import constant
-from .spelling import is_tensor, spell
+from .spelling import is_tensor, spell, two
 from .table import Refused, rule
 
 F = torch.nn.functional
@@ -178,10 +178,6 @@ def _unflatten(input: Any, dim: int, sizes: Any) -> Any:
     return found if isinstance(found, Refused) else (input, dim, found)
 
 
-def _two(input: Any, other: Any) -> tuple[Any, Any]:
-    return input, other
-
-
 spell("reshape", torch.reshape, T.reshape, T.view, adapt=_with_sizes)
 spell("flatten", "flatten")
 spell("flatten", "ravel", adapt=lambda input: (input, 0, -1))
@@ -193,8 +189,8 @@ spell("transpose", "transpose", "swapaxes", "swapdims", adapt=lambda input, dim0
 spell("transpose", T.mT.__get__, adapt=lambda input, *_: (input, -2, -1))
 spell("permute", torch.permute, T.permute, adapt=_with_dims)
 spell("expand", T.expand, torch.broadcast_to, T.broadcast_to, adapt=_with_sizes)
-spell("expand_as", T.expand_as, adapt=_two)
-spell("view_as", T.view_as, T.reshape_as, adapt=_two)
+spell("expand_as", T.expand_as, adapt=two)
+spell("view_as", T.view_as, T.reshape_as, adapt=two)
 
 # Indices ------------------------------------------------------------------------------------------------------------
 

@@ -97,6 +97,17 @@ def _enter(target: Any, spelling: Spelling) -> None:
         raise AssertionError(f"{target} means {known.rule} and {spelling.rule}")
 
 
+# Adapters that several rules have need of: methods name their second operand in ways of their own.
+
+
+def two(input: Any, other: Any) -> tuple[Any, Any]:
+    return input, other
+
+
+def swapped(input: Any, other: Any) -> tuple[Any, Any]:
+    return other, input
+
+
 # Finding ------------------------------------------------------------------------------------------------------------
 
 
