@@ -10,6 +10,7 @@ cotangent of a sum is not repeated over the row until something needs it so.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -158,6 +159,8 @@ def _through_reduction(node: Node, cotangent: Node) -> Node | None:
         return cotangent
     if node.op == "prod":
         return g.pointwise("multiply", cotangent, _product_of_others(node))
+    if node.attrs.get("first"):
+        return g.pointwise("where", _first(node), cotangent, g.const(0.0))
     within = _Values()
     result = g.reduce(row.about, x, axis) if row.about else node
     partial = row.derivative(within, within.value(result), within.value(x))
@@ -170,6 +173,14 @@ def _through_reduction(node: Node, cotangent: Node) -> Node | None:
         ties = g.pointwise("where", g.pointwise("equal", x, node), one, g.const(0.0))
         return g.pointwise("divide", scaled, g.reduce("sum", ties, axis))
     return scaled
+
+
+def _first(node: Node) -> Node:
+    """Where the element lies that an extreme was taken from: the first among equal ones, a NaN before all others."""
+    x, axis = node.inputs[0], node.axis
+    places = g.positions(x.shape[axis], axis)
+    taken = g.pointwise("logical_or", g.pointwise("equal", x, node), g.pointwise("isnan", x))
+    return g.pointwise("equal", places, g.reduce("min", g.pointwise("where", taken, places, g.const(math.inf)), axis))
 
 
 def _product_of_others(node: Node) -> Node:

@@ -175,6 +175,13 @@ def cast(node: Node, dtype: str) -> Node:
     return node if node.dtype == dtype and node.op != "const" else Node("cast", (node,), node.shape, dtype)
 
 
+def positions(n: int, axis: int) -> Node:
+    """The numbers of the elements along an axis, 0 and up: an input that whoever runs the graph provides."""
+    dtype = "float32" if n <= 1 << 24 else "float64"
+    shape = (n, 1) if axis == 0 else (1, n)
+    return Node("input", (), shape, dtype, {"arg": -1, "name": "positions", "ndim": 2, "positions": True})
+
+
 def constant(node: Node) -> Node:
     """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
     return Node("cast", (node,), node.shape, node.dtype, {"constant": True})

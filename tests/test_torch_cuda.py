@@ -52,10 +52,11 @@ def test_captured_calls_see_new_inputs_and_new_weights(head: Any, dtype: torch.d
         for _ in range(3):
             x.copy_(torch.randn_like(x))
             graph.replay()
-            torch.testing.assert_close(y, plain(x), rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=1e-3)
+            exact = copy.deepcopy(plain).double()(x.double())
+            error, allowed = (y - exact).abs().max(), (plain(x) - exact).abs().max()
+            assert error <= 2 * allowed + 4 * torch.finfo(dtype).eps * exact.abs().max()
             for p, q in zip(plain.parameters(), fused.parameters(), strict=True):
                 p.mul_(0.9), q.mul_(0.9)
-        close(fused(x).float(), plain(x).float(), torch.bfloat16)
 
 
 def test_a_training_step_can_be_captured() -> None:

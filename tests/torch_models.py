@@ -173,3 +173,10 @@ TAILS: dict[str, Callable[[Tensor], Tensor]] = {
     "selu, elu, celu": lambda y: F.selu(y) + F.elu(y, 0.5) - F.celu(y, 1.5),
     "one column": lambda y: y.sum(1, keepdim=True).amax(1, keepdim=True).logsumexp(1),
 }
+TAILS |= {
+    # Many equal elements: PyTorch gives the gradient to the first of them.
+    "largest of ties": lambda y: y.relu().max(dim=1, keepdim=True).values * y.relu().max(0)[0],
+    "smallest of ties": lambda y: torch.min(y.clamp(min=-0.1), 1)[0],
+    "largest of neighbours": lambda y: F.max_pool1d(F.hardtanh(y).unsqueeze(1), 2).squeeze(1).sum(1),
+    "shared among ties": lambda y: y.relu().amin(1) + y.relu().amax(1),
+}

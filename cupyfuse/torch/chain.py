@@ -8,15 +8,17 @@ is what a compiled PyTorch graph holds of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from .. import graph as g
 from ..errors import TraceError
+from ..gradients import stored
 from ..plan import Traced
 from ..trace import Trace
 from .rules import RULES
@@ -126,13 +128,13 @@ class Chain:
         return json.dumps([list(self.names), calls, list(self.outputs), [list(u) for u in self.updates]])
 
     def landmarks(self, tracing: Tracing) -> list[tuple[int, g.Node]]:
-        """The products and the statistics of columns in a graph of the chain, each with the call that makes it."""
+        """The products and reductions in a graph of the chain, each with the call that makes it."""
         found: list[tuple[int, g.Node]] = []
         seen: set[g.Node] = {v.tracer._node for v in tracing.inputs}
         for k, call in enumerate(self.calls):
             roots = [tracing.values[n].tracer._node for n in call.results if n >= 0]
             for node in g.topological(roots, lambda n: () if n in seen else n.inputs):
-                if node not in seen and (g.is_product(node) or (node.reduction and node.axis == 0)):
+                if node not in seen and (g.is_product(node) or node.reduction):
                     found.append((k, node))
                 seen.add(node)
         return found
@@ -185,7 +187,7 @@ class Tracing:
                 effects.append((k, node))
             else:
                 results.append((node, tracer._axes))
-        results += [(node, (0, 1)) for node in saved]
+        results += [(stored(node), (0, 1)) for node in saved]
         graph = g.Graph(self.trace.inputs, [node for node, _ in results], effects)
         return Traced(self.chain.name, graph, tuple(axes for _, axes in results), tuple(self.trace.calls))
 
@@ -198,6 +200,15 @@ def _shaped_like(value: Value, target: Value) -> g.Node:
     if node.shape != want.shape:
         raise TraceError(f"an update of shape {value.shape} does not fit its target of shape {target.shape}")
     return g.cast(node, want.dtype)
+
+
+def references(tree: Any) -> Iterator[int]:
+    """The numbers of all `Ref` in a nested structure."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Ref):
+            yield leaf.number
+        elif isinstance(leaf, slice):
+            yield from references((leaf.start, leaf.stop, leaf.step))
 
 
 def sizes(tensor: Any) -> tuple[int, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import dtypes
 from .. import graph as g
-from ..gradients import as_graph, gradients, saved_values
+from ..gradients import as_graph, gradients, saved_values, stored
 from ..graph import Node
 from ..plan import Plan, Traced
 from ..planning import build
@@ -17,6 +18,16 @@ from ..settings import Settings
 from .chain import Tracing
 from .runtime import layout_of, ready
 from .values import Value
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A backward pass made ready: for which inputs it gives gradients, and the numbers of elements that it asks for."""
+
+    plan: Plan
+    execute: Any
+    places: list[int]
+    positions: list[Any]
 
 
 class Backward:
@@ -59,7 +70,7 @@ class Backward:
         self.saved = saved_values(forward, found) if saved is None else list(saved)
         reading = set(g.topological(found, lambda n: () if n in self.saved else n.inputs))
         self.inputs = [k for k, v in enumerate(tracing.inputs) if v.tracer._node in reading]
-        self._ready: dict[Hashable, tuple[Any, Plan]] = {}
+        self._ready: dict[Hashable, _Ready] = {}
 
     def _gradients(self, given: tuple[bool, ...], wanted: Sequence[bool]) -> list[Node | None]:
         """The gradient of each input, None where it is not wanted or nothing depends on it."""
@@ -74,7 +85,7 @@ class Backward:
 
     @property
     def plans(self) -> list[Plan]:
-        return [plan for _, plan in list(self._ready.values())]
+        return [each.plan for each in list(self._ready.values())]
 
     def plan(self) -> Plan:
         """The plan for contiguous gradients of all outputs."""
@@ -86,8 +97,10 @@ class Backward:
         places = [k for k, node in enumerate(roots) if node is not None]
         names = self.tracing.chain.names
         leaves = [(self.tracing.inputs[k].tracer._node, names[k]) for k in self.inputs]
-        leaves += [(node, f"saved{k}") for k, node in enumerate(self.saved)]
+        leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
         leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
+        found = [node for node in roots if node is not None]
+        leaves += [(node, "positions") for node in _positions(found)]
         graph = as_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
         axes = tuple(self.tracing.inputs[k].tracer._axes for k in places)
         return Traced(f"backward of {self.tracing.chain.name}", graph, axes, ()), places
@@ -110,20 +123,24 @@ class Backward:
         for value, c, there in zip(self.tracing.outputs, cotangents, given, strict=True):
             if there:
                 arrays.append(_as_node(value, c))
-        key = (given, tuple(wanted), tuple((a.stride(), a.shape) for a in arrays))
-        entry = self._ready.get(key)
-        if entry is None:
-            entry = self._ready[key] = self._make(given, tuple(wanted), arrays)
-        (execute, places), plan = entry
-        grads = execute(arrays, [None] * len(plan.outputs))
-        for k, grad in zip(places, grads, strict=True):
+        key = (given, tuple(wanted), tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
+        ready_one = self._ready.get(key)
+        if ready_one is None:
+            ready_one = self._ready[key] = self._make(given, tuple(wanted), arrays)
+        grads = ready_one.execute([*arrays, *ready_one.positions], [None] * len(ready_one.plan.outputs))
+        for k, grad in zip(ready_one.places, grads, strict=True):
             result[k] = grad.view(self.tracing.inputs[k].shape)
         return result
 
-    def _make(self, given: tuple[bool, ...], wanted: Sequence[bool], arrays: Sequence[Any]) -> tuple[Any, Plan]:
+    def _make(self, given: tuple[bool, ...], wanted: Sequence[bool], arrays: Sequence[Any]) -> _Ready:
         traced, places = self._traced(given, wanted)
+        positions = [
+            torch.arange(node.size, dtype=getattr(torch, node.dtype), device=arrays[0].device).view(node.shape)
+            for node in traced.graph.inputs[len(arrays) :]
+        ]
+        arrays = [*arrays, *positions]
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
-        return (ready(plan, arrays), places), plan
+        return _Ready(plan, ready(plan, arrays), places, positions)
 
     def eagerly(self, saved: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
         """The gradients as functions that can be differentiated again, by PyTorch's own operations."""
@@ -157,6 +174,10 @@ def _depending(tracing: Tracing, wanted: set[Node]) -> set[Node]:
         if not node.attrs.get("constant") and dtypes.is_float(node.dtype) and any(i in found for i in node.inputs):
             found.add(node)
     return found
+
+
+def _positions(roots: Iterable[Node]) -> list[Node]:
+    return [n for n in g.topological(roots) if n.op == "input" and n.attrs.get("positions")]
 
 
 def _folded(tensor: Any) -> Any:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
 from ..errors import TraceError
+from ..gradients import stored
 from ..planning import build
 from ..settings import Settings
-from .chain import Chain, Tracing, sizes
+from .chain import Chain, Tracing, references, sizes
 from .differentiate import Backward
 from .runtime import device_of, dtype_name, layout_of, ready
 
@@ -103,8 +104,8 @@ def _ready_call(tensors: Sequence[Any], text: str, saves: str, precision: str | 
 def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
     """What the backward pass wants saved of tensors like these, as text.
 
-    For each, its place among the chain's landmarks, the call that makes it, whether it has a row for each row of that
-    call's result or one row in all, and its dtype: enough to tell its shape where lengths are symbols.
+    For each, its place among the chain's landmarks, a value of the chain, what its shape is beside that value's
+    (`_SHAPES`), and its dtype: enough to tell its shape where lengths are symbols.
 
     Raises
     ------
@@ -117,24 +118,32 @@ def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
     for place, (call, node) in enumerate(chain.landmarks(tracing)):
         if node not in wanted:
             continue
-        shape = tracing.values[chain.calls[call].results[0]].shape
-        columns = shape[-1] if shape else 1
-        rows = math.prod(shape[:-1])
-        if node.shape not in ((rows, columns), (1, columns)):
-            raise TraceError(
-                f"what {chain.calls[call].rule} saves is of shape {node.shape}, its result of shape {shape}"
-            )
-        found.append([place, call, node.shape == (rows, columns), node.dtype])
+        near = [*(n for n in chain.calls[call].results if n >= 0), *references(chain.calls[call].arguments)]
+        alike = [(n, k) for n in near for k, of in enumerate(_SHAPES) if of(tracing.values[n].shape) == node.shape]
+        if not alike:
+            raise TraceError(f"what {chain.calls[call].rule} saves is of shape {node.shape}, unlike its operands")
+        found.append([place, *alike[0], stored(node).dtype])
     return json.dumps(found)
 
 
-def _saved_like(values: dict[int, Any], chain: Chain, saved: str) -> list[Any]:
+def _columns(shape: Sequence[Any]) -> Any:
+    return shape[-1] if len(shape) else 1
+
+
+# Shapes of a saved value, given that of another one; lengths may be symbols.
+_SHAPES: tuple[Callable[[Sequence[Any]], tuple[Any, Any]], ...] = (
+    lambda shape: (math.prod(shape[:-1]), _columns(shape)),
+    lambda shape: (1, _columns(shape)),
+    lambda shape: (math.prod(shape[:-1]), 1),
+    lambda shape: (math.prod(shape), 1),
+)
+
+
+def _saved_like(values: dict[int, Any], saved: str) -> list[Any]:
     results = []
-    for _, call, by_rows, dtype in json.loads(saved):
-        like = values[chain.calls[call].results[0]]
-        columns = like.shape[-1]
-        rows = like.numel() // columns if by_rows else 1
-        results.append(like.new_empty((rows, columns), dtype=getattr(torch, dtype)))
+    for _, number, kind, dtype in json.loads(saved):
+        shape = _SHAPES[kind](values[number].shape)
+        results.append(values[number].new_empty(shape, dtype=getattr(torch, dtype)))
     return results
 
 
@@ -152,7 +161,7 @@ def fake(inputs: list[Any], chain: str, saved: str, precision: str | None = None
     values = described.values(inputs)
     numbers = (*described.outputs, *(number for _, number in described.updates))
     fresh = [torch.empty_like(values[n], memory_format=torch.contiguous_format) for n in numbers]
-    return [*fresh, *_saved_like(values, described, saved)]
+    return [*fresh, *_saved_like(values, saved)]
 
 
 def _run_backward(

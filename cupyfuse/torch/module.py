@@ -115,6 +115,8 @@ class FusedModule(torch.nn.Module):
         # Tensors move to another device or dtype: nothing prepared from the old ones should keep memory.
         state = self.__dict__.get("_cupyfuse")
         if state is not None:
+            for runner in list(state.runners.values()):
+                runner.release()
             self.__dict__["_cupyfuse"] = State(id(self), state.options)
         return super()._apply(*args, **kwargs)
 

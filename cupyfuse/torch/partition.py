@@ -16,8 +16,8 @@ import torch
 from ..errors import TraceError
 from ..trace import Trace
 from . import rules
-from .chain import Call, Chain, Ref, sizes, traced_call
-from .record import Operation, Record, Source, Submodule, references
+from .chain import Call, Chain, Ref, references, sizes, traced_call
+from .record import Operation, Record, Source, Submodule
 from .runtime import dtype_name
 from .values import Value
 

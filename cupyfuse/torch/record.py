@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from .chain import Ref
+from .chain import Ref, references
 from .guards import Snapshot, hooked
 
 BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
@@ -125,15 +125,6 @@ class Record:
     inlined: dict[str, torch.nn.Module] = field(default_factory=dict)
     autocast: bool = False
     rebinds: bool = True
-
-
-def references(tree: Any) -> Iterator[int]:
-    """The numbers of all `Ref` in a nested structure."""
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Ref):
-            yield leaf.number
-        elif isinstance(leaf, slice):
-            yield from references((leaf.start, leaf.stop, leaf.step))
 
 
 def record(

@@ -124,9 +124,14 @@ class Runner:
         return [e for e in list(self._entries.values()) if isinstance(e, Entry)]
 
     def refresh(self) -> None:
-        """Forget what was prepared."""
+        """Have everything prepared anew."""
         for entry in self.entries:
             entry.forget()
+
+    def release(self) -> None:
+        """Let go of all memory that is held for fixed inputs, until the next call."""
+        for entry in self.entries:
+            entry.release()
 
     def _find(self, fast: Hashable, tensors: Tensors, graded: bool) -> Entry | str:
         """The entry for these inputs, made if need be; or why there can be none."""
@@ -305,6 +310,12 @@ class Entry:
         """Have everything prepared anew at the next call."""
         self._marks = [(k, None, *rest) for k, _, *rest in self._marks]
 
+    def release(self) -> None:
+        """Let go of all memory that is held for fixed inputs."""
+        self._marks = [(k, None, None, *rest) for k, _, _, *rest in self._marks]
+        if self._prepare is not None:
+            self._prepared.arrays = []
+
     def _run_prepare(self, matrices: Tensors, outs: Sequence[Any] | None = None) -> list[Any]:
         assert self._prepare is not None and self.plan.prepare is not None
         needed = [matrices[k] for k in self._needed]
@@ -376,7 +387,7 @@ class _Prepared:
     def again(self, run: Callable[..., list[Any]], matrices: Tensors) -> None:
         """Prepare once more: in place, unless another stream may still be reading."""
         here = self._device < 0 or torch._C._cuda_getCurrentRawStream(self._device) == self._stream
-        if here and (self._device < 0 or not self._others):
+        if self.arrays and here and (self._device < 0 or not self._others):
             run(matrices, self.arrays)
         else:
             self.arrays = run(matrices)

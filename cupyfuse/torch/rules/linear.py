@@ -84,6 +84,7 @@ def _pooled(op: str, input: Value, width: int, name: str) -> Value:
         pooled = g.average_pool(node, width)
     else:
         groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1)
+        groups.attrs["first"] = True  # whose gradient is that of one element, the first among equal ones
         pooled = g.reshape(groups, (rows, columns // width))
     return Value(Tracer(input.tracer._trace, pooled, axes), (*input.shape[:-1], columns // width))
 
@@ -95,7 +96,6 @@ def avg_pool1d(input: Value, kernel_size: int) -> Value:
 
 @rule("max_pool1d", F.max_pool1d, reduces=True)
 def max_pool1d(input: Value, kernel_size: int) -> Value:
-    """Gradients are divided among equal elements, where PyTorch picks one."""
     return _pooled("max", input, kernel_size, "max_pool1d")
 
 

@@ -22,11 +22,17 @@ def _dtype(name: str | None) -> Any:
     return None if name is None else getattr(torch, name)
 
 
-def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "") -> Value:
-    """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions."""
+def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "", first: bool = False) -> Value:
+    """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions.
+
+    With `first` the gradient of an extreme is that of one element, the first among equal ones, and not divided.
+    """
     x, axis, dims = along(value, None if dim == () else dim, name or op)
     try:
-        return like_rows(trace.reduce(op, x, axis), value, dims, keepdim)
+        result = trace.reduce(op, x, axis)
+        if first and result._node is not x._node:
+            result._node.attrs["first"] = True
+        return like_rows(result, value, dims, keepdim)
     except ValueError as error:
         refuse(name or op, str(error).splitlines()[0])
 
@@ -84,11 +90,8 @@ def _extreme(op: str, *, whole: bool = False) -> Callable[..., Value]:
 
 def _extreme_dim(op: str) -> Callable[..., Value]:
     def along_dim(input: Value, dim: int, keepdim: bool = False) -> Value:
-        """The values; where they are, PyTorch's second result, is not computed.
-
-        Nor is it for gradients: among equal elements they are divided, as with `amax`, where PyTorch picks one.
-        """
-        return reduced(op, floats(input, op), dim, keepdim)
+        """The values; where they are, PyTorch's second result, is not computed."""
+        return reduced(op, floats(input, op), dim, keepdim, first=True)
 
     return along_dim
 
