@@ -174,10 +174,13 @@ class _Partitioner:
         if not self.record.rebinds or target is None or operation.results != (target,):
             return False
         mine = self.storages[target]
-        outside = {*self.record.arguments, *self.record.sources}
-        if target in outside or sum(s == mine for s in self.storages) > 1:
+        if mine in {self.storages[n] for n in (*self.record.arguments, *self.record.sources)}:
             return False
-        if not any(target in o.results and not o.view for o in self.record.operations[:k]):
+        alike = {n for n, s in enumerate(self.storages) if s == mine and n != target}
+        read_later = set(references(self.record.result))
+        for other in self.record.operations[k + 1 :]:
+            read_later.update(other.read)
+        if alike & read_later:
             return False
         number = self._fresh(target)
         self.storages[number], self.storages[target] = mine, -number - 1

@@ -264,7 +264,8 @@ class Entry:
             tuple(shape) if tuple(shape) != output.shape else None
             for shape, output in zip(self._shapes, self.plan.outputs, strict=False)
         ]
-        self._plain = not self._folded and not any(self._views)
+        self._plain = not any(self._views)
+        self.reshaped = not self._plain or not all(o.direct for o in self.plan.outputs)
         self._on_gpu = tensors[0].is_cuda
         # For each fixed input: its number, tensor, alias of its memory, dtype, requires_grad, version or -1 for any.
         self._marks: list[tuple[Any, ...]] = []
@@ -394,6 +395,11 @@ class _Prepared:
         self._note()
 
 
+def _owning(view: Any) -> Any:
+    """The memory of a view as a tensor that is none."""
+    return view.new_empty(0).set_(view)
+
+
 class _Differentiable(torch.autograd.Function):
     """An entry as one node of PyTorch's autograd graph."""
 
@@ -402,6 +408,9 @@ class _Differentiable(torch.autograd.Function):
         outputs, saved = entry.run(tensors)
         ctx.entry = entry
         ctx.set_materialize_grads(False)
+        if entry.reshaped:
+            # A result that is a view could not be changed in place later on.
+            outputs = [_owning(t) if t._is_view() else t for t in outputs]
         if entry.constant:
             ctx.mark_non_differentiable(*[outputs[k] for k in entry.constant])
         ctx.save_for_backward(*[tensors[k] for k in entry.read_later], *saved)
