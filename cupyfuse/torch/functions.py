@@ -57,10 +57,12 @@ def _function(name: str) -> Any:
     return getattr(torch.nn.functional, name, None) or getattr(torch, name)
 
 
-def _along(input: Any, dim: int, run: Callable[[Any, int], Tensor], kept: bool) -> Tensor:
+def _along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], kept: bool) -> Tensor:
     """Run along a dimension, moved to the end where it is neither the first nor the last."""
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input: expected a torch.Tensor, got {type(input).__name__}")
+    if isinstance(dim, tuple):
+        return run(input, dim)
     rank = max(input.dim(), 1)
     if not -rank <= dim < rank:
         raise IndexError(f"dim: expected one of the {input.dim()} dimensions of input, got {dim}")
@@ -74,16 +76,16 @@ def _along(input: Any, dim: int, run: Callable[[Any, int], Tensor], kept: bool) 
 # Reductions ---------------------------------------------------------------------------------------------------------
 
 
-def logsumexp(input: Tensor, dim: int, keepdim: bool = False) -> Tensor:
+def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
     """Logarithm of the sum of exponentials along a dimension; as `torch.logsumexp`.
 
     Parameters
     ----------
     input : Tensor
         Of any rank.
-    dim : int
+    dim : int or tuple of int
     keepdim : bool
-        Keep the dimension, with length one.
+        Keep the dimensions, with length one.
 
     Returns
     -------

@@ -8,9 +8,12 @@ is made at every call.
 from __future__ import annotations
 
 import enum
+import random
+import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -23,7 +26,7 @@ _OWN = {
     "_is_full_backward_hook",
     *torch.nn.Module().__dict__,
 } - {"training"}
-_PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
+PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 _CONTAINERS = (list, dict, set, tuple)
 
 
@@ -49,8 +52,10 @@ class Guard:
     def __init__(self, modules: dict[str, torch.nn.Module]):
         self._values: dict[str, Any] = {"torch": torch}
         self._terms: list[str] = []
+        self._seen: set[Any] = set()
         for path, module in modules.items():
             self._of_module(path, module)
+            self._of_code(getattr(getattr(module, "_cupyfuse_original", type(module)), "forward", None))
         body = " and ".join(self._terms) or "True"
         scope = dict(self._values)
         exec(f"def holds():\n    return {body}\n", scope)
@@ -81,29 +86,66 @@ class Guard:
             self._terms.append(f"{children}[{key!r}] is {self._name(child)}")
 
     def _of_attribute(self, table: str, key: str, value: Any) -> None:
-        read = f"{table}[{key!r}]"
+        self._of_value(f"{table}[{key!r}]", value)
+
+    def _of_value(self, read: str, value: Any) -> None:
+        """Whether what an expression reads is a value as it was."""
         if isinstance(value, bool) or value is None:
             self._terms.append(f"{read} is {value!r}")
-        elif isinstance(value, _PLAIN) or _plain_container(value):
-            copy = value.copy() if isinstance(value, (list, dict, set)) else value
-            name = self._name(copy)
-            same = (
-                f"{read} == {name}"
-                if isinstance(value, (list, dict, set))
-                else f"({read} is {name} or {read} == {name})"
-            )
-            self._terms.append(f"type({read}) is {self._name(type(value))} and {same}")
-        else:
-            self._terms.append(f"{read} is {self._name(value)}")
-            if isinstance(value, _CONTAINERS):
-                self._terms.append(f"len({read}) == {len(value)}")
+            return
+        if isinstance(value, PLAIN):
+            name = self._name(value)
+            self._terms.append(f"({read} is {name} or type({read}) is type({name}) and {read} == {name})")
+            return
+        self._terms.append(f"{read} is {self._name(value)}")
+        content = frozen(value)
+        if content is not None:
+            self._terms.append(f"{self._name(frozen)}({read}) == {self._name(content)}")
+
+    def _of_code(self, function: Any, depth: int = 0) -> None:
+        """The plain values that a function reads from its globals and its closure, and those of functions it calls."""
+        code = getattr(function, "__code__", None)
+        if code is None or depth > 3 or code in self._seen:
+            return
+        self._seen.add(code)
+        module = str(getattr(function, "__module__", ""))
+        if module.partition(".")[0] in ("torch", "cupyfuse", "numpy", "math"):
+            return
+        scope = function.__globals__
+        table = self._name(scope)
+        found = [(f"{table}[{key!r}]", scope[key]) for key in code.co_names if key in scope]
+        for cell in function.__closure__ or ():
+            found.append((f"{self._name(cell)}.cell_contents", _content(cell)))
+        for read, value in found:
+            if isinstance(value, types.FunctionType):
+                self._of_code(value, depth + 1)
+            elif isinstance(value, (*PLAIN, *_CONTAINERS)):
+                self._of_value(read, value)
 
 
-def _plain_container(value: Any) -> bool:
-    if not isinstance(value, _CONTAINERS):
-        return False
-    items = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
-    return len(items) <= 64 and all(isinstance(v, _PLAIN) for v in items)
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return types
+
+
+def frozen(value: Any, depth: int = 0) -> Any:
+    """The plain contents of a container or of an object, to compare later; None where nothing can be said."""
+    if isinstance(value, PLAIN):
+        return value
+    if depth > 3:
+        return None
+    if isinstance(value, dict):
+        return [(k, frozen(v, depth + 1)) for k, v in value.items()] if len(value) <= 64 else len(value)
+    if isinstance(value, (list, tuple)):
+        return [type(value), *(frozen(v, depth + 1) for v in value)] if len(value) <= 64 else len(value)
+    if isinstance(value, (set, frozenset)):
+        return {v for v in value if isinstance(v, PLAIN)} if len(value) <= 64 else len(value)
+    if isinstance(value, (torch.Tensor, torch.nn.Module, type, types.FunctionType, types.ModuleType)):
+        return None
+    attributes = getattr(value, "__dict__", None)
+    return frozen(dict(attributes), depth + 1) if attributes else None
 
 
 class Snapshot:
@@ -143,3 +185,30 @@ class Snapshot:
 
 def _items(container: Any) -> list[Any]:
     return list(container.values()) if isinstance(container, dict) else list(container)
+
+
+class Outside:
+    """What a forward may change beside its module: random numbers of Python and NumPy, containers among arguments."""
+
+    def __init__(self, arguments: Any):
+        self._random = random.getstate()
+        self._numpy: Any = np.random.get_state()  # noqa: NPY002  the generator that user code may draw from
+        self._lengths = _lengths(arguments)
+
+    def restore(self, arguments: Any) -> str:
+        """Undo what was drawn; returns what was done, empty for nothing."""
+        drawn = random.getstate() != self._random
+        random.setstate(self._random)
+        now: Any = np.random.get_state()  # noqa: NPY002
+        drawn = drawn or now[2] != self._numpy[2] or not np.array_equal(now[1], self._numpy[1])
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        if drawn:
+            return "random numbers of Python or NumPy are drawn in it"
+        return "" if _lengths(arguments) == self._lengths else "a container among its arguments is changed"
+
+
+def _lengths(tree: Any) -> list[Any]:
+    """The shape of nested containers."""
+    if isinstance(tree, dict):
+        return [list(tree), *map(_lengths, tree.values())]
+    return [len(tree), *map(_lengths, tree)] if isinstance(tree, (list, tuple)) else []

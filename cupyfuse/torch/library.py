@@ -21,6 +21,7 @@ from ..planning import build
 from ..settings import Settings
 from .chain import Chain, Tracing, references, sizes
 from .differentiate import Backward
+from .running import matmul_precision
 from .runtime import device_of, dtype_name, layout_of, ready
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
@@ -39,7 +40,7 @@ class Call:
 
     def __init__(self, chain: Chain, saves: Sequence[Sequence[int]], precision: str | None, tensors: Sequence[Any]):
         self.chain = chain
-        self.settings = Settings(precision or torch.get_float32_matmul_precision(), device_of(tensors[0]))
+        self.settings = Settings(precision or matmul_precision(), device_of(tensors[0]))
         self.tracing = _traced(chain, tensors)
         marks = chain.landmarks(self.tracing)
         self.saved = [marks[place][1] for place, *_ in saves]
@@ -93,7 +94,7 @@ class _Made:
 def _ready_call(tensors: Sequence[Any], text: str, saves: str, precision: str | None) -> Call:
     kinds = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
     made = _Made(tensors)
-    call = _call(text, saves, precision or torch.get_float32_matmul_precision(), kinds, made)
+    call = _call(text, saves, precision or matmul_precision(), kinds, made)
     made.tensors = ()
     return call
 

@@ -23,7 +23,7 @@ from .explain import Explanation, explain
 from .guards import Guard, globally_hooked
 from .partition import Partition, partition
 from .program import Program
-from .record import Record, Refused, flatten, record
+from .record import Record, Refused, Submodule, flatten, record
 from .running import PLAIN, Options, Runner, elsewhere
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -230,14 +230,32 @@ def _made(module: FusedModule, state: State, args: tuple[Any, ...], kwargs: dict
         return Variant(None, Guard(taken.inlined), reason, None if within else parts)
     needed = {"", *(p for chain, home in zip(parts.chains, crossing, strict=True) if home == ""
                     for p in _paths(chain, taken))}  # fmt: skip
-    outer = {p for p in taken.inlined if p not in needed and not any(n.startswith(p + ".") for n in needed)}
+    busy = {operation.path for operation in taken.operations}
+    outer = {
+        p for p in taken.inlined if p and not any(_within(n, p) for n in needed) and any(_within(b, p) for b in busy)
+    }
     if outer:
         try:
             again = record(module, module._cupyfuse_forward, args, kwargs, leaves | outer)
+            reasons = {taken.operations[k].path: reason for k, reason in parts.left.items()}
             taken, parts = again, partition(again, torch.is_grad_enabled())
+            _tell(parts, reasons)
         except Refused:
             pass  # then all of it stays one program
     return Variant(Program(parts, module, state.runner), Guard(taken.inlined), "", parts)
+
+
+def _within(path: str, module: str) -> bool:
+    return path == module or path.startswith(module + ".")
+
+
+def _tell(parts: Partition, reasons: dict[str, str]) -> None:
+    """Say of modules that are called as they are why what is in them is not fused."""
+    for k in parts.left:
+        target = parts.record.operations[k].target
+        if isinstance(target, Submodule):
+            inside = [reason for path, reason in reasons.items() if _within(path, target.path)]
+            parts.left[k] = inside[0] if inside else parts.left[k]
 
 
 def _paths(chain: Any, taken: Record) -> set[str]:
@@ -326,16 +344,20 @@ def _fused(module: Any, options: Options, done: dict[int, Any], root: bool = Fal
     """A module whose code can be looked into as a fused one; submodules that are one operation as they are."""
     if id(module) in done:
         return done[id(module)]
-    inside = module.__class__.__module__.startswith("torch.nn.modules.") and not module._modules
-    if isinstance(module, torch.jit.ScriptModule) or (inside and not root):
+    if isinstance(module, (torch.jit.ScriptModule, torch.nn.modules.lazy.LazyModuleMixin)):
         done[id(module)] = module
         return module
-    original = module._cupyfuse_original if isinstance(module, FusedModule) else type(module)
-    kind = fused_class(original)
+    single = type(module).__module__.startswith("torch.nn.modules.") and not module._modules
+    named = isinstance(module, FusedModule) and not type(module)._cupyfuse_anonymous
+    if named or (single and not root):
+        kind: Any = type(module)
+    else:
+        kind = fused_class(module._cupyfuse_original if isinstance(module, FusedModule) else type(module))
     copy = kind.__new__(kind)
     done[id(module)] = copy
     copy.__dict__.update(module.__dict__)
-    copy.__dict__["_cupyfuse"] = State(id(copy), options)
+    if issubclass(kind, FusedModule):
+        copy.__dict__["_cupyfuse"] = State(id(copy), options)
     children = {name: None if c is None else _fused(c, options, done) for name, c in module._modules.items()}
     copy.__dict__["_modules"] = children
     # What refers to submodules by other ways refers to the fused ones.

@@ -17,7 +17,7 @@ from ..errors import TraceError
 from ..trace import Trace
 from . import rules
 from .chain import Call, Chain, Ref, references, sizes, traced_call
-from .record import Operation, Record, Source, Submodule
+from .record import Meta, Operation, Record, Source, Submodule, storage_of
 from .runtime import dtype_name
 from .values import Value
 
@@ -484,10 +484,7 @@ class _Partitioner:
 
 
 def _storage(tensor: Any) -> int:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return -id(tensor)
+    return tensor.storage if isinstance(tensor, Meta) else storage_of(tensor)
 
 
 def _renamed(tree: Any, old: int, new: int) -> Any:

@@ -6,7 +6,9 @@ tensor's values cannot be recorded, and says so. What a record depends on beside
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .chain import Ref, references
-from .guards import Snapshot, hooked
+from .guards import PLAIN, Outside, Snapshot, hooked
 
 BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
 
@@ -49,6 +51,17 @@ class Source:
 
     def fetch(self) -> Any:
         return self.table[self.key]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What is known of a value; `storage` is equal for values that share memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    storage: int
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,7 @@ class Record:
 
     Attributes
     ----------
-    tensors : a fake tensor for each value
+    tensors : for each value a `Meta`, or a fake tensor
     arguments : the numbers of the values that are the forward's arguments, in the order of its flattened arguments
     sources : where other values come from: number -> Source, or a tensor that is held here
     operations : in the order in which they ran
@@ -159,6 +172,13 @@ def record(
     return _Recorder(module, leaves).run(forward, args, kwargs)
 
 
+# What does more than compute.
+_BEYOND = dict.fromkeys(
+    ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "backward"),
+    "autograd is told about a tensor within it",
+) | {"__set__": "an attribute of a tensor is set"}
+
+
 class _Recorder(TorchFunctionMode):
     def __init__(self, module: torch.nn.Module, leaves: set[str]):
         super().__init__()
@@ -168,6 +188,7 @@ class _Recorder(TorchFunctionMode):
         self.numbers: dict[int, int] = {}  # id of a tensor, real or fake -> its number
         self.fakes: dict[int, FakeTensor] = {}  # id of a real tensor -> its fake
         self.held: list[Any] = []
+        self.made: list[weakref.ref[Any]] = []  # what operations have returned
         self.paths = {id(m): path for path, m in module.named_modules(remove_duplicate=False)}
         self.stack = [""]
         self.known = _sources(module)
@@ -227,6 +248,7 @@ class _Recorder(TorchFunctionMode):
     # Running
     def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
         flat, spec = pytree.tree_flatten((args, kwargs))
+        outside = Outside((args, kwargs))
         gpus = {t.get_device() for t in flat if isinstance(t, torch.Tensor) and t.is_cuda}
         self.record.inlined[""] = self.module
         # Whoever packs what autograd saves, such as checkpointing, is not to see fake tensors; nor are fake random
@@ -235,7 +257,7 @@ class _Recorder(TorchFunctionMode):
             _modules_through(self),
             torch.random.fork_rng(gpus, enabled=not _capturing(gpus)),
             self.fake,
-            saved_tensors_hooks(_same, _same),
+            saved_tensors_hooks(_nothing, _nothing_saved),
         ):
             entered = []
             for value in flat:
@@ -249,7 +271,7 @@ class _Recorder(TorchFunctionMode):
                 else:
                     entered.append(value)
             fake_args, fake_kwargs = pytree.tree_unflatten(entered, spec)
-            before = Snapshot(self.module)
+            before, grad_mode = Snapshot(self.module), torch.is_grad_enabled()
             try:
                 with self:
                     result = forward(*fake_args, **fake_kwargs)
@@ -258,19 +280,39 @@ class _Recorder(TorchFunctionMode):
             except Exception as error:
                 raise Refused(self.stack[-1], _reason(error)) from error
             finally:
-                changed = before.restore()
+                torch.set_grad_enabled(grad_mode)
+                changed, effect = before.restore(), outside.restore((fake_args, fake_kwargs))
             if changed is not None:
                 path, attribute = changed
                 raise Refused(path, f"its forward changes the attribute {attribute!r}")
+            if effect:
+                raise Refused("", effect)
             self.record.result = self.referred(result)
+            del result, fake_args, fake_kwargs, entered
+            self._let_go()
+        for leaf in pytree.tree_leaves(self.record.result):
+            if not isinstance(leaf, (Ref, *PLAIN)):
+                raise Refused("", f"it returns a {type(leaf).__name__}, which may hold tensors")
         return self.record
+
+    def _let_go(self) -> None:
+        """Keep what is known of the tensors, not the tensors; one that is still alive was put somewhere."""
+        self.record.tensors = [
+            Meta(tuple(t.shape), t.dtype, t.device, t.requires_grad, storage_of(t)) for t in self.record.tensors
+        ]
+        self.held.clear()
+        self.fakes.clear()
+        self.numbers.clear()
+        if any(made() is not None for made in self.made):
+            gc.collect()
+        if any(made() is not None for made in self.made):
+            raise Refused("", "a tensor is kept somewhere outside of it")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__set__":
-            raise Refused(self.stack[-1], "an attribute of a tensor is set")
-        if _state() != self.state:
-            raise Refused(self.stack[-1], "grad mode or autocast changes within it")
+        name = getattr(func, "__name__", "")
+        if name in _BEYOND:
+            raise Refused(self.stack[-1], _BEYOND[name])
         args, kwargs = self.faked((args, kwargs))
         operands = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in operands]
@@ -281,13 +323,16 @@ class _Recorder(TorchFunctionMode):
         fresh = [t for t in tensors if id(t) not in self.numbers]
         if not fresh and not written:
             return result  # a shape, a dtype, an operand as it was: the code knows it from now on
+        if _state() != self.state:
+            raise Refused(self.stack[-1], "grad mode or autocast changes within it")
         args, kwargs = self.referred((args, kwargs))
         operation = Operation(func, args, kwargs, None, self.stack[-1])
         operation.view = any(t.untyped_storage()._cdata in storages for t in tensors)
         operation.written = frozenset(self.number(t) for t in written)
-        operation.ordered = not operands or bool(written) or draws(getattr(func, "__name__", ""))
+        operation.ordered = not operands or bool(written) or draws(name)
         for tensor in fresh:
             self.add(tensor)
+            self.made.append(weakref.ref(tensor))
         operation.result = self.referred(result)
         self.record.operations.append(operation)
         return result
@@ -366,15 +411,28 @@ class _Silent(TorchFunctionMode):
             return self.recorder.imitate(value) if real else value
 
         args, kwargs = pytree.tree_map(leaf, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
 
 
 def _capturing(gpus: Iterable[int]) -> bool:
     return bool(gpus) and torch.cuda.is_current_stream_capturing()
 
 
-def _same(tensor: Any) -> Any:
-    return tensor
+def _nothing(tensor: Any) -> None:
+    """What autograd keeps of a fake tensor; the tensor itself would be kept for ever by what it was made with."""
+
+
+def _nothing_saved(packed: Any) -> Any:
+    raise RuntimeError("gradients are computed within it")
+
+
+def storage_of(tensor: Any) -> int:
+    """A number that tensors share if they share memory."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
 
 
 def _parts(value: slice) -> tuple[Any, Any, Any]:

@@ -45,7 +45,22 @@ class Options:
     keep_halves: bool = True
 
     def current_precision(self) -> str:
-        return self.precision or torch.get_float32_matmul_precision()
+        return self.precision or matmul_precision()
+
+
+_newer = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def matmul_precision() -> str:
+    """PyTorch's precision of float32 products: of `set_float32_matmul_precision`, or of the switches by backend."""
+    switch = _newer("cuda", "matmul") if _newer is not None else "none"
+    if switch == "ieee":
+        return "highest"
+    try:
+        precision = str(torch._C._get_float32_matmul_precision())
+    except RuntimeError:  # where both were used
+        precision = "highest"
+    return "high" if switch == "tf32" and precision == "highest" else precision
 
 
 def elsewhere() -> bool:
@@ -88,7 +103,7 @@ class Runner:
     def again(self, cell: Cell, tensors: Tensors) -> Sequence[Any]:
         """A call with inputs of the shapes, strides and dtypes, and in the modes, of the others with the same cell."""
         entry = cell.entry
-        precision = self.options.precision or torch.get_float32_matmul_precision()
+        precision = self.options.precision or matmul_precision()
         if entry is None or precision != entry.precision or not entry.is_for(tensors):
             found = self.choose(tensors)
             if isinstance(found, str):
@@ -101,7 +116,7 @@ class Runner:
         if elsewhere():
             return "a transform or a mode of PyTorch's is active"
         graded = torch.is_grad_enabled()
-        key: list[Any] = [graded, self.options.precision or torch.get_float32_matmul_precision()]
+        key: list[Any] = [graded, self.options.precision or matmul_precision()]
         try:
             for k in self._moving:
                 t = tensors[k]
