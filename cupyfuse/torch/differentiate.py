@@ -129,7 +129,7 @@ class Backward:
             ready_one = self._ready[key] = self._make(given, tuple(wanted), arrays)
         grads = ready_one.execute([*arrays, *ready_one.positions], [None] * len(ready_one.plan.outputs))
         for k, grad in zip(ready_one.places, grads, strict=True):
-            result[k] = grad.view(self.tracing.inputs[k].shape)
+            result[k] = grad.reshape(self.tracing.inputs[k].shape)
         return result
 
     def _make(self, given: tuple[bool, ...], wanted: Sequence[bool], arrays: Sequence[Any]) -> _Ready:

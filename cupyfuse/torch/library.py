@@ -55,7 +55,7 @@ class Call:
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
         results = self._execute(list(map(_matrix, tensors)), [None] * len(self.plan.outputs))
         for k, shape in enumerate(self._shapes):
-            results[k] = results[k].view(shape)
+            results[k] = results[k].reshape(shape)
         return results
 
     def backward(self, needs: Sequence[bool]) -> Backward:

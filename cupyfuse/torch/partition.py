@@ -53,12 +53,14 @@ class Fused:
     inputs : numbers of the record's values that are its inputs
     outputs : numbers of those that are its outputs
     members : numbers of the record's operations that it replaces
+    views : those among them that PyTorch makes after it once more: their results share memory with others
     """
 
     chain: Chain
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     members: tuple[int, ...]
+    views: tuple[int, ...]
 
 
 @dataclass
@@ -431,9 +433,9 @@ class _Partitioner:
     def _chain(self, cluster: Cluster, used: Iterable[int]) -> Fused | None:
         produced = [n for call in cluster.calls for n in call.results if n >= 0]
         used = set(used)
-        outputs = [n for n in dict.fromkeys(produced) if n in used]
+        outputs, views = self._apart([n for n in dict.fromkeys(produced) if n in used], cluster)
         if not outputs and not cluster.updates:
-            return None
+            return None  # what is left is a view of something outside
         numbers = {n: k for k, n in enumerate(cluster.inputs)}
         for number in produced:
             numbers.setdefault(number, len(numbers))
@@ -456,7 +458,23 @@ class _Partitioner:
         )
         names = tuple(self._name(n) for n in cluster.inputs)
         chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed)
-        return Fused(chain, tuple(cluster.inputs), tuple(outputs), tuple(sorted(cluster.members)))
+        return Fused(chain, tuple(cluster.inputs), tuple(outputs), tuple(sorted(cluster.members)), tuple(views))
+
+    def _apart(self, wanted: Sequence[int], cluster: Cluster) -> tuple[list[int], list[int]]:
+        """Results of a chain, and the operations behind those that are views of other ones, or of its inputs."""
+        outputs: list[int] = []
+        views: list[int] = []
+        there = set(cluster.inputs)
+        for number in wanted:
+            k = self.producer.get(number, -1)
+            operation = self.record.operations[k]
+            base = operation.read[0] if k >= 0 and operation.view else -1
+            if base in there and self.storages[base] == self.storages[number]:
+                views.append(k)
+            else:
+                outputs.append(number)
+            there.add(number)
+        return outputs, views
 
     def _order(self, fused: dict[int, Fused]) -> list[Fused | int]:
         """Chains and single operations, each after what it needs, else as they were written."""
@@ -474,12 +492,14 @@ class _Partitioner:
         items: list[Fused | int] = []
         while free:
             own = heapq.heappop(free)
-            items.append(fused.get(own, own))
+            item = fused.get(own, own)
+            items.append(item)
+            items += item.views if isinstance(item, Fused) else ()
             for later in after.get(own, ()):
                 waiting[later] -= 1
                 if not waiting[later]:
                     heapq.heappush(free, later)
-        assert len(items) == len(needs), "chains depend on each other in a circle"
+        assert not any(waiting.values()), "chains depend on each other in a circle"
         return items
 
 

@@ -367,7 +367,7 @@ class Entry:
         if not self._plain:
             for k, shape in enumerate(self._views):
                 if shape is not None:
-                    results[k] = results[k].view(shape)
+                    results[k] = results[k].reshape(shape)
         return results, saved
 
 
