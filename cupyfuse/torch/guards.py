@@ -16,6 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
+_GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OWN = {
     "_parameters",
@@ -56,7 +62,10 @@ class Guard:
         for path, module in modules.items():
             self._of_module(path, module)
             self._of_code(getattr(getattr(module, "_cupyfuse_original", type(module)), "forward", None))
-        body = " and ".join(self._terms) or "True"
+        everywhere = torch.nn.modules.module
+        for name in _GLOBAL_HOOKS:
+            self._terms.append(f"not {self._name(getattr(everywhere, name))}")
+        body = " and ".join(self._terms)
         scope = dict(self._values)
         exec(f"def holds():\n    return {body}\n", scope)
         self.holds: Callable[[], bool] = scope["holds"]

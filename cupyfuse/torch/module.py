@@ -21,13 +21,15 @@ import torch
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_workspace
 from .explain import Explanation, explain
 from .guards import Guard, globally_hooked
+from .kinds import kind_of, quick_test
 from .partition import Partition, partition
 from .program import Program
-from .record import Record, Refused, Submodule, flatten, record
-from .running import PLAIN, Options, Runner, elsewhere
+from .record import Record, Refused, Submodule, record
+from .running import Options, Runner, elsewhere
 
 M = TypeVar("M", bound=torch.nn.Module)
 _MOST_VARIANTS = 256
+_is_compiling = torch.compiler.is_compiling
 
 
 @dataclass
@@ -41,12 +43,18 @@ class Variant:
     guard : Guard
     reason : str
         Why the module's own code runs.
+    partition : Partition or None
+        What there is to explain.
+    fits, call : callable
+        A quick test of arguments, None where there is none; the program as a function of the tensors among them.
     """
 
     program: Program | None
     guard: Guard
     reason: str = ""
     partition: Partition | None = None
+    fits: Any = None
+    call: Any = None
 
 
 @dataclass
@@ -58,6 +66,7 @@ class State:
     variants: dict[Hashable, list[Variant]] = field(default_factory=dict)
     runners: dict[Hashable, Runner] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.RLock)
+    last: Variant | None = None  # what the last call took, if a quick test can say that the next one takes it too
 
     def runner(self, fused: Any) -> Runner:
         key = fused.chain
@@ -70,22 +79,20 @@ class FusedModule(torch.nn.Module):
     """What fused modules have beside their original class."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or elsewhere():
+        if _is_compiling() or elsewhere():
             return self._cupyfuse_forward(*args, **kwargs)
         state: State | None = self.__dict__.get("_cupyfuse")
         if state is None or state.owner != id(self):
             state = self._cupyfuse_new(state)
-        tensors, key = _kind(args, kwargs)
-        if key is None:
-            return self._cupyfuse_forward(*args, **kwargs)
-        for variant in state.variants.get(key, ()):
-            if variant.guard.holds():
-                break
-        else:
-            variant = _vary(self, state, key, args, kwargs)
-        if variant.program is None or globally_hooked():
-            return self._cupyfuse_forward(*args, **kwargs)
-        return variant.program(tensors)
+        last = state.last
+        if last is not None and not kwargs:
+            try:
+                same = last.fits(args) and last.guard.holds()
+            except RuntimeError:  # a tensor without strides
+                same = False
+            if same:
+                return last.call(*args)
+        return _generally(self, state, args, kwargs)
 
     _cupyfuse_original: ClassVar[type[torch.nn.Module]]
     _cupyfuse_anonymous: ClassVar[bool] = False
@@ -166,34 +173,22 @@ def drop_in(original: type[M]) -> type[M]:
 
 # Variants -----------------------------------------------------------------------------------------------------------
 
-_CONSTANTS = (int, bool, str, float, type(None), torch.dtype, torch.device)
 
-
-def _kind(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Hashable]:
-    """The tensors among the arguments, and a key of everything else that a record depends on; None if there is none."""
-    key: list[Any] = [torch.is_grad_enabled(), torch.is_inference_mode_enabled()]
-    if torch._C._is_any_autocast_enabled():
-        key += [(torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")]
-    leaves: Any = args
-    if kwargs or not all(type(a) in PLAIN for a in args):
-        leaves, spec = flatten(args, kwargs)
-        key.append(spec)
-    tensors = []
-    for value in leaves:
-        kind = type(value)
-        if kind in PLAIN:
-            if value.layout is not torch.strided or value.is_nested:
-                return [], None
-            tensors.append(value)
-            key += (value.shape, value.stride(), value.dtype, value.requires_grad, value.is_neg(), value.device)
-        elif isinstance(value, _CONSTANTS):
-            key += (kind, value.hex() if isinstance(value, float) else value)
-        else:
-            return [], None
-    if len(tensors) > 1:
-        first = {id(t): k for k, t in reversed(list(enumerate(tensors)))}
-        key.append(tuple(first[id(t)] for t in tensors))
-    return tensors, tuple(key)
+def _generally(module: FusedModule, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call with arguments of whatever kind."""
+    tensors, key = kind_of(args, kwargs)
+    if key is None:
+        return module._cupyfuse_forward(*args, **kwargs)
+    for variant in state.variants.get(key, ()):
+        if variant.guard.holds():
+            break
+    else:
+        variant = _vary(module, state, key, args, kwargs)
+    if variant.program is None or globally_hooked():
+        return module._cupyfuse_forward(*args, **kwargs)
+    if variant.fits is not None:
+        state.last = variant
+    return variant.call(*tensors)
 
 
 def _vary(module: FusedModule, state: State, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
@@ -204,6 +199,8 @@ def _vary(module: FusedModule, state: State, key: Hashable, args: tuple[Any, ...
             if variant.guard.holds():
                 return variant
         variant = _made(module, state, args, kwargs)
+        if variant.program is not None:
+            variant.fits, variant.call = quick_test(args, kwargs), variant.program.call
         if sum(map(len, state.variants.values())) >= _MOST_VARIANTS:
             state.variants.clear()
             known = state.variants.setdefault(key, [])

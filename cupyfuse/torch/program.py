@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,6 +25,11 @@ class Program:
         Where submodules that are called as they are are found by path.
     runners : callable
         Gives the `Runner` for a chain.
+
+    Attributes
+    ----------
+    call : callable
+        Takes the tensors among the forward's flattened arguments, returns what the forward returns.
     """
 
     def __init__(self, partition: Partition, root: torch.nn.Module, runners: Callable[[Fused], Runner]):
@@ -35,7 +40,12 @@ class Program:
         record = partition.record
         self._lines: list[str] = []
         last = self._last_uses()
-        parameters = [f"v{n}" for n in dict.fromkeys(record.arguments)]
+        # An argument that is given twice is one value.
+        seen: set[int] = set()
+        parameters = []
+        for k, n in enumerate(record.arguments):
+            parameters.append(f"again{k}" if n in seen else f"v{n}")
+            seen.add(n)
         for number, source in record.sources.items():
             if isinstance(source, Source):
                 self._lines.append(f"v{number} = {self._hold(source.table)}[{source.key!r}]")
@@ -50,22 +60,16 @@ class Program:
             gone = [f"v{n}" for n in last.get(k, ())]
             if gone:
                 self._lines.append(f"del {', '.join(gone)}")
-        leaves, self._spec = pytree.tree_flatten(record.result)
-        self._single = isinstance(record.result, Ref)
-        self._lines.append(f"return ({''.join(self._text(leaf) + ', ' for leaf in leaves)})")
+        if isinstance(record.result, Ref):
+            self._lines.append(f"return v{record.result.number}")
+        else:
+            leaves, spec = pytree.tree_flatten(record.result)
+            values = "".join(self._text(leaf) + ", " for leaf in leaves)
+            self._lines.append(f"return {self._hold(pytree.tree_unflatten)}([{values}], {self._hold(spec)})")
         body = "\n    ".join(self._lines)
         self.source = f"def forward({', '.join(parameters)}):\n    {body}\n"
         exec(self.source, self._scope)
-        self._forward = self._scope["forward"]
-        # Where each parameter is among the flattened arguments: an argument given twice is one value.
-        self._positions = [record.arguments.index(n) for n in dict.fromkeys(record.arguments)]
-
-    def __call__(self, tensors: Sequence[Any]) -> Any:
-        """Run on the tensors among the forward's flattened arguments."""
-        if len(self._positions) != len(tensors):
-            tensors = [tensors[k] for k in self._positions]
-        results = self._forward(*tensors)
-        return results[0] if self._single else pytree.tree_unflatten(list(results), self._spec)
+        self.call = self._scope["forward"]
 
     def _last_uses(self) -> dict[int, list[int]]:
         """For each item, the values that nothing needs after it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -510,8 +510,3 @@ def _unpatched() -> Iterator[None]:
         yield
     finally:
         _here.recorder = recorder
-
-
-def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The leaves of a call's arguments, and their structure."""
-    return pytree.tree_flatten((tuple(args), kwargs))

@@ -63,14 +63,15 @@ def matmul_precision() -> str:
     return "high" if switch == "tf32" and precision == "highest" else precision
 
 
+_transforms = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_forward_mode = torch.autograd.forward_ad
+
+
 def elsewhere() -> bool:
     """Whether tensors may be more than they look: transforms of functions, modes that watch operations, tracing."""
-    return bool(
-        torch._C._are_functorch_transforms_active()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._get_tracing_state() is not None
-        or torch.autograd.forward_ad._current_level >= 0
-    )
+    return bool(_transforms() or _dispatch_modes() or _tracing() is not None or _forward_mode._current_level >= 0)
 
 
 @dataclass
@@ -353,7 +354,7 @@ class Entry:
             prepared = self._prepared
             arrays = prepared.arrays
             if self._on_gpu:
-                if torch.cuda.is_current_stream_capturing():
+                if _capturing():
                     # A replay has to see the weights of its own time.
                     arrays = self._run_prepare(matrices)
                 else:
@@ -369,6 +370,10 @@ class Entry:
                 if shape is not None:
                     results[k] = results[k].reshape(shape)
         return results, saved
+
+
+def _capturing() -> bool:
+    return bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 class _Prepared:
