@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .running import PLAIN
+from .modes import PLAIN
 
 _CONSTANTS = (int, bool, str, float, type(None), torch.dtype, torch.device)
 _SCOPE = {

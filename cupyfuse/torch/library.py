@@ -21,7 +21,7 @@ from ..planning import build
 from ..settings import Settings
 from .chain import Chain, Tracing, references, sizes
 from .differentiate import Backward
-from .running import matmul_precision
+from .modes import matmul_precision
 from .runtime import device_of, dtype_name, layout_of, ready
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")

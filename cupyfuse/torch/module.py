@@ -19,13 +19,16 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_workspace
+from .entry import Options
 from .explain import Explanation, explain
 from .guards import Guard, globally_hooked
 from .kinds import kind_of, quick_test
+from .modes import elsewhere
 from .partition import Partition, partition
 from .program import Program
-from .record import Record, Refused, Submodule, record
-from .running import Options, Runner, elsewhere
+from .record import Record, Refused, Submodule
+from .recorder import record
+from .running import Runner
 
 M = TypeVar("M", bound=torch.nn.Module)
 _MOST_VARIANTS = 256

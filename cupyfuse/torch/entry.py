@@ -1,0 +1,261 @@
+"""A chain ready for inputs of one kind: plans, what is prepared from fixed inputs, a node in the graph of autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..planning import build
+from ..settings import DEFAULT_WORKSPACE, Settings
+from .chain import Chain
+from .differentiate import Backward
+from .modes import matmul_precision
+from .runtime import device_of, dtype_name, layout_of, ready
+
+Tensors = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user chose for a fused module.
+
+    Attributes
+    ----------
+    precision : str or None
+        Of float32 products; None follows `torch.get_float32_matmul_precision`.
+    max_workspace : int
+        Bytes that a call may take beside its arguments and results, where it can run in blocks of rows.
+    keep_halves : bool
+        Whether the fp16 halves of weights are kept from call to call.
+    """
+
+    precision: str | None = None
+    max_workspace: int = DEFAULT_WORKSPACE
+    keep_halves: bool = True
+
+    def current_precision(self) -> str:
+        return self.precision or matmul_precision()
+
+
+def _keeps(tensor: Any) -> bool:
+    """Whether something may be prepared from a fixed input: whether its changes can be seen.
+
+    Tensors made in inference mode count no versions. Numerical differentiation (`torch.autograd.gradcheck`) changes
+    float64 tensors behind their backs.
+    """
+    return not tensor.is_inference() and not (tensor.dtype is torch.float64 and tensor.requires_grad)
+
+
+class Entry:
+    """A chain made ready for inputs of fixed shapes, dtypes and strides on one device.
+
+    Parameters
+    ----------
+    chain : Chain
+    options : Options
+    tensors : sequence of Tensor
+        Like those that it will be called with.
+    needs : sequence of bool
+        For each input, whether its gradient is wanted.
+    """
+
+    def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool]):
+        self.chain = chain
+        metas = [(tuple(t.shape), str(dtype_name(t.dtype))) for t in tensors]
+        self.precision = options.current_precision()
+        self.settings = Settings(self.precision, device_of(tensors[0]), options.max_workspace, options.keep_halves)
+        tracing = chain.trace(metas)
+        self.backward = Backward(tracing, needs, self.settings) if any(needs) else None
+        self.differentiated = self.backward is not None and any(self.backward.differentiable)
+        differentiable = self.backward.differentiable if self.backward is not None else []
+        self.constant = [k for k, depends in enumerate(differentiable) if not depends]
+        self.read_later = self.backward.inputs if self.backward is not None else []
+        self._saved = len(self.backward.saved) if self.differentiated and self.backward else 0
+        self._shapes = [v.shape for v in tracing.outputs]
+        self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
+        matrices = self._matrices(tensors)
+        traced = tracing.as_traced(self.backward.saved if self._saved and self.backward else ())
+        versioned = frozenset(k for k in chain.fixed if _keeps(tensors[k]))
+        with torch.no_grad():
+            self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, versioned)
+            self._prepare: Callable[..., Any] | None = None
+            self._needed: list[int] = []
+            if self.plan.prepare is not None:
+                self._needed = [int(n.attrs["arg"]) for n in self.plan.prepare.graph.inputs]
+                self._prepare = ready(self.plan.prepare, [matrices[k] for k in self._needed])
+                self._prepared = _Prepared(self._run_prepare(matrices), tensors[0])
+            arrays = [*matrices, *self._prepared.arrays] if self._prepare else matrices
+            self._execute = ready(self.plan, arrays)
+        self._none = [None] * len(self.plan.outputs)
+        self._views = [
+            tuple(shape) if tuple(shape) != output.shape else None
+            for shape, output in zip(self._shapes, self.plan.outputs, strict=False)
+        ]
+        self._plain = not any(self._views)
+        self.reshaped = not self._plain or not all(o.direct for o in self.plan.outputs)
+        self._on_gpu = tensors[0].is_cuda
+        # For each fixed input: its number, tensor, alias of its memory, dtype, requires_grad, version or -1 for any.
+        self._marks: list[tuple[Any, ...]] = []
+
+    def _matrices(self, tensors: Tensors) -> list[Any]:
+        """The inputs with leading dimensions folded into rows."""
+        matrices = list(tensors)
+        for k in self._folded:
+            t = matrices[k]
+            matrices[k] = t.detach().reshape(t.shape[:-1].numel(), t.shape[-1])
+        return matrices
+
+    # Fixed inputs
+    def is_for(self, tensors: Tensors) -> bool:
+        """Whether the fixed inputs are those, unchanged, that the entry was last marked for."""
+        for k, seen, alias, dtype, needs, version in self._marks:
+            t = tensors[k]
+            if (
+                t is not seen
+                or not t.is_set_to(alias)
+                or t.dtype is not dtype
+                or t.requires_grad is not needs
+                or (version >= 0 and t._version != version)
+            ):
+                return False
+        return True
+
+    def mark(self, tensors: Tensors) -> None:
+        """Take these fixed inputs, of the shapes that the entry is for; prepare anew what depends on them."""
+        if self._marks and self.is_for(tensors):
+            return
+        if self._prepare is not None and self._marks:
+            self._prepared.again(self._run_prepare, self._matrices(tensors))
+        marks = []
+        for k in sorted(self.chain.fixed):
+            t = tensors[k]
+            # An alias keeps the memory from being given to another tensor, at the same address, unnoticed.
+            version = t._version if k in self._needed else -1
+            marks.append((k, t, t.detach(), t.dtype, t.requires_grad, version))
+        self._marks = marks
+
+    def forget(self) -> None:
+        """Have everything prepared anew at the next call."""
+        self._marks = [(k, None, *rest) for k, _, *rest in self._marks]
+
+    def release(self) -> None:
+        """Let go of all memory that is held for fixed inputs."""
+        self._marks = [(k, None, None, *rest) for k, _, _, *rest in self._marks]
+        if self._prepare is not None:
+            self._prepared.arrays = []
+
+    def _run_prepare(self, matrices: Tensors, outs: Sequence[Any] | None = None) -> list[Any]:
+        assert self._prepare is not None and self.plan.prepare is not None
+        needed = [matrices[k] for k in self._needed]
+        with torch.no_grad():
+            return list(self._prepare(needed, outs or [None] * len(self.plan.prepare.outputs)))
+
+    # Running
+    def __call__(self, tensors: Tensors) -> Sequence[Any]:
+        """The outputs, part of PyTorch's autograd graph where gradients are wanted."""
+        if self.differentiated:
+            outputs: tuple[Any, ...] = _apply(self, *tensors)
+            return outputs
+        return self.run(tensors)[0]
+
+    def run(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
+        """Outputs, and what is saved for the backward pass."""
+        matrices = tensors if not self._folded else self._matrices(tensors)
+        if self._prepare is not None:
+            prepared = self._prepared
+            arrays = prepared.arrays
+            if self._on_gpu:
+                if _capturing():
+                    # A replay has to see the weights of its own time.
+                    arrays = self._run_prepare(matrices)
+                else:
+                    prepared.enter_stream()
+            matrices = [*matrices, *arrays]
+        results = self._execute(matrices, self._none)
+        if self._saved:
+            results, saved = results[: -self._saved], results[-self._saved :]
+        else:
+            saved = []
+        if not self._plain:
+            for k, shape in enumerate(self._views):
+                if shape is not None:
+                    results[k] = results[k].reshape(shape)
+        return results, saved
+
+
+def _capturing() -> bool:
+    return bool(torch._C._cuda_isCurrentStreamCapturing())
+
+
+class _Prepared:
+    """Arrays prepared from fixed inputs, and the streams on which they are known to be there."""
+
+    def __init__(self, arrays: list[Any], like: Any):
+        self.arrays = arrays
+        self._device = like.get_device()
+        self._note()
+
+    def _note(self) -> None:
+        if self._device < 0:
+            return
+        self._stream = torch._C._cuda_getCurrentRawStream(self._device)
+        self._others: set[int] = set()
+        self._event: Any = None
+        if not torch.cuda.is_current_stream_capturing():
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(self._device))
+
+    def enter_stream(self) -> None:
+        """Have the current stream wait for the arrays, if they were written on another."""
+        stream = torch._C._cuda_getCurrentRawStream(self._device)
+        if stream == self._stream or stream in self._others:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(self._event)
+        for array in self.arrays:
+            array.record_stream(current)
+        self._others.add(stream)
+
+    def again(self, run: Callable[..., list[Any]], matrices: Tensors) -> None:
+        """Prepare once more: in place, unless another stream may still be reading."""
+        here = self._device < 0 or torch._C._cuda_getCurrentRawStream(self._device) == self._stream
+        if self.arrays and here and (self._device < 0 or not self._others):
+            run(matrices, self.arrays)
+        else:
+            self.arrays = run(matrices)
+        self._note()
+
+
+def _owning(view: Any) -> Any:
+    """The memory of a view as a tensor that is none."""
+    return view.new_empty(0).set_(view)
+
+
+class _Differentiable(torch.autograd.Function):
+    """An entry as one node of PyTorch's autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, entry: Entry, *tensors: Any) -> Any:
+        outputs, saved = entry.run(tensors)
+        ctx.entry = entry
+        ctx.set_materialize_grads(False)
+        if entry.reshaped:
+            # A result that is a view could not be changed in place later on.
+            outputs = [_owning(t) if t._is_view() else t for t in outputs]
+        if entry.constant:
+            ctx.mark_non_differentiable(*[outputs[k] for k in entry.constant])
+        ctx.save_for_backward(*[tensors[k] for k in entry.read_later], *saved)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        backward = ctx.entry.backward
+        run = backward.eagerly if torch.is_grad_enabled() else backward
+        return None, *run(ctx.saved_tensors, cotangents, ctx.needs_input_grad[1:])
+
+
+# `Function.apply` without its look for transforms of functions, which `elsewhere` has made.
+_apply = super(torch.autograd.Function, _Differentiable).apply

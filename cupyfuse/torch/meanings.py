@@ -1,0 +1,168 @@
+"""Which operations of a record a rule describes, which of them change memory that others see, what depends on what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from . import rules
+from .chain import Call, Ref, references
+from .record import Meta, Operation, Record, Submodule, storage_of
+
+
+@dataclass
+class Known:
+    """An operation that a rule describes: calls on the record's values."""
+
+    rule: rules.Rule
+    calls: list[Call]
+    updates: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Meanings:
+    """What each operation of a record is, and what has to run before what.
+
+    Attributes
+    ----------
+    known : for operations that a rule describes
+    left : for the others, why
+    storages : for each value, a number that values share if they share memory
+    producer : for each value, the operation that makes it
+    before : for each operation, those that have to run first
+    """
+
+    def __init__(self, record: Record):
+        self.record = record
+        self.left: dict[int, str] = {}
+        self.known: dict[int, Known] = {}
+        self.storages = [_storage(t) for t in record.tensors]
+        for k, operation in enumerate(record.operations):
+            self._look_at(k, operation)
+        self.producer: dict[int, int] = {}
+        for k, operation in enumerate(record.operations):
+            for number in operation.results:
+                self.producer.setdefault(number, k)
+        self.before = self._dependencies()
+
+    # What each operation is
+    def _look_at(self, k: int, operation: Operation) -> None:
+        found = self._rule(operation)
+        if isinstance(found, str):
+            self.left[k] = found
+            return
+        rule, arguments, inplace = found
+        if inplace and not self._functional(k, operation, rule, arguments):
+            self.left[k] = "it changes a tensor in place that others can see"
+            return
+        if operation.ordered and not inplace and not rule.updates:
+            self.left[k] = "it makes a tensor out of nothing"
+            return
+        known = Known(rule, [])
+        results = list(operation.results)[:1]
+        for name in rule.updates:
+            target = arguments[list(rule.signature.parameters).index(name)]
+            if isinstance(target, Ref) and self._written(operation, rule):
+                number = self.fresh(target.number)
+                known.updates.append((target.number, number))
+                results.append(number)
+            else:
+                results.append(-1)
+        known.calls = [Call(rule.name, arguments, tuple(results))]
+        operation.ordered = False
+        self.known[k] = known
+
+    def _written(self, operation: Operation, rule: rules.Rule) -> bool:
+        return bool(operation.written)
+
+    def _rule(self, operation: Operation) -> tuple[rules.Rule, tuple[Any, ...], bool] | str:
+        if operation.rule:
+            return rules.RULES[operation.rule], operation.arguments, False
+        if isinstance(operation.target, Submodule):
+            return "the module is called as it is"
+        found = rules.find(operation.target, operation.args, operation.kwargs)
+        if found is None:
+            return "cupyfuse has no rule for it"
+        if isinstance(found, rules.Refused):
+            return found.reason
+        extra = [n for n in operation.results[1:] if n in self._used()]
+        if extra and not found.rule.updates:
+            return "more than its first result is used"
+        return found.rule, found.arguments, found.inplace
+
+    def _used(self) -> set[int]:
+        if not hasattr(self, "_used_values"):
+            self._used_values = set(references(self.record.result))
+            for operation in self.record.operations:
+                self._used_values.update(operation.read)
+        return self._used_values
+
+    def fresh(self, like: int) -> int:
+        self.record.tensors.append(self.record.tensors[like])
+        self.storages.append(-len(self.storages) - 1)
+        return len(self.record.tensors) - 1
+
+    def _functional(self, k: int, operation: Operation, rule: rules.Rule, arguments: tuple[Any, ...]) -> bool:
+        """Give the result of an in-place operation a number of its own, if nobody else sees the memory it changes."""
+        target = next(references(arguments), None)
+        if not self.record.rebinds or target is None or operation.results != (target,):
+            return False
+        mine = self.storages[target]
+        if mine in {self.storages[n] for n in (*self.record.arguments, *self.record.sources)}:
+            return False
+        alike = {n for n, s in enumerate(self.storages) if s == mine and n != target}
+        read_later = set(references(self.record.result))
+        for other in self.record.operations[k + 1 :]:
+            read_later.update(other.read)
+        if alike & read_later:
+            return False
+        number = self.fresh(target)
+        self.storages[number], self.storages[target] = mine, -number - 1
+        operation.result, operation.written, operation.ordered = Ref(number), frozenset(), False
+        operation.rule, operation.arguments, operation.view = rule.name, arguments, False
+        for later in self.record.operations[k + 1 :]:
+            _rename(later, target, number)
+        self.record.result = _renamed(self.record.result, target, number)
+        return True
+
+    # What has to run before what
+    def _dependencies(self) -> list[set[int]]:
+        before: list[set[int]] = []
+        readers: dict[int, list[int]] = {}
+        writers: dict[int, int] = {}
+        last_ordered: int | None = None
+        for k, operation in enumerate(self.record.operations):
+            needs = {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
+            touched = {self.storages[n] for n in operation.read}
+            changed = {self.storages[n] for n in operation.written}
+            needs |= {writers[s] for s in touched | changed if s in writers}
+            for s in changed:
+                needs |= set(readers.get(s, ()))
+            if operation.ordered:
+                if last_ordered is not None:
+                    needs.add(last_ordered)
+                last_ordered = k
+            for s in touched:
+                readers.setdefault(s, []).append(k)
+            for s in changed:
+                writers[s] = k
+                readers[s] = []
+            before.append({n for n in needs if n < k})
+        return before
+
+
+def _storage(tensor: Any) -> int:
+    return tensor.storage if isinstance(tensor, Meta) else storage_of(tensor)
+
+
+def _renamed(tree: Any, old: int, new: int) -> Any:
+    return pytree.tree_map(lambda v: Ref(new) if isinstance(v, Ref) and v.number == old else v, tree)
+
+
+def _rename(operation: Operation, old: int, new: int) -> None:
+    operation.args, operation.kwargs, operation.arguments, operation.result = _renamed(
+        (operation.args, operation.kwargs, operation.arguments, operation.result), old, new
+    )
+    if old in operation.written:
+        operation.written = operation.written - {old} | {new}

@@ -1,0 +1,382 @@
+"""Recording: run a module's forward once on fake tensors, and write down the operations it asks PyTorch for.
+
+Fake tensors have shapes and dtypes and no data, so nothing is computed and no memory is taken; a forward that needs a
+tensor's values cannot be recorded, and says so. What a record depends on beside shapes and dtypes is left to `guards`.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .chain import Ref
+from .guards import PLAIN, Outside, Snapshot, hooked
+from .record import Meta, Operation, Record, Refused, Source, Submodule, draws, storage_of
+
+BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
+
+
+def record(
+    module: torch.nn.Module,
+    forward: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: set[str],
+) -> Record:
+    """Record a module's forward on arguments of these shapes and dtypes.
+
+    Within `torch.inference_mode` it is recorded as without gradients: fake tensors then still tell what is changed in
+    place.
+
+    Parameters
+    ----------
+    module, forward
+        The module, and the function that is its forward, called with the arguments alone.
+    args, kwargs
+        Its arguments.
+    leaves : set of str
+        Paths of submodules that are recorded as one call each.
+
+    Raises
+    ------
+    Refused
+        It cannot be recorded.
+    """
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            return _Recorder(module, leaves).run(forward, args, kwargs)
+    return _Recorder(module, leaves).run(forward, args, kwargs)
+
+
+# What does more than compute.
+_BEYOND = dict.fromkeys(
+    ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "backward"),
+    "autograd is told about a tensor within it",
+) | {"__set__": "an attribute of a tensor is set"}
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self, module: torch.nn.Module, leaves: set[str]):
+        super().__init__()
+        self.module, self.leaves = module, leaves
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.record = Record(autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+        self.numbers: dict[int, int] = {}  # id of a tensor, real or fake -> its number
+        self.fakes: dict[int, FakeTensor] = {}  # id of a real tensor -> its fake
+        self.held: list[Any] = []
+        self.made: list[weakref.ref[Any]] = []  # what operations have returned
+        self.paths = {id(m): path for path, m in module.named_modules(remove_duplicate=False)}
+        self.stack = [""]
+        self.known = _sources(module)
+        self.state = _state()
+
+    # Values
+    def number(self, tensor: Any) -> int:
+        """The number of a tensor as user code holds it."""
+        if id(tensor) in self.numbers:
+            return self.numbers[id(tensor)]
+        if isinstance(tensor, FakeTensor):
+            raise Refused(self.stack[-1], "a tensor comes from where it could not be followed")
+        source = self.known.get(id(tensor))
+        number = self.add(self.imitate(tensor), tensor)
+        self.record.sources[number] = source if source is not None else tensor
+        return number
+
+    def add(self, fake: Any, *others: Any) -> int:
+        number = len(self.record.tensors)
+        self.record.tensors.append(fake)
+        for tensor in (fake, *others):
+            self.numbers[id(tensor)] = number
+            self.held.append(tensor)
+        return number
+
+    def imitate(self, tensor: torch.Tensor) -> Any:
+        if id(tensor) not in self.fakes:
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+                raise Refused(self.stack[-1], f"a tensor of type {type(tensor).__name__}")
+            with torch._C.DisableTorchFunction():
+                self.fakes[id(tensor)] = self.fake.from_tensor(tensor, static_shapes=True)
+            self.held.append(tensor)
+        return self.fakes[id(tensor)]
+
+    def faked(self, tree: Any) -> Any:
+        """The arguments with every real tensor exchanged for its fake."""
+
+        def leaf(value: Any) -> Any:
+            if isinstance(value, FakeTensor):
+                return value
+            if isinstance(value, torch.Tensor):
+                return self.record.tensors[self.number(value)]
+            return value
+
+        return pytree.tree_map(leaf, tree)
+
+    def referred(self, tree: Any) -> Any:
+        def leaf(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return Ref(self.number(value))
+            if isinstance(value, slice) and any(isinstance(v, torch.Tensor) for v in _parts(value)):
+                raise Refused(self.stack[-1], "a slice by tensors")
+            return value
+
+        return pytree.tree_map(leaf, tree)
+
+    # Running
+    def run(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Record:
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        outside = Outside((args, kwargs))
+        gpus = {t.get_device() for t in flat if isinstance(t, torch.Tensor) and t.is_cuda}
+        self.record.inlined[""] = self.module
+        # Whoever packs what autograd saves, such as checkpointing, is not to see fake tensors; nor are fake random
+        # numbers to be missing from the real ones.
+        with (
+            _modules_through(self),
+            torch.random.fork_rng(gpus, enabled=not _capturing(gpus)),
+            self.fake,
+            saved_tensors_hooks(_nothing, _nothing_saved),
+        ):
+            entered = []
+            for value in flat:
+                if isinstance(value, torch.Tensor):
+                    fake = self.imitate(value)
+                    number = self.numbers.get(id(fake))
+                    if number is None:
+                        number = self.add(fake)
+                    self.record.arguments.append(number)
+                    entered.append(fake)
+                else:
+                    entered.append(value)
+            fake_args, fake_kwargs = pytree.tree_unflatten(entered, spec)
+            before, grad_mode = Snapshot(self.module), torch.is_grad_enabled()
+            try:
+                with self:
+                    result = forward(*fake_args, **fake_kwargs)
+            except Refused:
+                raise
+            except Exception as error:
+                raise Refused(self.stack[-1], _reason(error)) from error
+            finally:
+                torch.set_grad_enabled(grad_mode)
+                changed, effect = before.restore(), outside.restore((fake_args, fake_kwargs))
+            if changed is not None:
+                path, attribute = changed
+                raise Refused(path, f"its forward changes the attribute {attribute!r}")
+            if effect:
+                raise Refused("", effect)
+            self.record.result = self.referred(result)
+            del result, fake_args, fake_kwargs, entered
+            self._let_go()
+        for leaf in pytree.tree_leaves(self.record.result):
+            if not isinstance(leaf, (Ref, *PLAIN)):
+                raise Refused("", f"it returns a {type(leaf).__name__}, which may hold tensors")
+        return self.record
+
+    def _let_go(self) -> None:
+        """Keep what is known of the tensors, not the tensors; one that is still alive was put somewhere."""
+        self.record.tensors = [
+            Meta(tuple(t.shape), t.dtype, t.device, t.requires_grad, storage_of(t)) for t in self.record.tensors
+        ]
+        self.held.clear()
+        self.fakes.clear()
+        self.numbers.clear()
+        if any(made() is not None for made in self.made):
+            gc.collect()
+        if any(made() is not None for made in self.made):
+            raise Refused("", "a tensor is kept somewhere outside of it")
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _BEYOND:
+            raise Refused(self.stack[-1], _BEYOND[name])
+        args, kwargs = self.faked((args, kwargs))
+        operands = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        versions = [t._version for t in operands]
+        storages = {t.untyped_storage()._cdata for t in operands}
+        result = func(*args, **kwargs)
+        tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        written = [t for t, version in zip(operands, versions, strict=True) if t._version != version]
+        fresh = [t for t in tensors if id(t) not in self.numbers]
+        if not fresh and not written:
+            return result  # a shape, a dtype, an operand as it was: the code knows it from now on
+        if _state() != self.state:
+            raise Refused(self.stack[-1], "grad mode or autocast changes within it")
+        args, kwargs = self.referred((args, kwargs))
+        operation = Operation(func, args, kwargs, None, self.stack[-1])
+        operation.view = any(t.untyped_storage()._cdata in storages for t in tensors)
+        operation.written = frozenset(self.number(t) for t in written)
+        operation.ordered = not operands or bool(written) or draws(name)
+        for tensor in fresh:
+            self.add(tensor)
+            self.made.append(weakref.ref(tensor))
+        operation.result = self.referred(result)
+        self.record.operations.append(operation)
+        return result
+
+    # Modules
+    def call_module(self, original: Callable[..., Any], module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        path = self.paths.get(id(module))
+        if path is None:
+            raise Refused(self.stack[-1], f"a {type(module).__name__} is called that is none of its submodules")
+        forward = getattr(module, "_cupyfuse_forward", None) or module.forward
+        if path in self.leaves or hooked(module):
+            return self._leaf(path, module, forward, args, kwargs)
+        statistics = type(module).forward is BATCH_NORM and module.training and module.track_running_stats
+        if statistics and len(args) == 1 and not kwargs and args[0].dim() == 2:
+            return self._batch_norm(path, module, args[0])
+        self.record.inlined[path] = module
+        self.stack.append(path)
+        try:
+            result = forward(*args, **kwargs)
+        except Refused:
+            raise
+        except Exception as error:
+            raise Refused(path, _reason(error)) from error
+        self.stack.pop()
+        return result
+
+    def _leaf(self, path: str, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Only the shapes of its results are looked for; what it does is its own."""
+        inner = _Silent(self)
+        positional, named = self.referred((args, kwargs))
+        before = Snapshot(module)
+        try:
+            with _unpatched(), inner:
+                result = forward(*self.faked(args), **self.faked(kwargs))
+        except Exception as error:
+            raise Refused(
+                self.stack[-1], f"its submodule {path!r} cannot be looked through: {_reason(error)}"
+            ) from error
+        finally:
+            before.restore()
+        for tensor in pytree.tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in self.numbers:
+                self.add(tensor)
+        operation = Operation(Submodule(path), positional, named, self.referred(result), self.stack[-1], ordered=True)
+        self.record.operations.append(operation)
+        return result
+
+    def _batch_norm(self, path: str, module: Any, x: Any) -> Any:
+        """BatchNorm in training as one operation: its counter of batches, and the average by it, are part of it."""
+        self.record.inlined[path] = module
+        operands = [module.running_mean, module.running_var, module.weight, module.bias, module.num_batches_tracked]
+        mean, var, weight, bias, count = (None if t is None else Ref(self.number(t)) for t in operands)
+        arguments = (Ref(self.number(x)), mean, var, weight, bias, count, True, module.momentum, module.eps)
+        if x.shape[0] < 2:
+            raise Refused(self.stack[-1], "a training batch of fewer than 2 rows")
+        with torch._C.DisableTorchFunction():
+            result = torch.empty_like(x)
+        self.add(result)
+        updated = frozenset(r.number for r in (mean, var, count) if r is not None)
+        operation = Operation(Submodule(path), (Ref(self.number(x)),), {}, Ref(self.number(result)), path)
+        operation.rule, operation.arguments, operation.written = "batch_norm_module", arguments, updated
+        self.record.operations.append(operation)
+        return result
+
+
+class _Silent(TorchFunctionMode):
+    """Exchanges real tensors for fake ones and records nothing."""
+
+    def __init__(self, recorder: _Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def leaf(value: Any) -> Any:
+            real = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+            return self.recorder.imitate(value) if real else value
+
+        args, kwargs = pytree.tree_map(leaf, (args, kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            return func(*args, **kwargs)
+
+
+def _capturing(gpus: Iterable[int]) -> bool:
+    return bool(gpus) and torch.cuda.is_current_stream_capturing()
+
+
+def _nothing(tensor: Any) -> None:
+    """What autograd keeps of a fake tensor; the tensor itself would be kept for ever by what it was made with."""
+
+
+def _nothing_saved(packed: Any) -> Any:
+    raise RuntimeError("gradients are computed within it")
+
+
+def _parts(value: slice) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    name = type(error).__name__
+    if "DataDependent" in name or "data-dependent" in str(error) or "GuardOnDataDependent" in name:
+        return "it needs a tensor's values while it runs"
+    return f"{name}: {text[0] if text else ''}"[:300]
+
+
+def _state() -> tuple[Any, ...]:
+    """What changes the meaning of operations."""
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")),
+    )
+
+
+def _sources(module: torch.nn.Module) -> dict[int, Source]:
+    """Every tensor of a module tree by identity: parameters, buffers, and plain attributes (as replicas have them)."""
+    found: dict[int, Source] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for table, fixed in ((part._parameters, True), (part._buffers, True), (part.__dict__, True)):
+            for key, value in table.items():
+                if isinstance(value, torch.Tensor):
+                    found.setdefault(id(value), Source(table, key, f"{prefix}{key}", fixed))
+    return found
+
+
+# Calls of modules ---------------------------------------------------------------------------------------------------
+
+_here = threading.local()
+_lock = threading.RLock()
+
+
+@contextmanager
+def _modules_through(recorder: _Recorder) -> Iterator[None]:
+    """Have this thread's calls of modules go through the recorder."""
+    with _lock:
+        original = torch.nn.Module.__call__
+
+        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+            active = getattr(_here, "recorder", None)
+            if active is None:
+                return original(module, *args, **kwargs)
+            return active.call_module(original, module, args, kwargs)
+
+        torch.nn.Module.__call__ = call
+        _here.recorder = recorder
+        try:
+            yield
+        finally:
+            _here.recorder = None
+            torch.nn.Module.__call__ = original
+
+
+@contextmanager
+def _unpatched() -> Iterator[None]:
+    recorder, _here.recorder = _here.recorder, None
+    try:
+        yield
+    finally:
+        _here.recorder = recorder
