@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -187,12 +189,19 @@ class _Imported:
         with self.graph.inserting_after(last):
             arguments = ([self.nodes[n] for n in fused.inputs], chain.to_json(), saved, None)
             call = self.graph.call_function(torch.ops.cupyfuse.chain.default, arguments)
-            call.meta["example_value"] = library.fake(tensors, chain.to_json(), saved)
+            mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+            with mode or nullcontext():
+                call.meta["example_value"] = library.fake(tensors, chain.to_json(), saved)
         at = call
         for position, number in enumerate(fused.outputs):
             with self.graph.inserting_after(at):
                 at = self.graph.call_function(operator.getitem, (call, position))
                 at.meta["example_value"] = self.record.tensors[number]
+            if any(needs) and not self.record.tensors[number].requires_grad:
+                # Every result of the call counts as depending on all of its operands.
+                with self.graph.inserting_after(at):
+                    at = self.graph.call_method("detach", (at,))
+                    at.meta["example_value"] = self.record.tensors[number]
             self.nodes[number].replace_all_uses_with(at, delete_user_cb=lambda user, new=at: user is not new)
             self.nodes[number] = at
         for position, (target, _) in enumerate(chain.updates):

@@ -56,7 +56,8 @@ class Call:
         results = self._execute(list(map(_matrix, tensors)), [None] * len(self.plan.outputs))
         for k, shape in enumerate(self._shapes):
             results[k] = results[k].reshape(shape)
-        return results
+        # Results are changed in place as those of PyTorch's operations are: none of them may be a view.
+        return [t.new_empty(0).set_(t) if t._is_view() else t for t in results]
 
     def backward(self, needs: Sequence[bool]) -> Backward:
         key = tuple(needs)
@@ -115,8 +116,11 @@ def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
     """
     tracing = _traced(chain, tensors)
     wanted = Backward(tracing, needs, Settings()).saved
+    marks = chain.landmarks(tracing)
+    if not set(wanted) <= {node for _, node in marks}:
+        raise TraceError("what the backward pass saves is no product and no reduction")
     found = []
-    for place, (call, node) in enumerate(chain.landmarks(tracing)):
+    for place, (call, node) in enumerate(marks):
         if node not in wanted:
             continue
         near = [*(n for n in chain.calls[call].results if n >= 0), *references(chain.calls[call].arguments)]

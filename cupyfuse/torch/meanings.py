@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
 
 from . import rules
@@ -61,20 +62,19 @@ class Meanings:
             return
         known = Known(rule, [])
         results = list(operation.results)[:1]
+        training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
         for name in rule.updates:
-            target = arguments[list(rule.signature.parameters).index(name)]
-            if isinstance(target, Ref) and self._written(operation, rule):
+            target = arguments[rule.parameters.index(name)]
+            if isinstance(target, Ref) and training:
                 number = self.fresh(target.number)
                 known.updates.append((target.number, number))
                 results.append(number)
             else:
                 results.append(-1)
+        operation.written |= {target for target, _ in known.updates}
         known.calls = [Call(rule.name, arguments, tuple(results))]
         operation.ordered = False
         self.known[k] = known
-
-    def _written(self, operation: Operation, rule: rules.Rule) -> bool:
-        return bool(operation.written)
 
     def _rule(self, operation: Operation) -> tuple[rules.Rule, tuple[Any, ...], bool] | str:
         if operation.rule:
@@ -111,6 +111,9 @@ class Meanings:
         mine = self.storages[target]
         if mine in {self.storages[n] for n in (*self.record.arguments, *self.record.sources)}:
             return False
+        dtype = self.record.tensors[target].dtype
+        if any(self.record.tensors[n].dtype not in (dtype, torch.bool) for n in references(arguments)):
+            return False  # out of place it would be of another dtype
         alike = {n for n, s in enumerate(self.storages) if s == mine and n != target}
         read_later = set(references(self.record.result))
         for other in self.record.operations[k + 1 :]:

@@ -98,11 +98,17 @@ class _Partitioner(Meanings):
     # Growing clusters
     def run(self) -> Partition:
         changed = self._changed_outside()
+        by_strides = {
+            self.storages[n] for o in self.record.operations if o.name.startswith("as_strided") for n in o.read
+        }
         for k, operation in enumerate(self.record.operations):
             if k not in self.known:
                 continue
             if operation.view and self.storages[operation.results[0]] in changed:
                 self.left[k] = "its memory is changed in place elsewhere"
+                continue
+            if any(self.storages[n] in by_strides for n in operation.results):
+                self.left[k] = "its memory is looked at by strides"
                 continue
             self._place(k, operation)
         self._drop_small()
