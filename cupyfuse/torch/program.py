@@ -105,6 +105,10 @@ class Program:
         known = all(n in record.arguments for n in moving)
         call = f"{self._hold(runner.again)}({self._hold(Cell())}, " if known else f"{self._hold(runner)}("
         self._lines.append(f"{outputs + '= ' if outputs else ''}{call}({inputs},))")
+        for n in fused.outputs:
+            strides = _other_strides(record.tensors[n])
+            if strides:
+                self._lines.append(f"v{n} = {self._hold(_laid_out)}(v{n}, {strides})")
 
     def _operation(self, operation: Operation) -> None:
         if isinstance(operation.target, Submodule):
@@ -142,6 +146,20 @@ class Program:
         if value is None or type(value) in (bool, int, str):
             return repr(value)
         return self._hold(value)
+
+
+def _other_strides(meta: Any) -> tuple[int, ...]:
+    """The strides of a value where PyTorch's operations lay it out in another order; empty for the usual one."""
+    strides = tuple(getattr(meta, "strides", ()))
+    wide = [(s, n) for s, n in zip(strides, meta.shape, strict=False) if n != 1]
+    if 0 in meta.shape or any(s == 0 for s, _ in wide) or wide == sorted(wide, key=lambda each: -each[0]):
+        return ()
+    return strides
+
+
+def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    result = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return result.copy_(tensor)
 
 
 class _Called:
