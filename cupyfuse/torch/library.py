@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -74,29 +73,19 @@ def _traced(chain: Chain, tensors: Sequence[Any]) -> Tracing:
     return chain.trace([(sizes(t), str(dtype_name(t.dtype))) for t in tensors])
 
 
-@lru_cache(maxsize=1024)
-def _call(text: str, saves: str, precision: str, kinds: tuple[Any, ...], made: Any) -> Call:
-    return Call(Chain.from_json(text), json.loads(saves), precision, made.tensors)
+_MOST_CALLS = 1024
+_calls: dict[Hashable, Call] = {}
 
 
-class _Made:
-    """The tensors that a `Call` is made for, equal to any others: kinds are what it depends on."""
-
-    def __init__(self, tensors: Sequence[Any]):
-        self.tensors = tensors
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Made)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-def _ready_call(tensors: Sequence[Any], text: str, saves: str, precision: str | None) -> Call:
+def _ready_call(tensors: Sequence[Any], chain: str, saved: str, precision: str | None) -> Call:
+    precision = precision or matmul_precision()
     kinds = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-    made = _Made(tensors)
-    call = _call(text, saves, precision or matmul_precision(), kinds, made)
-    made.tensors = ()
+    key = (chain, saved, precision, kinds)
+    call = _calls.get(key)
+    if call is None:
+        if len(_calls) >= _MOST_CALLS:
+            _calls.clear()
+        call = _calls[key] = Call(Chain.from_json(chain), json.loads(saved), precision, tensors)
     return call
 
 
