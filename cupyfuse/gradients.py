@@ -168,11 +168,16 @@ def _through_reduction(node: Node, cotangent: Node) -> Node | None:
     assert scaled is not None
     if node.op in ("mean", "moment2"):
         return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
-    if node.op in ("max", "min"):
-        one = g.cast(g.const(1.0), x.dtype)
-        ties = g.pointwise("where", g.pointwise("equal", x, node), one, g.const(0.0))
-        return g.pointwise("divide", scaled, g.reduce("sum", ties, axis))
+    if node.op in ("max", "min") and not node.attrs.get("part"):
+        return g.pointwise("divide", scaled, _ties(node))
     return scaled
+
+
+def _ties(node: Node) -> Node:
+    """How many elements equal an extreme: of one taken in two steps, how many of all."""
+    x = node.inputs[0]
+    count = _ties(x) if x.attrs.get("part") else g.cast(g.const(1.0), x.dtype)
+    return g.reduce("sum", g.pointwise("where", g.pointwise("equal", x, node), count, g.const(0.0)), node.axis)
 
 
 def _first(node: Node) -> Node:
@@ -236,6 +241,8 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
 
     These are products and reductions down the columns that the gradients need. Where they need a product for nothing
     but reductions along its rows, it is the reductions that are saved, and the product need not be computed at all.
+    Where gradients go to the elements that equal an extreme, it is the elements that are saved: computed again they may
+    be rounded otherwise, and none would equal it.
 
     Parameters
     ----------
@@ -243,9 +250,15 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
         The roots of the two passes, in one graph.
     """
     computed = set(g.topological(forward))
+    compared = _compared(computed, gradients)
+    kept: set[Node] = set()
 
     def saved(node: Node) -> bool:
-        return node in computed and (node.op == "matmul" or (node.reduction and node.axis == 0))
+        down = node.reduction and node.axis == 0 and node not in compared
+        return node in computed and (node.op == "matmul" or down or node in kept)
+
+    for extreme in compared:
+        kept.update(_rounded([extreme.inputs[0]], saved))
 
     above = {n for n in computed if n.op == "matmul"}
     for node in g.topological(forward):
@@ -253,7 +266,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
             above.add(node)
 
     def short(node: Node) -> bool:
-        return node in above and node in computed and node.reduction and node.axis == 1
+        return node in above and node in computed and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reached(gradients, lambda n: saved(n) or short(n))
     direct = {n for n in needed if n.op == "matmul"}
@@ -268,6 +281,40 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
         return known[node]
 
     return [n for n in _reached(gradients, stops) if stops(n)]
+
+
+def _compared(computed: set[Node], gradients: Sequence[Node]) -> list[Node]:
+    """The extremes whose own elements are compared with them."""
+
+    def stop(node: Node) -> bool:
+        return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
+
+    pairs = [n.inputs for n in _reached(gradients, stop) if n.op == "equal"]
+    found = [b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a]
+    return list(dict.fromkeys(found))
+
+
+_EXTREMES = ("max", "min")
+# What gives the same bits of the same bits, in whichever kernel and beside whichever operations.
+_EXACT = {
+    *_EXTREMES,
+    *("transpose", "reshape", "negative", "absolute", "maximum", "minimum", "clip", "where", "relu", "isnan"),
+    *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
+    *("logical_and", "logical_or", "logical_not"),
+}
+
+
+def _exact(node: Node) -> bool:
+    if node.op == "cast":
+        source = node.inputs[0]
+        return source.op == "const" or dtypes.promote(source.dtype, node.dtype) == node.dtype
+    return node.op in _EXACT or not node.inputs
+
+
+def _rounded(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
+    """What has to be saved so that these values can be had again to the last bit."""
+    found = [n for n in _reached(roots, lambda n: saved(n) or not _exact(n)) if not saved(n) and not _exact(n)]
+    return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
 
 
 def stored(node: Node) -> Node:

@@ -192,7 +192,14 @@ def saved(text: str) -> list[str]:
         ("m.tanh(m.sum(x, axis=0)) * x", ["sum0"]),
         # The product itself is needed for nothing but its sum, which needs no product.
         ("m.tanh(m.sum(m.linear(x, w, b), axis=1))", ["sum1"]),
-        ("(lambda z: m.tanh(m.sum(z, axis=1)) + m.max(z, axis=1))(m.linear(x, w, b))", ["matmul"]),
+        ("(lambda z: m.tanh(m.sum(z, axis=1)) + m.max(z, axis=1))(m.linear(x, w, b))", ["add", "sum1"]),
+        # Elements that are compared with their extreme, unless they are had again to the last bit.
+        ("m.max(x * c + r, axis=0)", ["add"]),
+        ("m.min(m.max(x * c + r, axis=1), axis=0)", ["add"]),
+        ("m.max(m.relu(-x * c), axis=0)", ["multiply"]),
+        ("m.max(m.relu(-x), axis=0)", []),
+        ("m.max(m.relu(x @ w.T), axis=0)", ["matmul"]),
+        ("m.max(m.sum(m.exp(x), axis=1), axis=0)", ["sum1"]),
         ("m.log_softmax(m.linear(x, w, b), axis=1)", ["matmul"]),
         ("m.tanh(m.tanh(x @ w.T) @ w)", ["matmul", "matmul"]),
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,8 @@ class Backward:
         For each output, whether it depends on an input whose gradient is wanted.
     inputs : list of int
         The inputs that the backward pass reads.
+    beneath : list of int
+        Other inputs, which what is saved was computed from: derivatives of the gradients depend on them.
     saved : list of Node
         What it reads of the forward pass: products, and statistics of columns. All else it computes again.
     """
@@ -70,7 +72,10 @@ class Backward:
         self.saved = saved_values(forward, found) if saved is None else list(saved)
         reading = set(g.topological(found, lambda n: () if n in self.saved else n.inputs))
         self.inputs = [k for k, v in enumerate(tracing.inputs) if v.tracer._node in reading]
+        below = set(g.topological(found))
+        self.beneath = [k for k, v in enumerate(tracing.inputs) if v.tracer._node in below and k not in self.inputs]
         self._ready: dict[Hashable, _Ready] = {}
+        self._flow: dict[Hashable, tuple[bool, list[int]]] = {}
 
     def _gradients(self, given: tuple[bool, ...], wanted: Sequence[bool]) -> list[Node | None]:
         """The gradient of each input, None where it is not wanted or nothing depends on it."""
@@ -82,6 +87,15 @@ class Backward:
         for k, node in zip(places, found, strict=True):
             result[k] = node
         return result
+
+    def _flowing(self, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[bool, list[int]]:
+        """Whether any gradient is to be computed, and the inputs that outputs depend on in steps only."""
+        roots = self._gradients(given, wanted) if any(given) and any(wanted) else [None] * len(wanted)
+        outputs = [v.tracer._node for v, there in zip(self.tracing.outputs, given, strict=True) if there]
+        above = set(g.topological(outputs, _passing))
+        nodes = [v.tracer._node for v in self.tracing.inputs]
+        steps = [k for k, want in enumerate(wanted) if want and roots[k] is None and nodes[k] in above]
+        return any(root is not None for root in roots), steps
 
     @property
     def plans(self) -> list[Plan]:
@@ -117,7 +131,14 @@ class Backward:
         """
         given = tuple(c is not None and d for c, d in zip(cotangents, self.differentiable, strict=True))
         result: list[Any] = [None] * len(self.tracing.inputs)
-        if not any(given) or not any(wanted):
+        chosen = (given, tuple(wanted))
+        if chosen not in self._flow:
+            self._flow[chosen] = self._flowing(*chosen)
+        flows, steps = self._flow[chosen]
+        for k in steps:
+            value, like = self.tracing.inputs[k], next(c for c, there in zip(cotangents, given, strict=True) if there)
+            result[k] = torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=like.device)
+        if not flows:
             return result
         arrays = [_folded(t) for t in saved]
         for value, c, there in zip(self.tracing.outputs, cotangents, given, strict=True):
@@ -142,22 +163,31 @@ class Backward:
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
         return _Ready(plan, ready(plan, arrays), places, positions)
 
-    def eagerly(self, saved: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-        """The gradients as functions that can be differentiated again, by PyTorch's own operations."""
+    def eagerly(self, known: Mapping[int, Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+        """The gradients as functions that can be differentiated again, by PyTorch's own operations.
+
+        Parameters
+        ----------
+        known : the tensors of `inputs` and `beneath` by number
+        cotangents, wanted : as above
+        """
+        like = next((c for c in cotangents if c is not None), None)
+        if like is None:
+            return [None] * len(wanted)
         with torch.enable_grad():
-            some = saved[0] if saved else next(c for c in cotangents if c is not None)
             inputs = []
             for k, value in enumerate(self.tracing.inputs):
-                if k in self.inputs:
-                    inputs.append(saved[self.inputs.index(k)])
+                if k in known:
+                    inputs.append(known[k])
                 else:
-                    # The first derivatives do not depend on its value.
-                    dtype = getattr(torch, value.dtype)
-                    filler = torch.zeros(value.shape, dtype=dtype, device=some.device)
+                    # No derivative depends on its value.
+                    filler = torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=like.device)
                     inputs.append(filler.requires_grad_(wanted[k]))
             aliases = [t.view_as(t) if want else t for t, want in zip(inputs, wanted, strict=True)]
             outputs = self.tracing.chain.eager(aliases)[: len(self.tracing.outputs)]
             pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if c is not None and o.requires_grad]
+            if not pairs:
+                return [None] * len(wanted)
             sources = [t for t, want in zip(aliases, wanted, strict=True) if want]
             found = iter(
                 torch.autograd.grad(
@@ -167,11 +197,17 @@ class Backward:
             return [next(found) if want else None for want in wanted]
 
 
+def _passing(node: Node) -> Sequence[Node]:
+    """The inputs that a node's gradient flows to."""
+    flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+    return [i for i in node.inputs if dtypes.is_float(i.dtype)] if flows else []
+
+
 def _depending(tracing: Tracing, wanted: set[Node]) -> set[Node]:
     """The nodes that gradients of the wanted inputs flow to."""
     found = set(wanted)
     for node in g.topological([v.tracer._node for v in tracing.outputs]):
-        if not node.attrs.get("constant") and dtypes.is_float(node.dtype) and any(i in found for i in node.inputs):
+        if any(i in found for i in _passing(node)):
             found.add(node)
     return found
 

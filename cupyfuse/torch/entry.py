@@ -73,11 +73,12 @@ class Entry:
         differentiable = self.backward.differentiable if self.backward is not None else []
         self.constant = [k for k, depends in enumerate(differentiable) if not depends]
         self.read_later = self.backward.inputs if self.backward is not None else []
-        self._saved = len(self.backward.saved) if self.differentiated and self.backward else 0
+        self.beneath = self.backward.beneath if self.backward is not None else []
+        self.saves = len(self.backward.saved) if self.differentiated and self.backward else 0
         self._shapes = [v.shape for v in tracing.outputs]
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
         matrices = self._matrices(tensors)
-        traced = tracing.as_traced(self.backward.saved if self._saved and self.backward else ())
+        traced = tracing.as_traced(self.backward.saved if self.saves and self.backward else ())
         versioned = frozenset(k for k in chain.fixed if _keeps(tensors[k]))
         with torch.no_grad():
             self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, versioned)
@@ -175,8 +176,8 @@ class Entry:
                     prepared.enter_stream()
             matrices = [*matrices, *arrays]
         results = self._execute(matrices, self._none)
-        if self._saved:
-            results, saved = results[: -self._saved], results[-self._saved :]
+        if self.saves:
+            results, saved = results[: -self.saves], results[-self.saves :]
         else:
             saved = []
         if not self._plain:
@@ -247,14 +248,47 @@ class _Differentiable(torch.autograd.Function):
             outputs = [_owning(t) if t._is_view() else t for t in outputs]
         if entry.constant:
             ctx.mark_non_differentiable(*[outputs[k] for k in entry.constant])
-        ctx.save_for_backward(*[tensors[k] for k in entry.read_later], *saved)
+        ctx.kept, later = [], []
+        for k in entry.beneath:
+            t = tensors[k]
+            if t.is_leaf:
+                # Only second derivatives read it: until they are asked for it may change, as it may in PyTorch's graph.
+                ctx.kept.append((k, t, -1 if t.is_inference() else t._version))
+            else:
+                later.append(t)
+        ctx.save_for_backward(*[tensors[k] for k in entry.read_later], *saved, *later)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        backward = ctx.entry.backward
-        run = backward.eagerly if torch.is_grad_enabled() else backward
-        return None, *run(ctx.saved_tensors, cotangents, ctx.needs_input_grad[1:])
+        entry, saved, wanted = ctx.entry, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled():
+            grads = entry.backward.eagerly(_known(ctx, saved), cotangents, wanted)
+        else:
+            grads = entry.backward(saved[: len(entry.read_later) + entry.saves], cotangents, wanted)
+        for k, (grad, want) in enumerate(zip(grads, wanted, strict=True)):
+            if want and grad is None:
+                # PyTorch shows None to a leaf's hooks, which expect a tensor.
+                leaf = getattr(ctx.next_functions[k][0], "variable", None)
+                if leaf is not None and leaf._backward_hooks:
+                    grads[k] = torch.zeros_like(leaf)
+        return None, *grads
+
+
+def _known(ctx: Any, saved: Tensors) -> dict[int, Any]:
+    """The inputs that a backward pass, or a derivative of it, depends on."""
+    known = dict(zip(ctx.entry.read_later, saved, strict=False))
+    for k, t, version in ctx.kept:
+        if version >= 0 and t._version != version:
+            raise RuntimeError(
+                f"{ctx.entry.chain.names[k]}, which derivatives of the gradient depend on, has been modified by an "
+                f"inplace operation: it is at version {t._version}; expected version {version}"
+            )
+        known[k] = t
+    kept = {k for k, *_ in ctx.kept}
+    later = [k for k in ctx.entry.beneath if k not in kept]
+    known.update(zip(later, saved[len(saved) - len(later) :], strict=True))
+    return known
 
 
 # `Function.apply` without its look for transforms of functions, which `elsewhere` has made.

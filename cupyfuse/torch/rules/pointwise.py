@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -231,11 +232,11 @@ spell("minimum", "minimum")
 def clamp(input: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     if min is None and max is None:
         refuse("clamp", "neither min nor max is given")
-    if min is None:
-        return pointwise("minimum", input, max)
-    if max is None:
-        return pointwise("maximum", input, min)
-    return pointwise("clip", input, min, max)
+    given = [bound for bound in (min, max) if bound is not None]
+    if not is_float(promoted(input, *given)):
+        refuse("clamp", "arithmetic on integers")
+    # An element that equals a bound keeps its gradient, where `maximum` would share it.
+    return pointwise("clip", input, -math.inf if min is None else min, math.inf if max is None else max)
 
 
 spell("clamp", "clamp", "clip")

@@ -32,6 +32,9 @@ def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "", firs
         result = trace.reduce(op, x, axis)
         if first and result._node is not x._node:
             result._node.attrs["first"] = True
+        elif op in ("max", "min") and axis is None and result._node.inputs[0].op == op:
+            # All elements that equal the extreme share its gradient, whichever row they are in.
+            result._node.inputs[0].attrs["part"] = True
         return like_rows(result, value, dims, keepdim)
     except ValueError as error:
         refuse(name or op, str(error).splitlines()[0])
