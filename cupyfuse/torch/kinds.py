@@ -17,6 +17,7 @@ _SCOPE = {
     "graded": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
     "autocast": torch._C._is_any_autocast_enabled,
+    "alias": torch._C._is_alias_of,
 }
 
 
@@ -42,19 +43,22 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], H
         else:
             return [], None
     if len(tensors) > 1:
-        first = {id(t): k for k, t in reversed(list(enumerate(tensors)))}
-        key.append(tuple(first[id(t)] for t in tensors))
+        # Which are the same, and which share memory: what is written through one is then read through another.
+        for names in ([id(t) for t in tensors], [t.untyped_storage()._cdata for t in tensors]):
+            key.append(tuple(map(names.index, names)))
     return tensors, tuple(key)
 
 
 def quick_test(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[tuple[Any, ...]], bool] | None:
     """Whether positional arguments are of the kind of these: compiled, for what is asked at every call.
 
-    None where that is not simple: other arguments than a few different tensors, autocast. It may raise `RuntimeError`
-    for tensors without strides.
+    None where that is not simple: other arguments than a few tensors that share no memory, autocast. It may raise
+    `RuntimeError` for tensors without strides.
     """
     simple = not kwargs and 0 < len(args) <= 4 and all(type(a) in PLAIN for a in args)
-    if not simple or len({id(a) for a in args}) < len(args) or torch._C._is_any_autocast_enabled():
+    if not simple or torch._C._is_any_autocast_enabled():
+        return None
+    if len({a.untyped_storage()._cdata for a in args}) < len(args):
         return None
     scope: dict[str, Any] = dict(_SCOPE)
     terms = [
@@ -70,7 +74,7 @@ def quick_test(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[tuple
         for n, (read, value) in enumerate(facts.items()):
             scope[f"v{k}_{n}"] = value
             terms.append(f"args[{k}].{read} == v{k}_{n}")
-        terms += [f"args[{k}] is not args[{other}]" for other in range(k)]
+        terms += [f"not alias(args[{k}], args[{other}])" for other in range(k)]
     exec(f"def fits(args):\n    return {' and '.join(terms)}\n", scope)
     fits: Callable[[tuple[Any, ...]], bool] = scope["fits"]
     return fits

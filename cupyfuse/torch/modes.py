@@ -24,10 +24,17 @@ def matmul_precision() -> str:
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
 _tracing = torch._C._get_tracing_state
 _forward_mode = torch.autograd.forward_ad
 
 
 def elsewhere() -> bool:
     """Whether tensors may be more than they look: transforms of functions, modes that watch operations, tracing."""
-    return bool(_transforms() or _dispatch_modes() or _tracing() is not None or _forward_mode._current_level >= 0)
+    return bool(
+        _transforms()
+        or _dispatch_modes()
+        or _function_modes()
+        or _tracing() is not None
+        or _forward_mode._current_level >= 0
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import types
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -19,13 +20,15 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_workspace
+from .copies import exchanged, slots
 from .entry import Options
-from .explain import Explanation, explain
+from .explain import explain
 from .guards import Guard, globally_hooked
 from .kinds import kind_of, quick_test
 from .modes import elsewhere
 from .partition import Partition, partition
 from .program import Program
+from .reach import OWN
 from .record import Record, Refused, Submodule
 from .recorder import record
 from .running import Runner
@@ -72,10 +75,42 @@ class State:
     last: Variant | None = None  # what the last call took, if a quick test can say that the next one takes it too
 
     def runner(self, fused: Any) -> Runner:
-        key = fused.chain
+        key = fused.chain, torch.get_default_dtype()
         if key not in self.runners:
             self.runners[key] = Runner(fused.chain, self.options)
         return self.runners[key]
+
+
+def refresh(module: torch.nn.Module) -> None:
+    """Have a fused module prepare anew, at its next call, what it has prepared from weights.
+
+    Needed only after changes that PyTorch does not count: those through `parameter.data`, such as
+    `parameter.data.add_(1)`, or of its memory from outside. Optimizers, `load_state_dict`, in-place operations, new
+    parameters and `parameter.data = other` are noticed.
+    """
+    for part in module.modules():
+        state = part.__dict__.get("_cupyfuse")
+        for runner in list(state.runners.values()) if state is not None else ():
+            runner.refresh()
+
+
+class _Offered:
+    """A function of a module as a method of fused ones, as long as nothing of the user's has its name."""
+
+    def __init__(self, function: Callable[[torch.nn.Module], Any]):
+        self.function = function
+        self.__doc__ = function.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            return self.function
+        for table in ("_parameters", "_buffers", "_modules"):
+            if self.name in module.__dict__.get(table, ()):
+                return module.__dict__[table][self.name]
+        return functools.partial(self.function, module)
 
 
 class FusedModule(torch.nn.Module):
@@ -113,13 +148,13 @@ class FusedModule(torch.nn.Module):
         self.__dict__["_cupyfuse"] = state
         return state
 
-    def explain(self) -> Explanation:
-        """What of the module and its submodules is fused, with plans, and why the rest is not; see `explain`."""
-        return explain(self)
+    explain = _Offered(explain)
+    refresh = _Offered(refresh)
 
-    def refresh(self) -> None:
-        """Prepare anew, at the next call, what was prepared from weights; see `refresh`."""
-        refresh(self)
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # Classes that `fuse` makes are nothing that the user's code asked for.
+        if "_cupyfuse_original" not in vars(cls):
+            super().__init_subclass__(**kwargs)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         # Tensors move to another device or dtype: nothing prepared from the old ones should keep memory.
@@ -135,13 +170,15 @@ class FusedModule(torch.nn.Module):
         named = self._cupyfuse_original if type(self)._cupyfuse_anonymous else type(self)
         state = self.__dict__.get("_cupyfuse")
         attributes = {k: v for k, v in self.__dict__.items() if k != "_cupyfuse"}
-        return _rebuild, (named, state.options if state is not None else Options()), attributes
+        return _rebuild, (named, state.options if state is not None else Options(), slots(self)), attributes
 
 
-def _rebuild(named: type[torch.nn.Module], options: Options) -> Any:
+def _rebuild(named: type[torch.nn.Module], options: Options, held: dict[str, Any]) -> Any:
     kind: Any = named if issubclass(named, FusedModule) else fused_class(named)
-    module = kind.__new__(kind)
+    module: Any = object.__new__(kind)
     module.__dict__["_cupyfuse"] = State(id(module), options)
+    for name, value in held.items():
+        object.__setattr__(module, name, value)
     return module
 
 
@@ -165,6 +202,9 @@ def _made_class(original: Any, anonymous: bool) -> Any:
     }
     # What the user's class calls so stays the user's; `cupyfuse.torch.explain` and `refresh` reach every module.
     names.update({name: getattr(original, name) for name in ("explain", "refresh") if hasattr(original, name)})
+    # A function of its own, for it to look like the user's.
+    base = FusedModule.forward
+    names["forward"] = functools.update_wrapper(types.FunctionType(base.__code__, base.__globals__), original.forward)
     return type(original)(original.__name__, (FusedModule, original), names)
 
 
@@ -220,14 +260,14 @@ def _made(module: FusedModule, state: State, args: tuple[Any, ...], kwargs: dict
             found = taken, partition(taken, torch.is_grad_enabled())
         except Refused as refused:
             if refused.path == "" or refused.path in leaves:
-                return Variant(None, Guard({"": module}), refused.reason)
+                return Variant(None, Guard(module), refused.reason)
             leaves.add(refused.path)
     taken, parts = found
     crossing = [_home(chain, taken) for chain in parts.chains]
     if not any(path == "" for path in crossing):
         within = sorted({p for p in crossing if p})
         reason = f"its chains are within {', '.join(within)}" if within else "it has no chain to fuse"
-        return Variant(None, Guard(taken.inlined), reason, None if within else parts)
+        return Variant(None, Guard(module, taken), reason, None if within else parts)
     needed = {"", *(p for chain, home in zip(parts.chains, crossing, strict=True) if home == ""
                     for p in _paths(chain, taken))}  # fmt: skip
     busy = {operation.path for operation in taken.operations}
@@ -242,7 +282,7 @@ def _made(module: FusedModule, state: State, args: tuple[Any, ...], kwargs: dict
             _tell(parts, reasons)
         except Refused:
             pass  # then all of it stays one program
-    return Variant(Program(parts, module, state.runner), Guard(taken.inlined), "", parts)
+    return Variant(Program(parts, module, state.runner), Guard(module, taken), "", parts)
 
 
 def _within(path: str, module: str) -> bool:
@@ -272,19 +312,6 @@ def _home(chain: Any, taken: Record) -> str:
             if isinstance(taken.inlined.get(path), FusedModule):
                 return path
     return ""
-
-
-def refresh(module: torch.nn.Module) -> None:
-    """Have a fused module prepare anew, at its next call, what it has prepared from weights.
-
-    Needed only after changes that PyTorch does not count: those through `parameter.data`, such as
-    `parameter.data.add_(1)`, or of its memory from outside. Optimizers, `load_state_dict`, in-place operations, new
-    parameters and `parameter.data = other` are noticed.
-    """
-    for part in module.modules():
-        state = part.__dict__.get("_cupyfuse")
-        for runner in list(state.runners.values()) if state is not None else ():
-            runner.refresh()
 
 
 # The door -----------------------------------------------------------------------------------------------------------
@@ -336,7 +363,12 @@ def fuse(
     options = Options(
         None if precision is None else check_precision(precision), check_workspace(max_workspace), bool(keep_halves)
     )
-    fused: M = _fused(module, options, {}, root=True)
+    done: dict[int, Any] = {}
+    fused: M = _fused(module, options, done, root=True)
+    for part in done.values():
+        for key, value in list(part.__dict__.items()):
+            if key not in OWN:
+                part.__dict__[key] = exchanged(value, done)
     return fused
 
 
@@ -353,15 +385,13 @@ def _fused(module: Any, options: Options, done: dict[int, Any], root: bool = Fal
         kind: Any = type(module)
     else:
         kind = fused_class(module._cupyfuse_original if isinstance(module, FusedModule) else type(module))
-    copy = kind.__new__(kind)
-    done[id(module)] = copy
-    copy.__dict__.update(module.__dict__)
+    made: Any = object.__new__(kind)
+    done[id(module)] = made
+    made.__dict__.update(module.__dict__)
+    for name, value in slots(module).items():
+        object.__setattr__(made, name, value)
     if issubclass(kind, FusedModule):
-        copy.__dict__["_cupyfuse"] = State(id(copy), options)
+        made.__dict__["_cupyfuse"] = State(id(made), options)
     children = {name: None if c is None else _fused(c, options, done) for name, c in module._modules.items()}
-    copy.__dict__["_modules"] = children
-    # What refers to submodules by other ways refers to the fused ones.
-    for key, value in list(copy.__dict__.items()):
-        if isinstance(value, torch.nn.Module) and id(value) in done:
-            copy.__dict__[key] = done[id(value)]
-    return copy
+    made.__dict__["_modules"] = children
+    return made

@@ -7,6 +7,7 @@ tensor's values cannot be recorded, and says so. What a record depends on beside
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,10 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from .chain import Ref
-from .guards import PLAIN, Outside, Snapshot, hooked
+from .effects import Outside, Snapshot
+from .guards import PLAIN, hooked, watched
 from .record import Meta, Operation, Record, Refused, Source, Submodule, draws, storage_of
+from .watching import BEYOND, Noting, reason, state, statistics
 
 BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
+MATRICES_ONLY = torch.nn.BatchNorm1d._check_input_dim
 
 
 def record(
@@ -58,13 +62,6 @@ def record(
     return _Recorder(module, leaves).run(forward, args, kwargs)
 
 
-# What does more than compute.
-_BEYOND = dict.fromkeys(
-    ("register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "backward"),
-    "autograd is told about a tensor within it",
-) | {"__set__": "an attribute of a tensor is set"}
-
-
 class _Recorder(TorchFunctionMode):
     def __init__(self, module: torch.nn.Module, leaves: set[str]):
         super().__init__()
@@ -74,11 +71,12 @@ class _Recorder(TorchFunctionMode):
         self.numbers: dict[int, int] = {}  # id of a tensor, real or fake -> its number
         self.fakes: dict[int, FakeTensor] = {}  # id of a real tensor -> its fake
         self.held: list[Any] = []
+        self.noting = Noting()
         self.made: list[weakref.ref[Any]] = []  # what operations have returned
         self.paths = {id(m): path for path, m in module.named_modules(remove_duplicate=False)}
         self.stack = [""]
         self.known = _sources(module)
-        self.state = _state()
+        self.state = state()
 
     # Values
     def number(self, tensor: Any) -> int:
@@ -143,6 +141,7 @@ class _Recorder(TorchFunctionMode):
             _modules_through(self),
             torch.random.fork_rng(gpus, enabled=not _capturing(gpus)),
             self.fake,
+            self.noting,
             saved_tensors_hooks(_nothing, _nothing_saved),
         ):
             entered = []
@@ -164,7 +163,7 @@ class _Recorder(TorchFunctionMode):
             except Refused:
                 raise
             except Exception as error:
-                raise Refused(self.stack[-1], _reason(error)) from error
+                raise Refused(self.stack[-1], reason(error)) from error
             finally:
                 torch.set_grad_enabled(grad_mode)
                 changed, effect = before.restore(), outside.restore((fake_args, fake_kwargs))
@@ -197,25 +196,32 @@ class _Recorder(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name in _BEYOND:
-            raise Refused(self.stack[-1], _BEYOND[name])
+        if name in BEYOND:
+            raise Refused(self.stack[-1], BEYOND[name])
         args, kwargs = self.faked((args, kwargs))
         operands = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in operands]
+        shapes = [(t.shape, t.stride()) for t in operands]
         storages = {t.untyped_storage()._cdata for t in operands}
+        self.noting.drawn = False
         result = func(*args, **kwargs)
+        if shapes != [(t.shape, t.stride()) for t in operands]:
+            raise Refused(self.stack[-1], f"{name} changes the shape of a tensor that is there")
         tensors = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         written = [t for t, version in zip(operands, versions, strict=True) if t._version != version]
+        written += [t for t in statistics(func, args, kwargs) if all(t is not w for w in written)]
         fresh = [t for t in tensors if id(t) not in self.numbers]
         if not fresh and not written:
+            if operands and name.endswith("_") and not name.endswith("__") and not draws(name):
+                raise Refused(self.stack[-1], f"{name} changes what is known of a tensor")
             return result  # a shape, a dtype, an operand as it was: the code knows it from now on
-        if _state() != self.state:
+        if state() != self.state:
             raise Refused(self.stack[-1], "grad mode or autocast changes within it")
         args, kwargs = self.referred((args, kwargs))
         operation = Operation(func, args, kwargs, None, self.stack[-1])
         operation.view = any(t.untyped_storage()._cdata in storages for t in tensors)
         operation.written = frozenset(self.number(t) for t in written)
-        operation.ordered = not operands or bool(written) or draws(name)
+        operation.ordered = not operands or bool(written) or self.noting.drawn or draws(name)
         for tensor in fresh:
             self.add(tensor)
             self.made.append(weakref.ref(tensor))
@@ -228,11 +234,14 @@ class _Recorder(TorchFunctionMode):
         path = self.paths.get(id(module))
         if path is None:
             raise Refused(self.stack[-1], f"a {type(module).__name__} is called that is none of its submodules")
-        forward = getattr(module, "_cupyfuse_forward", None) or module.forward
+        forward = module.__dict__.get("forward") or getattr(module, "_cupyfuse_forward", None) or module.forward
+        if watched(module) if path in self.leaves else any((module._forward_hooks, module._forward_pre_hooks)):
+            raise Refused(self.stack[-1], f"hooks of its submodule {path!r} may change what it works on")
         if path in self.leaves or hooked(module):
             return self._leaf(path, module, forward, args, kwargs)
-        statistics = type(module).forward is BATCH_NORM and module.training and module.track_running_stats
-        if statistics and len(args) == 1 and not kwargs and args[0].dim() == 2:
+        kind = type(module)
+        normalises = kind.forward is BATCH_NORM and getattr(kind, "_check_input_dim", None) is MATRICES_ONLY
+        if normalises and module.training and module.track_running_stats and _is_matrix(args, kwargs):
             return self._batch_norm(path, module, args[0])
         self.record.inlined[path] = module
         self.stack.append(path)
@@ -241,7 +250,7 @@ class _Recorder(TorchFunctionMode):
         except Refused:
             raise
         except Exception as error:
-            raise Refused(path, _reason(error)) from error
+            raise Refused(path, reason(error)) from error
         self.stack.pop()
         return result
 
@@ -250,12 +259,15 @@ class _Recorder(TorchFunctionMode):
         inner = _Silent(self)
         positional, named = self.referred((args, kwargs))
         before = Snapshot(module)
+        for real in _tensors_of(module):
+            inner.know(real)
+        versions = {number: t._version for number, t in enumerate(self.record.tensors)}
         try:
             with _unpatched(), inner:
                 result = forward(*self.faked(args), **self.faked(kwargs))
         except Exception as error:
             raise Refused(
-                self.stack[-1], f"its submodule {path!r} cannot be looked through: {_reason(error)}"
+                self.stack[-1], f"its submodule {path!r} cannot be looked through: {reason(error)}"
             ) from error
         finally:
             before.restore()
@@ -263,6 +275,9 @@ class _Recorder(TorchFunctionMode):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in self.numbers:
                 self.add(tensor)
         operation = Operation(Submodule(path), positional, named, self.referred(result), self.stack[-1], ordered=True)
+        tensors = self.record.tensors
+        written = {number for number, version in versions.items() if tensors[number]._version != version}
+        operation.written = frozenset(written | {self.numbers[k] for k in inner.updated if k in self.numbers})
         self.record.operations.append(operation)
         return result
 
@@ -290,6 +305,12 @@ class _Silent(TorchFunctionMode):
     def __init__(self, recorder: _Recorder):
         super().__init__()
         self.recorder = recorder
+        self.updated: set[int] = set()  # running statistics, by the identity of their fakes
+
+    def know(self, tensor: torch.Tensor) -> None:
+        """Give a tensor that may be changed a number, so that who reads it later is known to."""
+        if type(tensor) in (torch.Tensor, torch.nn.Buffer):
+            self.recorder.number(tensor)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         def leaf(value: Any) -> Any:
@@ -297,8 +318,18 @@ class _Silent(TorchFunctionMode):
             return self.recorder.imitate(value) if real else value
 
         args, kwargs = pytree.tree_map(leaf, (args, kwargs or {}))
+        self.updated.update(map(id, statistics(func, args, kwargs)))
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)
+
+
+def _is_matrix(args: Any, kwargs: Any) -> bool:
+    return len(args) == 1 and not kwargs and args[0].dim() == 2
+
+
+def _tensors_of(module: torch.nn.Module) -> list[Any]:
+    """What a module may change beside its arguments."""
+    return [b for b in module.buffers() if not isinstance(b, FakeTensor)]
 
 
 def _capturing(gpus: Iterable[int]) -> bool:
@@ -317,23 +348,6 @@ def _parts(value: slice) -> tuple[Any, Any, Any]:
     return value.start, value.stop, value.step
 
 
-def _reason(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    name = type(error).__name__
-    if "DataDependent" in name or "data-dependent" in str(error) or "GuardOnDataDependent" in name:
-        return "it needs a tensor's values while it runs"
-    return f"{name}: {text[0] if text else ''}"[:300]
-
-
-def _state() -> tuple[Any, ...]:
-    """What changes the meaning of operations."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        tuple((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in ("cpu", "cuda")),
-    )
-
-
 def _sources(module: torch.nn.Module) -> dict[int, Source]:
     """Every tensor of a module tree by identity: parameters, buffers, and plain attributes (as replicas have them)."""
     found: dict[int, Source] = {}
@@ -348,6 +362,7 @@ def _sources(module: torch.nn.Module) -> dict[int, Source]:
 
 # Calls of modules ---------------------------------------------------------------------------------------------------
 
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _here = threading.local()
 _lock = threading.RLock()
 
@@ -357,6 +372,7 @@ def _modules_through(recorder: _Recorder) -> Iterator[None]:
     """Have this thread's calls of modules go through the recorder."""
     with _lock:
         original = torch.nn.Module.__call__
+        loud, _LOG.disabled = _LOG.disabled, True  # of what fails here, the module's own code tells
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             active = getattr(_here, "recorder", None)
@@ -371,6 +387,7 @@ def _modules_through(recorder: _Recorder) -> Iterator[None]:
         finally:
             _here.recorder = None
             torch.nn.Module.__call__ = original
+            _LOG.disabled = loud
 
 
 @contextmanager
