@@ -119,6 +119,8 @@ class Guard:
                     if tensor is not None:
                         ties.setdefault(id(tensor), []).append(f"{entries}[{key!r}]")
             self._of_attributes(module)
+            if isinstance(module, torch.nn.modules.batchnorm._NormBase):
+                self._of_statistics(module)
             kinds.update(classes(type(module)))
             found += functions_of(module)
         for tied in ties.values():
@@ -164,6 +166,12 @@ class Guard:
             else:
                 self._of_value(f"{table}[{key!r}]", value)
 
+    def _of_statistics(self, module: Any) -> None:
+        """Have updates of running statistics counted: PyTorch counts those of the number of batches alone."""
+        if module.num_batches_tracked is not None and not module.training:
+            renewed = self._name(_Renewed(module))
+            self._terms.append(f"({renewed}.fresh() or {renewed}.renew())")
+
     def _of_source(self, source: Source, follows: bool) -> None:
         """What code reads of a tensor; the shape and dtype of a bias follow from the weight's."""
         tensor, read = source.fetch(), f"{self._name(source.table)}[{source.key!r}]"
@@ -208,6 +216,26 @@ class Guard:
         self._terms.append(f"{read} is {self._name(value)}")
         if not _constant(value):
             self._terms.append(f"{self._name(frozen)}({read}) == {self._name(frozen(value))}")
+
+
+class _Renewed:
+    """Whether running statistics were updated since they were last looked at; then they get a new version."""
+
+    def __init__(self, module: Any):
+        self.module = module
+        self.renew()
+
+    def fresh(self) -> bool:
+        count = self.module._buffers["num_batches_tracked"]
+        return count is self.count and (self.seen < 0 or bool(count._version == self.seen))
+
+    def renew(self) -> bool:
+        self.count = self.module.num_batches_tracked
+        self.seen = -1 if self.count.is_inference() else self.count._version
+        for statistics in (self.module.running_mean, self.module.running_var):
+            if statistics is not None and not statistics.is_inference():
+                torch.autograd.graph.increment_version(statistics)
+        return True
 
 
 def _constant(value: Any) -> bool:

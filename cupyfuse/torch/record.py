@@ -138,3 +138,21 @@ _DRAWING = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_"
 def draws(name: str) -> bool:
     """Whether an operation of that name takes random numbers, whose order matters."""
     return name in ("normal", "poisson", "binomial") or any(word in name for word in _DRAWING)
+
+
+# What is updated in training without a new version, where no batches are counted.
+_STATISTICS = ("running_mean", "running_var")
+
+
+def sources_of(module: torch.nn.Module) -> dict[int, Source]:
+    """Every tensor of a module tree by identity: parameters, buffers, and plain attributes (as replicas have them)."""
+    found: dict[int, Source] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for table in (part._parameters, part._buffers, part.__dict__):
+            uncounted = _STATISTICS if part._buffers.get("num_batches_tracked") is None else ()
+            for key, value in table.items():
+                if isinstance(value, torch.Tensor):
+                    fixed = key not in uncounted
+                    found.setdefault(id(value), Source(table, key, f"{prefix}{key}", fixed))
+    return found

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.utils import _pytree as pytree
 from .chain import Ref
 from .effects import Outside, Snapshot
 from .guards import PLAIN, hooked, watched
-from .record import Meta, Operation, Record, Refused, Source, Submodule, draws, storage_of
+from .record import Meta, Operation, Record, Refused, Source, Submodule, draws, sources_of, storage_of
 from .watching import BEYOND, Noting, reason, state, statistics
 
 BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
@@ -75,7 +76,7 @@ class _Recorder(TorchFunctionMode):
         self.made: list[weakref.ref[Any]] = []  # what operations have returned
         self.paths = {id(m): path for path, m in module.named_modules(remove_duplicate=False)}
         self.stack = [""]
-        self.known = _sources(module)
+        self.known = sources_of(module)
         self.state = state()
 
     # Values
@@ -174,11 +175,20 @@ class _Recorder(TorchFunctionMode):
                 raise Refused("", effect)
             self.record.result = self.referred(result)
             del result, fake_args, fake_kwargs, entered
+            self._unfix()
             self._let_go()
         for leaf in pytree.tree_leaves(self.record.result):
             if not isinstance(leaf, (Ref, *PLAIN)):
                 raise Refused("", f"it returns a {type(leaf).__name__}, which may hold tensors")
         return self.record
+
+    def _unfix(self) -> None:
+        """What PyTorch's own code updates may get no new version: nothing is to be prepared from it."""
+        for operation in self.record.operations:
+            for number in operation.written if not operation.rule else ():
+                source = self.record.sources.get(number)
+                if isinstance(source, Source):
+                    self.record.sources[number] = replace(source, fixed=False)
 
     def _let_go(self) -> None:
         """Keep what is known of the tensors, not the tensors; one that is still alive was put somewhere."""
@@ -346,18 +356,6 @@ def _nothing_saved(packed: Any) -> Any:
 
 def _parts(value: slice) -> tuple[Any, Any, Any]:
     return value.start, value.stop, value.step
-
-
-def _sources(module: torch.nn.Module) -> dict[int, Source]:
-    """Every tensor of a module tree by identity: parameters, buffers, and plain attributes (as replicas have them)."""
-    found: dict[int, Source] = {}
-    for path, part in module.named_modules(remove_duplicate=False):
-        prefix = f"{path}." if path else ""
-        for table, fixed in ((part._parameters, True), (part._buffers, True), (part.__dict__, True)):
-            for key, value in table.items():
-                if isinstance(value, torch.Tensor):
-                    found.setdefault(id(value), Source(table, key, f"{prefix}{key}", fixed))
-    return found
 
 
 # Calls of modules ---------------------------------------------------------------------------------------------------
