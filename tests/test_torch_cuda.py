@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch_models as models
 from support import missing_gpu
-from test_torch_fuse import HEADS, close
+from test_torch_fuse import HEADS
 from torch import nn
 
 import cupyfuse.torch as ct

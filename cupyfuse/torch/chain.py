@@ -128,13 +128,13 @@ class Chain:
         return json.dumps([list(self.names), calls, list(self.outputs), [list(u) for u in self.updates]])
 
     def landmarks(self, tracing: Tracing) -> list[tuple[int, g.Node]]:
-        """The products and reductions in a graph of the chain, each with the call that makes it."""
+        """The computed values in a graph of the chain, each with the call that makes it."""
         found: list[tuple[int, g.Node]] = []
         seen: set[g.Node] = {v.tracer._node for v in tracing.inputs}
         for k, call in enumerate(self.calls):
             roots = [tracing.values[n].tracer._node for n in call.results if n >= 0]
             for node in g.topological(roots, lambda n: () if n in seen else n.inputs):
-                if node not in seen and (g.is_product(node) or node.reduction):
+                if node not in seen and node.op != "const":
                     found.append((k, node))
                 seen.add(node)
         return found

@@ -150,8 +150,8 @@ class Program:
 
 def _other_strides(meta: Any) -> tuple[int, ...]:
     """The strides of a value where PyTorch's operations lay it out in another order; empty for the usual one."""
-    strides = tuple(getattr(meta, "strides", ()))
-    wide = [(s, n) for s, n in zip(strides, meta.shape, strict=False) if n != 1]
+    strides: tuple[int, ...] = meta.strides
+    wide = [(s, n) for s, n in zip(strides, meta.shape, strict=True) if n != 1]
     if 0 in meta.shape or any(s == 0 for s, _ in wide) or wide == sorted(wide, key=lambda each: -each[0]):
         return ()
     return strides

@@ -46,6 +46,7 @@ class Meta:
     device: torch.device
     requires_grad: bool
     storage: int
+    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True)

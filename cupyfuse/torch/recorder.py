@@ -193,7 +193,8 @@ class _Recorder(TorchFunctionMode):
     def _let_go(self) -> None:
         """Keep what is known of the tensors, not the tensors; one that is still alive was put somewhere."""
         self.record.tensors = [
-            Meta(tuple(t.shape), t.dtype, t.device, t.requires_grad, storage_of(t)) for t in self.record.tensors
+            Meta(tuple(t.shape), t.dtype, t.device, t.requires_grad, storage_of(t), t.stride())
+            for t in self.record.tensors
         ]
         self.held.clear()
         self.fakes.clear()
