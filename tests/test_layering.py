@@ -17,7 +17,8 @@ PACKAGE = Path(cupyfuse.__file__).parent
 LAYERS = (
     "errors special dtypes operators graph devices settings",
     "trace rewrite schedule",
-    "plan_report plan planning gradients cuda.program cuda.expressions cuda.configure cuda.kernel cuda.halves cuda.emit",
+    "plan_report plan planning gradients "
+    "cuda.program cuda.expressions cuda.configure cuda.kernel cuda.halves cuda.emit",
     "options structure arrays",
     "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.launch cuda.products cuda_engine streaming",
     "calls bound fuse eager reductions functions",

@@ -43,7 +43,7 @@ class Meanings:
             self._look_at(k, operation)
         self.producer: dict[int, int] = {}
         for k, operation in enumerate(record.operations):
-            for number in operation.results:
+            for number in (*operation.results, *(new for _, new in operation.renewed)):
                 self.producer.setdefault(number, k)
         self.before = self._dependencies()
 
@@ -72,9 +72,27 @@ class Meanings:
             else:
                 results.append(-1)
         operation.written |= {target for target, _ in known.updates}
+        if not self.record.rebinds and any(self._read_after(k, target) for target, _ in known.updates):
+            self.left[k] = "what it changes in place is read again"
+            return
+        self._renew(k, operation, known.updates)
         known.calls = [Call(rule.name, arguments, tuple(results))]
         operation.ordered = False
         self.known[k] = known
+
+    def _read_after(self, k: int, number: int) -> bool:
+        return any(number in later.read for later in self.record.operations[k + 1 :])
+
+    def _renew(self, k: int, operation: Operation, updates: list[tuple[int, int]]) -> None:
+        """Let what comes later read the new values of what an operation changes."""
+        if not self.record.rebinds:
+            return
+        for target, number in updates:
+            self.storages[number] = self.storages[target]
+            for later in self.record.operations[k + 1 :]:
+                _rename(later, target, number)
+            self.record.result = _renamed(self.record.result, target, number)
+        operation.renewed = tuple(updates)
 
     def _rule(self, operation: Operation) -> tuple[rules.Rule, tuple[Any, ...], bool] | str:
         if operation.rule:

@@ -46,6 +46,7 @@ class Fused:
     outputs : numbers of those that are its outputs
     members : numbers of the record's operations that it replaces
     views : those among them that PyTorch makes after it once more: their results share memory with others
+    renewed : (number, input) for values that are then found in the memory of an input
     """
 
     chain: Chain
@@ -53,6 +54,7 @@ class Fused:
     outputs: tuple[int, ...]
     members: tuple[int, ...]
     views: tuple[int, ...]
+    renewed: tuple[tuple[int, int], ...]
 
 
 @dataclass
@@ -150,7 +152,12 @@ class _Partitioner(Meanings):
         self.left[k] = reason
 
     def _of_source(self, operation: Operation) -> bool:
-        return all(isinstance(self.record.sources.get(n), Source) for n in operation.read)
+        return all(self._fixed(n) for n in operation.read)
+
+    def _fixed(self, number: int) -> bool:
+        """Whether a value is a parameter or the like, whose changes can be seen."""
+        source = self.record.sources.get(number)
+        return isinstance(source, Source) and source.fixed
 
     def _merged(self, clusters: Sequence[Cluster], k: int) -> Cluster:
         """One cluster of several and one more operation; raises TraceError where they cannot be traced together."""
@@ -316,7 +323,8 @@ class _Partitioner(Meanings):
     def _chain(self, cluster: Cluster, used: Iterable[int]) -> Fused | None:
         produced = [n for call in cluster.calls for n in call.results if n >= 0]
         used = set(used)
-        outputs, views = self._apart([n for n in dict.fromkeys(produced) if n in used], cluster)
+        renewed = {new for _, new in cluster.updates}
+        outputs, views = self._apart([n for n in dict.fromkeys(produced) if n in used and n not in renewed], cluster)
         if not outputs and not cluster.updates:
             return None  # what is left is a view of something outside
         numbers = {n: k for k, n in enumerate(cluster.inputs)}
@@ -332,16 +340,24 @@ class _Partitioner(Meanings):
             Call(c.rule, tuple(map(local, c.arguments)), tuple(numbers[n] if n >= 0 else -1 for n in c.results))
             for c in cluster.calls
         )
-        updates = tuple((numbers[target], numbers[n]) for target, n in cluster.updates)
+        last: dict[int, int] = {}  # by what it overwrites: an update of an updated value overwrites the same
+        owner: dict[int, int] = {}
+        for target, n in cluster.updates:
+            owner[n] = owner.get(target, target)
+            last[owner[n]] = n
+        updates = tuple((numbers[target], numbers[n]) for target, n in last.items())
         changing = {target for target, _ in updates}
-        fixed = frozenset(
-            k
-            for k, n in enumerate(cluster.inputs)
-            if isinstance(self.record.sources.get(n), Source) and k not in changing
-        )
+        fixed = frozenset(k for k, n in enumerate(cluster.inputs) if self._fixed(n) and k not in changing)
         names = tuple(self._name(n) for n in cluster.inputs)
         chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed)
-        return Fused(chain, tuple(cluster.inputs), tuple(outputs), tuple(sorted(cluster.members)), tuple(views))
+        return Fused(
+            chain,
+            tuple(cluster.inputs),
+            tuple(outputs),
+            tuple(sorted(cluster.members)),
+            tuple(views),
+            tuple((new, own) for new, own in owner.items()),
+        )
 
     def _apart(self, wanted: Sequence[int], cluster: Cluster) -> tuple[list[int], list[int]]:
         """Results of a chain, and the operations behind those that are views of other ones, or of its inputs."""

@@ -105,6 +105,7 @@ class Program:
         known = all(n in record.arguments for n in moving)
         call = f"{self._hold(runner.again)}({self._hold(Cell())}, " if known else f"{self._hold(runner)}("
         self._lines.append(f"{outputs + '= ' if outputs else ''}{call}({inputs},))")
+        self._lines += [f"v{new} = v{own}" for new, own in fused.renewed]
         for n in fused.outputs:
             strides = _other_strides(record.tensors[n])
             if strides:
@@ -125,13 +126,14 @@ class Program:
         result = operation.result
         if isinstance(result, Ref):
             self._lines.append(f"v{result.number} = {call}")
-            return
-        leaves, _ = pytree.tree_flatten(result)
-        targets = [f"v{leaf.number}" if isinstance(leaf, Ref) else "_" for leaf in leaves]
-        if targets:
-            self._lines.append(f"{', '.join(targets)}, = {self._hold(pytree.tree_leaves)}({call})")
         else:
-            self._lines.append(call)
+            leaves, _ = pytree.tree_flatten(result)
+            targets = [f"v{leaf.number}" if isinstance(leaf, Ref) else "_" for leaf in leaves]
+            if targets:
+                self._lines.append(f"{', '.join(targets)}, = {self._hold(pytree.tree_leaves)}({call})")
+            else:
+                self._lines.append(call)
+        self._lines += [f"v{new} = v{old}" for old, new in operation.renewed]
 
     def _text(self, value: Any) -> str:
         if isinstance(value, Ref):

@@ -71,6 +71,7 @@ class Operation:
     ordered : whether it has to stay between its neighbours that are ordered too: it draws random numbers, say
     path : of the module in whose forward it is
     view : whether a result shares memory with an operand
+    renewed : (value, value after it) for those that it changes in place and that later operations read
     """
 
     target: Any
@@ -83,6 +84,7 @@ class Operation:
     written: frozenset[int] = frozenset()
     ordered: bool = False
     view: bool = False
+    renewed: tuple[tuple[int, int], ...] = ()
 
     @property
     def read(self) -> tuple[int, ...]:
