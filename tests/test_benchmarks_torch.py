@@ -8,7 +8,7 @@ import test_benchmarks as shared
 import torch
 
 from benchmarks import __main__ as command
-from benchmarks import timing, torch_heads
+from benchmarks import rivals, timing, torch_heads
 from benchmarks.report import Case, Report, Result
 from benchmarks.torch_report import torch_markdown, verdicts
 from cupyfuse import dtypes
@@ -147,8 +147,14 @@ def test_what_is_done_before_a_call_is_not_timed():
 OPTIONS = {"shape": (6, 32, 40), "quick": True}
 
 
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The modules beside NumPy's arrays, on a machine with a GPU too."""
+    monkeypatch.setattr(rivals, "place", lambda: "cpu")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_heads_run(torch_lab, hasty, dtype):
+def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
     cases = list(torch_heads.cases(torch_lab, torch_heads.Options(**OPTIONS, dtype=dtype)))
     assert [(case.group, case.name) for case in cases[:2]] == [
         ("Forward", "head_logsumexp"),
@@ -167,7 +173,7 @@ def test_the_heads_run(torch_lab, hasty, dtype):
     torch_markdown(report)
 
 
-def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, monkeypatch):
+def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
     monkeypatch.setattr(torch_heads, "fused", lambda module: _left(module))
     cases = list(torch_heads.cases(torch_lab, torch_heads.Options(**OPTIONS), ["head_sum"]))
     failures = Report("torch", shared.ENVIRONMENT, {}, cases=cases).failed()

@@ -182,7 +182,7 @@ def test_every_rule_is_tested() -> None:
     assert {SPELLINGS[t].rule for t in PLAIN} | {rule for rule, *_ in ADAPTED} == set(RULES) - {"batch_norm_module"}
 
 
-@pytest.mark.parametrize("target", SHAPE_CHANGING, ids=named)
+@pytest.mark.parametrize("target", sorted(SHAPE_CHANGING, key=named), ids=named)
 def test_changes_of_shape_in_place_are_refused(target: Any) -> None:
     args, kwargs = call_of(SPELLINGS[target].rule)
     found, _ = canonical(target, args, kwargs)
