@@ -139,7 +139,7 @@ def test_what_is_done_before_a_call_is_not_timed():
     assert order[:5] == ["before", "evict", "record", "call", "record"]
     order.clear()
     assert contest.wall()["a"].n == 7
-    assert order == ["before", "call"] * 7
+    assert order == ["before", "call"] * 3 * 7
 
 
 # The cases on the CPU -----------------------------------------------------------------------------------------------

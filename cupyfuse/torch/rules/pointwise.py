@@ -235,6 +235,8 @@ def clamp(input: Value, min: Operand | None = None, max: Operand | None = None) 
     given = [bound for bound in (min, max) if bound is not None]
     if not is_float(promoted(input, *given)):
         refuse("clamp", "arithmetic on integers")
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in given):
+        refuse("clamp", "a bound of NaN means nothing in some versions of PyTorch")
     # An element that equals a bound keeps its gradient, where `maximum` would share it.
     return pointwise("clip", input, -math.inf if min is None else min, math.inf if max is None else max)
 
