@@ -199,8 +199,8 @@ class Contest:
             gc.enable()
 
     def wall(self) -> dict[str, Summary]:
-        """Host time of single calls, each from an idle GPU to an idle GPU, after two that find the host's caches
-        cold.""" device, costs = self._device, self._running()
+        """Host time of single calls, each from an idle GPU to an idle GPU, after two that find caches cold."""
+        device, costs = self._device, self._running()
 
         def sample(name: str) -> float:
             call = self._calls[name]
