@@ -83,6 +83,30 @@ def test_a_training_step_can_be_captured() -> None:
         torch.testing.assert_close(loss, wanted, rtol=1e-3, atol=1e-4)
 
 
+def test_weights_that_a_replay_changes_are_seen() -> None:
+    """A replay counts no versions of what it writes to."""
+    _, fused, x = pair(models.HeadSum)
+    weight = fused.linear.weight
+
+    def step() -> None:
+        fused(x)
+        with torch.no_grad():
+            weight.mul_(1.5)
+
+    with torch.no_grad():
+        fused(x)
+    warmed(step)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(3):
+        with torch.no_grad():
+            torch.testing.assert_close(fused(x), models.HeadSum.forward(fused, x), rtol=1e-4, atol=1e-2)
+        graph.replay()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), models.HeadSum.forward(fused, x), rtol=1e-4, atol=1e-1)
+
+
 def test_reduce_overhead() -> None:
     plain, _, x = pair(models.HeadLogSumExp)
     from cupyfuse.torch.backend import backend

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ..planning import build
 from ..settings import DEFAULT_WORKSPACE, Settings
@@ -14,8 +15,21 @@ from .chain import Chain
 from .differentiate import Backward
 from .modes import matmul_precision
 from .runtime import device_of, dtype_name, layout_of, ready
+from .tensors import as_matrix, owning
 
 Tensors = Sequence[Any]
+
+# Fixed inputs of calls that were captured in CUDA graphs: a replay may change them and counts no version.
+_captured = WeakIdKeyDictionary()
+_captures = 0  # how many were added to it
+
+
+def _note_captured(tensors: Tensors) -> None:
+    global _captures
+    for t in tensors:
+        if t not in _captured:
+            _captured[t] = None
+            _captures += 1
 
 
 @dataclass(frozen=True)
@@ -100,18 +114,20 @@ class Entry:
         self._on_gpu = tensors[0].is_cuda
         # For each fixed input: its number, tensor, alias of its memory, dtype, requires_grad, version or -1 for any.
         self._marks: list[tuple[Any, ...]] = []
+        self._captures = _captures
 
     def _matrices(self, tensors: Tensors) -> list[Any]:
         """The inputs with leading dimensions folded into rows."""
         matrices = list(tensors)
         for k in self._folded:
-            t = matrices[k]
-            matrices[k] = t.detach().reshape(t.shape[:-1].numel(), t.shape[-1])
+            matrices[k] = as_matrix(matrices[k])
         return matrices
 
     # Fixed inputs
     def is_for(self, tensors: Tensors) -> bool:
         """Whether the fixed inputs are those, unchanged, that the entry was last marked for."""
+        if self._captures != _captures:
+            return False
         for k, seen, alias, dtype, needs, version in self._marks:
             t = tensors[k]
             if (
@@ -128,6 +144,10 @@ class Entry:
         """Take these fixed inputs, of the shapes that the entry is for; prepare anew what depends on them."""
         if self._marks and self.is_for(tensors):
             return
+        if self._prepare is not None and self._on_gpu and _capturing():
+            # Nothing that is prepared now is there before a replay; `run` prepares within the graph.
+            self.forget()
+            return
         if self._prepare is not None and self._marks:
             self._prepared.again(self._run_prepare, self._matrices(tensors))
         marks = []
@@ -135,8 +155,9 @@ class Entry:
             t = tensors[k]
             # An alias keeps the memory from being given to another tensor, at the same address, unnoticed.
             version = t._version if k in self._needed else -1
-            marks.append((k, t, t.detach(), t.dtype, t.requires_grad, version))
-        self._marks = marks
+            replayed = version >= 0 and t in _captured
+            marks.append((k, None if replayed else t, t.detach(), t.dtype, t.requires_grad, version))
+        self._marks, self._captures = marks, _captures
 
     def forget(self) -> None:
         """Have everything prepared anew at the next call."""
@@ -171,6 +192,7 @@ class Entry:
             if self._on_gpu:
                 if _capturing():
                     # A replay has to see the weights of its own time.
+                    _note_captured([tensors[k] for k in self._needed])
                     arrays = self._run_prepare(matrices)
                 else:
                     prepared.enter_stream()
@@ -230,11 +252,6 @@ class _Prepared:
         self._note()
 
 
-def _owning(view: Any) -> Any:
-    """The memory of a view as a tensor that is none."""
-    return view.new_empty(0).set_(view)
-
-
 class _Differentiable(torch.autograd.Function):
     """An entry as one node of PyTorch's autograd graph."""
 
@@ -244,8 +261,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.entry = entry
         ctx.set_materialize_grads(False)
         if entry.reshaped:
-            # A result that is a view could not be changed in place later on.
-            outputs = [_owning(t) if t._is_view() else t for t in outputs]
+            outputs = [owning(t) for t in outputs]
         if entry.constant:
             ctx.mark_non_differentiable(*[outputs[k] for k in entry.constant])
         ctx.kept, later = [], []

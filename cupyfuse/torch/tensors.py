@@ -26,6 +26,16 @@ def layout_of(tensor: torch.Tensor) -> Layout:
     return strided_layout(tensor.shape, tensor.stride(), tensor.is_contiguous())
 
 
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of at most two dimensions: leading ones of more are folded into rows."""
+    return tensor if tensor.dim() <= 2 else tensor.detach().reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
+
+
+def owning(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as one that is no view: views that custom operations return cannot be changed in place."""
+    return tensor.new_empty(0).set_(tensor) if tensor._is_view() else tensor
+
+
 def changed(tensor: torch.Tensor) -> None:
     """Let autograd, and whoever else compares versions, see that the tensor's memory was written to."""
     if not tensor.is_inference():
