@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from ..errors import TraceError
 from . import library
 from .chain import Ref
-from .partition import Fused, Partition, partition
+from .partition import Fused, partition
 from .record import Operation, Record, Source, draws
 
 
@@ -52,9 +52,9 @@ def fuse_graph(graph: Graph) -> None:
     _out_of_place(graph)
     imported = _Imported(graph)
     gradients = torch.is_grad_enabled()
-    parts = partition(imported.record, gradients)
+    parts = partition(imported.record)
     for fused in parts.chains:
-        imported.exchange(fused, parts, gradients)
+        imported.exchange(fused, gradients)
     from torch._inductor.pattern_matcher import stable_topological_sort
 
     stable_topological_sort(graph)
@@ -176,7 +176,7 @@ class _Imported:
 
         return torch.fx.node.map_aggregate(tree, leaf)
 
-    def exchange(self, fused: Fused, parts: Partition, gradients: bool) -> None:
+    def exchange(self, fused: Fused, gradients: bool) -> None:
         """Put one call in the place of a chain's operations."""
         tensors = [self.record.tensors[n] for n in fused.inputs]
         needs = [gradients and bool(t.requires_grad) for t in tensors]

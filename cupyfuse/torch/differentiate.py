@@ -17,6 +17,7 @@ from ..planning import build
 from ..settings import Settings
 from .chain import Tracing
 from .runtime import layout_of, ready
+from .tensors import as_matrix
 from .values import Value
 
 
@@ -140,7 +141,7 @@ class Backward:
             result[k] = torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=like.device)
         if not flows:
             return result
-        arrays = [_folded(t) for t in saved]
+        arrays = [as_matrix(t) for t in saved]
         for value, c, there in zip(self.tracing.outputs, cotangents, given, strict=True):
             if there:
                 arrays.append(_as_node(value, c))
@@ -214,10 +215,6 @@ def _depending(tracing: Tracing, wanted: set[Node]) -> set[Node]:
 
 def _positions(roots: Iterable[Node]) -> list[Node]:
     return [n for n in g.topological(roots) if n.op == "input" and n.attrs.get("positions")]
-
-
-def _folded(tensor: Any) -> Any:
-    return tensor if tensor.dim() <= 2 else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 def _as_node(value: Value, cotangent: Any) -> Any:

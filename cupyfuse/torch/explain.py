@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ..plan import Plan
 
 if TYPE_CHECKING:
@@ -91,8 +89,3 @@ def _of_variant(path: str, variant: Variant) -> Iterator[Part]:
         for k, reason in variant.partition.left.items():
             where = ".".join(p for p in (path, operations[k].path) if p)
             yield Part(where, (operations[k].name,), (), reason)
-
-
-def is_fused(module: torch.nn.Module) -> bool:
-    """Whether a module is one that `fuse` made."""
-    return "_cupyfuse" in module.__dict__

@@ -22,6 +22,7 @@ from .chain import Chain, Tracing, references, sizes
 from .differentiate import Backward
 from .modes import matmul_precision
 from .runtime import device_of, dtype_name, layout_of, ready
+from .tensors import as_matrix, owning
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -44,29 +45,24 @@ class Call:
         marks = chain.landmarks(self.tracing)
         self.saved = [marks[place][1] for place, *_ in saves]
         traced = self.tracing.as_traced(self.saved, in_place=False)
-        self.plan = build(traced, dict(enumerate(map(layout_of, map(_matrix, tensors)))), self.settings)
-        self._execute = ready(self.plan, list(map(_matrix, tensors)))
+        self.plan = build(traced, dict(enumerate(map(layout_of, map(as_matrix, tensors)))), self.settings)
+        self._execute = ready(self.plan, list(map(as_matrix, tensors)))
         self._shapes = [v.shape for v in self.tracing.outputs] + [
             self.tracing.inputs[k].shape for k, _ in self.tracing.updated()
         ]
         self._backward: dict[tuple[bool, ...], Backward] = {}
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        results = self._execute(list(map(_matrix, tensors)), [None] * len(self.plan.outputs))
+        results = self._execute(list(map(as_matrix, tensors)), [None] * len(self.plan.outputs))
         for k, shape in enumerate(self._shapes):
             results[k] = results[k].reshape(shape)
-        # Results are changed in place as those of PyTorch's operations are: none of them may be a view.
-        return [t.new_empty(0).set_(t) if t._is_view() else t for t in results]
+        return [owning(t) for t in results]
 
     def backward(self, needs: Sequence[bool]) -> Backward:
         key = tuple(needs)
         if key not in self._backward:
             self._backward[key] = Backward(self.tracing, key, self.settings, self.saved)
         return self._backward[key]
-
-
-def _matrix(tensor: Any) -> Any:
-    return tensor if tensor.dim() <= 2 else tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 def _traced(chain: Chain, tensors: Sequence[Any]) -> Tracing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +15,10 @@ from .record import Meta, Operation, Record, Submodule, storage_of
 
 @dataclass
 class Known:
-    """An operation that a rule describes: calls on the record's values."""
+    """An operation that a rule describes: a call on the record's values, and which of these it renews."""
 
-    rule: rules.Rule
-    calls: list[Call]
-    updates: list[tuple[int, int]] = field(default_factory=list)
+    call: Call
+    updates: list[tuple[int, int]]
 
 
 class Meanings:
@@ -60,25 +59,24 @@ class Meanings:
         if operation.ordered and not inplace and not rule.updates:
             self.left[k] = "it makes a tensor out of nothing"
             return
-        known = Known(rule, [])
         results = list(operation.results)[:1]
+        updates: list[tuple[int, int]] = []
         training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
         for name in rule.updates:
             target = arguments[rule.parameters.index(name)]
             if isinstance(target, Ref) and training:
                 number = self.fresh(target.number)
-                known.updates.append((target.number, number))
+                updates.append((target.number, number))
                 results.append(number)
             else:
                 results.append(-1)
-        operation.written |= {target for target, _ in known.updates}
-        if not self.record.rebinds and any(self._read_after(k, target) for target, _ in known.updates):
+        operation.written |= {target for target, _ in updates}
+        if not self.record.rebinds and any(self._read_after(k, target) for target, _ in updates):
             self.left[k] = "what it changes in place is read again"
             return
-        self._renew(k, operation, known.updates)
-        known.calls = [Call(rule.name, arguments, tuple(results))]
+        self._renew(k, operation, updates)
         operation.ordered = False
-        self.known[k] = known
+        self.known[k] = Known(Call(rule.name, arguments, tuple(results)), updates)
 
     def _read_after(self, k: int, number: int) -> bool:
         return any(number in later.read for later in self.record.operations[k + 1 :])

@@ -257,7 +257,7 @@ def _made(module: FusedModule, state: State, args: tuple[Any, ...], kwargs: dict
     while found is None:
         try:
             taken = record(module, module._cupyfuse_forward, args, kwargs, leaves)
-            found = taken, partition(taken, torch.is_grad_enabled())
+            found = taken, partition(taken)
         except Refused as refused:
             if refused.path == "" or refused.path in leaves:
                 return Variant(None, Guard(module), refused.reason)
@@ -278,7 +278,7 @@ def _made(module: FusedModule, state: State, args: tuple[Any, ...], kwargs: dict
         try:
             again = record(module, module._cupyfuse_forward, args, kwargs, leaves | outer)
             reasons = {taken.operations[k].path: reason for k, reason in parts.left.items()}
-            taken, parts = again, partition(again, torch.is_grad_enabled())
+            taken, parts = again, partition(again)
             _tell(parts, reasons)
         except Refused:
             pass  # then all of it stays one program

@@ -77,23 +77,20 @@ class Partition:
         return [item for item in self.items if isinstance(item, Fused)]
 
 
-def partition(record: Record, gradients: bool) -> Partition:
+def partition(record: Record) -> Partition:
     """Cut a record into chains and what is left to PyTorch.
 
     Parameters
     ----------
     record : Record
         Its in-place operations on values of its own become ordinary ones.
-    gradients : bool
-        Whether gradients may be asked for.
     """
-    return _Partitioner(record, gradients).run()
+    return _Partitioner(record).run()
 
 
 class _Partitioner(Meanings):
-    def __init__(self, record: Record, gradients: bool):
+    def __init__(self, record: Record):
         super().__init__(record)
-        self.gradients = gradients
         self.clusters: list[Cluster] = []
         self.home: dict[int, Cluster] = {}
 
@@ -178,8 +175,8 @@ class _Partitioner(Meanings):
         return merged
 
     def _add(self, cluster: Cluster, k: int) -> None:
-        known, operation = self.known[k], self.record.operations[k]
-        (call,) = known.calls[-1:]
+        known = self.known[k]
+        call = known.call
         try:
             self._call(cluster, call)
             self._check(cluster, call.results[0])
@@ -192,7 +189,6 @@ class _Partitioner(Meanings):
             self._check(cluster, number)
             cluster.updates.append((target, number))
         cluster.members.append(k)
-        del operation
 
     def _call(self, cluster: Cluster, call: Call) -> None:
         def value(argument: Any) -> Any:
