@@ -101,6 +101,8 @@ class Plan:
         What `bind` runs once, for values that depend on bound arrays alone.
     blocks : Blocks or None
         The blocks of rows that it runs in, where the workspace would else be larger than asked.
+    apart : tuple of (numbers, Plan)
+        Of a plan that prepares: the results that share no argument with others, and what computes them alone.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Plan:
     prepare: Plan | None = None
     blocks: Blocks | None = None
     whole: str = ""  # why it does not run in blocks, where it should
+    apart: tuple[tuple[tuple[int, ...], Plan], ...] = field(default=(), repr=False)
 
     @property
     def precision(self) -> str:

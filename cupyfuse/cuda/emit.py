@@ -365,11 +365,14 @@ class _Writer:
             body.scope.known[product] = f"{dot_name}.total()"
         value = body.value(inner)
         lines = [
-            "// As written: every column's product, then their sum.",
+            "// As written: every column's product, then their sum, which stays NaN once it is.",
             f"Sum<{kind}> total;",
             f"for (i64 col = 0; col < {columns}; ++col) {{",
             *(f"    {line}" for line in (*loops, *body.lines)),
             f"    total.add({value});",
+            "    if (isnan(total.total())) {",
+            "        break;",
+            "    }",
             "}",
             "return total.total();",
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..settings import DEFAULT_WORKSPACE, Settings
 from .chain import Chain
 from .differentiate import Backward
 from .modes import matmul_precision
+from .prepared import Prepared
 from .runtime import device_of, dtype_name, layout_of, ready
 from .tensors import as_matrix, owning
 
@@ -96,13 +97,8 @@ class Entry:
         versioned = frozenset(k for k in chain.fixed if _keeps(tensors[k]))
         with torch.no_grad():
             self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, versioned)
-            self._prepare: Callable[..., Any] | None = None
-            self._needed: list[int] = []
-            if self.plan.prepare is not None:
-                self._needed = [int(n.attrs["arg"]) for n in self.plan.prepare.graph.inputs]
-                self._prepare = ready(self.plan.prepare, [matrices[k] for k in self._needed])
-                self._prepared = _Prepared(self._run_prepare(matrices), tensors[0])
-            arrays = [*matrices, *self._prepared.arrays] if self._prepare else matrices
+            self._prepared = Prepared(self.plan.prepare, matrices) if self.plan.prepare is not None else None
+            arrays = [*matrices, *self._prepared.arrays] if self._prepared is not None else matrices
             self._execute = ready(self.plan, arrays)
         self._none = [None] * len(self.plan.outputs)
         self._views = [
@@ -128,6 +124,7 @@ class Entry:
         """Whether the fixed inputs are those, unchanged, that the entry was last marked for."""
         if self._captures != _captures:
             return False
+        # Written out, because every call asks.
         for k, seen, alias, dtype, needs, version in self._marks:
             t = tensors[k]
             if (
@@ -140,21 +137,34 @@ class Entry:
                 return False
         return True
 
+    def _changed(self, tensors: Tensors) -> set[int]:
+        """The fixed inputs whose values may be others than those that the entry was last marked for."""
+        if self._captures != _captures:
+            return {k for k, *_ in self._marks}
+        return {
+            k
+            for k, seen, alias, _, _, version in self._marks
+            if tensors[k] is not seen
+            or not tensors[k].is_set_to(alias)
+            or (version >= 0 and tensors[k]._version != version)
+        }
+
     def mark(self, tensors: Tensors) -> None:
         """Take these fixed inputs, of the shapes that the entry is for; prepare anew what depends on them."""
         if self._marks and self.is_for(tensors):
             return
-        if self._prepare is not None and self._on_gpu and _capturing():
+        prepared = self._prepared
+        if prepared is not None and self._on_gpu and _capturing():
             # Nothing that is prepared now is there before a replay; `run` prepares within the graph.
             self.forget()
             return
-        if self._prepare is not None and self._marks:
-            self._prepared.again(self._run_prepare, self._matrices(tensors))
+        if prepared is not None and self._marks:
+            prepared.again(self._matrices(tensors), self._changed(tensors))
         marks = []
         for k in sorted(self.chain.fixed):
             t = tensors[k]
             # An alias keeps the memory from being given to another tensor, at the same address, unnoticed.
-            version = t._version if k in self._needed else -1
+            version = t._version if prepared is not None and k in prepared.needed else -1
             replayed = version >= 0 and t in _captured
             marks.append((k, None if replayed else t, t.detach(), t.dtype, t.requires_grad, version))
         self._marks, self._captures = marks, _captures
@@ -166,14 +176,8 @@ class Entry:
     def release(self) -> None:
         """Let go of all memory that is held for fixed inputs."""
         self._marks = [(k, None, None, *rest) for k, _, _, *rest in self._marks]
-        if self._prepare is not None:
-            self._prepared.arrays = []
-
-    def _run_prepare(self, matrices: Tensors, outs: Sequence[Any] | None = None) -> list[Any]:
-        assert self._prepare is not None and self.plan.prepare is not None
-        needed = [matrices[k] for k in self._needed]
-        with torch.no_grad():
-            return list(self._prepare(needed, outs or [None] * len(self.plan.prepare.outputs)))
+        if self._prepared is not None:
+            self._prepared.release()
 
     # Running
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
@@ -186,14 +190,14 @@ class Entry:
     def run(self, tensors: Tensors) -> tuple[list[Any], list[Any]]:
         """Outputs, and what is saved for the backward pass."""
         matrices = tensors if not self._folded else self._matrices(tensors)
-        if self._prepare is not None:
-            prepared = self._prepared
+        prepared = self._prepared
+        if prepared is not None:
             arrays = prepared.arrays
             if self._on_gpu:
                 if _capturing():
                     # A replay has to see the weights of its own time.
-                    _note_captured([tensors[k] for k in self._needed])
-                    arrays = self._run_prepare(matrices)
+                    _note_captured([tensors[k] for k in prepared.needed])
+                    arrays = prepared.run(matrices)
                 else:
                     prepared.enter_stream()
             matrices = [*matrices, *arrays]
@@ -211,45 +215,6 @@ class Entry:
 
 def _capturing() -> bool:
     return bool(torch._C._cuda_isCurrentStreamCapturing())
-
-
-class _Prepared:
-    """Arrays prepared from fixed inputs, and the streams on which they are known to be there."""
-
-    def __init__(self, arrays: list[Any], like: Any):
-        self.arrays = arrays
-        self._device = like.get_device()
-        self._note()
-
-    def _note(self) -> None:
-        if self._device < 0:
-            return
-        self._stream = torch._C._cuda_getCurrentRawStream(self._device)
-        self._others: set[int] = set()
-        self._event: Any = None
-        if not torch.cuda.is_current_stream_capturing():
-            self._event = torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(self._device))
-
-    def enter_stream(self) -> None:
-        """Have the current stream wait for the arrays, if they were written on another."""
-        stream = torch._C._cuda_getCurrentRawStream(self._device)
-        if stream == self._stream or stream in self._others:
-            return
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(self._event)
-        for array in self.arrays:
-            array.record_stream(current)
-        self._others.add(stream)
-
-    def again(self, run: Callable[..., list[Any]], matrices: Tensors) -> None:
-        """Prepare once more: in place, unless another stream may still be reading."""
-        here = self._device < 0 or torch._C._cuda_getCurrentRawStream(self._device) == self._stream
-        if self.arrays and here and (self._device < 0 or not self._others):
-            run(matrices, self.arrays)
-        else:
-            self.arrays = run(matrices)
-        self._note()
 
 
 class _Differentiable(torch.autograd.Function):
