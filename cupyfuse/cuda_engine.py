@@ -173,7 +173,7 @@ class CudaExecutable:
     def _split(self, node: Node) -> Launch:
         (matrix,) = node.inputs
         source, target = self.place(matrix), self.place(node)
-        split = Split(self.runtime, *matrix.shape, source.row_stride)
+        split = Split(self.runtime, *matrix.shape, (source.row_stride, source.col_stride))
         x, y = source.slot, target.slot
         return lambda at, stream: split(at[x], at[y], stream)
 

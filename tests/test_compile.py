@@ -67,7 +67,8 @@ def test_the_heads_compile(dtype, architecture):
 
 def test_the_kernels_of_halves_compile():
     """Those that name Hopper's instructions for it alone, the others for every architecture."""
-    kernels = [halves.split_kernel(), halves.repair_kernel(), *map(halves.gemm_kernel, TILE_WIDTHS)]
+    kernels = [halves.split_kernel(), halves.split_columns_kernel(), halves.repair_kernel()]
+    kernels += map(halves.gemm_kernel, TILE_WIDTHS)
     for kernel in kernels:
         for architecture in [f"sm_{kernel.arch}"] if kernel.arch else ARCHITECTURES:
             assert cubin(kernel.source, architecture)[:4] == b"\x7fELF"

@@ -44,9 +44,21 @@ def split(device: Engine, matrix: Any) -> Any:
     runtime = runtime_of(device)
     memory = device.xp.empty(halves_shape(matrix.shape), np.float16)
     memory[...] = np.nan
-    step = Split(runtime, *matrix.shape, matrix.strides[0] // 4)
+    step = Split(runtime, *matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4))
     step(runtime.address(matrix), runtime.address(memory))
     return memory
+
+
+def turned(device: Engine, x: Any, layout: str = "contiguous") -> Any:
+    """The matrix with its columns side by side in memory, each a row of another one of this layout."""
+    return device.array(np.ascontiguousarray(x.T), layout).T
+
+
+def laid(device: Engine, x: Any, by: str) -> Any:
+    return device.array(x) if by == "rows" else turned(device, x)
+
+
+BY = pytest.mark.parametrize("by", ["rows", "columns"])
 
 
 def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
@@ -77,11 +89,14 @@ def rows_of(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> Any:
     return x.astype(F32)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (8, 64), (9, 65), (17, 200), (5, 1000), (2, 9000)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (8, 64), (9, 65), (17, 200), (5, 1000), (2, 9000), (70, 33)])
 @pytest.mark.parametrize("kind", ["normal", "scaled", "zeros", "extremes", "tiny"])
-def test_halves_hold_22_bits(device: Engine, kind: str, shape: tuple[int, int], rng: np.random.Generator) -> None:
+@BY
+def test_halves_hold_22_bits(
+    device: Engine, kind: str, shape: tuple[int, int], by: str, rng: np.random.Generator
+) -> None:
     x = rows_of(rng, kind, shape)
-    high, low, inverse, small = unpacked(device.host(split(device, device.array(x))), *shape)
+    high, low, inverse, small = unpacked(device.host(split(device, laid(device, x, by))), *shape)
     rows, cols = shape
     assert (high[rows:] == 0).all() and (low[rows:] == 0).all()
     assert (high[:, cols:] == 0).all() and (low[:, cols:] == 0).all()
@@ -97,19 +112,21 @@ def test_halves_hold_22_bits(device: Engine, kind: str, shape: tuple[int, int], 
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_rows_that_halves_cannot_hold_are_marked(device: Engine, value: float) -> None:
+@BY
+def test_rows_that_halves_cannot_hold_are_marked(device: Engine, value: float, by: str) -> None:
     x = np.ones((4, 70), F32)
     x[2, 61] = value
-    high, low, inverse, small = unpacked(device.host(split(device, device.array(x))), *x.shape)
+    high, low, inverse, small = unpacked(device.host(split(device, laid(device, x, by))), *x.shape)
     assert np.isnan(inverse).tolist() == [False, False, True, False] and not small[[0, 1, 3]].any()
     assert (high[2] == 0).all() and (low[2] == 0).all() and (high[[0, 1, 3], :70] != 0).all()
 
 
 @pytest.mark.parametrize("values", [[1, 2.0**-29, 0], [MAX, TINY, 1], [1e-40, 0, 0], [1e-38, 1e-42, 1e-45]])
-def test_small_elements_are_counted(device: Engine, values: list[float]) -> None:
+@BY
+def test_small_elements_are_counted(device: Engine, values: list[float], by: str) -> None:
     x = np.zeros((3, 70), F32)
     x[1, 60:63] = values
-    high, low, inverse, small = unpacked(device.host(split(device, device.array(x))), *x.shape)
+    high, low, inverse, small = unpacked(device.host(split(device, laid(device, x, by))), *x.shape)
     again = (high + low.astype(np.float64) / 2048)[1, 60:63] * inverse.astype(np.float64)[1]
     assert (np.abs(again - x[1, 60:63]) <= 2.0**-36 * inverse[1].astype(np.float64) + 2.0**-22 * np.abs(again)).all()
     scaled = np.abs(x[1].astype(np.float64)) / inverse[1]
@@ -121,6 +138,19 @@ def test_rows_that_lie_apart_or_misaligned(device: Engine, layout: str, rng: np.
     x = rng.standard_normal((5, 130)).astype(F32)
     one, other = (device.host(split(device, device.array(x, how))) for how in (layout, "contiguous"))
     for a, b in zip(unpacked(one, *x.shape), unpacked(other, *x.shape), strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize("layout", ["row_gap", "offset", "contiguous"])
+@pytest.mark.parametrize("shape", [(1, 1), (40, 3), (31, 64), (33, 130), (7, 1100), (300, 70)])
+def test_columns_are_split_as_rows_of_a_copy(
+    device: Engine, shape: tuple[int, int], layout: str, rng: np.random.Generator
+) -> None:
+    x = rows_of(rng, "scaled", shape)
+    x[:, 0] *= 2.0**-40
+    one = device.host(split(device, turned(device, x, layout)))
+    other = device.host(split(device, device.array(x)))
+    for a, b in zip(unpacked(one, *shape), unpacked(other, *shape), strict=True):
         assert (a == b).all()
 
 

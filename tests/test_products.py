@@ -281,10 +281,21 @@ def test_split_products_beat_float32_by_the_estimate_of_large_ones() -> None:
 # What several products, bind and blocks share -----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("shape", "kinds"), [((8192, 8192), ["Split"]), ((1024, 1024), ["Split"]), ((8192, 2048), ["Copy", "Split"])]
+)
+def test_turned_operands_are_split_as_they_are(shape: tuple[int, int], kinds: list[str]) -> None:
+    """Where there are enough of their columns; else a copy is quicker."""
+    plan = cf.fuse(lambda x, w: x @ w).bind(w=cf.spec(shape)).plan(cf.spec((8192, shape[0])))
+    assert plan.prepare is not None and [s.kind for s in plan.prepare.steps] == kinds
+    source = plan.prepare.source()
+    assert ("split_columns" in source) == (kinds == ["Split"]) and ("split_rows" in source) == (kinds != ["Split"])
+
+
 def test_products_share_what_is_made_of_an_operand() -> None:
     square, w = cf.spec((1024, 4096)), cf.spec((4096, 8192))
     plan = cf.fuse(lambda x, y, w: (x @ w, y @ w)).bind(w=w).plan(square, square)
-    assert plan.prepare is not None and [s.kind for s in plan.prepare.steps] == ["Copy", "Split"]
+    assert plan.prepare is not None and [s.kind for s in plan.prepare.steps] == ["Split"]
     assert "halves" in plan.steps[0].fused and "134 MB are kept" in str(plan)
     given = [cf.spec((8192, 4096))] * 3
     chain = cf.fuse(lambda x, a, b, c: (x @ a.T, x @ b.T, x @ c.T), precision="medium")

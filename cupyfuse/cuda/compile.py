@@ -60,20 +60,11 @@ def load(kernel: Kernel, device: int) -> Any:
 def _compiled(kernel: Kernel, device: int) -> Any:
     import cupy
 
-    code = inlined(kernel.source)
-    driver_error = cupy.cuda.driver.CUDADriverError
     try:
-        if kernel.arch:
-            return _compiled_for(kernel, code)
-        if _without_cache:
-            return _compiled_in_memory(code, kernel.name)
-        try:
-            return cupy.RawModule(code=code, options=OPTIONS).get_function(kernel.name).kernel
-        except (OSError, driver_error) as error:
-            # The disk's fault, or perhaps that of a binary from it: then it works without.
-            function = _compiled_in_memory(code, kernel.name)
-            _do_without_cache(error)
-            return function
+        function = _loaded(kernel, inlined(kernel.source))
+        if kernel.shared > _STATIC_SHARED:
+            cupy.cuda.driver.funcSetAttribute(function.ptr, _DYNAMIC_SHARED_BYTES, kernel.shared)
+        return function
     except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
         capability = cupy.cuda.Device(device).compute_capability
         raise EngineError(
@@ -81,6 +72,22 @@ def _compiled(kernel: Kernel, device: int) -> Any:
             f"{capability[:-1]}.{capability[-1:]}; cupyfuse is tested from {_OLDEST} on): {error}\n"
             "`python -m cupyfuse info` says what this machine lacks"
         ) from error
+
+
+def _loaded(kernel: Kernel, code: str) -> Any:
+    import cupy
+
+    if kernel.arch:
+        return _compiled_for(kernel, code)
+    if _without_cache:
+        return _compiled_in_memory(code, kernel.name)
+    try:
+        return cupy.RawModule(code=code, options=OPTIONS).get_function(kernel.name).kernel
+    except (OSError, cupy.cuda.driver.CUDADriverError) as error:
+        # The disk's fault, or perhaps that of a binary from it: then it works without.
+        function = _compiled_in_memory(code, kernel.name)
+        _do_without_cache(error)
+        return function
 
 
 def _compiled_in_memory(code: str, name: str) -> Any:
@@ -109,10 +116,7 @@ def _compiled_for(kernel: Kernel, code: str) -> Any:
         binary = _through_nvrtc(cupy.cuda.nvrtc, code, options)
         _keep(path, binary)
         module.load(binary)
-    function = module.get_function(kernel.name)
-    if kernel.shared > _STATIC_SHARED:
-        cupy.cuda.driver.funcSetAttribute(function.ptr, _DYNAMIC_SHARED_BYTES, kernel.shared)
-    return function
+    return module.get_function(kernel.name)
 
 
 def _through_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:

@@ -1,7 +1,8 @@
 """Float32 products from fp16 halves on Hopper's tensor cores: the kernels, and how operands lie in memory.
 
-`split_rows.cu` splits an operand, `split_gemm.cu` multiplies, `split_repair.cu` computes what halves cannot hold. Their
-sources say how; here is what depends on the shape: the width of the tiles, and with it the text of one instruction.
+`split_rows.cu` splits an operand, `split_columns.cu` one that lies turned in memory, `split_gemm.cu` multiplies,
+`split_repair.cu` computes what halves cannot hold. Their sources say how; here is what depends on the shape: the width
+of the tiles, and with it the text of one instruction.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ WARPS_A_TILE = 8
 _SHARED_BYTES = 232448  # that a block can have
 GEMM_THREADS = 384
 SPLIT_THREADS, _SPLIT_HELD = 256, 4
+_COLUMNS = 16, 32, 32  # warps, and how far lanes read ahead
 REPAIR_THREADS = 256
 
 
@@ -47,6 +49,18 @@ def split_kernel() -> Kernel:
         "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;",
         f"split_rows<{SPLIT_THREADS}, 1, {_SPLIT_HELD}>(p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols)",
         SPLIT_THREADS,
+    )
+
+
+@lru_cache
+def split_columns_kernel() -> Kernel:
+    """The kernel that splits the rows of a matrix of which columns lie in memory."""
+    return _kernel(
+        "split_columns",
+        "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;",
+        "split_columns<{}, {}, {}>(p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols)".format(*_COLUMNS),
+        32 * _COLUMNS[0],
+        shared=8192 * _COLUMNS[0],
     )
 
 
@@ -81,7 +95,7 @@ def repair_kernel() -> Kernel:
 def kernels_of(node: Node) -> list[Kernel]:
     """The kernels that compute a node, with tiles as they are on the default GPU."""
     if node.op == "halves":
-        return [split_kernel()]
+        return [split_columns_kernel() if node.inputs[0].op == "transpose" else split_kernel()]
     return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
 
 

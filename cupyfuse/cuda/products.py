@@ -9,11 +9,11 @@ from ..schedule.products import TILE_ROWS, tile_width
 from .halves import (
     GEMM_THREADS,
     REPAIR_THREADS,
-    SPLIT_THREADS,
     WARPS_A_TILE,
     gemm_kernel,
     inverse_at,
     repair_kernel,
+    split_columns_kernel,
     split_kernel,
 )
 from .launch import launcher
@@ -21,16 +21,27 @@ from .runtime import Runtime
 
 
 class Split:
-    """The splitting of a (rows, cols) float32 matrix of unit column stride; called with its address and the halves'."""
+    """The splitting of a (rows, cols) float32 matrix; called with its address and the halves'.
 
-    def __init__(self, runtime: Runtime, rows: int, cols: int, row_stride: int):
-        kernel, grid = split_kernel(), (-(-rows // 8) * 8, 1, 1)
-        self._launch = launcher(runtime.function(kernel), grid, (SPLIT_THREADS, 1, 1), "QqQQqq", kernel.shared)
-        self._shape, self._row_stride = (rows, cols), row_stride
+    Parameters
+    ----------
+    runtime : Runtime
+    rows, cols : int
+    strides : tuple of int
+        In elements, from row to row and from column to column; one of them is 1.
+    """
+
+    def __init__(self, runtime: Runtime, rows: int, cols: int, strides: tuple[int, int]):
+        by_rows = strides[1] == 1 or cols <= 1
+        kernel = split_kernel() if by_rows else split_columns_kernel()
+        blocks = -(-rows // 8) * 8 if by_rows else -(-rows // 32)
+        block = (kernel.config.threads, 1, 1)
+        self._launch = launcher(runtime.function(kernel), (blocks, 1, 1), block, "QqQQqq", kernel.shared)
+        self._shape, self._stride = (rows, cols), strides[0 if by_rows else 1]
         self._inverse = inverse_at(rows, cols)
 
     def __call__(self, matrix: int, halves: int, stream: Any = None) -> None:
-        self._launch((matrix, self._row_stride, halves, halves + self._inverse, *self._shape), stream)
+        self._launch((matrix, self._stride, halves, halves + self._inverse, *self._shape), stream)
 
 
 class SplitProduct:

@@ -25,6 +25,11 @@ class Layout:
         return Layout(self.unit_rows, self.unit_cols, False, self.blas)
 
 
+# Rows of an operand from which on, however long, it is split as it is where its columns lie in memory. Fewer are too
+# few blocks to read twice what a copy reads once: 2048 rows of 8192 take 90 us on an H200, 75 with a copy.
+_SPLIT_BY_COLUMNS = 4096
+
+
 def resolve(node: Node) -> Node:
     """The value in memory that a view looks at."""
     while node.op in ("transpose", "reshape"):
@@ -65,7 +70,8 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
             return value
         layout = layout_of(value, layouts)
         good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
-        return value if good else copied(value)
+        turned = reader.op == "halves" and layout.unit_rows and value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
+        return value if good or turned else copied(value)
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):

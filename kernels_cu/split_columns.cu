@@ -1,0 +1,88 @@
+// Columns of float32, split into f16 halves for split_gemm.cu as the rows of the turned matrix: what split_rows.cu would make
+// of a turned copy, to the bit, without the copy.
+//
+// x is (cols, rows) in memory, with any stride from row to row and unit stride along a row: element k of row r of the operand
+// is x[k * stride + r]. Layout of `tiles`: split_pieces.cuh.
+// A block takes 32 rows of the operand, a lane of each warp one of them, and reads them twice, the second time from the L2
+// cache where they are short: for the largest elements, then to split them. A warp takes 64 columns at a time, and turns
+// them in shared memory, from where whole atoms are written.
+// Lanes ask for Ahead elements at once, then for Depth.
+// Launch: Warps * 32 threads, ceil(rows / 32) blocks, Warps * 8192 bytes of dynamic shared memory.
+#pragma once
+
+#include "split_pieces.cuh"
+
+template <int Warps, int Ahead, int Depth>
+__device__ __forceinline__ void split_columns(
+    const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
+    static_assert(64 % Depth == 0 && Depth % 8 == 0, "whole pieces of blocks");
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const i64 first = static_cast<i64>(blockIdx.x) * 32, row = first + lane;
+    const i64 groups = (rows + 7) / 8, blocks = (cols + 63) / 64;
+    const i64 columns = row < rows ? cols : 0;  // padding has none
+    const float* from = x + row;
+    SHARED_DYNAMIC(shared);
+    SHARED_BYTES(scratch, 2 * Warps * 32 * 4);
+    u32(*const slots)[Warps][32] = reinterpret_cast<u32(*)[Warps][32]>(scratch);
+
+    // Magnitudes as bits: their order is that of the numbers.
+    u32 top = 0;
+    for (i64 begin = static_cast<i64>(warp) * Ahead; begin < columns; begin += Warps * Ahead) {
+        u32 bits[Ahead];
+#pragma unroll
+        for (int j = 0; j < Ahead; ++j) {
+            bits[j] = begin + j < columns ? __float_as_uint(from[(begin + j) * stride]) : 0u;
+        }
+#pragma unroll
+        for (int j = 0; j < Ahead; ++j) {
+            top = max(top, bits[j] & 0x7fffffffu);
+        }
+    }
+    slots[0][warp][lane] = top;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < Warps; ++w) {
+        top = max(top, slots[0][w][lane]);
+    }
+    const RowScale scale(top);
+
+    u32 small = 0;
+    char* const own = shared + warp * 8192;
+    char* const here = own + lane / 8 * 2048 + lane % 8 * 128;
+    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 128;  // of 16 bytes, to write of a block of columns
+    for (i64 block = warp; block < blocks; block += Warps) {
+#pragma unroll
+        for (int part = 0; part < 64; part += Depth) {
+            Piece piece[Depth / 8];
+#pragma unroll
+            for (int j = 0; j < Depth; ++j) {
+                const i64 k = block * 64 + part + j;
+                piece[j / 8].bits[j % 8] = k < columns ? __float_as_uint(from[k * stride]) : 0u;
+            }
+#pragma unroll
+            for (int j = 0; j < Depth / 8; ++j) {
+                uint4 hi, lo;
+                small += split(piece[j], scale, hi, lo);
+                char* at = here + ((part / 8 + j) ^ lane % 8) * 16;
+                *reinterpret_cast<uint4*>(at) = hi;
+                *reinterpret_cast<uint4*>(at + 1024) = lo;
+            }
+        }
+        __syncwarp(0xffffffffu);
+        char* const to = tiles + (block * groups + first / 8) * 2048;
+        for (i64 p = lane; p < pieces; p += 32) {
+            *reinterpret_cast<uint4*>(to + p * 16) = *reinterpret_cast<const uint4*>(own + p * 16);
+        }
+        __syncwarp(0xffffffffu);
+    }
+    slots[1][warp][lane] = small;
+    __syncthreads();
+    if (warp == 0 && row < rows) {
+        small = 0;
+#pragma unroll
+        for (int w = 0; w < Warps; ++w) {
+            small += slots[1][w][lane];
+        }
+        inverse[row] = scale.inverse(small);
+    }
+}

@@ -1,0 +1,76 @@
+// How rows of float32 are split into f16 halves: x = inverse (hi + 2^-11 lo), a power of two for each row.
+//
+// Scaling brings a row's largest element to [2^14, 2^15), as far as a float can; `inverse` has what split_tiles.cuh says of a
+// row. Elements of at least 2^-14 after scaling keep 22 bits, smaller ones are right to 2^-36 and are counted. A row with
+// infinities or NaN is marked and has halves 0.
+//
+// Layout of `tiles`, which knows nothing of the product's tiles: element k of a row is, in bytes, at
+//   ((k / 64 * groups + row / 8) * 2 + part) * 1024 + row % 8 * 128 + (k % 64 / 8 ^ row % 8) * 16 + k % 8 * 2
+// with groups = ceil(rows / 8), and part 0 for hi, 1 for lo. Rows are padded to 8 and columns to 64 by zeros, so there
+// are ceil(cols / 64) * groups * 2048 bytes, aligned to 16.
+#pragma once
+
+#include "split_tiles.cuh"
+
+// 8 neighbouring elements, as bits: a piece of a row of an atom.
+struct Piece {
+    u32 bits[8];
+
+    __device__ __forceinline__ void load(const float* row, i64 col, i64 cols, bool aligned) {
+        if (aligned && col + 8 <= cols) {
+            const uint4 low = *reinterpret_cast<const uint4*>(row + col);
+            const uint4 high = *reinterpret_cast<const uint4*>(row + col + 4);
+            bits[0] = low.x, bits[1] = low.y, bits[2] = low.z, bits[3] = low.w;
+            bits[4] = high.x, bits[5] = high.y, bits[6] = high.z, bits[7] = high.w;
+        } else {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                bits[j] = col + j < cols ? __float_as_uint(row[col + j]) : 0u;
+            }
+        }
+    }
+    __device__ __forceinline__ u32 top() const {
+        u32 largest = 0;
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            largest = max(largest, bits[j] & 0x7fffffffu);
+        }
+        return largest;
+    }
+};
+
+// The scale of a row whose largest magnitude has these bits.
+struct RowScale {
+    bool zero, fine;  // nothing but zeros; neither infinities nor NaN
+    int shift;
+    float factor;
+
+    __device__ __forceinline__ explicit RowScale(u32 top)
+        : zero(top == 0),
+          fine(top >> 23 < 255),
+          shift(top == 0 ? 0 : min(14 + 127 - static_cast<int>(top >> 23), 126)),
+          factor(__uint_as_float(static_cast<u32>(127 + shift) << 23)) {}
+
+    // What is known of the row, which has so many small elements.
+    __device__ __forceinline__ float inverse(u32 small) const {
+        const SplitRow known = !fine ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite(shift, small);
+        return __uint_as_float(known.bits);
+    }
+};
+
+// The halves of a piece; returns how many of its elements are small.
+__device__ __forceinline__ u32 split(const Piece& piece, const RowScale& scale, uint4& hi, uint4& lo) {
+    u32 h[4], l[4], small = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+        const float x = scale.fine ? exact_multiply_add(__uint_as_float(piece.bits[j]), scale.factor, -0.0f) : 0.0f;
+        small += (piece.bits[j] & 0x7fffffffu) != 0 && fabsf(x) < 0x1p-14f;
+        const f16 near = narrow<f16>(x);
+        const f16 rest = narrow<f16>((x - widen(near)) * 2048.0f);
+        h[j / 2] = j % 2 ? h[j / 2] | static_cast<u32>(near.bits) << 16 : near.bits;
+        l[j / 2] = j % 2 ? l[j / 2] | static_cast<u32>(rest.bits) << 16 : rest.bits;
+    }
+    hi = make_uint4(h[0], h[1], h[2], h[3]);
+    lo = make_uint4(l[0], l[1], l[2], l[3]);
+    return small;
+}
