@@ -75,6 +75,164 @@ def test_heads_are_one_chain_in_the_graph(model: type[nn.Module]) -> None:
     assert len(chain) >= 4
 
 
+# What runs between the operations of a chain ------------------------------------------------------------------------
+
+
+def _overwritten(x: Any) -> Any:
+    y = x * 2
+    x.zero_()
+    return y.exp()
+
+
+def _overwritten_beneath(x: Any) -> Any:
+    row = x[0]
+    y = row * 2
+    x.zero_()
+    return y.exp()
+
+
+def _parts_overwritten(x: Any) -> Any:
+    h = F.gelu(x)
+    h.add_(1)
+    y = h * 2
+    h[0] = 0
+    return y.exp()
+
+
+def _overwritten_between(x: Any) -> Any:
+    h = torch.softmax(x, -1)
+    y = h.cumsum(0)
+    x.zero_()
+    return y, (h * 2).exp()
+
+
+def _overwritten_later(x: Any) -> Any:
+    h = x.cumsum(0)
+    y = torch.softmax(h, -1)
+    h[0] = 0
+    return y
+
+
+def _overwritten_and_returned(x: Any) -> Any:
+    h = F.gelu(x * 2)
+    h += 1
+    y = torch.softmax(h, -1)
+    h[0] = 0
+    return y, h
+
+
+def _without_gradients(x: Any) -> Any:
+    with torch.no_grad():
+        target = torch.softmax(x * 2, -1)
+    return target * torch.log_softmax(x, -1)
+
+
+def _with_gradients_within(x: Any) -> Any:
+    with torch.no_grad():
+        t = torch.softmax(x * 2, -1)
+        with torch.enable_grad():
+            u = torch.softmax(x * 3, -1)
+    return (t * torch.log_softmax(x, -1) + u).exp()
+
+
+def _shifted(x: Any) -> Any:
+    with torch.no_grad():
+        top = (x * 1.5).amax(-1, keepdim=True)
+    return (x - top).exp().sum(-1).log()
+
+
+def _autocast_between(x: Any) -> Any:
+    h = torch.softmax(x * 2, -1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = F.linear(h, torch.ones(5, 5))
+    return z.float(), z.dtype is torch.bfloat16, torch.logsumexp(h * 2, -1)
+
+
+def _two_draws(x: Any) -> Any:
+    h = torch.softmax(x * 2, -1)
+    return F.dropout(h, 0.5), F.dropout(x, 0.5), (h * 2).logsumexp(-1)
+
+
+def _turned(x: Any) -> Any:
+    return torch.softmax(x * 2, -1).t()
+
+
+def _turned_before(x: Any) -> Any:
+    y = F.gelu(x.t()) * 2
+    return y, y.t().view(-1)
+
+
+def _by_its_size(x: Any) -> Any:
+    h = torch.softmax(x * 2, -1)
+    return (torch.log_softmax(x, -1) / h.shape[0]).reshape(h.shape[0] * 5) + h.size(1)
+
+
+BETWEEN = [
+    _overwritten, _overwritten_beneath, _parts_overwritten, _overwritten_between, _overwritten_later,
+    _overwritten_and_returned, _without_gradients, _with_gradients_within, _shifted, _autocast_between, _two_draws,
+    _turned, _turned_before, _by_its_size,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("function", BETWEEN)
+def test_a_chain_stays_where_it_is(function: Any, graded: bool, dynamic: bool) -> None:
+    """Values, layouts and gradients are eager's, whatever is written, drawn or switched between its operations."""
+    given = torch.randn(4, 5)
+    seen = []
+    for run in (function, torch.compile(function, backend=Graphs(), fullgraph=True, dynamic=dynamic)):
+        torch.manual_seed(3)
+        leaf = given.clone().requires_grad_(graded)
+        x = leaf * 1 if graded else leaf.clone()
+        results = run(x)
+        results = results if isinstance(results, tuple) else (results,)
+        tensors = [y for y in results if isinstance(y, torch.Tensor)]
+        if graded:
+            sum((y * torch.arange(1.0, y.numel() + 1).view(y.shape)).sum() for y in tensors).backward()
+        seen.append(([y.detach() for y in tensors], [y.stride() for y in tensors], [y.requires_grad for y in tensors],
+                     [y for y in results if not isinstance(y, torch.Tensor)], x.detach(), leaf.grad))  # fmt: skip
+    torch.testing.assert_close(*(each[0] for each in seen), rtol=1e-5, atol=1e-6)
+    assert seen[0][1:4] == seen[1][1:4]
+    torch.testing.assert_close(*(each[4] for each in seen))
+    if graded:
+        torch.testing.assert_close(*(each[5] for each in seen), rtol=1e-4, atol=1e-4)
+
+
+def test_a_buffer_is_read_before_it_is_updated() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("centre", torch.ones(5))
+
+        def forward(self, x: Any) -> Any:
+            y = x - self.centre
+            self.centre.mul_(0.9).add_(x.mean(0) * 0.1)
+            return torch.softmax(y, -1)
+
+    plain = Centred()
+    compiled = torch.compile(copy.deepcopy(plain), backend=Graphs(), fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(4, 5)
+        close(compiled(x), plain(x))
+    close(compiled.centre, plain.centre)
+
+
+def test_only_what_the_backward_pass_reads_is_kept(device: str) -> None:  # noqa: F811
+    graphs = Graphs()
+    x, w = torch.randn(6, 8, device=device, requires_grad=True), torch.randn(7, 8, device=device)
+    compiled = torch.compile(lambda x, w: torch.softmax(x @ w.t(), -1), backend=graphs)
+    compiled(x, w)
+    kept: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        y = compiled(x, w)
+    assert len(graphs.chains()) == 1
+    assert all(t.untyped_storage().data_ptr() != x.untyped_storage().data_ptr() for t in kept)
+    y[:, 0].sum().backward()
+    expected = torch.autograd.grad(torch.softmax(x @ w.t(), -1)[:, 0].sum(), x)[0]
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_network_keeps_the_rest() -> None:
     graphs = Graphs()
     plain = models.Network()

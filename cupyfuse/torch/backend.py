@@ -7,20 +7,21 @@ each chain for one call of `cupyfuse::chain`; the rest is the inductor's.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils import _pytree as pytree
 
 from ..errors import TraceError
 from . import library
 from .chain import Ref
-from .partition import Fused, partition
-from .record import Operation, Record, Source, draws
+from .partition import Fused, Partition, partition
+from .record import Operation, Record, Source, draws, storage_of
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -51,13 +52,7 @@ def fuse_graph(graph: Graph) -> None:
     """
     _out_of_place(graph)
     imported = _Imported(graph)
-    gradients = torch.is_grad_enabled()
-    parts = partition(imported.record)
-    for fused in parts.chains:
-        imported.exchange(fused, gradients)
-    from torch._inductor.pattern_matcher import stable_topological_sort
-
-    stable_topological_sort(graph)
+    imported.arrange(partition(imported.record))
     graph.lint()
 
 
@@ -122,6 +117,8 @@ class _Imported:
         self.nodes: list[Any] = []  # by number: the node that holds the value
         self.numbers: dict[Node, Any] = {}  # a number, or a nested structure of them
         self.operators: list[Node] = []
+        self.makers: dict[Node, int] = {}  # the operation that a node is a result of
+        self.parts: dict[int, list[Node]] = {}  # of an operation's results, in nodes of their own
         for node in graph.nodes:
             self._take(node)
 
@@ -139,6 +136,8 @@ class _Imported:
             self.record.result = self._referred(node.args)
         elif node.target is operator.getitem and isinstance(self.numbers.get(node.args[0]), (tuple, list)):
             self.numbers[node] = self.numbers[node.args[0]][node.args[1]]
+            self.makers[node] = self.makers[node.args[0]]
+            self.parts.setdefault(self.makers[node], []).append(node)
             if isinstance(self.numbers[node], Ref):
                 self.nodes[self.numbers[node].number] = node
         else:
@@ -161,6 +160,9 @@ class _Imported:
             operation.written = frozenset(r.number for r in operation.args[1:3] if isinstance(r, Ref))
         if not operands or draws(name):
             operation.ordered = True
+        operation.barrier = not operands and example is None
+        operation.after = frozenset(self.makers[n] for n in node.all_input_nodes if n in self.makers)
+        self.makers[node] = len(self.record.operations)
         self.numbers[node] = known
         self.record.operations.append(operation)
         self.operators.append(node)
@@ -176,42 +178,107 @@ class _Imported:
 
         return torch.fx.node.map_aggregate(tree, leaf)
 
-    def exchange(self, fused: Fused, gradients: bool) -> None:
-        """Put one call in the place of a chain's operations."""
-        tensors = [self.record.tensors[n] for n in fused.inputs]
-        needs = [gradients and bool(t.requires_grad) for t in tensors]
-        chain = fused.chain
-        try:
-            saved = library.saves(chain, tensors, needs) if any(needs) else "[]"
-        except TraceError:
-            return
-        last = self.operators[fused.members[-1]]
-        with self.graph.inserting_after(last):
-            arguments = ([self.nodes[n] for n in fused.inputs], chain.to_json(), saved, None)
-            call = self.graph.call_function(torch.ops.cupyfuse.chain.default, arguments)
-            mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
-            with mode or nullcontext():
-                call.meta["example_value"] = library.fake(tensors, chain.to_json(), saved)
-        at = call
-        for position, number in enumerate(fused.outputs):
-            with self.graph.inserting_after(at):
-                at = self.graph.call_function(operator.getitem, (call, position))
-                at.meta["example_value"] = self.record.tensors[number]
-            if any(needs) and not self.record.tensors[number].requires_grad:
+    # Back to a graph
+    def arrange(self, parts: Partition) -> None:
+        """Exchange the chains for calls, and put everything into the order of the parts."""
+        order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
+        written = [(k, self._storages(o.written)) for k, o in enumerate(self.record.operations) if o.written]
+        for item in parts.items:
+            if isinstance(item, Fused):
+                begun, own = item.members[0], set(item.members)
+                changed = {s for k, storages in written if k > begun and k not in own for s in storages}
+                calls = self._exchange(item, changed)
+                order += calls
+                # Views of results are made anew after the call, where the parts have them.
+                order += [n for k in item.members if not calls or k not in item.views for n in self._nodes(k)]
+            else:
+                order += self._nodes(item)
+        there = set(self.graph.nodes)
+        at: Node | None = None
+        for node in dict.fromkeys(n for n in order if n in there):
+            if at is not None:
+                at.append(node)
+            at = node
+
+    def _nodes(self, k: int) -> list[Node]:
+        return [self.operators[k], *self.parts.get(k, ())]
+
+    def _storages(self, numbers: Iterable[int]) -> set[int]:
+        return {storage_of(self.record.tensors[n]) for n in numbers}
+
+    def _exchange(self, fused: Fused, changed: set[int]) -> list[Node]:
+        """One call in the place of a chain's operations, with what takes its results apart; empty where there is none.
+
+        `changed` are the memories that other operations change in place after the chain has begun.
+        """
+        chain, tensors = fused.chain, [self.record.tensors[n] for n in fused.inputs]
+        graded = any(self.record.tensors[n].requires_grad for n in fused.outputs)
+        needs = [graded and bool(t.requires_grad) for t in tensors]
+        turns = [_turn(self.record.tensors[n]) for n in fused.outputs]
+        if None in turns:
+            return []
+        saved = "[]"
+        if any(needs):
+            try:
+                saved = library.saves(chain, tensors, needs)
+            except TraceError:
+                return []
+            later = library.read_later(chain.to_json(), saved, tensors, needs)
+            if changed & self._storages(fused.inputs[k] for k in later):
+                return []  # the backward pass would not find what the forward pass read
+        new: list[Node] = []
+
+        def add(target: Any, arguments: tuple[Any, ...], example: Any = None) -> Node:
+            make = self.graph.call_method if isinstance(target, str) else self.graph.call_function
+            with self.graph.inserting_after(new[-1] if new else self.operators[fused.members[-1]]):
+                new.append(make(target, arguments))
+            if example is not None:
+                new[-1].meta["example_value"] = example
+            return new[-1]
+
+        mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+        with mode or nullcontext():
+            results = library.fake(tensors, chain.to_json(), saved)
+        arguments = ([self.nodes[n] for n in fused.inputs], chain.to_json(), saved, None)
+        call = add(torch.ops.cupyfuse.chain.default, arguments, results)
+        for position, (number, turn) in enumerate(zip(fused.outputs, turns, strict=True)):
+            example = self.record.tensors[number]
+            result = add(operator.getitem, (call, position), results[position] if turn else example)
+            if turn:
+                # PyTorch's result lies in memory with its dimensions in another order.
+                add("permute", (result, turn))
+                add("contiguous", (new[-1],))
+                add("permute", (new[-1], [turn.index(k) for k in range(len(turn))]), example)
+            if any(needs) and not example.requires_grad:
                 # Every result of the call counts as depending on all of its operands.
-                with self.graph.inserting_after(at):
-                    at = self.graph.call_method("detach", (at,))
-                    at.meta["example_value"] = self.record.tensors[number]
-            self.nodes[number].replace_all_uses_with(at, delete_user_cb=lambda user, new=at: user is not new)
-            self.nodes[number] = at
+                add("detach", (new[-1],), example)
+            last = new[-1]
+            self.nodes[number].replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
+            self.nodes[number] = last
         for position, (target, _) in enumerate(chain.updates):
-            with self.graph.inserting_after(at):
-                value = self.graph.call_function(operator.getitem, (call, len(fused.outputs) + position))
-            with self.graph.inserting_after(value):
-                at = self.graph.call_method("copy_", (self.nodes[fused.inputs[target]], value))
+            value = add(operator.getitem, (call, len(fused.outputs) + position))
+            add("copy_", (self.nodes[fused.inputs[target]], value))
         for member in reversed(fused.members):
-            if not self.operators[member].users:
-                self.graph.erase_node(self.operators[member])
+            for node in reversed(self._nodes(member)):
+                if not node.users:
+                    self.graph.erase_node(node)
+        return new
+
+
+def _turn(tensor: Any) -> list[int] | None:
+    """The order in which a tensor's dimensions lie in memory, empty for C order; None if it leaves gaps or overlaps."""
+    strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in tensor.stride()]
+    order = sorted(range(tensor.dim()), key=lambda k: -strides[k])
+    for found in (list(range(tensor.dim())), order):
+        expected: Any = 1
+        for k in reversed(found):
+            size, stride = tensor.shape[k], tensor.stride(k)
+            if not statically_known_true(size == 1) and not statically_known_true(stride == expected):
+                break
+            expected = expected * size
+        else:
+            return [] if found is not order or found == list(range(tensor.dim())) else found
+    return None
 
 
 def _in_place(name: str, kwargs: dict[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,19 +45,23 @@ class Call:
         self.tracing = _traced(chain, tensors)
         marks = chain.landmarks(self.tracing)
         self.saved = [marks[place][1] for place, *_ in saves]
-        traced = self.tracing.as_traced(self.saved, in_place=False)
-        self.plan = build(traced, dict(enumerate(map(layout_of, map(as_matrix, tensors)))), self.settings)
-        self._execute = ready(self.plan, list(map(as_matrix, tensors)))
+        self._layouts = dict(enumerate(map(layout_of, map(as_matrix, tensors))))
+        self._execute: Any = None
         self._shapes = [v.shape for v in self.tracing.outputs] + [
             self.tracing.inputs[k].shape for k, _ in self.tracing.updated()
         ]
         self._backward: dict[tuple[bool, ...], Backward] = {}
 
     def __call__(self, tensors: Sequence[Any]) -> list[Any]:
-        results = self._execute(list(map(as_matrix, tensors)), [None] * len(self.plan.outputs))
+        matrices = list(map(as_matrix, tensors))
+        if self._execute is None:  # a backward pass may ask for no more than its own
+            traced = self.tracing.as_traced(self.saved, in_place=False)
+            self._plan = build(traced, self._layouts, self.settings)
+            self._execute = ready(self._plan, matrices)
+        results = self._execute(matrices, [None] * len(self._plan.outputs))
         for k, shape in enumerate(self._shapes):
             results[k] = results[k].reshape(shape)
-        return [owning(t) for t in results]
+        return [owning(t.contiguous()) for t in results]
 
     def backward(self, needs: Sequence[bool]) -> Backward:
         key = tuple(needs)
@@ -114,6 +119,21 @@ def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
             raise TraceError(f"what {chain.calls[call].rule} saves is of shape {node.shape}, unlike its operands")
         found.append([place, *alike[0], stored(node).dtype])
     return json.dumps(found)
+
+
+def read_later(chain: str, saved: str, tensors: Sequence[Any], needs: Sequence[bool]) -> tuple[int, ...]:
+    """The inputs, by number, that the backward pass reads beside what is saved."""
+    kinds = tuple((sizes(t), str(dtype_name(t.dtype))) for t in tensors)
+    return _read_later(chain, saved, kinds, tuple(needs))
+
+
+@lru_cache(maxsize=_MOST_CALLS)
+def _read_later(chain: str, saved: str, kinds: Any, needs: tuple[bool, ...]) -> tuple[int, ...]:
+    described = Chain.from_json(chain)
+    tracing = described.trace(list(kinds))
+    marks = described.landmarks(tracing)
+    nodes = [marks[place][1] for place, *_ in json.loads(saved)]
+    return tuple(Backward(tracing, needs, Settings(), nodes).inputs)
 
 
 def _columns(shape: Sequence[Any]) -> Any:
@@ -182,19 +202,22 @@ def _set_up(ctx: Any, inputs: tuple[Any, ...], output: list[Any]) -> None:
     ctx.count, ctx.outputs = len(tensors), len(described.outputs)
     ctx.mark_non_differentiable(*output[ctx.outputs :])
     ctx.set_materialize_grads(False)
-    kept = list(tensors)
-    # What is about to be overwritten: no gradient needs its value, only its shape, which the new value has too.
-    for position, (target, _) in enumerate(described.updates):
-        kept[target] = output[ctx.outputs + position]
+    later = read_later(ctx.chain, ctx.saves, tensors, _needs(ctx, tensors))
+    # Of the others, only what kind of tensors they are: their memory may be given back or overwritten.
+    kept = [t if k in later else t.detach().new_empty(()).expand(t.shape) for k, t in enumerate(tensors)]
     ctx.save_for_backward(*kept, *output[len(output) - len(json.loads(ctx.saves)) :])
+
+
+def _needs(ctx: Any, tensors: Sequence[Any]) -> list[bool]:
+    """For each of the inputs, whether its gradient is wanted."""
+    needs = ctx.needs_input_grad[0]
+    return list(needs) if isinstance(needs, (list, tuple)) else [t.requires_grad for t in tensors]
 
 
 def _differentiate(ctx: Any, gradients: list[Any]) -> Any:
     tensors = ctx.saved_tensors
     inputs, saved = list(tensors[: ctx.count]), list(tensors[ctx.count :])
-    needs = list(ctx.needs_input_grad[0]) if isinstance(ctx.needs_input_grad[0], (list, tuple)) else [
-        t.requires_grad for t in inputs
-    ]  # fmt: skip
+    needs = _needs(ctx, inputs)
     given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
     found = iter(torch.ops.cupyfuse.chain_backward(inputs, saved, given, ctx.chain, ctx.saves, needs, ctx.precision))
     return [next(found) if need else None for need in needs], None, None, None

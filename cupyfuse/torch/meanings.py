@@ -151,8 +151,15 @@ class Meanings:
         readers: dict[int, list[int]] = {}
         writers: dict[int, int] = {}
         last_ordered: int | None = None
+        barrier: int | None = None
         for k, operation in enumerate(self.record.operations):
-            needs = {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
+            needs = set(operation.after)
+            if operation.barrier:
+                needs.update(range(barrier or 0, k))
+            elif barrier is not None:
+                needs.add(barrier)
+            barrier = k if operation.barrier else barrier
+            needs |= {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
             touched = {self.storages[n] for n in operation.read}
             changed = {self.storages[n] for n in operation.written}
             needs |= {writers[s] for s in touched | changed if s in writers}

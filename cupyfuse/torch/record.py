@@ -72,6 +72,8 @@ class Operation:
     path : of the module in whose forward it is
     view : whether a result shares memory with an operand
     renewed : (value, value after it) for those that it changes in place and that later operations read
+    barrier : whether it changes the meaning of what follows, such as the grad mode: nothing passes it
+    after : numbers of operations that it needs for other things than tensors
     """
 
     target: Any
@@ -85,6 +87,8 @@ class Operation:
     ordered: bool = False
     view: bool = False
     renewed: tuple[tuple[int, int], ...] = ()
+    barrier: bool = False
+    after: frozenset[int] = frozenset()
 
     @property
     def read(self) -> tuple[int, ...]:
