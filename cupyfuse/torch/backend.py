@@ -249,7 +249,7 @@ class _Imported:
                 add("permute", (result, turn))
                 add("contiguous", (new[-1],))
                 add("permute", (new[-1], [turn.index(k) for k in range(len(turn))]), example)
-            if any(needs) and not example.requires_grad:
+            if any(t.requires_grad for t in tensors) and not example.requires_grad:
                 # Every result of the call counts as depending on all of its operands.
                 add("detach", (new[-1],), example)
             last = new[-1]

@@ -197,6 +197,8 @@ class Guard:
             read = f"{self._name(owner)}.cell_contents"
             if value is types:  # nothing in it yet
                 return
+        elif isinstance(owner, types.FunctionType):
+            read = f"{self._name(owner)}.{key}"
         else:
             read = f"{self._name(owner if isinstance(owner, dict) else vars(owner))}[{key!r}]"
         if isinstance(value, (*PLAIN, list, dict, set, tuple, deque, np.ndarray)):
@@ -279,5 +281,15 @@ def frozen(value: Any, depth: int = 0) -> Any:
         if isinstance(value, (set, frozenset)):
             return len(value), {frozen(v, _MOST_DEPTH + 1) for v in value}
         return [type(value), *(frozen(v, below) for v in value)]
-    attributes = getattr(value, "__dict__", None)
-    return [type(value), frozen(dict(attributes), depth + 1)] if attributes else _Same(value)
+    kinds = classes(type(value))
+    attributes = dict(getattr(value, "__dict__", ()))
+    attributes |= {key: getattr(value, key) for kind in kinds for key in _slots(kind) if hasattr(value, key)}
+    if not attributes and not kinds:
+        return _Same(value)
+    shared = [{k: v for k, v in vars(kind).items() if not k.startswith("__")} for kind in kinds]
+    return [type(value), *(frozen(each, depth + 1) for each in (attributes, *shared))]
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

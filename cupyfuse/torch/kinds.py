@@ -12,7 +12,6 @@ from .modes import PLAIN
 
 _CONSTANTS = (int, bool, str, float, type(None), torch.dtype, torch.device)
 _SCOPE = {
-    "plain": PLAIN,
     "strided": torch.strided,
     "graded": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
@@ -34,10 +33,10 @@ def kind_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], H
     for value in leaves:
         kind = type(value)
         if kind in PLAIN:
-            if value.layout is not torch.strided or value.is_nested:
+            if value.layout is not torch.strided or value.is_nested or value.__dict__:
                 return [], None
             tensors.append(value)
-            key += (value.shape, value.stride(), value.dtype, value.requires_grad, value.is_neg(), value.device)
+            key += (kind, value.shape, value.stride(), value.dtype, value.requires_grad, value.is_neg(), value.device)
         elif isinstance(value, _CONSTANTS):
             key += (kind, value.hex() if isinstance(value, float) else value)
         else:
@@ -69,7 +68,9 @@ def quick_test(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[tuple
     ]
     for k, a in enumerate(args):
         facts = {"shape": a.shape, "stride()": a.stride(), "dtype": a.dtype, "device": a.device}
-        terms += [f"type(args[{k}]) in plain", f"args[{k}].layout is strided", f"not args[{k}].is_nested"]
+        scope[f"kind{k}"] = type(a)
+        terms += [f"type(args[{k}]) is kind{k}", f"args[{k}].layout is strided", f"not args[{k}].is_nested"]
+        terms.append(f"not args[{k}].__dict__")
         terms += [f"args[{k}].requires_grad is {a.requires_grad}", f"args[{k}].is_neg() is {a.is_neg()}"]
         for n, (read, value) in enumerate(facts.items()):
             scope[f"v{k}_{n}"] = value

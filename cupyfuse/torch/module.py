@@ -29,7 +29,7 @@ from .modes import elsewhere
 from .partition import Partition, partition
 from .program import Program
 from .reach import OWN
-from .record import Record, Refused, Submodule
+from .record import Record, Refused, Submodule, shares_memory
 from .recorder import record
 from .running import Runner
 
@@ -227,7 +227,7 @@ def _generally(module: FusedModule, state: State, args: tuple[Any, ...], kwargs:
             break
     else:
         variant = _vary(module, state, key, args, kwargs)
-    if variant.program is None or globally_hooked():
+    if variant.program is None or globally_hooked() or (variant.program.writes and shares_memory(module, tensors)):
         return module._cupyfuse_forward(*args, **kwargs)
     if variant.fits is not None:
         state.last = variant
@@ -243,7 +243,8 @@ def _vary(module: FusedModule, state: State, key: Hashable, args: tuple[Any, ...
                 return variant
         variant = _made(module, state, args, kwargs)
         if variant.program is not None:
-            variant.fits, variant.call = quick_test(args, kwargs), variant.program.call
+            variant.call = variant.program.call
+            variant.fits = None if variant.program.writes else quick_test(args, kwargs)
         if sum(map(len, state.variants.values())) >= _MOST_VARIANTS:
             state.variants.clear()
             known = state.variants.setdefault(key, [])

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from .chain import Ref
 from .partition import Fused, Partition
-from .record import Operation, Source, Submodule
+from .record import Operation, Record, Source, Submodule
 from .rules import RULES
 from .running import Cell, Runner
 
@@ -28,6 +28,9 @@ class Program:
 
     Attributes
     ----------
+    writes : bool
+        Whether it changes an argument or a tensor of the module's in place, running statistics aside: then it matters
+        whether these share memory.
     call : callable
         Takes the tensors among the forward's flattened arguments, returns what the forward returns.
     """
@@ -38,6 +41,7 @@ class Program:
         self._scope: dict[str, Any] = {}
         self._root = root
         record = partition.record
+        self.writes = _writes(record)
         self._lines: list[str] = []
         last = self._last_uses()
         # An argument that is given twice is one value.
@@ -176,3 +180,13 @@ class _Called:
 
 def _holds_refs(value: Any) -> bool:
     return any(isinstance(leaf, Ref) for leaf in pytree.tree_leaves(value))
+
+
+def _writes(record: Record) -> bool:
+    counted = ("running_mean", "running_var", "num_batches_tracked")
+    seen = {record.tensors[n].storage for n in record.arguments} | {
+        record.tensors[n].storage
+        for n, source in record.sources.items()
+        if not isinstance(source, Source) or source.key not in counted
+    }
+    return any(record.tensors[n].storage in seen for o in record.operations for n in o.written)

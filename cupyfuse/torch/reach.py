@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 import types
@@ -24,6 +25,8 @@ OWN = {
     *torch.nn.Module().__dict__,
 } - {"training"}
 _MOST_DEPTH = 4
+_MOST_FUNCTIONS = 1000
+_DEFAULTS = ("__defaults__", "__kwdefaults__")
 
 
 def users(thing: Any) -> bool:
@@ -75,10 +78,52 @@ def functions_of(module: torch.nn.Module) -> Iterator[types.FunctionType]:
             yield from functions(value)
 
 
+def asks_for_types(module: torch.nn.Module) -> bool:
+    """Whether a module's forward, or user code that it calls by name, asks for the type of anything but itself."""
+    table = {name: value for c in reversed(classes(type(module))) for name, value in vars(c).items()}
+    table |= {name: value for name, value in module.__dict__.items() if name not in OWN}
+    start = getattr(module, "_cupyfuse_original", type(module)).forward
+    waiting = [*functions(module.__dict__.get("forward", start))]
+    seen: set[types.FunctionType] = set()
+    while waiting:
+        function = waiting.pop()
+        if function in seen or len(seen) > _MOST_FUNCTIONS or not users(function):
+            continue
+        seen.add(function)
+        if "type" not in function.__globals__ and any(map(_asks, _codes(function.__code__))):
+            return True
+        for name in _names(function.__code__):
+            for value in (table.get(name), function.__globals__.get(name)):
+                waiting += functions(value) if value is not None and not isinstance(value, type) else ()
+        for cell in function.__closure__ or ():
+            value = content(cell)
+            waiting += functions(value) if value is not types and not isinstance(value, type) else ()
+    return False
+
+
+def _asks(code: types.CodeType) -> bool:
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL")]
+    for step, following in zip(steps, [*steps[1:], *steps[-1:]], strict=True):
+        own = following.opname.startswith("LOAD_FAST") and following.argval == "self"
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval == "type" and not own:
+            return True
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and step.argval == "__class__":
+            return True
+    return False
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
 def reads(found: Iterable[types.FunctionType]) -> list[tuple[Any, str, Any]]:
     """What functions, and those that they call, can read: (owner, key, value).
 
-    The owner is a dictionary of globals, a cell of a closure, or an object with the attribute `key`.
+    The owner is a dictionary of globals, a cell of a closure, an object with the attribute `key`, or a function, whose
+    defaults it has.
     """
     result: dict[tuple[int, str], tuple[Any, str, Any]] = {}
     seen: set[int] = set()
@@ -92,14 +137,16 @@ def reads(found: Iterable[types.FunctionType]) -> list[tuple[Any, str, Any]]:
         scope = function.__globals__
         entries: list[tuple[Any, str, Any]] = [(scope, name, scope[name]) for name in names if name in scope]
         entries += [(cell, "", content(cell)) for cell in function.__closure__ or ()]
+        entries += [(function, name, getattr(function, name)) for name in _DEFAULTS if getattr(function, name)]
         for owner, key, value in entries:
             if (id(owner), key) in result:
                 continue
             result[id(owner), key] = owner, key, value
             waiting += [(inner, depth + 1) for inner in functions(value)]
             if has_members(value) and len(entries) < 1000:
-                table = vars(value)
-                entries += [(value, name, table[name]) for name in names if name in table]
+                for place in (value, *classes(value if isinstance(value, type) else type(value))):
+                    table = getattr(place, "__dict__", {})
+                    entries += [(place, name, table[name]) for name in names if name in table]
     return list(result.values())
 
 
@@ -111,10 +158,8 @@ def has_members(value: Any) -> bool:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+    for each in _codes(code):
+        yield from each.co_names
 
 
 def content(cell: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,3 +164,9 @@ def sources_of(module: torch.nn.Module) -> dict[int, Source]:
                     fixed = key not in uncounted
                     found.setdefault(id(value), Source(table, key, f"{prefix}{key}", fixed))
     return found
+
+
+def shares_memory(module: torch.nn.Module, tensors: Sequence[Any]) -> bool:
+    """Whether any of the tensors is in the memory of one of the module's."""
+    own = {storage_of(source.fetch()) for source in sources_of(module).values()}
+    return any(storage_of(t) in own for t in tensors)

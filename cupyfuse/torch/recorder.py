@@ -7,11 +7,8 @@ tensor's values cannot be recorded, and says so. What a record depends on beside
 from __future__ import annotations
 
 import gc
-import logging
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +21,10 @@ from torch.utils import _pytree as pytree
 from .chain import Ref
 from .effects import Outside, Snapshot
 from .guards import PLAIN, hooked, watched
+from .interception import modules_through, unpatched
+from .reach import asks_for_types
 from .record import Meta, Operation, Record, Refused, Source, Submodule, draws, sources_of, storage_of
-from .watching import BEYOND, Noting, reason, state, statistics
+from .watching import ASKED, BEYOND, Noting, reason, state, statistics
 
 BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm.forward
 MATRICES_ONLY = torch.nn.BatchNorm1d._check_input_dim
@@ -71,6 +70,7 @@ class _Recorder(TorchFunctionMode):
         self.record = Record(autocast=torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
         self.numbers: dict[int, int] = {}  # id of a tensor, real or fake -> its number
         self.fakes: dict[int, FakeTensor] = {}  # id of a real tensor -> its fake
+        self.twins: dict[int, torch.Tensor] = {}  # of the module's own tensors that are arguments too
         self.held: list[Any] = []
         self.noting = Noting()
         self.made: list[weakref.ref[Any]] = []  # what operations have returned
@@ -104,9 +104,20 @@ class _Recorder(TorchFunctionMode):
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
                 raise Refused(self.stack[-1], f"a tensor of type {type(tensor).__name__}")
             with torch._C.DisableTorchFunction():
-                self.fakes[id(tensor)] = self.fake.from_tensor(tensor, static_shapes=True)
+                fake = self.fakes[id(tensor)] = self.fake.from_tensor(tensor, static_shapes=True)
+            for key, value in tensor.__dict__.items():  # what its user has written on it
+                fake.__dict__.setdefault(key, value)
             self.held.append(tensor)
         return self.fakes[id(tensor)]
+
+    def apart(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor like one of the module's, in the same memory."""
+        if id(tensor) not in self.twins:
+            with torch._C.DisableTorchFunction(), torch.no_grad():
+                same = tensor.detach().requires_grad_(tensor.requires_grad)
+                parameter = isinstance(tensor, torch.nn.Parameter)
+                self.twins[id(tensor)] = torch.nn.Parameter(same, tensor.requires_grad) if parameter else same
+        return self.twins[id(tensor)]
 
     def faked(self, tree: Any) -> Any:
         """The arguments with every real tensor exchanged for its fake."""
@@ -136,10 +147,11 @@ class _Recorder(TorchFunctionMode):
         outside = Outside((args, kwargs))
         gpus = {t.get_device() for t in flat if isinstance(t, torch.Tensor) and t.is_cuda}
         self.record.inlined[""] = self.module
+        self._look_through("", self.module)
         # Whoever packs what autograd saves, such as checkpointing, is not to see fake tensors; nor are fake random
         # numbers to be missing from the real ones.
         with (
-            _modules_through(self),
+            modules_through(self),
             torch.random.fork_rng(gpus, enabled=not _capturing(gpus)),
             self.fake,
             self.noting,
@@ -148,7 +160,8 @@ class _Recorder(TorchFunctionMode):
             entered = []
             for value in flat:
                 if isinstance(value, torch.Tensor):
-                    fake = self.imitate(value)
+                    # Another call may be given another tensor than one of the module's own: it is one of its own here.
+                    fake = self.imitate(self.apart(value) if id(value) in self.known else value)
                     number = self.numbers.get(id(fake))
                     if number is None:
                         number = self.add(fake)
@@ -209,6 +222,8 @@ class _Recorder(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in BEYOND:
             raise Refused(self.stack[-1], BEYOND[name])
+        if func in ASKED:
+            raise Refused(self.stack[-1], ASKED[func])
         args, kwargs = self.faked((args, kwargs))
         operands = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         versions = [t._version for t in operands]
@@ -254,6 +269,7 @@ class _Recorder(TorchFunctionMode):
         normalises = kind.forward is BATCH_NORM and getattr(kind, "_check_input_dim", None) is MATRICES_ONLY
         if normalises and module.training and module.track_running_stats and _is_matrix(args, kwargs):
             return self._batch_norm(path, module, args[0])
+        self._look_through(path, module)
         self.record.inlined[path] = module
         self.stack.append(path)
         try:
@@ -265,6 +281,10 @@ class _Recorder(TorchFunctionMode):
         self.stack.pop()
         return result
 
+    def _look_through(self, path: str, module: Any) -> None:
+        if asks_for_types(module):
+            raise Refused(path, "its code asks for the type of a value, and fake tensors have another")
+
     def _leaf(self, path: str, module: Any, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Only the shapes of its results are looked for; what it does is its own."""
         inner = _Silent(self)
@@ -272,22 +292,25 @@ class _Recorder(TorchFunctionMode):
         before = Snapshot(module)
         for real in _tensors_of(module):
             inner.know(real)
-        versions = {number: t._version for number, t in enumerate(self.record.tensors)}
+        with torch._C.DisableTorchFunction():
+            versions = {number: t._version for number, t in enumerate(self.record.tensors)}
         try:
-            with _unpatched(), inner:
+            with unpatched(), inner:
                 result = forward(*self.faked(args), **self.faked(kwargs))
         except Exception as error:
             raise Refused(
                 self.stack[-1], f"its submodule {path!r} cannot be looked through: {reason(error)}"
             ) from error
         finally:
-            before.restore()
+            with torch._C.DisableTorchFunction():
+                before.restore()
         for tensor in pytree.tree_leaves(result):
             if isinstance(tensor, torch.Tensor) and id(tensor) not in self.numbers:
                 self.add(tensor)
         operation = Operation(Submodule(path), positional, named, self.referred(result), self.stack[-1], ordered=True)
         tensors = self.record.tensors
-        written = {number for number, version in versions.items() if tensors[number]._version != version}
+        with torch._C.DisableTorchFunction():
+            written = {number for number, version in versions.items() if tensors[number]._version != version}
         operation.written = frozenset(written | {self.numbers[k] for k in inner.updated if k in self.numbers})
         self.record.operations.append(operation)
         return result
@@ -357,42 +380,3 @@ def _nothing_saved(packed: Any) -> Any:
 
 def _parts(value: slice) -> tuple[Any, Any, Any]:
     return value.start, value.stop, value.step
-
-
-# Calls of modules ---------------------------------------------------------------------------------------------------
-
-_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-_here = threading.local()
-_lock = threading.RLock()
-
-
-@contextmanager
-def _modules_through(recorder: _Recorder) -> Iterator[None]:
-    """Have this thread's calls of modules go through the recorder."""
-    with _lock:
-        original = torch.nn.Module.__call__
-        loud, _LOG.disabled = _LOG.disabled, True  # of what fails here, the module's own code tells
-
-        def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-            active = getattr(_here, "recorder", None)
-            if active is None:
-                return original(module, *args, **kwargs)
-            return active.call_module(original, module, args, kwargs)
-
-        torch.nn.Module.__call__ = call
-        _here.recorder = recorder
-        try:
-            yield
-        finally:
-            _here.recorder = None
-            torch.nn.Module.__call__ = original
-            _LOG.disabled = loud
-
-
-@contextmanager
-def _unpatched() -> Iterator[None]:
-    recorder, _here.recorder = _here.recorder, None
-    try:
-        yield
-    finally:
-        _here.recorder = recorder

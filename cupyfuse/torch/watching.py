@@ -24,6 +24,16 @@ BEYOND = dict.fromkeys(
 ) | {"__set__": "an attribute of a tensor is set"}
 
 
+# What is known of a tensor and is no part of a kind of arguments: code that asks for it runs as it is.
+ASKED = {
+    getattr(torch.Tensor, name).__get__: f"it asks for {name} of a tensor"
+    for name in ("is_leaf", "grad", "grad_fn", "_version", "_base", "retains_grad", "output_nr", "_backward_hooks")
+} | {
+    getattr(torch.Tensor, name): f"it asks for {name} of a tensor"
+    for name in ("storage_offset", "data_ptr", "storage", "untyped_storage", "is_shared", "is_pinned", "is_set_to")
+}
+
+
 class Noting(TorchDispatchMode):
     """Notes whether random numbers are drawn, by whatever function."""
 
