@@ -11,7 +11,7 @@ cotangent of a sum is not repeated over the row until something needs it so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Any
 
 from . import dtypes
@@ -116,22 +116,26 @@ def _through_pointwise(node: Node, cotangent: Node, active: set[Node]) -> list[N
     ]
     within = _Values()
     partials = POINTWISE[node.op].derivative(within, within.value(node), *map(within.value, operands))
+    given = {node, *operands}
     result: list[Node | None] = []
     for i, partial in zip(node.inputs, partials, strict=True):
         if i not in active or partial is None:
             result.append(None)
             continue
-        scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial)
+        scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial, given)
         result.append(None if scaled is None else summed_to(scaled, i.shape, node.shape))
     return result
 
 
-def times(cotangent: Node, partial: Node | float) -> Node | None:
+def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -> Node | None:
     """A cotangent times a partial derivative, None for zero.
 
     Choices choose between products, so that what is shut out is 0 even of an infinite cotangent; quotients divide, and
-    round once.
+    round once. What the chain itself gave is a factor whatever it is: a choice is made before the product, and zero
+    times infinity is NaN.
     """
+    if isinstance(partial, Node) and partial in given and (partial.op == "where" or _is_zero(partial)):
+        return g.pointwise("multiply", cotangent, partial)
     if isinstance(partial, Node) and partial.op == "const" and "name" not in partial.attrs:
         partial = float(partial.attrs["value"])
     if not isinstance(partial, Node):
@@ -141,8 +145,8 @@ def times(cotangent: Node, partial: Node | float) -> Node | None:
     if partial.op == "where":
         condition, *branches = partial.inputs
         if condition.op == "const":
-            return times(cotangent, branches[0 if condition.attrs["value"] else 1])
-        products = [times(cotangent, branch) for branch in branches]
+            return times(cotangent, branches[0 if condition.attrs["value"] else 1], given)
+        products = [times(cotangent, branch, given) for branch in branches]
         if products == [None, None]:
             return None
         return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
@@ -152,6 +156,10 @@ def times(cotangent: Node, partial: Node | float) -> Node | None:
     return g.pointwise("multiply", cotangent, partial)
 
 
+def _is_zero(node: Node) -> bool:
+    return node.op == "const" and "name" not in node.attrs and node.attrs["value"] == 0
+
+
 def _through_reduction(node: Node, cotangent: Node) -> Node | None:
     x, axis = node.inputs[0], node.axis
     row = REDUCTIONS[node.op]
@@ -159,8 +167,8 @@ def _through_reduction(node: Node, cotangent: Node) -> Node | None:
         return cotangent
     if node.op == "prod":
         return g.pointwise("multiply", cotangent, _product_of_others(node))
-    if node.attrs.get("first"):
-        return g.pointwise("where", _first(node), cotangent, g.const(0.0))
+    if node.op in ("max", "min"):
+        return _through_extreme(node, cotangent)
     within = _Values()
     result = g.reduce(row.about, x, axis) if row.about else node
     partial = row.derivative(within, within.value(result), within.value(x))
@@ -168,24 +176,49 @@ def _through_reduction(node: Node, cotangent: Node) -> Node | None:
     assert scaled is not None
     if node.op in ("mean", "moment2"):
         return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
-    if node.op in ("max", "min") and not node.attrs.get("part"):
-        return g.pointwise("divide", scaled, _ties(node))
     return scaled
+
+
+def _through_extreme(node: Node, cotangent: Node) -> Node:
+    """To one element, or evenly to all that equal the extreme, as the attribute `gradient` has it.
+
+    "first" and "last": to the first among equal ones, and to the first or the last NaN before all others. "chosen":
+    evenly, NaN being equal to NaN, and 0 to all others. "scaled": the same as a product with 0 or 1. Without it, as
+    "scaled", but NaN equals nothing: there are none to share it, and the gradient is NaN.
+    """
+    kind, zero = node.attrs.get("gradient"), g.const(0.0)
+    if kind in ("first", "last"):
+        return g.pointwise("where", _only(node), cotangent, zero)
+    if kind == "chosen":
+        shared = g.pointwise("where", _equal(node), cotangent, zero)
+    else:
+        one = g.cast(g.const(1.0), node.dtype)
+        shared = g.pointwise("multiply", cotangent, g.pointwise("where", _equal(node), one, zero))
+    return shared if node.attrs.get("part") else g.pointwise("divide", shared, _ties(node))
+
+
+def _equal(node: Node) -> Node:
+    """Where the elements lie that share an extreme's gradient."""
+    x = node.inputs[0]
+    same = g.pointwise("equal", x, node)
+    return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.attrs.get("gradient") else same
 
 
 def _ties(node: Node) -> Node:
     """How many elements equal an extreme: of one taken in two steps, how many of all."""
     x = node.inputs[0]
     count = _ties(x) if x.attrs.get("part") else g.cast(g.const(1.0), x.dtype)
-    return g.reduce("sum", g.pointwise("where", g.pointwise("equal", x, node), count, g.const(0.0)), node.axis)
+    return g.reduce("sum", g.pointwise("where", _equal(node), count, g.const(0.0)), node.axis)
 
 
-def _first(node: Node) -> Node:
-    """Where the element lies that an extreme was taken from: the first among equal ones, a NaN before all others."""
+def _only(node: Node) -> Node:
+    """Where the element lies that an extreme was taken from."""
     x, axis = node.inputs[0], node.axis
     places = g.positions(x.shape[axis], axis)
-    taken = g.pointwise("logical_or", g.pointwise("equal", x, node), g.pointwise("isnan", x))
-    return g.pointwise("equal", places, g.reduce("min", g.pointwise("where", taken, places, g.const(math.inf)), axis))
+    order = g.pointwise("where", g.pointwise("equal", x, node), places, g.const(math.inf))
+    of_nan = g.pointwise("negative", places) if node.attrs["gradient"] == "last" else places
+    order = g.pointwise("where", g.pointwise("isnan", x), of_nan, order)
+    return g.pointwise("equal", order, g.reduce("min", order, axis))
 
 
 def _product_of_others(node: Node) -> Node:
@@ -249,8 +282,9 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
     forward, gradients : sequence of Node
         The roots of the two passes, in one graph.
     """
-    computed = set(g.topological(forward))
-    compared = _compared(computed, gradients)
+    computed = dict.fromkeys(g.topological(forward))
+    found = _compared(computed, gradients)
+    compared = [n for n in computed if n in found]  # what is inside of another first
     kept: set[Node] = set()
 
     def saved(node: Node) -> bool:
@@ -283,15 +317,14 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
     return [n for n in _reached(gradients, stops) if stops(n)]
 
 
-def _compared(computed: set[Node], gradients: Sequence[Node]) -> list[Node]:
+def _compared(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
     """The extremes whose own elements are compared with them."""
 
     def stop(node: Node) -> bool:
         return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
 
     pairs = [n.inputs for n in _reached(gradients, stop) if n.op == "equal"]
-    found = [b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a]
-    return list(dict.fromkeys(found))
+    return {b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a}
 
 
 _EXTREMES = ("max", "min")

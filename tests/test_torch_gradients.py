@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -205,3 +206,80 @@ def test_training_takes_the_same_steps(device: str) -> None:  # noqa: F811
         close(losses[1], losses[0], torch.float32)
     for p, q in zip(fused.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
+
+
+# What infinite cotangents and NaN come to ---------------------------------------------------------------------------
+
+INF, NAN = math.inf, math.nan
+ROWS = ((2.0, 2.0, 2.0), (1.0, -2.0, 3.0), (0.0, 0.0, 0.0), (NAN, 1.0, 2.0), (1.0, NAN, NAN), (INF, 1.0, -1.0))
+POOLED = (
+    (1.0, NAN, NAN, 2.0),
+    (NAN, NAN, 1.0, NAN),
+    (1.0, 1.0, 0.0, 0.0),
+    (INF, INF, -INF, -INF),
+    (3.0, 2.0, 1.0, NAN),
+)
+ENDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    # Masked after the division, where it is zero.
+    "1 / std": (ROWS, lambda x: 1 / x.std(-1, keepdim=True)),
+    "log of std": (ROWS, lambda x: x.std(-1).log()),
+    "sqrt of std of columns": (ROWS, lambda x: x.T.std(0, correction=0).sqrt()),
+    "log of std of all": (((1.0, 1.0), (1.0, 1.0)), lambda x: (x + 0).std().log()),
+    # Products.
+    "log of norm": (ROWS, lambda x: x.norm(dim=-1).log()),
+    "sqrt of norm of all": (((0.0, 0.0), (0.0, 0.0)), lambda x: (x + 0).norm().sqrt()),
+    "sqrt of norm 1": (ROWS, lambda x: x.norm(1, -1).sqrt()),
+    "norm inf": (ROWS, lambda x: (x + 0).norm(INF, -1)),
+    "log of norm inf": (ROWS, lambda x: x.norm(INF, -1).log()),
+    "norm inf of all": (ROWS, lambda x: (x + 0).norm(INF) * 3),
+    "sqrt of abs": (ROWS, lambda x: x.abs().sqrt()),
+    "log of leaky_relu(0)": (ROWS, lambda x: F.leaky_relu(x, 0.0).log()),
+    "log of leaky_relu": (ROWS, lambda x: F.leaky_relu(x, 0.25).log()),
+    "log of x * 0": (ROWS, lambda x: (x * 0).log()),
+    "log of x times a choice": (ROWS, lambda x: (x * torch.where(x.detach() > 1, 1.0, 0.0)).log()),
+    "log of x times its sign": (ROWS, lambda x: (x * torch.sign(x)).log()),
+    "inf * power": (ROWS, lambda x: torch.pow(x.detach(), (x * 0.0 + 1).exp()) * INF),
+    "inf * power of a power": (ROWS, lambda x: torch.pow(torch.relu(x.detach()), x.square()) * INF),
+    # Choices.
+    "log of relu": (ROWS, lambda x: torch.relu(x).log()),
+    "log of clamp": (ROWS, lambda x: x.clamp(0, 1).log()),
+    "log of where": (ROWS, lambda x: torch.where(x > 1, x, 0.0).log()),
+    "inf * softshrink": (((0.0, 0.25, 1.0, -1.0),), lambda x: F.softshrink(x) * INF),
+    "inf * max": (((1.0, 2.0), (2.0, 0.0)), lambda x: (x + 0).max() * INF),
+    "inf * amax of all": (((1.0, 2.0), (2.0, 0.0)), lambda x: (x + 0).amax() * INF),
+    "inf * amin": (ROWS, lambda x: (x + 0).amin(-1) * INF),
+    "max of a row": (ROWS, lambda x: (x + 0).max(-1)[0] * 3),
+    "amax of a row": (ROWS, lambda x: (x + 0).amax(-1) * 3),
+    "max": (ROWS, lambda x: (x + 0).max() * 3),
+    "min": (ROWS, lambda x: (x + 0).min() * 3),
+    "amax": (ROWS, lambda x: (x + 0).amax() * 3),
+    "amin": (ROWS, lambda x: (x + 0).amin() * 3),
+    "max of maxima": (ROWS, lambda x: (x + 0).amax(-1).max() * 3),
+    "max_pool1d(2)": (POOLED, lambda x: F.max_pool1d(x + 0, 2) * 3),
+    "max_pool1d(4)": (POOLED, lambda x: F.max_pool1d((x + 0)[:, None], 4) * 3),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_infinite_cotangents_and_nan(name: str, dtype: torch.dtype) -> None:
+    rows, function = ENDS[name]
+    found = []
+    plain = _Called(function)
+    fused = ct.fuse(plain)
+    for module in (plain, fused):
+        x = torch.tensor(rows, dtype=dtype, requires_grad=True)
+        y = module(x)
+        y.sum().backward()
+        found.append((y.detach(), x.grad))
+    assert fused_chains(fused)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)
+
+
+class _Called(nn.Module):
+    def __init__(self, function: Callable[[Any], Any]):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)

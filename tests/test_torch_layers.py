@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch_rules import agree, canonical, check, draw, follow, not_fused, numbered, run
 
+import cupyfuse.torch as ct
 from cupyfuse.torch.rules import RULES, Refused, find
 from cupyfuse.torch.values import Value
 from cupyfuse.trace import Trace
@@ -120,6 +121,28 @@ def test_linear(dtype: torch.dtype) -> None:
         check(F.linear, x, draw(6, dtype=dtype))
     not_fused(F.linear, draw(4, 6), draw(5, 6, dtype=torch.float32), reason="operands of float64 and float32")
     not_fused(F.linear, draw(4, 6), draw(5, 7), reason="do not fit")
+
+
+@pytest.mark.parametrize("rows", [(), (1,), (3,), (2, 3)])
+@pytest.mark.parametrize("bias", [(), (1,), (6,), (1, 6), (2, 6), (3, 6), (2, 3, 6), (3, 1)])
+@pytest.mark.parametrize("weight", [(6, 4), (1, 4), (4,)])
+def test_biases_are_what_pytorch_takes(rows: Any, bias: Any, weight: Any) -> None:
+    x, w, b = draw(*rows, 4), draw(*weight, seed=1), draw(*bias, seed=2)
+    layer = ct.LinearGELU(4, 6)
+    layer.weight, layer.bias = torch.nn.Parameter(w), torch.nn.Parameter(b)
+    calls = [
+        (lambda: F.linear(x, w, b).logsumexp(-1), lambda: ct.linear_logsumexp(x, w, b)),
+        (lambda: F.gelu(F.linear(x, w, b)), lambda: layer(x)),
+    ]
+    for plain, fused in calls:
+        try:
+            wanted = plain()
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)) as found:
+                fused()
+            assert str(found.value) == str(error)
+        else:
+            agree(fused().detach(), wanted)
 
 
 @pytest.mark.parametrize(
@@ -362,3 +385,44 @@ def test_properties_of_rules() -> None:
     assert not RULES["to"].idle
     assert all(name == rule.name for name, rule in RULES.items())
     assert RULES["leaky_relu"].signature.parameters["negative_slope"].default == 0.01
+
+
+# Functions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_results_along_any_dimension_are_contiguous(name: str) -> None:
+    x = draw(2, 3, 4, 5)
+    for given in (x, x.permute(3, 0, 2, 1), x.to(memory_format=torch.channels_last)):
+        for dim in range(-4, 4):
+            wanted, found = getattr(torch, name)(given, dim), getattr(ct, name)(given, dim)
+            agree(found, wanted)
+            assert found.stride() == wanted.stride()
+    assert torch.autograd.gradcheck(lambda y: getattr(ct, name)(y, 1).view(-1), draw(2, 3, 4).requires_grad_())
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp"])
+@pytest.mark.parametrize("dim", [True, 1.0, "a", None, (0, 1), [0, 1], (True,), [1.0], np.int64(1), torch.tensor(1)])
+def test_dimensions_are_what_pytorch_takes(name: str, dim: Any) -> None:
+    x = draw(2, 3, 4)
+    try:
+        wanted = getattr(torch, name)(x, dim)
+    except TypeError:
+        with pytest.raises(TypeError):
+            getattr(ct, name)(x, dim)
+    else:
+        agree(getattr(ct, name)(x, dim), wanted)
+
+
+def test_types_of_other_arguments() -> None:
+    x, w = draw(3, 4), draw(6, 4)
+    for value in (1, None, "yes", np.bool_(True), torch.tensor(True)):
+        with pytest.raises(TypeError, match="keepdim: expected a bool"):
+            ct.logsumexp(x, 1, value)
+        with pytest.raises(TypeError, match="keepdim: expected a bool"):
+            ct.linear_logsumexp(x, w, keepdim=value)
+    for function in (ct.softmax, ct.log_softmax):
+        agree(function(x.float(), 1, dtype=float), function(x.float(), 1, dtype=torch.float64))
+        for dtype in ("float64", True, np.float64, 1):
+            with pytest.raises(TypeError, match="dtype: expected a"):
+                function(x, 1, dtype=dtype)

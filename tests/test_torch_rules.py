@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch_rules import OF_ONE, OF_ONE_POSITIVE, OF_TWO, check, draw, not_fused, parts, pointwise, run
 
+import cupyfuse.torch as ct
 from cupyfuse.torch.rules import RULES
 
 F = torch.nn.functional
@@ -309,3 +310,62 @@ def test_norms(order: float) -> None:
             check(F.normalize, draw(*shape, dtype=dtype), p=order, dim=dim)
     check(torch.linalg.vector_norm, torch.tensor(ROWS, dtype=torch.float64), order, dim=1)
     check(F.normalize, torch.tensor(ROWS, dtype=torch.float64), order)
+
+
+# What PyTorch raises ------------------------------------------------------------------------------------------------
+
+
+class _Called(torch.nn.Module):
+    def __init__(self, function: Any):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(x)
+
+
+def _taken(x: Any, function: Any) -> Any:
+    y = x + 0
+    function(y)
+    return y.sum(-1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x + 1).sum(-1) - True,
+        lambda x: (True - (x + 1)).sum(-1),
+        lambda x: 2.5 * (1 - (x > 0)),
+        lambda x: ((x > 0) - x).sum(-1),
+        lambda x: (x - (x > 0)).sum(-1),
+        lambda x: torch.rsub(x + 1, x > 0).sum(-1),
+        lambda x: torch.rsub(x > 0, 2.5).sum(-1),
+        lambda x: _taken(x, lambda y: y.sub_(True)),
+        lambda x: _taken(x, lambda y: y.sub_(x, alpha=True)),
+        lambda x: torch.sub(x + 0, x, alpha=True) + 0,
+        lambda x: torch.add(x + 0, x, alpha=False) + 0,
+        lambda x: torch.add((x > 0).to(torch.int64) * 2, 1, alpha=1.5) * x,
+        lambda x: F.celu(x + 1, 0.0).sum(-1),
+        lambda x: F.linear(x, x[:1] * 2, x.sum(-1)) * 2,
+        lambda x: F.linear(x[0] * 1, x[:3], x.sum(-1).expand(2, 3)) * 2,
+        lambda x: torch.addmm(x @ x.T, x[:1], x[:1].T) * 2,
+    ],
+)
+def test_errors_are_pytorchs(function: Any) -> None:
+    """The fake tensors of a record raise few of them."""
+    x = draw(3, 4)
+    with pytest.raises(RuntimeError) as wanted:
+        function(x)
+    fused = ct.fuse(_Called(function))
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as found:
+            fused(x)
+        assert str(found.value) == str(wanted.value)
+
+
+def test_sums_with_a_factor_have_the_dtype_of_the_result() -> None:
+    half, mask = draw(3, 4, dtype=torch.float16), draw(3, 4) > 0
+    check(torch.add, half, mask, alpha=1.5)
+    check(torch.add, draw(3, 4), True, alpha=1.5)
+    not_fused(torch.add, mask, True, alpha=2, reason="a factor alpha")
+    not_fused(torch.logsumexp, half, (), reason="no dimensions")

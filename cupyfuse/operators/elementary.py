@@ -75,7 +75,7 @@ ROWS = (
         "pow({0}, {1})",
         lambda o, y, a, b: (
             o.where(b == 0.0, 0.0, b * o.power(a, b - 1.0)),
-            o.where(o.logical_and(a == 0.0, b >= 0.0), 0.0, y * o.log(a)),
+            y * o.where(o.logical_and(a == 0.0, b >= 0.0), 0.0, o.log(a)),
         ),
         "a to the power b.",
         flops=20,
@@ -86,7 +86,8 @@ ROWS = (
         "absolute",
         np.absolute,
         "fabs({0})",
-        lambda o, y, x: (o.where(x > 0.0, 1.0, o.where(x < 0.0, -1.0, 0.0)),),
+        # The sign, which multiplies: no choice, and 0 of NaN.
+        lambda o, y, x: (o.where(x > 0.0, 1.0, 0.0) - o.where(x < 0.0, 1.0, 0.0),),
         "Absolute value.",
     ),
     op(

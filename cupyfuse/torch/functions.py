@@ -7,6 +7,7 @@ on other devices than CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not co
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -64,13 +65,27 @@ def _along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], kept: bool) 
     if isinstance(dim, tuple):
         return run(input, dim)
     rank = max(input.dim(), 1)
+    dim = _index(dim)
     if not -rank <= dim < rank:
         raise IndexError(f"dim: expected one of the {input.dim()} dimensions of input, got {dim}")
     dim %= rank
     if dim in (0, rank - 1):
         return run(input, dim)
     result = run(input.movedim(dim, -1), -1)
-    return result.movedim(-1, dim) if kept else result
+    return result.movedim(-1, dim).contiguous() if kept else result
+
+
+def _index(dim: Any) -> int:
+    """A dimension as PyTorch takes it: anything that counts as an int, but for a bool."""
+    if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+        raise TypeError(f"dim: expected an int, got {type(dim).__name__}")
+    return operator.index(dim)
+
+
+def _flag(keepdim: Any) -> bool:
+    if not isinstance(keepdim, bool):
+        raise TypeError(f"keepdim: expected a bool, got {type(keepdim).__name__}")
+    return keepdim
 
 
 # Reductions ---------------------------------------------------------------------------------------------------------
@@ -94,11 +109,14 @@ def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) 
     Raises
     ------
     TypeError
-        `input` is not a tensor.
+        An argument is of another type.
     IndexError
         `input` has no such dimension.
     """
-    return _along(input, dim, lambda x, d: _run((("logsumexp", (d, bool(keepdim))),), input=x), bool(keepdim))
+    if isinstance(dim, (tuple, list)):
+        dim = tuple(map(_index, dim))
+    kept = _flag(keepdim)
+    return _along(input, dim, lambda x, d: _run((("logsumexp", (d, kept)),), input=x), kept)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -115,25 +133,31 @@ def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     Returns
     -------
     Tensor
-        Of the shape of `input`.
+        Of the shape of `input`, contiguous.
 
     Raises
     ------
     TypeError
-        `input` is not a tensor.
+        An argument is of another type.
     IndexError
         `input` has no such dimension.
     """
-    return _along(input, dim, lambda x, d: _run((("softmax", (d,)),), input=_converted(x, dtype)), True)
+    return _normalised("softmax", input, dim, dtype)
 
 
 def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Logarithm of `softmax`; as `torch.log_softmax`, with the parameters, results and errors of `softmax`."""
-    return _along(input, dim, lambda x, d: _run((("log_softmax", (d,)),), input=_converted(x, dtype)), True)
+    return _normalised("log_softmax", input, dim, dtype)
 
 
-def _converted(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    return x if dtype is None else x.to(dtype)
+def _normalised(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) or dtype in (float, int, bool)):
+        raise TypeError(f"dtype: expected a torch.dtype, got {type(dtype).__name__}")
+
+    def run(x: Tensor, d: int) -> Tensor:
+        return _run(((name, (d,)),), input=x if dtype is None else x.to(dtype))
+
+    return _along(input, _index(dim), run, True)
 
 
 # Linear layers ------------------------------------------------------------------------------------------------------
@@ -163,11 +187,11 @@ def linear_logsumexp(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     Raises
     ------
     TypeError
-        One of them is not a tensor.
+        An argument is of another type.
     RuntimeError
         Shapes or dtypes do not fit.
     """
-    return _linear(input, weight, bias, ("logsumexp", (-1, bool(keepdim))))
+    return _linear(input, weight, bias, ("logsumexp", (-1, _flag(keepdim))))
 
 
 def linear_softmax(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from ... import graph as g
 from ... import trace
 from ..values import Value, refuse
-from .meaning import along, cast_to, floats, pointwise
+from .meaning import along, cast_to, constant, floats, pointwise
 from .spelling import Call, spell
 from .table import Refused, rule
 
@@ -109,6 +109,8 @@ def elu(input: Value, alpha: float = 1.0) -> Value:
 
 @rule("celu", F.celu)
 def celu(input: Value, alpha: float = 1.0) -> Value:
+    if alpha == 0:
+        refuse("celu", "PyTorch divides by alpha, which is 0")
     return pointwise("celu", input, alpha)
 
 
@@ -138,7 +140,7 @@ def softshrink(input: Value, lambd: float = 0.5) -> Value:
     """Within the limits x * 0, which keeps NaN."""
     above = pointwise("subtract", input, lambd)
     below = pointwise("add", input, lambd)
-    inner = pointwise("where", pointwise("less", input, -lambd), below, pointwise("multiply", input, 0.0))
+    inner = pointwise("where", pointwise("less", input, -lambd), below, constant(pointwise("multiply", input, 0.0)))
     return pointwise("where", pointwise("greater", input, lambd), above, inner)
 
 

@@ -11,7 +11,7 @@ import torch
 from ... import graph as g
 from ... import trace
 from ...trace import Axes, Tracer, matrix_node
-from ..values import Value, refuse
+from ..values import Value, broadcast_shapes, refuse
 from .meaning import floats, pointwise
 from .spelling import spell, spell_refused, two
 from .table import Refused, rule
@@ -38,6 +38,8 @@ def linear(input: Value, weight: Value, bias: Value | None = None) -> Value:
     y = product(input, Value(weight.matrix().transpose(), weight.shape[::-1]), "linear")
     if bias is not None and bias.dtype != y.dtype:
         refuse("linear", f"a bias of {bias.dtype} beside operands of {y.dtype}")
+    if bias is not None and (weight.ndim != 2 or bias.shape != weight.shape[:1]):
+        refuse("linear", f"a bias of shape {bias.shape} beside a weight of shape {weight.shape}")
     return y if bias is None else pointwise("add", y, bias)
 
 
@@ -54,6 +56,8 @@ def addmm(input: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float 
     y = product(mat1, mat2, "addmm")
     if input.dtype != y.dtype:
         refuse("addmm", f"operands of {input.dtype} and {y.dtype}")
+    if broadcast_shapes([input.shape, y.shape], "addmm") != y.shape:
+        refuse("addmm", f"a summand of shape {input.shape} beside a product of shape {y.shape}")
     if alpha != 1:
         y = pointwise("multiply", y, alpha)
     if beta == 0:
@@ -84,7 +88,7 @@ def _pooled(op: str, input: Value, width: int, name: str) -> Value:
         pooled = g.average_pool(node, width)
     else:
         groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1)
-        groups.attrs["first"] = True  # whose gradient is that of one element, the first among equal ones
+        groups.attrs["gradient"] = "last"  # the gradient is that of one element: the first, or the last NaN
         pooled = g.reshape(groups, (rows, columns // width))
     return Value(Tracer(input.tracer._trace, pooled, axes), (*input.shape[:-1], columns // width))
 

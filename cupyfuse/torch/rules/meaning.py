@@ -131,7 +131,11 @@ def count(shape: Shape, dims: Sequence[int]) -> int:
     return total
 
 
-def safe_sqrt(total: Value) -> Value:
-    """The square root, with a slope of zero, not infinity, where it is zero: PyTorch's for norms and deviations."""
+def safe_sqrt(total: Value, masked: bool = False) -> Value:
+    """The square root, with a slope of zero, not infinity, where it is zero: PyTorch's for norms and deviations.
+
+    That of norms is left to the slope of what is added up, a factor. With `masked`, as for deviations, there is no
+    gradient, whatever the cotangent is.
+    """
     zero = pointwise("equal", total, 0.0)
-    return pointwise("where", zero, total, pointwise("sqrt", pointwise("where", zero, 1.0, total)))
+    return pointwise("where", zero, 0.0 if masked else total, pointwise("sqrt", pointwise("where", zero, 1.0, total)))

@@ -18,20 +18,36 @@ from .table import Operand, Refused, rule
 # Arithmetic ---------------------------------------------------------------------------------------------------------
 
 
-def _scaled(other: Operand, alpha: float) -> Operand:
+def _scaled(input: Operand, other: Operand, alpha: float) -> Operand:
+    """The second operand times alpha, in the dtype of the result."""
+    if isinstance(alpha, bool):
+        refuse("add", "a factor alpha that is a bool")
     if alpha == 1:
         return other
-    return pointwise("multiply", other, alpha) if isinstance(other, Value) else other * alpha
+    dtype = promoted(input, other)
+    if not is_float(dtype) and (dtype == "bool" or isinstance(alpha, float)):
+        refuse("add", f"a factor alpha of {type(alpha).__name__} beside {dtype}")
+    return pointwise("multiply", other, alpha, dtype=dtype) if isinstance(other, Value) else other * alpha
 
 
-@rule("add", lambda a, b, alpha: operator.add(a, b) if alpha == 1 else torch.add(a, b, alpha=alpha))
+def _eager(plain: Callable[..., Any], scaling: Callable[..., Any]) -> Callable[..., Any]:
+    def call(a: Any, b: Any, alpha: Any) -> Any:
+        one = alpha == 1 and not isinstance(alpha, bool)  # which PyTorch refuses
+        return plain(a, b) if one else scaling(a, b, alpha=alpha)
+
+    return call
+
+
+@rule("add", _eager(operator.add, torch.add))
 def add(input: Operand, other: Operand, alpha: float = 1) -> Value:
-    return pointwise("add", input, _scaled(other, alpha))
+    return pointwise("add", input, _scaled(input, other, alpha))
 
 
-@rule("sub", lambda a, b, alpha: operator.sub(a, b) if alpha == 1 else torch.sub(a, b, alpha=alpha))
+@rule("sub", _eager(operator.sub, torch.sub))
 def sub(input: Operand, other: Operand, alpha: float = 1) -> Value:
-    return pointwise("subtract", input, _scaled(other, alpha))
+    if any(isinstance(o, bool) or (isinstance(o, Value) and o.dtype == "bool") for o in (input, other)):
+        refuse("sub", "PyTorch subtracts no masks")
+    return pointwise("subtract", input, _scaled(input, other, alpha))
 
 
 @rule("mul", operator.mul)
@@ -93,12 +109,12 @@ spell("pow", T.__rpow__, adapt=swapped)
 
 @rule("addcmul", lambda x, a, b, value: torch.addcmul(x, a, b, value=value))
 def addcmul(input: Value, tensor1: Value, tensor2: Value, value: float = 1) -> Value:
-    return pointwise("add", input, _scaled(pointwise("multiply", tensor1, tensor2), value))
+    return pointwise("add", input, _scaled(input, pointwise("multiply", tensor1, tensor2), value))
 
 
 @rule("addcdiv", lambda x, a, b, value: torch.addcdiv(x, a, b, value=value))
 def addcdiv(input: Value, tensor1: Value, tensor2: Value, value: float = 1) -> Value:
-    return pointwise("add", input, _scaled(pointwise("divide", tensor1, tensor2), value))
+    return pointwise("add", input, _scaled(input, pointwise("divide", tensor1, tensor2), value))
 
 
 spell("addcmul", "addcmul")

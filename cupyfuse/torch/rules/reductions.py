@@ -22,19 +22,21 @@ def _dtype(name: str | None) -> Any:
     return None if name is None else getattr(torch, name)
 
 
-def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "", first: bool = False) -> Value:
+def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "", gradient: str = "") -> Value:
     """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions.
 
-    With `first` the gradient of an extreme is that of one element, the first among equal ones, and not divided.
+    `gradient` says how that of an extreme goes to elements, where it is not as that of `amax`: see `gradients.py`.
     """
     x, axis, dims = along(value, None if dim == () else dim, name or op)
     try:
         result = trace.reduce(op, x, axis)
-        if first and result._node is not x._node:
-            result._node.attrs["first"] = True
-        elif op in ("max", "min") and axis is None and result._node.inputs[0].op == op:
+        steps = [result._node] if result._node is not x._node else []
+        if op in ("max", "min") and axis is None and result._node.inputs[0].op == op:
             # All elements that equal the extreme share its gradient, whichever row they are in.
-            result._node.inputs[0].attrs["part"] = True
+            steps.append(result._node.inputs[0])
+            steps[-1].attrs["part"] = True
+        for step in steps:
+            step.attrs.update({"gradient": gradient} if gradient else {})
         return like_rows(result, value, dims, keepdim)
     except ValueError as error:
         refuse(name or op, str(error).splitlines()[0])
@@ -70,6 +72,8 @@ def prod(input: Value, dim: int | None = None, keepdim: bool = False, dtype: str
 
 @rule("logsumexp", torch.logsumexp, reduces=True)
 def logsumexp(input: Value, dim: int | tuple[int, ...], keepdim: bool = False) -> Value:
+    if dim == () and input.ndim:
+        refuse("logsumexp", "no dimensions, an error in some versions of PyTorch")
     return reduced("logsumexp", floats(input, "logsumexp"), dim, keepdim)
 
 
@@ -83,7 +87,7 @@ spell("logsumexp", "logsumexp")
 
 def _extreme(op: str, *, whole: bool = False) -> Callable[..., Value]:
     def of_all(input: Value) -> Value:
-        return reduced(op, floats(input, op), None, False)
+        return reduced(op, floats(input, op), None, False, gradient="chosen")
 
     def along_dims(input: Value, dim: Dim = (), keepdim: bool = False) -> Value:
         return reduced(op, floats(input, op), dim, keepdim)
@@ -94,7 +98,7 @@ def _extreme(op: str, *, whole: bool = False) -> Callable[..., Value]:
 def _extreme_dim(op: str) -> Callable[..., Value]:
     def along_dim(input: Value, dim: int, keepdim: bool = False) -> Value:
         """The values; where they are, PyTorch's second result, is not computed."""
-        return reduced(op, floats(input, op), dim, keepdim, first=True)
+        return reduced(op, floats(input, op), dim, keepdim, gradient="first")
 
     return along_dim
 
@@ -158,7 +162,7 @@ def var(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = Fa
 
 @rule("std", _moment_eager(torch.std), reduces=True)
 def std(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> Value:
-    return safe_sqrt(variance(input, dim, correction, keepdim, "std"))
+    return safe_sqrt(variance(input, dim, correction, keepdim, "std"), masked=True)
 
 
 def _moment(input: Any, *args: Any, **kwargs: Any) -> Any:
@@ -195,7 +199,7 @@ def vector_norm(
     if ord == 1:
         return reduced("sum", pointwise("absolute", value), dim, keepdim)
     if ord == math.inf:
-        return reduced("max", pointwise("absolute", value), dim, keepdim)
+        return reduced("max", pointwise("absolute", value), dim, keepdim, gradient="scaled")
     refuse("vector_norm", f"of order {ord}; orders 1, 2 and inf are fused")
 
 
