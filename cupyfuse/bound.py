@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from . import arrays, devices
 from . import graph as g
-from .calls import Runnable, arrays_in, device_of, finish, holds_tracer
+from .calls import NESTED, Runnable, arrays_in, device_of, finish, holds_tracer
 from .plan import Plan
 from .planning import build
 from .structure import collect
@@ -17,12 +21,26 @@ from .structure import collect
 if TYPE_CHECKING:
     from .fuse import Fused
 
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass
+class _Taken:
+    """A fixed argument taken apart, as by `collect`; of one that can change also its arrays themselves."""
+
+    leaves: list[Any] = field(default_factory=list)
+    tokens: list[Any] = field(default_factory=list)
+    givers: list[Any] = field(default_factory=list)
+    held: list[Any] = field(default_factory=list)
+    exchanged: int = 0  # how often these arrays became others
+
 
 class Bound:
     """A fused function with some of its arguments fixed. Made by `Fused.bind`.
 
     What depends on the fixed arrays alone (column sums of weights, folded normalisations) is computed once, on the
-    first call that needs it. It does not follow later changes of those arrays: call `refresh` after one.
+    first call that needs it. It does not follow later changes of those arrays: call `refresh` after one. Fixed objects
+    and containers are looked at in every call: at what they hold, not at what is in their arrays.
     """
 
     def __init__(self, fused: Fused, fixed: dict[str, Any]):
@@ -32,7 +50,8 @@ class Bound:
         self._fused = fused
         self._fixed = dict(fixed)
         self._free = tuple(name for name in fused._names if name not in fixed)
-        self._taken: dict[str, tuple[list[Any], list[Any]]] = {}
+        self._taken: dict[str, _Taken] = {}  # fixed arguments that stay what they are
+        self._held: dict[str, _Taken] = {}  # others, as the last call found them
         self._runnables: dict[Hashable, Runnable] = {}
         self._preparations: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
         functools.update_wrapper(self, fused.__wrapped__)
@@ -79,11 +98,11 @@ class Bound:
         position = 0
         for name in self._fused._names:
             taken = self._taken.get(name)
-            if taken is None and name in self._fixed:
-                taken = self._take(name)
             if taken is not None:
-                leaves += taken[0]
-                givers += taken[1]
+                leaves += taken.leaves
+                givers += taken.givers
+            elif name in self._fixed:
+                self._take(name, leaves, tokens, givers)
             else:
                 collect(values[position], name, leaves, tokens, givers)
                 position += 1
@@ -93,12 +112,34 @@ class Bound:
             runnable = self._fused._make_ready(self._runnables, key, self._values(args, kwargs), leaves, self)
         return finish(runnable, leaves, givers, out)
 
-    def _take(self, name: str) -> tuple[list[Any], list[Any]]:
-        leaves: list[Any] = []
-        givers: list[Any] = []
-        collect(self._fixed[name], name, leaves, [], givers)
-        self._taken[name] = (leaves, givers)
-        return self._taken[name]
+    def _take(self, name: str, leaves: list[Any], tokens: list[Any], givers: list[Any]) -> None:
+        """Take a fixed argument apart: once, or in every call where it may hold something else by then."""
+        value = self._fixed[name]
+        now = _Taken()
+        collect(value, name, now.leaves, now.tokens, now.givers)
+        if _stays(value):
+            self._taken[name] = now
+        else:
+            now = self._looked_at(name, now, _arrays_held(value))
+            tokens += [*now.tokens, now.exchanged]
+        leaves += now.leaves
+        givers += now.givers
+
+    def _looked_at(self, name: str, now: _Taken, held: list[Any]) -> _Taken:
+        """What a fixed argument holds now: as it was found before where that is the same."""
+        before = self._held.get(name)
+        if before is not None:
+            now.exchanged = before.exchanged
+            same = len(held) == len(before.held) and all(map(operator.is_, held, before.held))
+            if same and now.tokens == before.tokens:
+                return before
+            if not same:
+                # Other arrays, of which nothing is prepared; what was for those before goes with them.
+                now.exchanged += 1
+                self._runnables, self._preparations = {}, {}
+        now.held = held
+        self._held[name] = now
+        return now
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these remaining arguments: arrays, or `spec(shape, dtype)` in their places."""
@@ -123,9 +164,9 @@ class Bound:
 
     def prepared(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
         """The values of a preparing plan; computed once, whichever shapes of the other arguments asked for it."""
-        key = tuple(signature_of(plan))
+        needed = [leaves[node.attrs["arg"]] for node in plan.graph.inputs]
+        key = (*signature_of(plan), *map(id, needed))
         if key not in self._preparations:
-            needed = [leaves[node.attrs["arg"]] for node in plan.graph.inputs]
             execute = engine(plan, needed)
             results = execute(needed, [None] * len(plan.outputs))
             self._preparations[key] = (execute, needed, results)
@@ -138,6 +179,20 @@ class Bound:
         """Prepare again what depends on the bound arrays, in place, after they were changed."""
         for execute, leaves, results in list(self._preparations.values()):
             execute(leaves, results)
+
+
+def _stays(value: Any) -> bool:
+    """Whether a fixed argument is the same in every call, but for what is in its arrays."""
+    if isinstance(value, tuple):
+        return all(map(_stays, value))
+    return type(value) in _PLAIN or isinstance(value, np.generic) or arrays.is_array(value)
+
+
+def _arrays_held(value: Any) -> list[Any]:
+    """The arrays in a container, as they are in it."""
+    if isinstance(value, NESTED):
+        return [a for item in (value.values() if isinstance(value, dict) else value) for a in _arrays_held(item)]
+    return [value] if arrays.is_array(value) else []
 
 
 def signature_of(plan: Plan) -> list[Hashable]:

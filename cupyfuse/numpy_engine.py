@@ -208,10 +208,17 @@ class _Block:
         if exact.reduction:
             rows = np.flatnonzero(bad[:, 0])
             repaired = value.copy()
-            repaired[rows, 0] = _Rows(self, rows).value(exact)[:, 0]
+            repaired[rows, 0] = self.only(rows).value(exact)[:, 0]
             return repaired
-        inner = _Block(self.step, self.memory, self.along, self.start, self.stop)
-        return np.where(bad, inner.value(exact), value)
+        return np.where(bad, self.afresh().value(exact), value)
+
+    def afresh(self) -> _Block:
+        """The same block, of which nothing is known."""
+        return _Block(self.step, self.memory, self.along, self.start, self.stop)
+
+    def only(self, rows: Array) -> _Rows:
+        """Some of the block's rows, by number."""
+        return _Rows(self, rows)
 
 
 class _Rows(_Block):
@@ -224,6 +231,12 @@ class _Rows(_Block):
     @property
     def length(self) -> int:
         return len(self.rows)
+
+    def afresh(self) -> _Block:
+        return _Rows(self, self.rows)
+
+    def only(self, rows: Array) -> _Rows:
+        return _Rows(self, self.rows[rows])
 
     def cut(self, array: Array, node: Node) -> Array:
         whole = array[self.start : self.stop] if array.shape[0] == self.step.domain[0] != 1 else array

@@ -172,6 +172,86 @@ def test_structures_can_be_bound(arguments: list[Any]) -> None:
     np.testing.assert_allclose(serve(x), (x @ w.T + b).sum(axis=1), rtol=1e-13)
 
 
+class Scale:
+    def __init__(self, k: float):
+        self.k = k
+
+    @cf.fuse
+    def head(self, x: Any, w: Any) -> Any:
+        return (x @ w.T).sum(axis=1) * self.k
+
+
+def test_bound_objects_are_looked_at_in_every_call(engine: Engine, arguments: list[Any]) -> None:
+    x, w, _ = engine.arrays(arguments)
+    scale = Scale(2.0)
+    other = cf.fuse(lambda scale, x, w: scale.head(x, w))
+    serves = [scale.head.bind(w=w), other.bind(scale=scale, w=w), other.bind(scale=scale, x=x)]
+    for k in (2.0, 3.0, 2.0, -1.0):
+        scale.k = k
+        for serve, given in zip(serves, (x, x, w), strict=True):
+            assert_close(engine.host(serve(given)), Scale.head.__wrapped__(scale, *arguments[:2]), 1e-13)
+    w *= 2
+    scale.k = 5.0
+    for serve in serves:
+        serve.refresh()
+    expected = Scale.head.__wrapped__(scale, arguments[0], engine.host(w))
+    for serve, given in zip(serves, (x, x, w), strict=True):
+        assert_close(engine.host(serve(given)), expected, 1e-12)
+
+
+def test_bound_containers_are_looked_at_in_every_call(arguments: list[Any]) -> None:
+    x, w, b = arguments
+    fused = cf.fuse(lambda x, p, q: (x @ p["w"].T + p["more"][0]).sum(axis=1) * p["k"] + q[0] + q[1][0])
+    p, q = {"w": w, "more": [b], "k": 2.0}, (1.0, [0.5])
+    serve = fused.bind(p=p, q=q)
+
+    def check() -> None:
+        for rows in (6, 3, 6):
+            np.testing.assert_allclose(serve(x[:rows]), fused.__wrapped__(x[:rows], p, q), rtol=1e-12)
+
+    check()
+    p["k"] = 3.0
+    check()
+    p["w"] = w * 2  # another array of the same shape
+    check()
+    p["more"][0] = np.float64(0.25)
+    check()
+    p["more"][0] = b
+    q[1][0] = 4.0
+    check()
+    p["w"] *= 3
+    serve.refresh()
+    check()
+    p["w"] = w
+    serve.refresh()
+    check()
+
+
+def test_arrays_that_a_bound_container_held_are_let_go() -> None:
+    held = {"w": np.ones((4, 5))}
+    serve = cf.fuse(lambda x, p: (x @ p["w"].T).sum(axis=1)).bind(p=held)
+    reference = weakref.ref(held["w"])
+    serve(np.ones((2, 5)))
+    held["w"] = np.zeros((4, 5))
+    serve(np.ones((2, 5)))
+    gc.collect()
+    assert reference() is None
+
+
+def test_bound_structures_that_stay_are_traced_and_prepared_once(arguments: list[Any]) -> None:
+    x, w, b = arguments
+    traces: list[None] = []
+
+    def traced(x: Any, p: Any, scale: Any) -> Any:
+        traces.append(None)
+        return (x @ p["w"].T + p["b"]).sum(axis=1) * scale.k
+
+    serve = cf.fuse(traced).bind(p={"w": w, "b": b}, scale=Scale(2.0))
+    for rows in (6, 3, 6, 3):
+        serve(x[:rows])
+    assert len(traces) == 2 and len(serve._preparations) == 1
+
+
 def test_planning_with_specs(arguments: list[Any]) -> None:
     serve = cf.fuse(function).bind(w=cf.spec((4, 5), "float64"), b=cf.spec(4, "float64"))
     assert serve.plan(cf.spec((6, 5), "float64")).launches == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import FLOATS, HEADS, Head, assert_close, compute, normal, unit
+from support import FLOATS, HEADS, Engine, Head, assert_close, compute, normal, unit
 
 import cupyfuse as cf
 from cupyfuse import numpy_engine
@@ -159,3 +159,26 @@ def test_the_algebra_speeds_up_the_processor_too(rng: np.random.Generator) -> No
 
 def test_compute_types() -> None:
     assert [cf.dtypes.compute(d) for d in FLOATS] == [compute(d) for d in FLOATS]
+
+
+def test_what_is_guarded_within_a_guarded_sum(engine: Engine) -> None:
+    """The exact form of some rows evaluates no others: several of them, in blocks of any size."""
+
+    def scaled(x: Any, d: Any, g: Any) -> Any:
+        return (np.tanh(x) * g * g * g @ d).sum(1)
+
+    def shifted(x: Any, d: Any, g: Any) -> Any:
+        y = 1 - (x @ d) * g * g
+        return y, (y @ d).sum(1)
+
+    x = np.linspace(-1, 1, 14, dtype=np.float32).reshape(7, 2)
+    d, g = np.eye(2, dtype=np.float32), np.array([1, 2], np.float32)
+    for rows, value in (((1,), np.nan), ((0, 3, 6), np.inf), (range(7), -np.inf), ((), 0)):
+        x[list(rows), 0] = value
+        for function in (scaled, shifted):
+            with np.errstate(all="ignore"):
+                expected = function(x, d, g)
+            results = engine.host(cf.fuse(function)(*engine.arrays([x, d, g])))
+            pairs = zip(results, expected, strict=True) if function is shifted else [(results, expected)]
+            for result, value_ in pairs:
+                assert_close(result, value_, 64 * unit("float32") * (1 + np.nan_to_num(np.abs(value_), posinf=0)))

@@ -219,6 +219,30 @@ def test_products_of_copies_read_the_dtype_that_was_stored(
         assert np.abs(result.astype(np.float64) - exact).max() <= 300 * unit(dtype)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(x + x).T.reshape(-1)",
+        "(x + x).T.reshape(2, 3)",
+        "np.tanh(x).T.ravel()",
+        "(x * x).T.reshape(6, 1), (x * x).sum(1)",
+        "(x @ x.T @ x).T.reshape(-1)",
+        "np.exp(x).T.reshape(-1), np.exp(x).T.reshape(2, 3) @ x.T",
+    ],
+)
+def test_results_that_are_copies_have_their_own_dtype(text: str, dtype: str, engine: Engine) -> None:
+    function = eval(f"lambda x: ({text})", {"np": np})
+    x = (np.arange(6).reshape(2, 3) / 4).astype(dtypes.to_numpy(dtype))
+    serve, given = cf.fuse(function), engine.array(x)
+    for results in (serve(given), serve.bind(x=given)()):
+        results = engine.host(results if isinstance(results, tuple) else (results,))
+        exact = function(x.astype(np.float64))
+        for result, value in zip(results, exact if isinstance(exact, tuple) else (exact,), strict=True):
+            assert result.dtype == x.dtype
+            assert (np.abs(result.astype(np.float64) - value) <= 8 * unit(dtype) * (1 + np.abs(value))).all()
+
+
 def test_vectors_with_gaps_are_copied() -> None:
     plan = cf.fuse(lambda x, b: x + b).plan(BASE, np.zeros(128, np.float32)[::2])
     assert [s.kind for s in plan.steps] == ["Copy", "RowProgram"]
@@ -285,3 +309,51 @@ def test_columns_are_summed_of_what_is_stored_where_that_is_less_to_read() -> No
     # Where another sum reads the arguments anyway, one pass does for both.
     both = cf.fuse(lambda x, y: (lambda p: (p, p.sum(axis=0), (x * y * y).sum(axis=0)))(np.exp(x) * y))
     assert [s.kind for s in both.plan(cf.spec((64, 32)), cf.spec((64, 32))).steps].count("ColumnStats") == 1
+
+
+ROUNDED_IN_PART = [
+    "v, cf.softmax(v, axis=0)",
+    "v, v - v.max(0)",
+    "v @ w, cf.softmax(v, axis=0)",
+    "v, (v - v.max(0)) @ w",
+    "v, v - v.T.max(1), (v - v.T.max(1)).sum(0)",
+    "v.reshape(-1), v - v.max(0)",
+    "v.sum(1), v.max(), np.exp(v.sum(1) - v.sum(1).max())",
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("text", ROUNDED_IN_PART)
+def test_all_readers_of_a_stored_value_see_it_rounded(text: str, dtype: str, engine: Engine) -> None:
+    """What some of its readers find in memory, others do not compute unrounded: differences show it."""
+    function = eval(f"lambda x, w: (lambda v: ({text}))(x * x)", {"np": np, "cf": cf})
+    x = np.array([[70.75, 3.3], [70.7, 1.1], [1.0, 3.25]]).astype(dtypes.to_numpy(dtype))
+    w = np.array([[1.0, 0.0], [0.0, 1.0]]).astype(x.dtype)
+    results = engine.host(cf.fuse(function)(*engine.arrays([x, w])))
+    written = eval(f"lambda v, w: ({text})", {"np": np, "cf": cf})
+    for result, exact in zip(results, written((x * x).astype(np.float64), w.astype(np.float64)), strict=True):
+        assert (np.abs(result.astype(np.float64) - exact) <= 4 * unit(dtype) * (1 + np.abs(exact))).all()
+
+
+@pytest.mark.parametrize("text", ROUNDED_IN_PART)
+def test_rounding_for_all_readers_costs_no_step(text: str) -> None:
+    function = cf.fuse(eval(f"lambda x, w: (lambda v: ({text}))(x * x)", {"np": np, "cf": cf}))
+    half, single = (function.plan(cf.spec((64, 32), t), cf.spec((32, 32), t)) for t in ("float16", "float32"))
+    assert half.launches == single.launches and half.reads < single.reads and half.writes < single.writes
+    assert not any("cast" in s.fused for s in single.steps)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cf.softmax(x * x, axis=0)",
+        "cf.softmax(x * x, axis=1) - (x * x).max(0)",
+        "x * x, cf.softmax(x * x, axis=1)",
+        "x * x, (x * x).sum(0)",
+        "(x * x) @ w, (x * x).sum(1)",
+    ],
+)
+def test_values_of_16_bits_that_are_read_in_one_way_are_not_rounded(text: str) -> None:
+    function = cf.fuse(eval(f"lambda x, w: ({text})", {"np": np, "cf": cf}))
+    plan = function.plan(cf.spec((64, 32), "float16"), cf.spec((32, 32), "float16"))
+    assert not any("cast" in s.fused for s in plan.steps)

@@ -42,7 +42,8 @@ ARITHMETIC = (
     "x + z; x - z; x * z; x / z; -x; +x; abs(x); x ** 2; x ** 3; abs(x) ** 0.5; abs(x) ** 1.5; x ** -1; 2.0 ** x; "
     "x + 1; 1 + x; x - 1; 1 - x; x * 2.5; 2.5 * x; x / 3; 3 / x; x == z; x != z; x < z; x <= z; x > z; x >= z; "
     "x > 0; 0.5 >= x; (x > 0) & (z > 0); (x > 0) | (z > 0); ~(x > 0); (x > 0) & True; True | (x > 0); x @ w.T; "
-    "x.dot(w.T); x @ b; r @ x; b @ b; w.T.T @ b; (x > 0) * z; (x > 0) * 2.5; (x > 0) + (z > 0); x * True"
+    "x.dot(w.T); x @ b; r @ x; b @ b; w.T.T @ b; (x > 0) * z; (x > 0) * 2.5; (x > 0) + (z > 0); x * True; "
+    "x.dot(2.0); x.dot(s); s.dot(x)"
 )
 NUMPY_FUNCTIONS = (
     "np.exp(x); np.exp2(x); np.expm1(x); np.log(abs(x)); np.log2(abs(x)); np.log10(abs(x)); np.log1p(abs(x)); "
@@ -52,7 +53,9 @@ NUMPY_FUNCTIONS = (
     "np.multiply(x, z); np.divide(x, z); np.true_divide(x, z); np.power(abs(x), z); np.power(x, 2); "
     "np.maximum(x, z); np.minimum(x, 0); np.logaddexp(x, z); np.greater(x, z); np.less_equal(x, z); "
     "np.not_equal(x, z); np.logical_and(x, z > 0); np.logical_or(x > 0, z > 0); np.logical_not(x > 0); "
-    "np.logical_xor(x > 0, z > 0); np.bitwise_and(x > 0, z > 0); np.bitwise_or(x > 0, z > 0); np.invert(x > 0); "
+    "np.logical_xor(x > 0, z > 0); np.logical_xor(x, True); np.logical_xor(False, x > 0); "
+    "np.logical_xor(np.True_, x); np.logical_xor(x, np.float64(0)); np.logical_xor(x > 0, z); "
+    "np.bitwise_and(x > 0, z > 0); np.bitwise_or(x > 0, z > 0); np.invert(x > 0); "
     "np.isnan(x); np.isinf(x); np.isfinite(x); np.matmul(x, w.T); np.dot(x, w.T); np.where(x > 0, x, z); "
     "np.dot(x, 2.0); np.dot(s, x); np.where(x > 0, 1.0, z); np.where(x > 0, x, 0); np.where(x > 0, 1.0, 0.0); "
     "np.where(x > 0, 1, 0); "
@@ -86,7 +89,9 @@ METHODS = (
     "x.astype('float16'); (x > 0).astype(np.float32); x.astype(x.dtype); x.copy(); "
     "x.sum(axis=1, dtype=np.float64); np.mean(x, dtype='f8'); x * len(x); x * x.shape[1]; x * x.ndim; x / x.size; "
     "x * np.float32(2); x * np.float64(2); x * np.array(2.0); np.sum(x, 1); np.mean(x, 0); x.sum(axis=()); "
-    "x ** np.float64(2); x ** np.float32(2); x.mean(())"
+    "x ** np.float64(2); x ** np.float32(2); x.mean(()); x.sum().max(axis=0); "
+    "s.min(-1); s.sum(axis=0, keepdims=True); np.prod(s, axis=-1); np.add.reduce(s); s.any(axis=0); "
+    "(s > 0).all(axis=-1); (s > 0).sum(axis=0)"
 )
 BROADCASTS = (
     "x + b; b + x; x * r[:, None]; x - c; c - x; x + s; s + x; x + b[None]; x + b[None, :]; r[:, None] + b; r + s; "

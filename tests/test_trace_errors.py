@@ -38,6 +38,8 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x + x.tolist(), "conversion .* value"),
     (lambda x: x[np.arange(2)], "indexing"),
     (lambda x: range(x.max()), "conversion .* value"),
+    (lambda x: f"{x.sum():.2f}", "conversion .* value"),
+    (lambda x: x * 2 if 1 in x else x, r"`in`.*\(x == value\)\.any\(\)"),
 ]
 UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x[0], r"indexing with 0"),
@@ -115,6 +117,10 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: (x > 0) @ x, r"matmul.*bool"),
     (lambda x: (x > 0) - (x > 1), r"subtract.*bool"),
     (lambda x: -(x > 0), r"negative.*bool"),
+    (lambda x: +(x > 0), r"positive.*bool"),
+    (lambda x: np.positive(x > 0), r"positive.*bool"),
+    (lambda x: np.fabs(x > 0), r"absolute.*bool"),
+    (lambda x: np.round(x > 0), r"rint.*bool"),
 ]  # fmt: skip
 
 
@@ -129,6 +135,10 @@ def test_refused_operations(function: Callable[..., Any], words: str) -> None:
         (lambda x: x.sum(axis=2), np.exceptions.AxisError, "sum: axis 2"),
         (lambda x: np.max(x, axis=-3), np.exceptions.AxisError, "max: axis -3"),
         (lambda x: cf.softmax(x, axis=5), np.exceptions.AxisError, "axis 5"),
+        (lambda x: x.sum().sum(axis=1), np.exceptions.AxisError, "sum: axis 1"),
+        (lambda x: x.sum().max(axis=(0,)), np.exceptions.AxisError, "max: axis 0"),
+        (lambda x: x.sum().mean(axis=0), np.exceptions.AxisError, "mean: axis 0"),
+        (lambda x: x.sum().var(axis=-1), np.exceptions.AxisError, "axis -1"),
         (lambda x: x.var(axis=2), np.exceptions.AxisError, "axis 2"),
         (lambda x: x.sum(axis=(0, 0)), ValueError, "duplicate"),
         (lambda x: x.sum(axis=1.5), TypeError, "axis"),

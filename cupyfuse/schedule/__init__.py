@@ -6,7 +6,8 @@ along rows; called `MatVec` where it is a matrix-vector product), `ColumnStats` 
 pointwise work before and after them), a `Gemm`, or a `Copy` of an argument whose layout a kernel cannot read.
 
 Every value gets a layer, one more than the values in memory that it needs; steps of one layer and one domain are one
-step. Cheap pointwise work is computed again where it is needed rather than stored.
+step. Cheap pointwise work is computed again where it is needed rather than stored. Where a value of 16 bits is stored,
+and so rounded, for some of its readers, and computed again for others, it is rounded for these too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from ..graph import Graph, Node
 from .blocks import NotByRows, rows_apart, with_rows
-from .memory import Layout, insert_copies, resolve, results_in_memory
+from .memory import Layout, insert_copies, resolve, results_in_memory, rounded
 from .partition import Scheduler
 from .products import choose_products
 from .steps import Step, column_launches, column_splits, measured
@@ -49,6 +50,9 @@ def schedule(graph: Graph, layouts: dict[int, Layout] | None = None) -> Schedule
     graph = insert_copies(results_in_memory(graph), layouts or {})
     scheduler = Scheduler(graph)
     raw = scheduler.run()
+    while mixed := scheduler.rounded_in_part(raw):
+        scheduler = Scheduler(rounded(scheduler.graph, mixed))
+        raw = scheduler.run()
     storage = scheduler.storage(raw)
     steps = [measured(step, storage) for step in raw]
-    return Schedule(graph, steps, storage)
+    return Schedule(scheduler.graph, steps, storage)

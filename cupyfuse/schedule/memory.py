@@ -96,3 +96,12 @@ def results_in_memory(graph: Graph) -> Graph:
         return result
 
     return Graph(graph.inputs, [own(n) for n in graph.outputs], [(arg, own(n)) for arg, n in graph.effects])
+
+
+def rounded(graph: Graph, values: set[Node]) -> Graph:
+    """The graph with some values of 16 bits rounded where they are computed, for all who read them."""
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        value = g.with_inputs(node, [done[i] for i in node.inputs])
+        done[node] = g.cast(g.cast(value, "float32"), node.dtype) if node in values else value
+    return graph.replace(done)

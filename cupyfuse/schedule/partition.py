@@ -152,6 +152,7 @@ class Scheduler:
         self.wanted: set[Node] = set()
         for root in self.graph.roots:
             self._require(root)
+            self._round(resolve(root))
         steps: list[tuple[int, Step]] = []
         while self.required:
             key = max(self.required, key=lambda k: (k[0], k[1] == "row", k[2]))
@@ -232,14 +233,11 @@ class Scheduler:
         return step_of(_ALONE[node.op], domain, [node], inputs, [node], list(rare))
 
     def _round(self, node: Node) -> None:
-        """A product's operand is stored in its own dtype; a copy of a value is stored as the value is."""
-        while node.op == "copy":
-            node = resolve(node.inputs[0])
-        self.rounded.add(node)
+        """A result, or a product's operand, is stored in its own dtype; a copy of a value is stored as the value is."""
+        self.rounded.add(_copied(node))
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
         """Results in their own dtype; what is read again by a row program keeps the wider type it was computed in."""
-        own = {resolve(r) for r in self.graph.roots} | self.rounded
         found: dict[Node, str] = {}
         for node in self.graph.inputs:
             found[node] = node.dtype
@@ -248,6 +246,31 @@ class Scheduler:
                 if node.op == "copy":
                     found[node] = found[resolve(node.inputs[0])]
                 else:
-                    exact = node in own or node.op == "input"
+                    exact = node in self.rounded or node.op == "input"
                     found[node] = node.dtype if exact else dtypes.compute(node.dtype)
         return found
+
+    def rounded_in_part(self, steps: list[Step]) -> set[Node]:
+        """The values of 16 bits that some steps read from memory, where they are rounded, and others compute anew."""
+        own = {n for n in self.rounded if dtypes.compute(n.dtype) != n.dtype and not _exact(n)}
+        if not own:
+            return own
+        read: set[Node] = set()
+        computed: set[Node] = set()
+        for step in steps:
+            if step.kind in ("RowProgram", "MatVec", "ColumnStats"):
+                read.update(_copied(resolve(i)) for i in (*step.inputs, *step.rare))
+                computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
+        return own & read & computed
+
+
+def _copied(node: Node) -> Node:
+    """The value in memory that a chain of copies and views begins with."""
+    while node.op == "copy":
+        node = resolve(node.inputs[0])
+    return node
+
+
+def _exact(node: Node) -> bool:
+    """Whether a value is of its own dtype wherever it is computed, and storing it does not round it."""
+    return node.op == "cast" and node.inputs[0].dtype != node.dtype

@@ -11,7 +11,7 @@ from .. import dtypes
 from .. import graph as g
 from ..operators import POINTWISE
 from .axes import broadcast_to, normalize_axes, repeated, reshape
-from .operations import apply, as_tracer, clip, mask_logic, matmul, power, reduce, trace_of, variance
+from .operations import apply, as_tracer, clip, dot, mask_logic, matmul, power, reduce, trace_of, variance
 from .tracer import Tracer
 from .user_code import fail, user_line
 
@@ -54,11 +54,12 @@ def _ufunc_value(name: str, inputs: tuple[Any, ...]) -> Any:
     if name == "power":
         return power(*inputs)
     if name == "fabs":
-        return apply("absolute", _as_float(as_tracer(inputs[0], trace_of(inputs))))
+        return apply("absolute", _without_integers(inputs[0]))
     if name == "positive":
-        return inputs[0].copy()
+        return +inputs[0]
     if name == "logical_xor":
-        return apply("not_equal", apply("not_equal", inputs[0], 0), apply("not_equal", inputs[1], 0))
+        trace = trace_of(inputs)
+        return apply("not_equal", *(apply("not_equal", as_tracer(i, trace), 0) for i in inputs))
     if name in _BITWISE:
         return mask_logic(_BITWISE[name], f"np.{name}", *inputs)
     if name in POINTWISE:
@@ -68,6 +69,10 @@ def _ufunc_value(name: str, inputs: tuple[Any, ...]) -> Any:
 
 def _as_float(x: Tracer) -> Tracer:
     return x if dtypes.is_float(x._node.dtype) else x.astype("float64")
+
+
+def _without_integers(x: Tracer) -> Tracer:
+    return x.astype("float64") if x._node.dtype == "int64" else x
 
 
 def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
@@ -155,15 +160,13 @@ def _typed_reduction(op: str) -> Callable[..., Tracer]:
 def _round(x: Tracer, decimals: int = 0, out: Any = None) -> Tracer:
     if decimals != 0 or out is not None:
         fail("np.round with decimals or out", "only rounding to integers is supported")
-    return apply("rint", x) if dtypes.is_float(x._node.dtype) else x.copy()
+    return x.copy() if x._node.dtype == "int64" else apply("rint", x)
 
 
 def _dot(a: Any, b: Any, out: Any = None) -> Tracer:
     if out is not None:
         fail("np.dot with out=", "that option is not supported in a fused function")
-    # Numbers are arrays to np.dot: they take part in promotion.
-    a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace_of((a, b))) for o in (a, b))
-    return matmul(a, b) if a.ndim and b.ndim else apply("multiply", a, b)
+    return dot(a, b)
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {

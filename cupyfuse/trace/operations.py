@@ -108,6 +108,10 @@ _NOT_OF_MASKS = {
 }
 
 
+# Reductions to which NumPy lets an array of no dimensions have one axis.
+_OF_NUMBERS = ("sum", "prod", "max", "min")
+
+
 def _refuse(operation: str, **options: Any) -> None:
     for name, value in options.items():
         if value is not None:
@@ -118,6 +122,8 @@ def _refuse(operation: str, **options: Any) -> None:
 def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = None, **options: Any) -> Tracer:
     """Reduce along one axis, several, or all of them."""
     _refuse(op, **options)
+    if x.ndim == 0 and op in _OF_NUMBERS and isinstance(axis, (int, np.integer)) and axis in (0, -1):
+        axis = ()
     positions = normalize_axes(axis, x.ndim, op)
     if dtype is not None:
         x = x.astype(dtype)
@@ -249,3 +255,10 @@ def matmul(a: Any, b: Any) -> Tracer:
     if a.ndim == 1:
         return reduce("sum", apply("multiply", trace.array(a._node, (*a._axes, None)), b), 0)
     return trace.array(g.matmul(matrix_node(a), matrix_node(b)), (0, 1))
+
+
+def dot(a: Any, b: Any) -> Tracer:
+    """`numpy.dot`: a product of matrices, or with a number, which is an array here and takes part in promotion."""
+    trace = trace_of((a, b))
+    a, b = (o if isinstance(o, TracedValue) else as_tracer(np.asarray(o), trace) for o in (a, b))
+    return matmul(a, b) if a.ndim and b.ndim else apply("multiply", a, b)

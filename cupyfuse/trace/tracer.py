@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from .. import dtypes
 from .. import graph as g
 from .axes import normalize_axes, relabel, repeated, reshape
-from .operations import apply, as_tracer, clip, mask_logic, matmul, power, reduce, variance
+from .operations import apply, as_tracer, clip, dot, mask_logic, matmul, power, reduce, variance
 from .user_code import fail, user_line
 from .value import Axes, TracedValue
 
@@ -64,6 +64,8 @@ class Tracer(TracedValue):
         return apply("negative", self)
 
     def __pos__(self) -> Tracer:
+        if self._node.dtype == "bool":
+            fail("positive of masks (bool arrays)", "NumPy refuses it as well; a copy is .copy()")
         return self.copy()
 
     def __abs__(self) -> Tracer:
@@ -269,7 +271,7 @@ class Tracer(TracedValue):
         return clip(self, min, max, out=out)
 
     def dot(self, other: Any) -> Tracer:
-        return matmul(self, other)
+        return dot(self, other)
 
     # NumPy's and CuPy's protocols
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:

@@ -79,6 +79,15 @@ class TracedValue:
             "shapes, dtypes and plain Python arguments",
         )
 
+    def __contains__(self, value: Any) -> NoReturn:
+        fail(
+            "a search of an array by `in`",
+            "values are not known while the function is traced; (x == value).any() is an array that can be returned",
+        )
+
+    def __format__(self, form: str) -> str:
+        return self._needs_value() if form else str(self)
+
     def _needs_value(self, *_: Any, **__: Any) -> NoReturn:
         fail(
             "a conversion of a traced array to a Python or NumPy value",
