@@ -9,7 +9,7 @@ from . import graph as g
 from .graph import Graph, Node
 from .plan import Blocks, Output, Plan, Traced
 from .rewrite import simplify
-from .schedule import Layout, NotByRows, choose_products, resolve, rows_apart, schedule, with_rows
+from .schedule import Layout, NotByRows, choose_products, resolve, rounded, rows_apart, schedule, with_rows
 from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 from .settings import Settings
@@ -178,7 +178,11 @@ def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) 
             {"arg": first + k, "name": f"{name}{k}", "ndim": 2 if node.shape[0] > 1 else 1},
         )
         inputs.append(mapping[node])
-    outputs = [g.cast(node, mapping[node].dtype) for node in wanted]
+    # What is stored rounded is rounded for what else is prepared from it.
+    read = {i for node in g.topological(wanted) for i in node.inputs}
+    halves = {n for n, own in wanted.items() if own and n in read and dtypes.compute(n.dtype) != n.dtype}
+    prepared = rounded(Graph(graph.inputs, list(wanted)), halves).outputs
+    outputs = [g.cast(node, mapping[n].dtype) for n, node in zip(wanted, prepared, strict=True)]
     done: dict[Node, Node] = dict(mapping)
     for node in g.topological(graph.roots, lambda n: () if n in mapping else n.inputs):
         if node not in done:

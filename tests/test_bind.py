@@ -289,3 +289,18 @@ def test_threads_that_call_for_the_first_time_together(arguments: list[Any]) -> 
         for thread in threads:
             thread.join()
         assert not failures
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_prepared_values_are_rounded_once(dtype: str) -> None:
+    """A value that is kept, and rounded, is the one of which the others are made: a maximum is one of its elements."""
+
+    def function(y: Any, x: Any) -> Any:
+        v = x * x
+        return v, (y + v) - v.max(0)
+
+    kind = dtype_of(dtype)
+    x = np.array([[70.75, 3.3], [70.7, 1.1], [1.0, 3.25]]).astype(kind)
+    for got, want in zip(cf.fuse(function).bind(x=x)(0 * x), function(0 * x, x), strict=True):
+        assert got.dtype == kind
+        np.testing.assert_array_equal(got.astype(np.float64), want.astype(np.float64))

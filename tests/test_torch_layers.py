@@ -407,7 +407,7 @@ def test_dimensions_are_what_pytorch_takes(name: str, dim: Any) -> None:
     x = draw(2, 3, 4)
     try:
         wanted = getattr(torch, name)(x, dim)
-    except TypeError:
+    except (TypeError, RuntimeError):  # older versions take a string for a name
         with pytest.raises(TypeError):
             getattr(ct, name)(x, dim)
     else:

@@ -30,6 +30,7 @@ __all__ = [
     "column_launches",
     "column_splits",
     "resolve",
+    "rounded",
     "rows_apart",
     "schedule",
     "with_rows",
