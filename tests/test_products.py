@@ -292,6 +292,14 @@ def test_turned_operands_are_split_as_they_are(shape: tuple[int, int], kinds: li
     assert ("split_columns" in source) == (kinds == ["Split"]) and ("split_rows" in source) == (kinds != ["Split"])
 
 
+def test_arguments_in_fortran_order_are_split_as_they_are() -> None:
+    x, w = np.zeros((4096, 1024), np.float32), np.zeros((1024, 1024), np.float32)
+    function = cf.fuse(lambda x, w: x @ w.T)
+    for order, kernel in (("C", "split_rows"), ("F", "split_columns")):
+        plan = function.bind(w=np.asarray(w, order=order)).plan(x).prepare
+        assert plan is not None and [s.kind for s in plan.steps] == ["Split"] and f"{kernel}_kernel" in plan.source()
+
+
 def test_products_share_what_is_made_of_an_operand() -> None:
     square, w = cf.spec((1024, 4096)), cf.spec((4096, 8192))
     plan = cf.fuse(lambda x, y, w: (x @ w, y @ w)).bind(w=w).plan(square, square)

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
+from torch_models import Tail
 
 import cupyfuse.torch as ct
 
@@ -46,15 +47,6 @@ class Code(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.code(self, self.linear(x))
-
-
-class Tail(nn.Module):
-    def __init__(self, tail: Callable[[Any], Any]):
-        super().__init__()
-        self.tail = tail
-
-    def forward(self, x: Any) -> Any:
-        return self.tail(x)
 
 
 def near(a: Any, b: Any) -> None:

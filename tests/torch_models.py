@@ -60,6 +60,17 @@ class Written(nn.Module):
         return self.tail(self.linear(x))
 
 
+class Tail(nn.Module):
+    """A chain as a function of the input."""
+
+    def __init__(self, tail: Callable[..., Any]):
+        super().__init__()
+        self.tail = tail
+
+    def forward(self, x: Any) -> Any:
+        return self.tail(x)
+
+
 class Products(nn.Module):
     """`torch.matmul(x, w.T)`, a bias of its own, a residual that is detached."""
 

@@ -81,6 +81,8 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "halves")):
             inputs = tuple(fit(node, i) for i in inputs)
         done[node] = g.with_inputs(node, inputs)
+        if node.op == "halves" and not readable_by_rows(inputs[0], layouts):
+            done[node] = Node(node.op, inputs, node.shape, node.dtype, {**node.attrs, "by_columns": True})
     return graph.replace(done)
 
 

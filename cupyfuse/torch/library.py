@@ -17,6 +17,7 @@ import torch
 
 from ..errors import TraceError
 from ..gradients import stored
+from ..graph import Node
 from ..planning import build
 from ..settings import Settings
 from .chain import Chain, Tracing, references, sizes
@@ -43,8 +44,7 @@ class Call:
         self.chain = chain
         self.settings = Settings(precision or matmul_precision(), device_of(tensors[0]))
         self.tracing = _traced(chain, tensors)
-        marks = chain.landmarks(self.tracing)
-        self.saved = [marks[place][1] for place, *_ in saves]
+        self.saved = _saved_nodes(chain, self.tracing, saves)
         self._layouts = dict(enumerate(map(layout_of, map(as_matrix, tensors))))
         self._execute: Any = None
         self._shapes = [v.shape for v in self.tracing.outputs] + [
@@ -68,6 +68,11 @@ class Call:
         if key not in self._backward:
             self._backward[key] = Backward(self.tracing, key, self.settings, self.saved)
         return self._backward[key]
+
+
+def _saved_nodes(chain: Chain, tracing: Tracing, saves: Sequence[Sequence[int]]) -> list[Node]:
+    marks = chain.landmarks(tracing)
+    return [marks[place][1] for place, *_ in saves]
 
 
 def _traced(chain: Chain, tensors: Sequence[Any]) -> Tracing:
@@ -131,9 +136,7 @@ def read_later(chain: str, saved: str, tensors: Sequence[Any], needs: Sequence[b
 def _read_later(chain: str, saved: str, kinds: Any, needs: tuple[bool, ...]) -> tuple[int, ...]:
     described = Chain.from_json(chain)
     tracing = described.trace(list(kinds))
-    marks = described.landmarks(tracing)
-    nodes = [marks[place][1] for place, *_ in json.loads(saved)]
-    return tuple(Backward(tracing, needs, Settings(), nodes).inputs)
+    return tuple(Backward(tracing, needs, Settings(), _saved_nodes(described, tracing, json.loads(saved))).inputs)
 
 
 def _columns(shape: Sequence[Any]) -> Any:

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from .chain import Ref
 from .partition import Fused, Partition
-from .record import Operation, Record, Source, Submodule
+from .record import STATISTICS, Operation, Record, Source, Submodule
 from .rules import RULES
 from .running import Cell, Runner
 
@@ -183,7 +183,7 @@ def _holds_refs(value: Any) -> bool:
 
 
 def _writes(record: Record) -> bool:
-    counted = ("running_mean", "running_var", "num_batches_tracked")
+    counted = (*STATISTICS, "num_batches_tracked")
     seen = {record.tensors[n].storage for n in record.arguments} | {
         record.tensors[n].storage
         for n, source in record.sources.items()

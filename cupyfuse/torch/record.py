@@ -149,7 +149,7 @@ def draws(name: str) -> bool:
 
 
 # What is updated in training without a new version, where no batches are counted.
-_STATISTICS = ("running_mean", "running_var")
+STATISTICS = ("running_mean", "running_var")
 
 
 def sources_of(module: torch.nn.Module) -> dict[int, Source]:
@@ -158,7 +158,7 @@ def sources_of(module: torch.nn.Module) -> dict[int, Source]:
     for path, part in module.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
         for table in (part._parameters, part._buffers, part.__dict__):
-            uncounted = _STATISTICS if part._buffers.get("num_batches_tracked") is None else ()
+            uncounted = STATISTICS if part._buffers.get("num_batches_tracked") is None else ()
             for key, value in table.items():
                 if isinstance(value, torch.Tensor):
                     fixed = key not in uncounted
