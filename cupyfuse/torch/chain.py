@@ -8,13 +8,12 @@ is what a compiled PyTorch graph holds of it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from .. import graph as g
 from ..errors import TraceError
@@ -22,16 +21,10 @@ from ..gradients import stored
 from ..plan import Traced
 from ..trace import Trace
 from .rules import RULES
+from .symbols import Ref, Size
 from .values import Value
 
 Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
-
-
-@dataclass(frozen=True)
-class Ref:
-    """A value of the chain by number: its inputs come first, then the results of its calls."""
-
-    number: int
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,8 @@ class Call:
     Attributes
     ----------
     rule : the operation's name in `rules.RULES`
-    arguments : canonical arguments: `Ref` for tensors, else numbers, strings, None or tuples of these
+    arguments : canonical arguments: `Ref` for tensors, `Size` for symbolic sizes, else numbers, strings, None or
+        tuples of these
     results : the numbers of its results; -1 for those that nobody needs
     """
 
@@ -66,6 +60,8 @@ class Chain:
         (input, value): inputs that are overwritten with a value once all else is computed.
     fixed : frozenset of int
         Inputs that change seldom, parameters and buffers: what depends on them alone is prepared once.
+    sizes : int
+        How many symbolic sizes its arguments name; `with_sizes` fills them in.
     """
 
     names: tuple[str, ...]
@@ -73,6 +69,15 @@ class Chain:
     outputs: tuple[int, ...]
     updates: tuple[tuple[int, int], ...] = ()
     fixed: frozenset[int] = frozenset()
+    sizes: int = 0
+
+    def with_sizes(self, sizes: tuple[int, ...]) -> Chain:
+        """The chain for these values of its symbolic sizes."""
+        return _with_sizes(self, sizes) if self.sizes else self
+
+    def filled(self, sizes: Sequence[Any]) -> Chain:
+        """The same for values that may be symbols, which no cache can hold."""
+        return _filled_in(self, sizes) if self.sizes else self
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -125,7 +130,8 @@ class Chain:
     def to_json(self) -> str:
         """The chain as text; `from_json` reads it."""
         calls = [[c.rule, [_encoded(a) for a in c.arguments], list(c.results)] for c in self.calls]
-        return json.dumps([list(self.names), calls, list(self.outputs), [list(u) for u in self.updates]])
+        updates = [list(u) for u in self.updates]
+        return json.dumps([list(self.names), calls, list(self.outputs), updates, sorted(self.fixed), self.sizes])
 
     def landmarks(self, tracing: Tracing) -> list[tuple[int, g.Node]]:
         """The computed values in a graph of the chain, each with the call that makes it."""
@@ -142,13 +148,30 @@ class Chain:
     @staticmethod
     @lru_cache(maxsize=4096)
     def from_json(text: str) -> Chain:
-        names, calls, outputs, updates = json.loads(text)
+        names, calls, outputs, updates, fixed, sizes = json.loads(text)
         return Chain(
             tuple(names),
             tuple(Call(rule, tuple(map(_decoded, arguments)), tuple(results)) for rule, arguments, results in calls),
             tuple(outputs),
             tuple((int(a), int(b)) for a, b in updates),
+            frozenset(fixed),
+            sizes,
         )
+
+
+@lru_cache(maxsize=4096)
+def _with_sizes(chain: Chain, sizes: tuple[int, ...]) -> Chain:
+    return _filled_in(chain, sizes)
+
+
+def _filled_in(chain: Chain, sizes: Sequence[Any]) -> Chain:
+    def filled(argument: Any) -> Any:
+        if isinstance(argument, Size):
+            return sizes[argument.of]
+        return tuple(map(filled, argument)) if isinstance(argument, tuple) else argument
+
+    calls = tuple(Call(c.rule, tuple(map(filled, c.arguments)), c.results) for c in chain.calls)
+    return replace(chain, calls=calls, sizes=0)
 
 
 def traced_call(trace: Trace, rule: str, arguments: Sequence[Any]) -> Any:
@@ -202,15 +225,6 @@ def _shaped_like(value: Value, target: Value) -> g.Node:
     return g.cast(node, want.dtype)
 
 
-def references(tree: Any) -> Iterator[int]:
-    """The numbers of all `Ref` in a nested structure."""
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Ref):
-            yield leaf.number
-        elif isinstance(leaf, slice):
-            yield from references((leaf.start, leaf.stop, leaf.step))
-
-
 def sizes(tensor: Any) -> tuple[int, ...]:
     """The shape of a tensor as numbers; where they are symbols, those that stand for them at the moment."""
     return tuple(int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in tensor.shape)
@@ -227,6 +241,8 @@ def _filled(argument: Any, values: dict[int, Any]) -> Any:
 def _encoded(argument: Any) -> Any:
     if isinstance(argument, Ref):
         return {"value": argument.number}
+    if isinstance(argument, Size):
+        return {"size": argument.of}
     if isinstance(argument, tuple):
         return [_encoded(a) for a in argument]
     if isinstance(argument, float):
@@ -240,5 +256,6 @@ def _decoded(argument: Any) -> Any:
     if isinstance(argument, list):
         return tuple(map(_decoded, argument))
     if isinstance(argument, dict):
-        return Ref(argument["value"]) if "value" in argument else float.fromhex(argument["float"])
+        (kind, value), = argument.items()
+        return Ref(value) if kind == "value" else Size(value) if kind == "size" else float.fromhex(value)
     return argument

@@ -45,11 +45,17 @@ class Options:
         Bytes that a call may take beside its arguments and results, where it can run in blocks of rows.
     keep_halves : bool
         Whether the fp16 halves of weights are kept from call to call.
+    frozen : bool
+        The caller's promise that no weight changes.
+    only_gains : bool
+        Whether chains that the cost model expects to lose are left to PyTorch.
     """
 
     precision: str | None = None
     max_workspace: int = DEFAULT_WORKSPACE
     keep_halves: bool = True
+    frozen: bool = False
+    only_gains: bool = True
 
     def current_precision(self) -> str:
         return self.precision or matmul_precision()

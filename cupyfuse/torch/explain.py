@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..plan import Plan
 
-if TYPE_CHECKING:
-    from .module import FusedModule, Variant
+_WIDTH = 60
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,19 @@ class Part:
     operations : names of its operations
     plans : of a chain, one for each combination of shapes that ran; empty for what is not fused
     reason : why it is not fused; empty for a chain
+    estimate : of a chain, the costs that were expected
     """
 
     module: str
     operations: tuple[str, ...]
     plans: tuple[Plan, ...] = ()
     reason: str = ""
+    estimate: str = ""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What `explain()` returns; print it.
+    """What `explain()` returns; print it for a table, or `details()` for every plan.
 
     Attributes
     ----------
@@ -48,6 +50,27 @@ class Explanation:
     def __str__(self) -> str:
         if not self.fused and not self.left:
             return "nothing has run yet: call the module, then ask again"
+        lines = [f"{len(self.fused)} chains fused, {len(self.left)} operations left to PyTorch"]
+        if self.fused:
+            lines += ["", "  fused"]
+            rows = Counter((_shortened(p.operations), p.estimate) for p in self.fused)
+            first = {(_shortened(p.operations), p.estimate): p.module for p in reversed(self.fused)}
+            for (text, estimate), count in rows.most_common():
+                where = first[text, estimate] or "the module"
+                lines.append(f"{count:6d} × {text}" + (f"  [{estimate}]" if estimate else "") + f"  in {where}")
+        if self.left:
+            lines += ["", "  left to PyTorch"]
+            reasons: dict[str, Counter[str]] = {}
+            for part in self.left:
+                reasons.setdefault(part.reason, Counter())["/".join(part.operations) or "its own code"] += 1
+            for reason, names in sorted(reasons.items(), key=lambda each: -each[1].total()):
+                shown = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in names.most_common(4))
+                more = f", {len(names) - 4} more" if len(names) > 4 else ""
+                lines.append(f"{names.total():6d}   {shown}{more}: {reason}")
+        return "\n".join(lines)
+
+    def details(self) -> str:
+        """Every chain with its plans, and every operation that was left."""
         lines = []
         for part in self.fused:
             lines.append(f"fused in {part.module or 'the module'}: {' -> '.join(part.operations)}")
@@ -59,33 +82,27 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(module: FusedModule) -> Explanation:
-    """What is known of a fused module and its submodules."""
-    fused: dict[Any, Part] = {}
+def _shortened(operations: tuple[str, ...]) -> str:
+    text = " -> ".join(operations)
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 12]} ... -> {operations[-1]}"
+
+
+def explain(module: Any) -> Explanation:
+    """Explain what was captured of a fused module, and of drop-in modules within it."""
+    fused: list[Part] = []
     left: dict[Any, Part] = {}
     for path, part in module.named_modules():
-        state = part.__dict__.get("_cupyfuse")
-        if state is None:
+        captured = part.__dict__.get("_cupyfuse")
+        if captured is None:
             continue
-        for variants in list(state.variants.values()):
-            for variant in variants:
-                for found in _of_variant(path, variant):
-                    (left if found.reason else fused).setdefault((path, found.operations, found.reason), found)
-        for runner in list(state.runners.values()):
-            for reason in runner.refusals:
-                found = Part(path, runner.chain.operations, (), reason)
-                left.setdefault((path, found.operations, reason), found)
-    return Explanation(tuple(fused.values()), tuple(left.values()))
+        for found in captured.parts(path):
+            if not found.reason:
+                fused.append(found)
+            else:
+                left.setdefault((found.module, found.operations, found.reason, len(left) if path == "" else 0), found)
+    return Explanation(tuple(fused), tuple(left.values()))
 
 
-def _of_variant(path: str, variant: Variant) -> Iterator[Part]:
-    if variant.reason:
-        yield Part(path, (), (), variant.reason)
-    if variant.program is not None:
-        for runner in variant.program.runners:
-            yield Part(path, runner.chain.operations, tuple(entry.plan for entry in runner.entries))
-    if variant.partition is not None:
-        operations = variant.partition.record.operations
-        for k, reason in variant.partition.left.items():
-            where = ".".join(p for p in (path, operations[k].path) if p)
-            yield Part(where, (operations[k].name,), (), reason)
+def refusals(path: str, runners: Iterable[Any]) -> list[Part]:
+    """The reasons for which chains ran as PyTorch runs them, though they were to be fused."""
+    return [Part(path, r.chain.operations, (), reason) for r in runners for reason in r.refusals]

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import torch
 
 from . import rules
-from .chain import Call, Chain, Ref
+from .chain import Call, Chain
 from .running import Runner
+from .symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
 # An operation by name, its arguments behind the first, those by keyword.
@@ -24,14 +25,37 @@ Step = tuple[Any, ...]
 
 @functools.lru_cache(maxsize=1024)
 def _runner(steps: tuple[Step, ...], names: tuple[str, ...]) -> Runner:
-    """The runner of operations in a row, each on the result of the one before, the first on the input."""
-    calls = []
-    for k, (name, arguments, *named) in enumerate(steps):
-        first = Ref(0) if k == 0 else Ref(len(names) + k - 1)
-        known = rules.find(_function(name), (first, *arguments), dict(*named))
-        assert isinstance(known, rules.Found), name
-        calls.append(Call(known.rule.name, known.arguments, (len(names) + k,)))
-    return Runner(Chain(names, tuple(calls), (len(names) + len(steps) - 1,)))
+    return Runner(chain_of(steps, names))
+
+
+def chain_of(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[int] = frozenset()) -> Chain:
+    """The chain of operations in a row, each on the result of the one before, the first on the first input."""
+    calls: list[Call] = []
+    updates: list[tuple[int, int]] = []
+    value, fresh = 0, len(names)
+    for name, arguments, *named in steps:
+        rule, filled = _found(name, (Ref(value), *arguments), dict(*named))
+        value, fresh = fresh, fresh + 1
+        results = [value]
+        for updated in rule.updates:
+            target = filled[rule.parameters.index(updated)]
+            training = filled[rule.parameters.index("training")]
+            results.append(fresh if isinstance(target, Ref) and training else -1)
+            if results[-1] >= 0:
+                updates.append((target.number, fresh))
+                fresh += 1
+        calls.append(Call(rule.name, filled, tuple(results)))
+    changing = {target for target, _ in updates}
+    return Chain(names, tuple(calls), (value,), tuple(updates), fixed - changing)
+
+
+def _found(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[rules.Rule, tuple[Any, ...]]:
+    """A rule by its own name with all of its arguments, or by that of PyTorch's function."""
+    if name in rules.RULES and not hasattr(torch, name) and not hasattr(torch.nn.functional, name):
+        return rules.RULES[name], arguments
+    known = rules.find(_function(name), arguments, named)
+    assert isinstance(known, rules.Found), name
+    return known.rule, known.arguments
 
 
 def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -20,29 +21,46 @@ from ..gradients import stored
 from ..graph import Node
 from ..planning import build
 from ..settings import Settings
-from .chain import Chain, Tracing, references, sizes
+from .chain import Chain, Tracing, sizes
 from .differentiate import Backward
-from .modes import matmul_precision
+from .running import Options
 from .runtime import device_of, dtype_name, layout_of, ready
+from .symbols import references
 from .tensors import as_matrix, owning
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _CONTIGUOUS = torch.contiguous_format
-_LIBRARY.define("chain(Tensor[] inputs, str chain, str saved, str? precision) -> Tensor[]", tags=_TAGS)
 _LIBRARY.define(
-    "chain_backward(Tensor[] inputs, Tensor[] saved, Tensor?[] gradients, str chain, str saves, bool[] needs, "
-    "str? precision) -> Tensor[]",
+    "chain(Tensor[] inputs, SymInt[] sizes, str chain, str saved, str options) -> Tensor[]",
     tags=_TAGS,
 )
+_LIBRARY.define(
+    "chain_backward(Tensor[] inputs, Tensor[] saved, Tensor?[] gradients, SymInt[] sizes, str chain, str saves, "
+    "bool[] needs, str options) -> Tensor[]",
+    tags=_TAGS,
+)
+
+
+def options_text(options: Options) -> str:
+    """Options as operators take them."""
+    return json.dumps(asdict(options), sort_keys=True)
+
+
+@lru_cache(maxsize=256)
+def _options(text: str) -> Options:
+    return Options(**json.loads(text))
 
 
 class Call:
     """What runs for one chain and inputs of fixed shapes, dtypes and strides."""
 
-    def __init__(self, chain: Chain, saves: Sequence[Sequence[int]], precision: str | None, tensors: Sequence[Any]):
+    def __init__(self, chain: Chain, saves: Sequence[Sequence[int]], options: Options, tensors: Sequence[Any]):
         self.chain = chain
-        self.settings = Settings(precision or matmul_precision(), device_of(tensors[0]))
+        device = device_of(tensors[0])
+        self.settings = Settings(
+            options.current_precision(), device, options.max_workspace, options.keep_halves
+        )
         self.tracing = _traced(chain, tensors)
         self.saved = _saved_nodes(chain, self.tracing, saves)
         self._layouts = dict(enumerate(map(layout_of, map(as_matrix, tensors))))
@@ -83,15 +101,16 @@ _MOST_CALLS = 1024
 _calls: dict[Hashable, Call] = {}
 
 
-def _ready_call(tensors: Sequence[Any], chain: str, saved: str, precision: str | None) -> Call:
-    precision = precision or matmul_precision()
+def _ready_call(tensors: Sequence[Any], sizes: Sequence[int], chain: str, saved: str, options: str) -> Call:
+    chosen = _options(options)
     kinds = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-    key = (chain, saved, precision, kinds)
+    key = (chain, saved, options, chosen.current_precision(), tuple(sizes), kinds)
     call = _calls.get(key)
     if call is None:
         if len(_calls) >= _MOST_CALLS:
             _calls.clear()
-        call = _calls[key] = Call(Chain.from_json(chain), json.loads(saved), precision, tensors)
+        described = Chain.from_json(chain).with_sizes(tuple(sizes))
+        call = _calls[key] = Call(described, json.loads(saved), chosen, tensors)
     return call
 
 
@@ -163,17 +182,17 @@ def _saved_like(values: dict[int, Any], saved: str) -> list[Any]:
 # The operators ------------------------------------------------------------------------------------------------------
 
 
-def _run(inputs: list[Any], chain: str, saved: str, precision: str | None) -> list[Any]:
+def _run(inputs: list[Any], sizes: list[int], chain: str, saved: str, options: str) -> list[Any]:
     with torch.no_grad():
-        return _ready_call(inputs, chain, saved, precision)(inputs)
+        return _ready_call(inputs, sizes, chain, saved, options)(inputs)
 
 
-def fake(inputs: list[Any], chain: str, saved: str, precision: str | None = None) -> list[Any]:
+def fake(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str, options: str = "") -> list[Any]:
     """Tensors without data in the places of the results of `cupyfuse::chain`."""
-    described = Chain.from_json(chain)
+    described = Chain.from_json(chain).filled(sizes)
     values = described.values(inputs)
     numbers = (*described.outputs, *(number for _, number in described.updates))
-    fresh = [torch.empty_like(values[n], memory_format=torch.contiguous_format) for n in numbers]
+    fresh = [torch.empty_like(values[n], memory_format=_CONTIGUOUS) for n in numbers]
     return [*fresh, *_saved_like(values, saved)]
 
 
@@ -181,31 +200,34 @@ def _run_backward(
     inputs: list[Any],
     saved: list[Any],
     gradients: list[Any],
+    sizes: list[int],
     chain: str,
     saves: str,
     needs: list[bool],
-    precision: str | None,
+    options: str,
 ) -> list[Any]:
     with torch.no_grad():
-        backward = _ready_call(inputs, chain, saves, precision).backward(needs)
+        backward = _ready_call(inputs, sizes, chain, saves, options).backward(needs)
         found = backward([*(inputs[k] for k in backward.inputs), *saved], gradients, needs)
     wanted = [(t, like) for t, like, need in zip(found, inputs, needs, strict=True) if need]
     return [torch.zeros_like(like, memory_format=_CONTIGUOUS) if t is None else t for t, like in wanted]
 
 
 def _fake_backward(
-    inputs: list[Any], saved: Any, gradients: Any, chain: Any, saves: Any, needs: list[bool], _: Any
+    inputs: list[Any], saved: Any, gradients: Any, sizes: Any, chain: Any, saves: Any, needs: list[bool], options: Any
 ) -> Any:
     return [torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need]
 
 
-def _set_up(ctx: Any, inputs: tuple[Any, ...], output: list[Any]) -> None:
-    tensors, ctx.chain, ctx.saves, ctx.precision = inputs
-    described = Chain.from_json(ctx.chain)
-    ctx.count, ctx.outputs = len(tensors), len(described.outputs)
+def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, sizes, text, ctx.saves, ctx.options = inputs
+    ctx.text, ctx.sizes, ctx.count = text, list(sizes), len(tensors)
+    chain = Chain.from_json(text)
+    ctx.outputs = len(chain.outputs)
     ctx.mark_non_differentiable(*output[ctx.outputs :])
     ctx.set_materialize_grads(False)
-    later = read_later(ctx.chain, ctx.saves, tensors, _needs(ctx, tensors))
+    described = chain.with_sizes(_plain_sizes(sizes)).to_json()
+    later = read_later(described, ctx.saves, tensors, _needs(ctx, tensors))
     # Of the others, only what kind of tensors they are: their memory may be given back or overwritten.
     kept = [t if k in later else t.detach().new_empty(()).expand(t.shape) for k, t in enumerate(tensors)]
     ctx.save_for_backward(*kept, *output[len(output) - len(json.loads(ctx.saves)) :])
@@ -217,13 +239,19 @@ def _needs(ctx: Any, tensors: Sequence[Any]) -> list[bool]:
     return list(needs) if isinstance(needs, (list, tuple)) else [t.requires_grad for t in tensors]
 
 
+def _plain_sizes(sizes: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes as numbers; symbols as what they stand for at the moment."""
+    return tuple(int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes)
+
+
 def _differentiate(ctx: Any, gradients: list[Any]) -> Any:
     tensors = ctx.saved_tensors
     inputs, saved = list(tensors[: ctx.count]), list(tensors[ctx.count :])
     needs = _needs(ctx, inputs)
     given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
-    found = iter(torch.ops.cupyfuse.chain_backward(inputs, saved, given, ctx.chain, ctx.saves, needs, ctx.precision))
-    return [next(found) if need else None for need in needs], None, None, None
+    arguments = (inputs, saved, given, ctx.sizes, ctx.text, ctx.saves, needs, ctx.options)
+    found = iter(torch.ops.cupyfuse.chain_backward(*arguments))
+    return [next(found) if need else None for need in needs], None, None, None, None
 
 
 _LIBRARY.impl("chain", _run, "CPU")

@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
 from . import rules
-from .chain import Call, Ref, references
-from .record import Meta, Operation, Record, Submodule, storage_of
+from .chain import Call
+from .record import Operation, Record, storage_of
+from .symbols import Ref, references
 
 
 @dataclass
 class Known:
-    """An operation that a rule describes: a call on the record's values, and which of these it renews."""
+    """An operation that a rule describes: a call on the record's values, and (target, value) of what it updates."""
 
     call: Call
     updates: list[tuple[int, int]]
@@ -37,12 +35,13 @@ class Meanings:
         self.record = record
         self.left: dict[int, str] = {}
         self.known: dict[int, Known] = {}
-        self.storages = [_storage(t) for t in record.tensors]
+        self.storages = [storage_of(t) for t in record.tensors]
+        self._used = set(references(record.result)).union(*(o.read for o in record.operations))
         for k, operation in enumerate(record.operations):
             self._look_at(k, operation)
         self.producer: dict[int, int] = {}
         for k, operation in enumerate(record.operations):
-            for number in (*operation.results, *(new for _, new in operation.renewed)):
+            for number in operation.results:
                 self.producer.setdefault(number, k)
         self.before = self._dependencies()
 
@@ -52,11 +51,11 @@ class Meanings:
         if isinstance(found, str):
             self.left[k] = found
             return
-        rule, arguments, inplace = found
-        if inplace and not self._functional(k, operation, rule, arguments):
+        rule, arguments = found.rule, found.arguments
+        if found.inplace:
             self.left[k] = "it changes a tensor in place that others can see"
             return
-        if operation.ordered and not inplace and not rule.updates:
+        if operation.ordered and not rule.updates:
             self.left[k] = "it makes a tensor out of nothing"
             return
         results = list(operation.results)[:1]
@@ -71,79 +70,27 @@ class Meanings:
             else:
                 results.append(-1)
         operation.written |= {target for target, _ in updates}
-        if not self.record.rebinds and any(self._read_after(k, target) for target, _ in updates):
+        if any(target in later.read for target, _ in updates for later in self.record.operations[k + 1 :]):
             self.left[k] = "what it changes in place is read again"
             return
-        self._renew(k, operation, updates)
         operation.ordered = False
         self.known[k] = Known(Call(rule.name, arguments, tuple(results)), updates)
 
-    def _read_after(self, k: int, number: int) -> bool:
-        return any(number in later.read for later in self.record.operations[k + 1 :])
-
-    def _renew(self, k: int, operation: Operation, updates: list[tuple[int, int]]) -> None:
-        """Let what comes later read the new values of what an operation changes."""
-        if not self.record.rebinds:
-            return
-        for target, number in updates:
-            self.storages[number] = self.storages[target]
-            for later in self.record.operations[k + 1 :]:
-                _rename(later, target, number)
-            self.record.result = _renamed(self.record.result, target, number)
-        operation.renewed = tuple(updates)
-
-    def _rule(self, operation: Operation) -> tuple[rules.Rule, tuple[Any, ...], bool] | str:
-        if operation.rule:
-            return rules.RULES[operation.rule], operation.arguments, False
-        if isinstance(operation.target, Submodule):
-            return "the module is called as it is"
+    def _rule(self, operation: Operation) -> rules.Found | str:
         found = rules.find(operation.target, operation.args, operation.kwargs)
         if found is None:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        extra = [n for n in operation.results[1:] if n in self._used()]
-        if extra and not found.rule.updates:
+        if not found.rule.updates and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"
-        return found.rule, found.arguments, found.inplace
-
-    def _used(self) -> set[int]:
-        if not hasattr(self, "_used_values"):
-            self._used_values = set(references(self.record.result))
-            for operation in self.record.operations:
-                self._used_values.update(operation.read)
-        return self._used_values
+        return found
 
     def fresh(self, like: int) -> int:
+        """A new value like another one."""
         self.record.tensors.append(self.record.tensors[like])
         self.storages.append(-len(self.storages) - 1)
         return len(self.record.tensors) - 1
-
-    def _functional(self, k: int, operation: Operation, rule: rules.Rule, arguments: tuple[Any, ...]) -> bool:
-        """Give the result of an in-place operation a number of its own, if nobody else sees the memory it changes."""
-        target = next(references(arguments), None)
-        if not self.record.rebinds or target is None or operation.results != (target,):
-            return False
-        mine = self.storages[target]
-        if mine in {self.storages[n] for n in (*self.record.arguments, *self.record.sources)}:
-            return False
-        dtype = self.record.tensors[target].dtype
-        if any(self.record.tensors[n].dtype not in (dtype, torch.bool) for n in references(arguments)):
-            return False  # out of place it would be of another dtype
-        alike = {n for n, s in enumerate(self.storages) if s == mine and n != target}
-        read_later = set(references(self.record.result))
-        for other in self.record.operations[k + 1 :]:
-            read_later.update(other.read)
-        if alike & read_later:
-            return False
-        number = self.fresh(target)
-        self.storages[number], self.storages[target] = mine, -number - 1
-        operation.result, operation.written, operation.ordered = Ref(number), frozenset(), False
-        operation.rule, operation.arguments, operation.view = rule.name, arguments, False
-        for later in self.record.operations[k + 1 :]:
-            _rename(later, target, number)
-        self.record.result = _renamed(self.record.result, target, number)
-        return True
 
     # What has to run before what
     def _dependencies(self) -> list[set[int]]:
@@ -176,19 +123,3 @@ class Meanings:
                 readers[s] = []
             before.append({n for n in needs if n < k})
         return before
-
-
-def _storage(tensor: Any) -> int:
-    return tensor.storage if isinstance(tensor, Meta) else storage_of(tensor)
-
-
-def _renamed(tree: Any, old: int, new: int) -> Any:
-    return pytree.tree_map(lambda v: Ref(new) if isinstance(v, Ref) and v.number == old else v, tree)
-
-
-def _rename(operation: Operation, old: int, new: int) -> None:
-    operation.args, operation.kwargs, operation.arguments, operation.result = _renamed(
-        (operation.args, operation.kwargs, operation.arguments, operation.result), old, new
-    )
-    if old in operation.written:
-        operation.written = operation.written - {old} | {new}

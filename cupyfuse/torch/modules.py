@@ -1,7 +1,9 @@
-"""Modules that are fused from the start: the three heads, and common tails of networks.
+"""Drop-in modules: the three heads, and common tails of networks, each a chain that is known beforehand.
 
-Each is a plain module of PyTorch's operations, with the constructor, the random draws and the names of parameters of
-the modules that it replaces, so that seeds and checkpoints carry over.
+They have the constructor, the random draws and the names of parameters of the modules that they replace, so that seeds
+and checkpoints carry over. Nothing is captured and no guard is checked: a call goes straight to the chain's runner. That
+is the path of the lowest latency. Where the chain is not what a call would compute (hooks on a submodule, a submodule of
+another class, a graph that is being compiled), the same operations run as PyTorch runs them.
 """
 
 from __future__ import annotations
@@ -11,14 +13,85 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.modules import module as hooks
 
-from .module import drop_in
+from .explain import Part, explain, refusals
+from .functions import Step, chain_of, log_softmax, softmax
+from .module import Offered, refresh
+from .running import Runner
+from .symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
+_WEIGHT, _BIAS = Ref(1), Ref(2)
 
 
-@drop_in
-class HeadLogSumExp(nn.Module):
+class _Runners:
+    """The runners of one drop-in module, by its configuration; not copied with it."""
+
+    def __init__(self) -> None:
+        self.by_steps: dict[Any, Runner] = {}
+
+    @property
+    def runners(self) -> list[Runner]:
+        return list(self.by_steps.values())
+
+    def parts(self, path: str) -> list[Part]:
+        """What was fused, for `explain`."""
+        found = [
+            Part(path, r.chain.operations, tuple(e.plan for e in r.all_entries)) for r in self.runners if r.all_entries
+        ]
+        return [*found, *refusals(path, self.runners)]
+
+
+class _DropIn(nn.Module):
+    """What drop-in modules have in common: runners, `explain` and `refresh`."""
+
+    explain = Offered(explain)
+    refresh = Offered(refresh)
+
+    def _fused(self, steps: tuple[Step, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> Tensor:
+        """Run a chain of which all inputs but the first are the module's own."""
+        known: _Runners = self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
+        runner = known.by_steps.get(steps)
+        if runner is None:
+            fixed = frozenset(range(1, len(names)))
+            runner = known.by_steps.setdefault(steps, Runner(chain_of(steps, names, fixed)))
+        result: Tensor = runner(tensors)[0]
+        return result
+
+    def _fused_linear(self, x: Tensor, layer: nn.Linear, prefix: str, steps: tuple[Step, ...]) -> Tensor:
+        if layer.bias is None:
+            steps = (("linear", (_WEIGHT,)), *steps)
+            return self._fused(steps, ("input", f"{prefix}weight"), (x, layer.weight))
+        steps = (("linear", (_WEIGHT, _BIAS)), *steps)
+        names = ("input", f"{prefix}weight", f"{prefix}bias")
+        return self._fused(steps, names, (x, layer.weight, layer.bias))
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        # Tensors move to another device or dtype: nothing prepared from the old ones should keep memory.
+        self.__dict__.pop("_cupyfuse", None)
+        return super()._apply(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        return {k: v for k, v in state.items() if k != "_cupyfuse"}
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def _plain(x: Any, *layers: tuple[nn.Module, type[nn.Module]]) -> bool:
+    """Whether a call has to go through the submodules themselves."""
+    if torch.compiler.is_compiling() or not isinstance(x, torch.Tensor) or hooks._has_any_global_hook():
+        return True
+    for layer, expected in layers:
+        own = layer.__dict__
+        if type(layer) is not expected or "forward" in own or any(own.get(name) for name in _HOOKS):
+            return True
+    return False
+
+
+class HeadLogSumExp(_DropIn):
     """Linear, logsumexp over the row, LeakyReLU twice, GELU twice.
 
     Parameters
@@ -50,13 +123,16 @@ class HeadLogSumExp(nn.Module):
         self.negative_slope, self.approximate = negative_slope, approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.logsumexp(self.linear(x), dim=1, keepdim=True)
-        x = F.leaky_relu(F.leaky_relu(x, self.negative_slope), self.negative_slope)
-        return F.gelu(F.gelu(x, approximate=self.approximate), approximate=self.approximate)
+        if _plain(x, (self.linear, nn.Linear)):
+            x = torch.logsumexp(self.linear(x), dim=1, keepdim=True)
+            x = F.leaky_relu(F.leaky_relu(x, self.negative_slope), self.negative_slope)
+            return F.gelu(F.gelu(x, approximate=self.approximate), approximate=self.approximate)
+        leaky: Step = ("leaky_relu", (float(self.negative_slope),))
+        gelu: Step = ("gelu", (), (("approximate", self.approximate),))
+        return self._fused_linear(x, self.linear, "linear.", (("logsumexp", (1, True)), leaky, leaky, gelu, gelu))
 
 
-@drop_in
-class HeadSum(nn.Module):
+class HeadSum(_DropIn):
     """Linear, then sum, max, mean, logsumexp and logsumexp over the row, of which all but the sum see one element.
 
     Parameters
@@ -69,11 +145,21 @@ class HeadSum(nn.Module):
     Takes (B, in_features), returns (B, 1). Parameters are those of `linear`, a `torch.nn.Linear`.
     """
 
+    _STEPS: tuple[Step, ...] = (
+        ("sum", (1, True)),
+        ("amax", (1, True)),
+        ("mean", (1, True)),
+        ("logsumexp", (1, True)),
+        ("logsumexp", (1, True)),
+    )
+
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None):
         super().__init__()
         self.linear = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not _plain(x, (self.linear, nn.Linear)):
+            return self._fused_linear(x, self.linear, "linear.", self._STEPS)
         x = torch.sum(self.linear(x), dim=1, keepdim=True)
         x = torch.max(x, dim=1, keepdim=True)[0]
         x = torch.mean(x, dim=1, keepdim=True)
@@ -81,8 +167,7 @@ class HeadSum(nn.Module):
         return torch.logsumexp(x, dim=1, keepdim=True)
 
 
-@drop_in
-class HeadSoftmax(nn.Module):
+class HeadSoftmax(_DropIn):
     """Linear, BatchNorm1d, a scale, softmax over the row.
 
     Parameters
@@ -117,71 +202,104 @@ class HeadSoftmax(nn.Module):
         self.scale = nn.Parameter(torch.ones(scale_shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.softmax(self.scale * self.bn(self.gemm(x)), dim=1)
+        if _plain(x, (self.gemm, nn.Linear), (self.bn, nn.BatchNorm1d)) or x.dim() != 2:
+            return torch.softmax(self.scale * self.bn(self.gemm(x)), dim=1)
+        bn = self.bn
+        own: dict[str, Any] = {
+            "gemm.weight": self.gemm.weight,
+            "gemm.bias": self.gemm.bias,
+            "bn.running_mean": bn.running_mean,
+            "bn.running_var": bn.running_var,
+            "bn.weight": bn.weight,
+            "bn.bias": bn.bias,
+            "bn.num_batches_tracked": bn.num_batches_tracked if bn.training and bn.track_running_stats else None,
+            "scale": self.scale,
+        }
+        there = {name: t for name, t in own.items() if t is not None}
+        at: dict[str, Any] = dict.fromkeys(own)
+        at.update({name: Ref(k) for k, name in enumerate(there, 1)})
+        norm = (*(at[f"bn.{n}"] for n in ("running_mean", "running_var", "weight", "bias", "num_batches_tracked")),)
+        steps: tuple[Step, ...] = (
+            ("linear", (at["gemm.weight"],) if self.gemm.bias is None else (at["gemm.weight"], at["gemm.bias"])),
+            ("batch_norm_module", (*norm, bn.training, bn.momentum, bn.eps)),
+            ("mul", (at["scale"],)),
+            ("softmax", (1,)),
+        )
+        return self._fused(steps, ("input", *there), (x, *there.values()))
 
 
 # Linear layers with what follows them ------------------------------------------------------------------------------
 
 
-@drop_in
-class LinearLogSumExp(nn.Linear):
+class LinearLogSumExp(_DropIn, nn.Linear):
     """`torch.nn.Linear`, then logsumexp over the last dimension, (..., in_features) to (...).
 
     Takes the arguments of `torch.nn.Linear`, and has its parameters.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        return torch.logsumexp(super().forward(input), dim=-1)
+        if _plain(input):
+            return torch.logsumexp(super().forward(input), dim=-1)
+        return self._fused_linear(input, self, "", (("logsumexp", (-1, False)),))
 
 
-@drop_in
-class LinearSoftmax(nn.Linear):
+class LinearSoftmax(_DropIn, nn.Linear):
     """`torch.nn.Linear`, then softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return torch.softmax(super().forward(input), dim=-1)
+        if _plain(input):
+            return torch.softmax(super().forward(input), dim=-1)
+        return self._fused_linear(input, self, "", (("softmax", (-1,)),))
 
 
-@drop_in
-class LinearLogSoftmax(nn.Linear):
+class LinearLogSoftmax(_DropIn, nn.Linear):
     """`torch.nn.Linear`, then log-softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return torch.log_softmax(super().forward(input), dim=-1)
+        if _plain(input):
+            return torch.log_softmax(super().forward(input), dim=-1)
+        return self._fused_linear(input, self, "", (("log_softmax", (-1,)),))
 
 
-@drop_in
-class LinearGELU(nn.Linear):
+class LinearGELU(_DropIn, nn.Linear):
     """`torch.nn.Linear`, then GELU in its exact form; arguments and parameters of `torch.nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.gelu(super().forward(input))
+        if _plain(input):
+            return F.gelu(super().forward(input))
+        return self._fused_linear(input, self, "", (("gelu", ()),))
 
 
-@drop_in
-class LinearSiLU(nn.Linear):
+class LinearSiLU(_DropIn, nn.Linear):
     """`torch.nn.Linear`, then SiLU; arguments and parameters of `torch.nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.silu(super().forward(input))
+        if _plain(input):
+            return F.silu(super().forward(input))
+        return self._fused_linear(input, self, "", (("silu", ()),))
 
 
-@drop_in
-class LinearReLU(nn.Linear):
+class LinearReLU(_DropIn, nn.Linear):
     """`torch.nn.Linear`, then ReLU; arguments and parameters of `torch.nn.Linear`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.relu(super().forward(input))
+        if _plain(input):
+            return F.relu(super().forward(input))
+        return self._fused_linear(input, self, "", (("relu", ()),))
 
 
 # Reductions ---------------------------------------------------------------------------------------------------------
 
 
-@drop_in
 class Softmax(nn.Softmax):
     """`torch.nn.Softmax`, fused."""
 
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if self.dim is None or _plain(input) else softmax(input, self.dim)
 
-@drop_in
+
 class LogSoftmax(nn.LogSoftmax):
     """`torch.nn.LogSoftmax`, fused."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) if self.dim is None or _plain(input) else log_softmax(input, self.dim)

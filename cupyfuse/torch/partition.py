@@ -7,19 +7,18 @@ PyTorch has to run between them, and as long as the graph that they make togethe
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-import torch
 
 from ..errors import TraceError
 from ..trace import Trace
 from . import rules
-from .chain import Call, Chain, Ref, references, sizes, traced_call
+from .chain import Call, Chain, sizes, traced_call
 from .meanings import Meanings
-from .record import Operation, Record, Source
+from .record import Operation, Record
 from .runtime import dtype_name
+from .symbols import Ref, Size, references, symbolic
 from .values import Value
 
 
@@ -46,7 +45,8 @@ class Fused:
     outputs : numbers of those that are its outputs
     members : numbers of the record's operations that it replaces
     views : those among them that PyTorch makes after it once more: their results share memory with others
-    renewed : (number, input) for values that are then found in the memory of an input
+    sizes : the nodes of the chain's symbolic sizes
+    note : what the judge said in its favour, for `explain`
     """
 
     chain: Chain
@@ -54,7 +54,8 @@ class Fused:
     outputs: tuple[int, ...]
     members: tuple[int, ...]
     views: tuple[int, ...]
-    renewed: tuple[tuple[int, int], ...]
+    sizes: tuple[Any, ...] = ()
+    note: str = ""
 
 
 @dataclass
@@ -70,27 +71,52 @@ class Partition:
 
     record: Record
     items: list[Fused | int]
-    left: dict[int, str]
+    left: dict[int, str] = field(default_factory=dict)
 
     @property
     def chains(self) -> list[Fused]:
         return [item for item in self.items if isinstance(item, Fused)]
 
 
-def partition(record: Record) -> Partition:
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a chain is worth running, and why, for people to read."""
+
+    gains: bool
+    text: str = ""
+
+
+# Judges a chain by what its inputs and outputs are: fake tensors.
+Judge = Callable[[Chain, Sequence[Any], Sequence[Any]], Verdict]
+
+
+def anything(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
+    """Judge every chain of two operations or one reduction worth running, whatever it costs."""
+    working = [c.rule for c in chain.calls if not rules.RULES[c.rule].idle]
+    if len(working) > 1 or rules.RULES[working[0]].reduces:
+        return Verdict(True)
+    if rules.RULES[working[0]].product:
+        single = str(inputs[0].dtype) == "torch.float32" and inputs[0].device.type == "cuda"
+        return Verdict(single, "a product alone is cuBLAS's either way")
+    return Verdict(False, "one operation alone gains nothing")
+
+
+def partition(record: Record, judge: Judge = anything) -> Partition:
     """Cut a record into chains and what is left to PyTorch.
 
     Parameters
     ----------
     record : Record
-        Its in-place operations on values of its own become ordinary ones.
+    judge : callable
+        Says of each chain whether it is worth running.
     """
-    return _Partitioner(record).run()
+    return _Partitioner(record, judge).run()
 
 
 class _Partitioner(Meanings):
-    def __init__(self, record: Record):
+    def __init__(self, record: Record, judge: Judge):
         super().__init__(record)
+        self.judge = judge
         self.clusters: list[Cluster] = []
         self.home: dict[int, Cluster] = {}
 
@@ -110,7 +136,6 @@ class _Partitioner(Meanings):
                 self.left[k] = "its memory is looked at by strides"
                 continue
             self._place(k, operation)
-        self._drop_small()
         return self._finish()
 
     def _changed_outside(self) -> set[int]:
@@ -149,12 +174,7 @@ class _Partitioner(Meanings):
         self.left[k] = reason
 
     def _of_source(self, operation: Operation) -> bool:
-        return all(self._fixed(n) for n in operation.read)
-
-    def _fixed(self, number: int) -> bool:
-        """Whether a value is a parameter or the like, whose changes can be seen."""
-        source = self.record.sources.get(number)
-        return isinstance(source, Source) and source.fixed
+        return all(n in self.record.parameters for n in operation.read)
 
     def _merged(self, clusters: Sequence[Cluster], k: int) -> Cluster:
         """One cluster of several and one more operation; raises TraceError where they cannot be traced together."""
@@ -194,6 +214,8 @@ class _Partitioner(Meanings):
         def value(argument: Any) -> Any:
             if isinstance(argument, Ref):
                 return self._value(cluster, argument.number)
+            if isinstance(argument, Size):
+                return int(argument.of.meta["example_value"].node.hint)
             return tuple(map(value, argument)) if isinstance(argument, tuple) else argument
 
         result = traced_call(cluster.trace, call.rule, [value(a) for a in call.arguments])
@@ -232,9 +254,8 @@ class _Partitioner(Meanings):
         return cluster.values[number]
 
     def _name(self, number: int) -> str:
-        source = self.record.sources.get(number)
-        if isinstance(source, Source):
-            return source.name
+        if number in self.record.parameters:
+            return self.record.parameters[number]
         if number in self.record.arguments:
             return f"input{self.record.arguments.index(number)}"
         return f"value{number}"
@@ -268,43 +289,38 @@ class _Partitioner(Meanings):
                 stack += [b for b in self.before[each] if b not in seen]
         return True
 
-    # What is worth it
-    def _drop_small(self) -> None:
-        for cluster in list(self.clusters):
-            reason = self._small(cluster)
-            if reason:
-                self.clusters.remove(cluster)
-                for member in cluster.members:
-                    del self.home[member]
-                    self.left[member] = reason
-
-    def _small(self, cluster: Cluster) -> str:
-        working = [c.rule for c in cluster.calls if not rules.RULES[c.rule].idle]
-        if not working:
-            return "nothing is computed"
-        if len(working) > 1 or rules.RULES[working[0]].reduces:
-            return ""
-        tensor = self.record.tensors[cluster.inputs[0]]
-        if rules.RULES[working[0]].product:
-            if tensor.dtype == torch.float32 and tensor.device.type == "cuda":
-                return ""
-            return "a product alone is cuBLAS's either way"
-        return "one operation alone gains nothing"
-
     # Results
     def _finish(self) -> Partition:
-        used = self._outside_uses()
         fused: dict[int, Fused] = {}
+        # A chain that is left to PyTorch needs results of others, which may have been no outputs before.
+        judged = {id(c): self._verdict(c, self._outside_uses()) for c in self.clusters}
+        for cluster in list(self.clusters):
+            if not judged[id(cluster)].gains:
+                self._leave(cluster, judged[id(cluster)].text)
+        used = self._outside_uses()
         for cluster in self.clusters:
             chain = self._chain(cluster, used)
             if chain is None:
-                for member in cluster.members:
-                    del self.home[member]
-                    self.left[member] = "its results are not needed"
                 continue
+            chain = replace(chain, note=judged[id(cluster)].text)
             for member in cluster.members:
                 fused[member] = chain
         return Partition(self.record, self._order(fused), self.left)
+
+    def _leave(self, cluster: Cluster, reason: str) -> None:
+        self.clusters.remove(cluster)
+        for member in cluster.members:
+            del self.home[member]
+            self.left[member] = reason
+
+    def _verdict(self, cluster: Cluster, used: set[int]) -> Verdict:
+        if all(rules.RULES[c.rule].idle for c in cluster.calls):
+            return Verdict(False, "nothing is computed")
+        found = self._chain(cluster, used)
+        if found is None:
+            return Verdict(False, "its results are not needed")
+        tensors = self.record.tensors
+        return self.judge(found.chain, [tensors[n] for n in found.inputs], [tensors[n] for n in found.outputs])
 
     def _outside_uses(self) -> set[int]:
         """The values that something outside of their own cluster needs."""
@@ -319,57 +335,58 @@ class _Partitioner(Meanings):
     def _chain(self, cluster: Cluster, used: Iterable[int]) -> Fused | None:
         produced = [n for call in cluster.calls for n in call.results if n >= 0]
         used = set(used)
-        renewed = {new for _, new in cluster.updates}
-        outputs, views = self._apart([n for n in dict.fromkeys(produced) if n in used and n not in renewed], cluster)
+        outputs, views = self._apart([n for n in dict.fromkeys(produced) if n in used], cluster)
         if not outputs and not cluster.updates:
             return None  # what is left is a view of something outside
         numbers = {n: k for k, n in enumerate(cluster.inputs)}
         for number in produced:
             numbers.setdefault(number, len(numbers))
+        nodes = list(dict.fromkeys(size.of for c in cluster.calls for size in symbolic(c.arguments)))
 
         def local(argument: Any) -> Any:
             if isinstance(argument, Ref):
                 return Ref(numbers[argument.number])
+            if isinstance(argument, Size):
+                return Size(nodes.index(argument.of))
             return tuple(map(local, argument)) if isinstance(argument, tuple) else argument
 
         calls = tuple(
             Call(c.rule, tuple(map(local, c.arguments)), tuple(numbers[n] if n >= 0 else -1 for n in c.results))
             for c in cluster.calls
         )
-        last: dict[int, int] = {}  # by what it overwrites: an update of an updated value overwrites the same
-        owner: dict[int, int] = {}
-        for target, n in cluster.updates:
-            owner[n] = owner.get(target, target)
-            last[owner[n]] = n
-        updates = tuple((numbers[target], numbers[n]) for target, n in last.items())
+        updates = tuple((numbers[target], numbers[n]) for target, n in cluster.updates)
         changing = {target for target, _ in updates}
-        fixed = frozenset(k for k, n in enumerate(cluster.inputs) if self._fixed(n) and k not in changing)
-        names = tuple(self._name(n) for n in cluster.inputs)
-        chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed)
-        return Fused(
-            chain,
-            tuple(cluster.inputs),
-            tuple(outputs),
-            tuple(sorted(cluster.members)),
-            tuple(views),
-            tuple((new, own) for new, own in owner.items()),
+        fixed = frozenset(
+            k for k, n in enumerate(cluster.inputs) if n in self.record.parameters and k not in changing
         )
+        names = tuple(self._name(n) for n in cluster.inputs)
+        chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed, len(nodes))
+        members = tuple(sorted(cluster.members))
+        return Fused(chain, tuple(cluster.inputs), tuple(outputs), members, tuple(views), tuple(nodes))
 
     def _apart(self, wanted: Sequence[int], cluster: Cluster) -> tuple[list[int], list[int]]:
-        """Results of a chain, and the operations behind those that are views of other ones, or of its inputs."""
-        outputs: list[int] = []
-        views: list[int] = []
-        there = set(cluster.inputs)
-        for number in wanted:
+        """Results of a chain, and the operations behind views of these, or of its inputs.
+
+        PyTorch makes the views once more: they share memory with what they are views of, and have its strides.
+        """
+        outputs: dict[int, None] = {}
+        views: dict[int, None] = {}
+        made = {n for call in cluster.calls for n in call.results}
+
+        def place(number: int) -> None:
             k = self.producer.get(number, -1)
             operation = self.record.operations[k]
-            base = operation.read[0] if k >= 0 and operation.view else -1
-            if base in there and self.storages[base] == self.storages[number]:
-                views.append(k)
-            else:
-                outputs.append(number)
-            there.add(number)
-        return outputs, views
+            base = operation.read[0] if k in self.known and operation.view and operation.read else -1
+            if base < 0 or self.storages[base] != self.storages[number]:
+                outputs[number] = None
+                return
+            if base in made:
+                place(base)
+            views[k] = None
+
+        for number in wanted:
+            place(number)
+        return list(outputs), list(views)
 
     def _order(self, fused: dict[int, Fused]) -> list[Fused | int]:
         """Chains and single operations, each after what it needs, else as they were written."""

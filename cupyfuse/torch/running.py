@@ -8,7 +8,7 @@ long as these are the same tensors, of the same version, in the same memory.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ class Runner:
         self._fast: dict[Hashable, Entry] = {}
         self._entries: dict[Hashable, Entry | str] = {}
         self._lock = threading.RLock()
+        self._sized: dict[tuple[int, ...], Runner] = {}
 
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
         entry = self.choose(tensors)
@@ -60,6 +61,24 @@ class Runner:
                 return self.left(found, tensors)
             entry = cell.entry = found
         return entry(tensors)
+
+    def as_function(self) -> Callable[..., Any]:
+        """What a graph calls: a function of the chain's inputs and sizes, which returns its outputs, a single one bare."""
+        count, single = len(self.chain.names), len(self.chain.outputs) == 1
+
+        def chain(*arguments: Any) -> Any:
+            runner = self if not self.chain.sizes else self.sized(arguments[count:])
+            outputs = runner(arguments[:count])
+            return outputs[0] if single else outputs
+
+        chain.__module__, chain.__qualname__ = __name__, "chain"
+        return chain
+
+    def sized(self, sizes: tuple[int, ...]) -> Runner:
+        """The runner for these values of the chain's symbolic sizes."""
+        if sizes not in self._sized:
+            self._sized[sizes] = Runner(self.chain.with_sizes(sizes), self.options)
+        return self._sized[sizes]
 
     def choose(self, tensors: Tensors) -> Entry | str:
         """What is ready for these inputs, made ready if need be; or why they are left to PyTorch."""
@@ -88,14 +107,19 @@ class Runner:
     def entries(self) -> list[Entry]:
         return [e for e in list(self._entries.values()) if isinstance(e, Entry)]
 
+    @property
+    def all_entries(self) -> list[Entry]:
+        """Those of this runner, and of its like for other sizes."""
+        return [*self.entries, *(e for runner in list(self._sized.values()) for e in runner.entries)]
+
     def refresh(self) -> None:
         """Have everything prepared anew."""
-        for entry in self.entries:
+        for entry in self.all_entries:
             entry.forget()
 
     def release(self) -> None:
         """Let go of all memory that is held for fixed inputs, until the next call."""
-        for entry in self.entries:
+        for entry in self.all_entries:
             entry.release()
 
     def _find(self, fast: Hashable, tensors: Tensors, graded: bool) -> Entry | str:

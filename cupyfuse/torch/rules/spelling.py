@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from ...dtypes import NAMES
+from ..symbols import Size
 from .table import RULES, Found, Refused
 
 Adapter = Callable[..., Any]
@@ -58,7 +59,7 @@ REFUSED: dict[Any, str] = {}
 def is_tensor(argument: Any) -> bool:
     """Whether an argument stands for a tensor: whatever is nothing else."""
     plain = (bool, int, float, complex, str, tuple, list, dict, slice, torch.dtype, torch.device, torch.memory_format)
-    return argument is not None and argument is not Ellipsis and not isinstance(argument, (*plain, np.generic))
+    return argument is not None and argument is not Ellipsis and not isinstance(argument, (*plain, np.generic, Size))
 
 
 def spell(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool = False) -> None:

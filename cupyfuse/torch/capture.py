@@ -1,0 +1,117 @@
+"""Capture a module's forward with Dynamo, and run its graphs with their chains exchanged.
+
+`torch.compile` is asked as `Module.compile` asks it; what differs from its defaults is set while a graph of ours is
+captured, and at no other time.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .backend import fuse_module
+from .explain import Part, refusals
+from .lowering import AsOperator, Direct
+from .partition import Partition
+from .running import Options, Runner
+from .worth import judge_for
+
+# Where Dynamo's defaults are not what the user of one fused module expects. Modules with many instances and shapes go
+# on being captured; hooks that are added later run; a frame that cannot be captured runs as it is; counters in modules
+# become symbols instead of a capture for each value; DDP's buckets need no cuts, because autograd runs eagerly.
+_CONFIG = {
+    "recompile_limit": 256,
+    "accumulated_recompile_limit": 4096,
+    "skip_nnmodule_hook_guards": False,
+    "suppress_errors": False,
+    "allow_unspec_int_on_nn_module": True,
+    "optimize_ddp": False,
+}
+
+
+class Capture:
+    """What Dynamo captured of one fused module.
+
+    Parameters
+    ----------
+    options : Options
+    graphs : bool
+        Whether graphs run as CUDA graphs.
+
+    Attributes
+    ----------
+    partitions : list of Partition
+        Of each graph so far.
+    """
+
+    def __init__(self, options: Options, graphs: bool):
+        self.options = options
+        self.graphs = graphs
+        self.partitions: list[Partition] = []
+        self._direct = Direct(options)
+        self._lock = threading.Lock()
+
+    @property
+    def runners(self) -> list[Runner]:
+        return list(self._direct.runners)
+
+    def parts(self, path: str) -> list[Part]:
+        """What was fused and what was left, for `explain`."""
+        found = []
+        by_chain: dict[Any, list[Runner]] = {}
+        for runner in self.runners:
+            by_chain.setdefault(id(runner.chain), []).append(runner)
+        for parts in self.partitions:
+            operations = parts.record.operations
+            for fused in parts.chains:
+                where = operations[fused.members[0]].path
+                plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.all_entries)
+                found.append(Part(where, fused.chain.operations, plans, "", fused.note))
+            for k, reason in parts.left.items():
+                found.append(Part(operations[k].path, (operations[k].name,), (), reason))
+        return [*found, *refusals(path, self.runners)]
+
+    def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
+        """A module's call, captured when it is first made and whenever a guard of what was captured fails."""
+        import torch._dynamo as dynamo
+
+        context = dynamo.optimize(self._backend)
+        context.callback = _Configured(context.callback)
+        # Dynamo keeps what it captured by code object: each module has one of its own.
+        function = types.FunctionType(_call.__code__.replace(), _call.__globals__, f"call_{type(module).__name__}")
+        return functools.partial(context(function), module)
+
+    def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        with self._lock:
+            if not self.graphs:
+                found = fuse_module(module, self._direct, judge_for(self.options, compiled=False))
+                self.partitions += found
+                forward: Callable[..., Any] = module.forward
+                return forward
+            found = fuse_module(module, AsOperator(self.options), judge_for(self.options, compiled=True))
+            self.partitions += found
+        replayed: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
+        return replayed
+
+
+def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)
+
+
+class _Configured:
+    """What Dynamo calls to capture a frame, with `_CONFIG` in force."""
+
+    def __init__(self, callback: Any):
+        self._torchdynamo_orig_backend = callback
+
+    def __call__(self, *arguments: Any) -> Any:
+        with torch._dynamo.config.patch(_CONFIG):
+            return self._torchdynamo_orig_backend(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torchdynamo_orig_backend, name)

@@ -1,0 +1,297 @@
+"""Import a graph that Dynamo captured: its tensor operations as a `Record`, which `partition` cuts into chains.
+
+Dynamo's graph holds the operations as the user wrote them, before autograd and before decomposition. Symbolic sizes stay
+symbols: where an operation of a chain takes one as an argument, it becomes a `Size` that the call fills in.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._dynamo import source as sources
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from .record import Operation, Record, draws, storage_of
+from .rules.spelling import SPELLINGS
+from .symbols import Ref, Size, references
+
+_IN_PLACE = {
+    operator.iadd: operator.add,
+    operator.isub: operator.sub,
+    operator.imul: operator.mul,
+    operator.itruediv: operator.truediv,
+}
+_WRITING_OPERATORS = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem")
+
+
+class Imported:
+    """A graph of Dynamo's as a record, and which nodes its values and operations are.
+
+    Attributes
+    ----------
+    graph : Graph
+    record : Record
+    nodes : for each value of the record, the node that holds it
+    operators : for each operation of the record, its node
+    parts : for operations with several results, the nodes that take them apart
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.record = Record(autocast=_autocast(graph))
+        self.nodes: list[Any] = []
+        self.operators: list[Node] = []
+        self.parts: dict[int, list[Node]] = {}
+        self._numbers: dict[Node, Any] = {}  # a Ref, a Size, or a nested structure of them
+        self._makers: dict[Node, int] = {}  # the operation that a node is a result of
+        for node in graph.nodes:
+            self._take(node)
+
+    def parts_of(self, k: int) -> list[Node]:
+        """An operation's node, and those that take its results apart."""
+        return [self.operators[k], *self.parts.get(k, ())]
+
+    def _take(self, node: Node) -> None:
+        example = node.meta.get("example_value")
+        if node.op in ("placeholder", "get_attr"):
+            if isinstance(example, torch.Tensor):
+                self._input(node, example)
+            elif isinstance(example, torch.SymInt):
+                self._numbers[node] = Size(node)
+        elif node.op == "output":
+            self.record.result = self._referred(node.args)
+        elif node.target is operator.getitem and isinstance(self._numbers.get(node.args[0]), (tuple, list)):
+            source: Any = node.args[0]
+            self._numbers[node] = self._numbers[source][node.args[1]]
+            self._makers[node] = self._makers[source]
+            self.parts.setdefault(self._makers[node], []).append(node)
+            if isinstance(self._numbers[node], Ref):
+                self.nodes[self._numbers[node].number] = node
+            elif isinstance(self._numbers[node], Size):
+                self._numbers[node] = Size(node)
+        else:
+            self._operation(node, example)
+
+    def _input(self, node: Node, example: Any) -> None:
+        number = self._add(example, node)
+        self._numbers[node] = Ref(number)
+        source = getattr(node, "_dynamo_source", None)
+        if source is None and node.meta.get("grapharg") is not None:
+            source = node.meta["grapharg"].source
+        if _is_state(source) or isinstance(example, torch.nn.Parameter):
+            self.record.parameters[number] = _path(source) or node.name
+        else:
+            self.record.arguments.append(number)
+
+    def _operation(self, node: Node, example: Any) -> None:
+        args, kwargs = self._referred((node.args, node.kwargs))
+
+        def known(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return Ref(self._add(value, node))
+            return Size(node) if isinstance(value, torch.SymInt) else value
+
+        results = pytree.tree_map(known, example)
+        target = node.target if node.op in ("call_function", "call_method") else None
+        operation = Operation(target, args, kwargs, results, _module_of(node))
+        operands = [self.record.tensors[n] for n in operation.read]
+        storages = {storage_of(t) for t in operands}
+        operation.view = any(storage_of(self.record.tensors[n]) in storages for n in operation.results)
+        self._effects(operation, target, example)
+        operation.after = frozenset(self._makers[n] for n in node.all_input_nodes if n in self._makers)
+        self._makers[node] = len(self.record.operations)
+        self._numbers[node] = results
+        self.record.operations.append(operation)
+        self.operators.append(node)
+
+    def _effects(self, operation: Operation, target: Any, example: Any) -> None:
+        """Note what an operation writes to, and what may not move past it."""
+        symbolic = isinstance(example, torch.SymInt) or type(example) in (int, bool, torch.Size)
+        if isinstance(target, HigherOrderOperator) or target is None:
+            # The operands' own code runs: it may write to any of them.
+            operation.written, operation.ordered = frozenset(operation.read), True
+        elif isinstance(target, (OpOverload, OpOverloadPacket)):
+            operation.written = frozenset(_written_by_schema(target, operation))
+            operation.ordered = bool(operation.written)
+        elif _writes(target, operation.args, operation.kwargs):
+            out = operation.kwargs.get("out")
+            written = operation.read[:1] if out is None else tuple(references(out))
+            operation.written, operation.ordered = frozenset(written), True
+        name = str(getattr(target, "__name__", target))
+        if name == "batch_norm" and operation.args[5:6] == (True,):
+            operation.written = frozenset(r.number for r in operation.args[1:3] if isinstance(r, Ref))
+        if (not operation.read and not symbolic) or draws(name):
+            operation.ordered = True
+        operation.barrier = not operation.read and example is None
+
+    def _add(self, tensor: Any, node: Node) -> int:
+        self.record.tensors.append(tensor)
+        self.nodes.append(node)
+        return len(self.record.tensors) - 1
+
+    def _referred(self, tree: Any) -> Any:
+        def leaf(value: Any) -> Any:
+            return self._numbers.get(value, value) if isinstance(value, Node) else value
+
+        return torch.fx.node.map_aggregate(tree, leaf)
+
+
+def _autocast(graph: Graph) -> bool:
+    """Whether PyTorch chooses the dtypes of operations anywhere in a graph."""
+    if torch._C._is_any_autocast_enabled():
+        return True
+    return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
+
+
+def _writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function or method of PyTorch's changes an operand: by its naming rule, `inplace=` or `out=`."""
+    name = str(getattr(target, "__name__", target))
+    in_place = name.endswith("_") and not name.endswith("__")
+    return in_place or name in _WRITING_OPERATORS or _asked(target, args, kwargs) or kwargs.get("out") is not None
+
+
+def _asked(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call asks a function to work in place, by name or by position."""
+    position = _inplace_position(target) if callable(target) else -1
+    return bool(kwargs.get("inplace")) or (0 <= position < len(args) and bool(args[position]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _inplace_position(function: Any) -> int:
+    """The position of a Python function's parameter `inplace`; -1 if it has none."""
+    if not isinstance(function, types.FunctionType):
+        return -1
+    names = list(inspect.signature(function).parameters)
+    return names.index("inplace") if "inplace" in names else -1
+
+
+def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any], operation: Operation) -> set[int]:
+    """The operands that an operator may write to, as its schema says; all of them if there are several schemas."""
+    if isinstance(target, OpOverloadPacket):
+        names = target.overloads()
+        if len(names) != 1:
+            return set(operation.read)
+        target = getattr(target, names[0])
+    found: set[int] = set()
+    for position, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = operation.kwargs.get(argument.name)
+        if position < len(operation.args):
+            value = operation.args[position]
+        found.update(leaf.number for leaf in pytree.tree_leaves(value) if isinstance(leaf, Ref))
+    return found
+
+
+# Where inputs come from ---------------------------------------------------------------------------------------------
+
+
+def _is_state(source: Any) -> bool:
+    """Whether a source is an entry of a module's parameters or buffers."""
+    while source is not None:
+        if isinstance(source, (sources.UnspecializedParamBufferSource, sources.ParamBufferSource)):
+            return True
+        source = getattr(source, "base", None)
+    return False
+
+
+def _path(source: Any) -> str:
+    """The dotted name of a parameter or buffer, as `named_parameters` has it, for people to read."""
+    parts: list[str] = []
+    while source is not None:
+        name = getattr(source, "index", None)
+        if isinstance(source, sources.DictGetItemSource):
+            parts.append(str(name))
+        source = getattr(source, "base", None)
+    return ".".join(reversed(parts))
+
+
+def _module_of(node: Node) -> str:
+    """The path of the module in whose forward a node was captured."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = str(next(reversed(stack.values()))[0])
+    return path.partition("].")[2] if path.startswith("L[") else path
+
+
+# In-place operations ------------------------------------------------------------------------------------------------
+
+
+def functionalise(graph: Graph) -> None:
+    """Make operations that change a value in place, which nothing else looks at, return a new one."""
+    sharing: dict[int, list[Node]] = {}
+    for node in graph.nodes:
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.Tensor):
+            sharing.setdefault(storage_of(example), []).append(node)
+        elif isinstance(example, (tuple, list)):
+            for each in pytree.tree_leaves(example):
+                if isinstance(each, torch.Tensor):
+                    sharing.setdefault(storage_of(each), []).append(node)
+    for owner, *others in list(sharing.values()):
+        if owner.op in ("call_function", "call_method") and others and all(_changes(n, owner, others) for n in others):
+            for node in others:
+                _return_new(node)
+
+
+def _changes(node: Node, owner: Node, others: Sequence[Node]) -> bool:
+    """Whether all that a node does to the memory is to change it, to what it would return out of place."""
+    first = node.args[0] if node.args else None
+    if not isinstance(first, Node) or (first is not owner and first not in others):
+        return False
+    if node.op == "call_method":
+        spelling = SPELLINGS.get(getattr(torch.Tensor, str(node.target), None))
+        in_place = spelling is not None and spelling.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
+    else:
+        in_place = node.target in _IN_PLACE or node.kwargs.get("inplace") is True
+    return in_place and _keeps_dtype(node)
+
+
+def _keeps_dtype(node: Node) -> bool:
+    """Whether the operands' common dtype is that of the first one: out of place the result would be of the former."""
+    values = [n.meta.get("example_value") if isinstance(n, Node) else n for n in node.args]
+    if any(isinstance(v, (torch.SymInt, torch.SymFloat, torch.SymBool)) for v in values):
+        return False
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    if any(t.dtype is not tensors[0].dtype and t.dtype is not torch.bool for t in tensors):
+        return False
+    if any(tuple(t.shape) != tuple(tensors[0].shape) and t.dim() > tensors[0].dim() for t in tensors):
+        return False
+    numbers = [v for v in values if isinstance(v, (int, float, complex)) and not isinstance(v, bool)]
+    return tensors[0].dtype.is_floating_point or not numbers
+
+
+def _return_new(node: Node) -> None:
+    """Make an operation return what it changed its first operand to, and let everything after it read that."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    later = set()
+    before = True
+    for other in node.graph.nodes:
+        if other is node:
+            before = False
+        elif not before:
+            later.add(other)
+    source.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
+    if node.op == "call_method":
+        node.target = str(node.target)[:-1]
+    elif node.target in _IN_PLACE:
+        node.target = _IN_PLACE[node.target]
+    else:
+        node.kwargs = {**node.kwargs, "inplace": False}
+
+
+def subgraphs(module: GraphModule) -> list[GraphModule]:
+    """The bodies of higher-order operators, such as checkpointed regions, in a captured graph."""
+    names = [str(n.target) for n in module.graph.nodes if n.op == "get_attr"]
+    found = [getattr(module, name, None) for name in names]
+    return [each for each in dict.fromkeys(found) if isinstance(each, GraphModule)]

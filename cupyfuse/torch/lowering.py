@@ -1,0 +1,213 @@
+"""Put chains into a captured graph: one node in the place of a chain's operations, the rest in an order that holds.
+
+What the node calls is for a `Lowering` to say: `Direct` calls the chain's runner, for graphs that run as they are;
+`AsOperator` calls `cupyfuse::chain`, for graphs that a compiler takes further.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ..errors import TraceError
+from . import library
+from .importer import Imported
+from .partition import Fused, Partition
+from .record import storage_of
+from .running import Options, Runner
+
+Add = Callable[..., Node]
+
+
+class Lowering(Protocol):
+    """How a chain is called from a graph.
+
+    Attributes
+    ----------
+    differentiates : bool
+        Whether what is called sees to its own gradients, and to what these need saved.
+    """
+
+    differentiates: bool
+
+    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+        """Add the call; one node for each output of the chain.
+
+        Parameters
+        ----------
+        add : callable
+            `add(target, arguments, example)` adds a node behind the last one.
+        fused : Fused
+        nodes, tensors : the chain's inputs, as nodes and as fake tensors
+        saved : what a backward pass wants saved, see `library.saves`; "[]" without gradients
+        """
+
+
+class Direct:
+    """Call the runner of each chain: an autograd node of its own, with prepacked weights and plans by shape.
+
+    Attributes
+    ----------
+    runners : list of Runner
+        Those of all chains so far.
+    """
+
+    differentiates = True
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.runners: list[Runner] = []
+
+    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+        runner = Runner(fused.chain, self.options)
+        self.runners.append(runner)
+        result = add(runner.as_function(), (*nodes, *fused.sizes))
+        if len(fused.outputs) == 1:
+            return [result]
+        return [add(operator.getitem, (result, k)) for k in range(len(fused.outputs))]
+
+
+class AsOperator:
+    """Call the operator `cupyfuse::chain`, which autograd and compilers know."""
+
+    differentiates = False
+
+    def __init__(self, options: Options):
+        self.options = options
+
+    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+        chain = fused.chain
+        text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
+        mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
+        with mode or nullcontext():
+            results = library.fake(list(tensors), sizes, text, saved)
+        options = library.options_text(self.options)
+        target = torch.ops.cupyfuse.chain.default
+        call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)
+        outputs = [add(operator.getitem, (call, k), results[k]) for k in range(len(fused.outputs))]
+        for k, (number, _) in enumerate(chain.updates, len(outputs)):
+            add("copy_", (nodes[number], add(operator.getitem, (call, k), results[k])))
+        return outputs
+
+
+def lower(imported: Imported, parts: Partition, lowering: Lowering) -> None:
+    """Exchange the chains of a graph for calls, and put everything into the order of the parts."""
+    _Lowerer(imported, lowering).run(parts)
+
+
+class _Lowerer:
+    def __init__(self, imported: Imported, lowering: Lowering):
+        self.imported = imported
+        self.graph: Graph = imported.graph
+        self.record = imported.record
+        self.lowering = lowering
+
+    def run(self, parts: Partition) -> None:
+        order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
+        written = [(k, self._storages(o.written)) for k, o in enumerate(self.record.operations) if o.written]
+        for item in parts.items:
+            if not isinstance(item, Fused):
+                order += self.imported.parts_of(item)
+                continue
+            begun, own = item.members[0], set(item.members)
+            changed = {s for k, storages in written if k > begun and k not in own for s in storages}
+            calls = self._exchange(item, changed)
+            order += calls
+            if not calls:
+                parts.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
+            # Views of results are made anew after the call, where the parts have them.
+            order += [n for k in item.members if not calls or k not in item.views for n in self.imported.parts_of(k)]
+        there = set(self.graph.nodes)
+        at: Node | None = None
+        for node in dict.fromkeys(n for n in order if n in there):
+            if at is not None:
+                at.append(node)
+            at = node
+
+    def _storages(self, numbers: Iterable[int]) -> set[int]:
+        return {storage_of(self.record.tensors[n]) for n in numbers}
+
+    def _exchange(self, fused: Fused, changed: set[int]) -> list[Node]:
+        """One call in the place of a chain's operations, with what takes its results apart; empty where there is none.
+
+        `changed` are the memories that other operations change in place after the chain has begun.
+        """
+        tensors = [self.record.tensors[n] for n in fused.inputs]
+        examples = [self.record.tensors[n] for n in fused.outputs]
+        orders = [_order_in_memory(t) for t in examples]
+        if None in orders:
+            return []
+        saved = self._saved(fused, tensors, any(t.requires_grad for t in examples), changed)
+        if saved is None:
+            return []
+        new: list[Node] = []
+
+        def add(target: Any, arguments: tuple[Any, ...], example: Any = None) -> Node:
+            make = self.graph.call_method if isinstance(target, str) else self.graph.call_function
+            with self.graph.inserting_after(new[-1] if new else self.imported.operators[fused.members[-1]]):
+                new.append(make(target, arguments))
+            if example is not None:
+                new[-1].meta["example_value"] = example
+            return new[-1]
+
+        nodes = [self.imported.nodes[n] for n in fused.inputs]
+        results = self.lowering.call(add, fused, nodes, tensors, saved)
+        for number, result, order, example in zip(fused.outputs, results, orders, examples, strict=True):
+            last = result
+            if order:
+                # PyTorch's result lies in memory with its dimensions in another order.
+                add("permute", (last, order))
+                add("contiguous", (new[-1],))
+                last = add("permute", (new[-1], [order.index(k) for k in range(len(order))]))
+            if any(t.requires_grad for t in tensors) and not example.requires_grad:
+                # Every result of the call counts as depending on all of its operands.
+                last = add("detach", (last,))
+            last.meta["example_value"] = example
+            self.imported.nodes[number].replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
+            self.imported.nodes[number] = last
+        for member in reversed(fused.members):
+            for node in reversed(self.imported.parts_of(member)):
+                if not node.users:
+                    self.graph.erase_node(node)
+        return new
+
+    def _saved(self, fused: Fused, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
+        """What the backward pass wants saved; None where it would not find what the forward pass read."""
+        needs = [graded and bool(t.requires_grad) for t in tensors]
+        if not any(needs) or (self.lowering.differentiates and not changed):
+            return "[]"
+        chain = fused.chain.with_sizes(hints(fused.sizes))
+        try:
+            saved = library.saves(chain, tensors, needs)
+        except TraceError:
+            return None
+        later = library.read_later(chain.to_json(), saved, tensors, needs)
+        return None if changed & {storage_of(tensors[k]) for k in later} else saved
+
+
+def hints(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """The sizes that nodes with symbolic ones stood for when they were captured."""
+    return tuple(int(n.meta["example_value"].node.hint) for n in nodes)
+
+
+def _order_in_memory(tensor: Any) -> list[int] | None:
+    """The order in which a tensor's dimensions lie in memory, empty for C order; None if it leaves gaps or overlaps."""
+    strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in tensor.stride()]
+    order = sorted(range(tensor.dim()), key=lambda k: -strides[k])
+    for found in (list(range(tensor.dim())), order):
+        expected: Any = 1
+        for k in reversed(found):
+            size, stride = tensor.shape[k], tensor.stride(k)
+            if not statically_known_true(size == 1) and not statically_known_true(stride == expected):
+                break
+            expected = expected * size
+        else:
+            return [] if found is not order or found == list(range(tensor.dim())) else found
+    return None
