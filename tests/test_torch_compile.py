@@ -16,7 +16,10 @@ from torch.nn import functional as F
 import cupyfuse.torch as ct
 from cupyfuse.torch import library
 from cupyfuse.torch.backend import backend, fuse_graph
-from cupyfuse.torch.chain import Call, Chain, Ref
+from cupyfuse.torch.chain import Call, Chain
+from cupyfuse.torch.library import options_text
+from cupyfuse.torch.running import Options
+from cupyfuse.torch.symbols import Ref
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,7 @@ class Graphs:
 
     def chains(self) -> list[tuple[str, ...]]:
         nodes = [n for m in self.seen for n in m.graph.nodes if n.target is torch.ops.cupyfuse.chain.default]
-        return [Chain.from_json(str(n.args[1])).operations for n in nodes]
+        return [Chain.from_json(str(n.args[2])).operations for n in nodes]
 
 
 def everything(y: Any) -> list[Any]:
@@ -263,7 +266,7 @@ def test_without_gradients_nothing_is_saved() -> None:
     with torch.no_grad():
         compiled(torch.randn(5, 12))
     compiled(torch.randn(5, 12))
-    saved = [n.args[2] for m in graphs.seen for n in m.graph.nodes if n.target is torch.ops.cupyfuse.chain.default]
+    saved = [n.args[3] for m in graphs.seen for n in m.graph.nodes if n.target is torch.ops.cupyfuse.chain.default]
     assert saved[0] == "[]" and saved[1] != "[]"
 
 
@@ -301,6 +304,7 @@ def test_fused_modules_can_be_compiled(device: str) -> None:  # noqa: F811
 
 # Operators ----------------------------------------------------------------------------------------------------------
 
+OPTIONS = options_text(Options())
 CHAINS = {
     "logsumexp": Chain(
         ("x", "w", "b"),
@@ -322,9 +326,9 @@ def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) 
     shapes = [(5, 12), (7, 12), (7,)][: len(chain.names)]
     tensors = [torch.randn(s, device=device, requires_grad=gradients) for s in shapes]
     saved = library.saves(chain, tensors, [gradients] * len(tensors)) if gradients else "[]"
-    torch.library.opcheck(torch.ops.cupyfuse.chain.default, (tensors, chain.to_json(), saved, None))
+    torch.library.opcheck(torch.ops.cupyfuse.chain.default, (tensors, [], chain.to_json(), saved, OPTIONS))
     if gradients:
-        outputs = torch.ops.cupyfuse.chain(tensors, chain.to_json(), saved, None)
+        outputs = torch.ops.cupyfuse.chain(tensors, [], chain.to_json(), saved, OPTIONS)
         kept = [t.detach() for t in outputs[len(chain.outputs) :]]
         given = [torch.randn_like(t) for t in outputs[: len(chain.outputs)]]
         torch.library.opcheck(

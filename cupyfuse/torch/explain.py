@@ -9,7 +9,7 @@ from typing import Any
 
 from ..plan import Plan
 
-_WIDTH = 60
+_WIDTH = 100  # of a chain's operations in the table
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,12 @@ class Explanation:
         lines = [f"{len(self.fused)} chains fused, {len(self.left)} operations left to PyTorch"]
         if self.fused:
             lines += ["", "  fused"]
-            rows = Counter((_shortened(p.operations), p.estimate) for p in self.fused)
-            first = {(_shortened(p.operations), p.estimate): p.module for p in reversed(self.fused)}
-            for (text, estimate), count in rows.most_common():
-                where = first[text, estimate] or "the module"
-                lines.append(f"{count:6d} × {text}" + (f"  [{estimate}]" if estimate else "") + f"  in {where}")
+            rows: dict[str, list[Part]] = {}
+            for part in self.fused:
+                rows.setdefault(_shortened(part.operations), []).append(part)
+            for text, parts in sorted(rows.items(), key=lambda each: -len(each[1])):
+                lines.append(f"{len(parts):6d} × {text}")
+                lines.append(f"           in {parts[0].module or 'the module'}{_costs(parts)}")
         if self.left:
             lines += ["", "  left to PyTorch"]
             reasons: dict[str, Counter[str]] = {}
@@ -80,6 +81,14 @@ class Explanation:
             where = part.module or "the module"
             lines.append(f"left to PyTorch in {where}: {', '.join(part.operations) or 'its own code'}: {part.reason}")
         return "\n".join(lines)
+
+
+def _costs(parts: list[Part]) -> str:
+    """The launches of a chain that occurs several times, and what it was expected to cost."""
+    launches = sorted({plan.launches for part in parts for plan in part.plans})
+    counted = f"; {' or '.join(map(str, launches))} launches" if launches else ""
+    estimates = list(dict.fromkeys(part.estimate for part in parts if part.estimate))
+    return counted + (f"; {estimates[0]}" if estimates else "")
 
 
 def _shortened(operations: tuple[str, ...]) -> str:

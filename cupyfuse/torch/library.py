@@ -251,7 +251,8 @@ def _differentiate(ctx: Any, gradients: list[Any]) -> Any:
     given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
     arguments = (inputs, saved, given, ctx.sizes, ctx.text, ctx.saves, needs, ctx.options)
     found = iter(torch.ops.cupyfuse.chain_backward(*arguments))
-    return [next(found) if need else None for need in needs], None, None, None, None
+    # A list of numbers counts as one argument, an empty one as a list of tensors.
+    return [next(found) if need else None for need in needs], None if ctx.sizes else [], None, None, None
 
 
 _LIBRARY.impl("chain", _run, "CPU")
