@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm` and `torch`.
+"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm`, `torch` and `costs`.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -14,8 +14,9 @@ from typing import Any
 
 from cupyfuse.settings import PRECISIONS
 
-from . import charts, environment, gemm, heads, rows, torch_heads
+from . import charts, costs, environment, gemm, heads, rows, torch_heads
 from .cases import Lab, laboratory
+from .cost_report import costs_markdown, no_chart
 from .device import NoGpu
 from .families import FAMILIES
 from .report import Case, Report, heads_markdown, rows_markdown
@@ -72,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
 
     main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows,gemm,torch}")
+    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows,gemm,torch,costs}")
 
     of_heads = commands.add_parser("heads", parents=[common], help="the three heads, and what follows their GEMM alone")
     of_heads.add_argument("--shape", type=shape, default=heads.Options.shape, metavar="BxKxN", help="1024x8192x8192")
@@ -114,6 +115,16 @@ def parser() -> argparse.ArgumentParser:
     of_torch.add_argument(
         "--no-max-autotune", action="store_true", help="leave torch.compile in this mode out (it takes minutes)"
     )
+
+    of_costs = commands.add_parser(
+        "costs", parents=[common], help="the cost model of chains beside what they take: through us, eager, compiled"
+    )
+    of_costs.add_argument(
+        "--seconds", type=float, default=costs.Options.seconds, help="that it may take (default: %(default).0f)"
+    )
+    of_costs.add_argument(
+        "--precision", choices=("highest", "high", "medium"), default="highest", help="of float32 matrix products"
+    )
     return main_parser
 
 
@@ -138,6 +149,11 @@ def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab]
         stated |= {"shape": "x".join(map(str, given.shape)), "dtype": given.dtype, "max_autotune": autotuned}
         name = "torch" if given.dtype == "float32" else f"torch-{given.dtype}"
         return name, stated, functools.partial(torch_heads.cases, options=torch_options, names=given.heads)
+    if given.benchmark == "costs":
+        cost_options = costs.Options(given.seconds, given.quick, given.seed)
+        stated |= {"seconds": given.seconds, "precision": given.precision}
+        name = "costs" if given.precision == "highest" else f"costs-{given.precision}"
+        return name, stated, functools.partial(costs.cases, options=cost_options)
     seconds = given.compile_budget
     if seconds is None:
         seconds = QUICK_COMPILE_BUDGET if given.quick else COMPILE_BUDGET
@@ -152,6 +168,7 @@ WRITERS: dict[str, tuple[Callable[[Report], str], Callable[[Report, Path], None]
     "rows": (rows_markdown, charts.rows),
     "gemm": (gemm_markdown, charts.gemm),
     "torch": (torch_markdown, functools.partial(charts.heads, figure=heads.FIGURES[0])),
+    "costs": (costs_markdown, no_chart),
 }
 
 
@@ -188,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m benchmarks: {error}", file=sys.stderr)
         return 2
     print(write(report, folder, name))
-    print(f"written to {folder}/{name}.json, .md and .png", file=sys.stderr)
+    print(f"written to {folder}/{name}.*", file=sys.stderr)
     failed = report.failed() + ([f"stopped early: {report.stopped}"] if report.stopped else [])
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
