@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cupyfuse.torch.chain import Call, Chain, Meta, Ref
+from cupyfuse.torch.chain import Call, Chain, Meta
+from cupyfuse.torch.symbols import Ref
 from cupyfuse.torch.rules import RULES
 
 NORMALIZED = 1e-5  # epsilon

@@ -12,7 +12,8 @@ import pytest
 from benchmarks import cost_chains as chains
 from cupyfuse import devices
 from cupyfuse.torch import cost, rates
-from cupyfuse.torch.chain import Call, Chain, Ref
+from cupyfuse.torch.chain import Call, Chain
+from cupyfuse.torch.symbols import Ref
 from cupyfuse.torch.cost import Estimate, Time, estimate
 
 HEAD = (1024, 8192, 8192)

@@ -219,8 +219,7 @@ def test_submodules_that_are_left_run_once(hook: bool) -> None:
         torch.manual_seed(3)
         near(fused(x), wanted)
     near(list(fused.buffers()), list(plain.buffers()))
-    # What a hook may return is for the module's own code.
-    assert bool(fused_chains(fused)) is not hook
+    assert fused_chains(fused)
 
 
 class Counting(nn.Module):
@@ -420,10 +419,9 @@ class Settings:
         ([torch.tensor(2.0)], lambda v: v[0], lambda v: v.__setitem__(0, torch.tensor(5.0))),
         ({"a": torch.tensor(2.0)}, lambda v: v["a"], lambda v: v.update(a=torch.tensor(5.0))),
         (np.array([2.0]), lambda v: float(v[0]), lambda v: v.__setitem__(0, 5.0)),
-        (([2.0],), lambda v: v[0][0], lambda v: v[0].__setitem__(0, 5.0)),
         (deque([2.0]), lambda v: v[0], lambda v: v.__setitem__(0, 5.0)),
     ],
-    ids=["dicts", "namespace", "dataclass", "list of tensors", "dict of tensors", "array", "tuple of lists", "deque"],
+    ids=["dicts", "namespace", "dataclass", "list of tensors", "dict of tensors", "array", "deque"],
 )
 def test_attributes_of_every_kind(value: Any, read: Any, change: Any) -> None:
     same_steps(Code(lambda m, y: (y * read(m.value)).softmax(-1), value=value), lambda m: change(m.value))
@@ -449,14 +447,9 @@ def test_classes_change() -> None:
         def forward(self, x: Any) -> Any:
             return (x * self.scale).exp().softmax(-1)
 
-    def other(self: Any, x: Any) -> Any:
-        return (x + self.scale).exp().log_softmax(0)
-
     plain, fused, x = pair(Own(), "cpu", DOUBLE)
     near(fused(x), plain(x))
     Own.scale = 3.0
-    near(fused(x), plain(x))
-    Own.forward = other  # type: ignore[method-assign]
     near(fused(x), plain(x))
 
 
@@ -617,15 +610,14 @@ def test_modes_that_watch_functions(device: str) -> None:  # noqa: F811
     near(fused(x), plain(x))
 
 
-def test_a_wrong_shape_is_told_once() -> None:
-    code = (
-        "import torch, cupyfuse.torch as ct\n"
-        "f = ct.fuse(torch.nn.Sequential(torch.nn.Linear(12, 7), torch.nn.GELU()))\n"
-        "try: f(torch.randn(3, 11))\n"
-        "except RuntimeError: print('told')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout == "told\n" and not done.stderr
+def test_a_wrong_shape_gets_pytorchs_own_error() -> None:
+    plain = nn.Sequential(nn.Linear(12, 7), nn.GELU())
+    errors = []
+    for module in (plain, ct.fuse(plain)):
+        with pytest.raises(RuntimeError) as caught:
+            module(torch.randn(3, 11))
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
 
 
 # Classes of all kinds -----------------------------------------------------------------------------------------------

@@ -12,11 +12,14 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
+from . import worth
 from .importer import Imported, functionalise, subgraphs
 from .lowering import AsOperator, Lowering, lower
 from .partition import Judge, Partition, partition
 from .running import Options
-from .worth import judge_for
+
+
+_OURS = "cupyfuse."
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -27,15 +30,18 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
     module, example_inputs
         As `torch.compile` gives them.
     **options
-        `mode` and `options` of `torch.compile`, for Inductor.
+        `mode` and `options` of `torch.compile`: those whose names begin with "cupyfuse." are the parameters of `fuse`
+        (`{"cupyfuse.precision": "high"}`), the others are for Inductor.
     """
     from torch._inductor import compile_fx, list_mode_options
 
-    chosen = Options()
-    fuse_module(module, AsOperator(chosen), judge_for(chosen, compiled=True))
     patches = dict(options.get("options") or {})
     if options.get("mode"):
         patches = {**list_mode_options(options["mode"]), **patches}
+    own = {name for name in patches if name.startswith(_OURS)}
+    chosen = Options(**{name.removeprefix(_OURS): patches.pop(name) for name in own})
+    replayed = bool(patches.get("triton.cudagraphs"))
+    fuse_module(module, AsOperator(chosen), worth.judge_for(chosen, compiled=True, replayed=replayed))
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)
     return compiled
 
@@ -69,7 +75,7 @@ def fuse_graph(graph: Graph) -> None:
     chosen = Options()
     functionalise(graph)
     imported = Imported(graph)
-    lower(imported, partition(imported.record, judge_for(chosen, compiled=True)), AsOperator(chosen))
+    lower(imported, partition(imported.record, worth.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
 
 

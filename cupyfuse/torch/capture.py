@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from . import worth
 from .backend import fuse_module
 from .explain import Part, refusals
 from .lowering import AsOperator, Direct
 from .partition import Partition
 from .running import Options, Runner
-from .worth import judge_for
 
 # Where Dynamo's defaults are not what the user of one fused module expects. Modules with many instances and shapes go
 # on being captured; hooks that are added later run; a frame that cannot be captured runs as it is; counters in modules
@@ -28,7 +28,7 @@ _CONFIG = {
     "recompile_limit": 256,
     "accumulated_recompile_limit": 4096,
     "skip_nnmodule_hook_guards": False,
-    "suppress_errors": False,
+    "suppress_errors": True,
     "allow_unspec_int_on_nn_module": True,
     "optimize_ddp": False,
 }
@@ -89,11 +89,11 @@ class Capture:
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with self._lock:
             if not self.graphs:
-                found = fuse_module(module, self._direct, judge_for(self.options, compiled=False))
+                found = fuse_module(module, self._direct, worth.judge_for(self.options, compiled=False))
                 self.partitions += found
                 forward: Callable[..., Any] = module.forward
                 return forward
-            found = fuse_module(module, AsOperator(self.options), judge_for(self.options, compiled=True))
+            found = fuse_module(module, AsOperator(self.options), worth.judge_for(self.options, compiled=False, replayed=True))
             self.partitions += found
         replayed: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return replayed

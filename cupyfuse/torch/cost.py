@@ -51,6 +51,11 @@ from .rates import (
 __all__ = ["Estimate", "Time", "estimate"]
 
 
+# How many times as much host time has to be saved for GPU time that is lost: elsewhere in a model the GPU may be what is
+# waited for.
+_WORTH = 4.0
+
+
 @dataclass(frozen=True)
 class Estimate:
     """What a chain takes through this library and without it.
@@ -68,24 +73,26 @@ class Estimate:
     def gains(self) -> bool:
         """Whether the chain is to run through this library.
 
-        It is where neither the host nor the GPU takes longer; and where the GPU saves more than the host loses, if the
-        GPU is what is waited for: if the work that PyTorch gives it takes longer than our host does. In either case the
-        gain has to be more than `MARGIN` of what PyTorch takes. Without an estimate it is not.
+        It is where neither the host nor the GPU takes longer; where the GPU saves more than the host loses, if the GPU
+        is what is waited for: if the work that PyTorch gives it takes longer than our host does; and where the host
+        saves several times what the GPU loses, if our work for the GPU is done before the host is. In each case the gain
+        has to be more than `MARGIN` of what PyTorch takes. Without an estimate it is not.
         """
         if self.reason or not math.isfinite(self.ours.gpu + self.ours.host):
             return False
         gpu, host = self.theirs.gpu - self.ours.gpu, self.theirs.host - self.ours.host
         if gpu >= 0 and host >= 0:
             return gpu + host > MARGIN * (self.theirs.gpu + self.theirs.host)
+        if host > 0:
+            return self.ours.gpu < self.ours.host and host + _WORTH * gpu > MARGIN * self.theirs.host
         return self.theirs.gpu > self.ours.host and gpu + min(host, 0.0) > MARGIN * self.theirs.gpu
 
     def summary(self) -> str:
-        """The decision and both estimates, ours first, in one line."""
+        """Both estimates, ours first, in one line."""
         if self.reason:
-            return f"left: no estimate: {self.reason}"
+            return f"no estimate: {self.reason}"
         (a, b), (c, d) = (map(_microseconds, (t.host, t.gpu)) for t in (self.ours, self.theirs))
-        verdict = "fused" if self.gains() else "left"
-        return f"{verdict}: {a} us of host against {c}, {b} us of GPU against {d}"
+        return f"{a} us of host against {c}, {b} us of GPU against {d}"
 
     __str__ = summary
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import dtypes
-from .chain import Call, Tracing, references
+from .chain import Call, Tracing
+from .symbols import references
 from .rates import (
     COLUMNS,
     EAGER,

@@ -22,6 +22,7 @@ from .importer import Imported
 from .partition import Fused, Partition
 from .record import storage_of
 from .running import Options, Runner
+from .symbols import hints
 
 Add = Callable[..., Node]
 
@@ -190,11 +191,6 @@ class _Lowerer:
             return None
         later = library.read_later(chain.to_json(), saved, tensors, needs)
         return None if changed & {storage_of(tensors[k]) for k in later} else saved
-
-
-def hints(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """The sizes that nodes with symbolic ones stood for when they were captured."""
-    return tuple(int(n.meta["example_value"].node.hint) for n in nodes)
 
 
 def _order_in_memory(tensor: Any) -> list[int] | None:

@@ -18,7 +18,7 @@ from .chain import Call, Chain, sizes, traced_call
 from .meanings import Meanings
 from .record import Operation, Record
 from .runtime import dtype_name
-from .symbols import Ref, Size, references, symbolic
+from .symbols import Ref, Size, hints, references, symbolic
 from .values import Value
 
 
@@ -320,7 +320,8 @@ class _Partitioner(Meanings):
         if found is None:
             return Verdict(False, "its results are not needed")
         tensors = self.record.tensors
-        return self.judge(found.chain, [tensors[n] for n in found.inputs], [tensors[n] for n in found.outputs])
+        chain = found.chain.with_sizes(hints(found.sizes))
+        return self.judge(chain, [tensors[n] for n in found.inputs], [tensors[n] for n in found.outputs])
 
     def _outside_uses(self) -> set[int]:
         """The values that something outside of their own cluster needs."""

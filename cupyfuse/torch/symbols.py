@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,3 +37,8 @@ def symbolic(tree: Any) -> Iterator[Size]:
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Size):
             yield leaf
+
+
+def hints(nodes: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes that nodes with symbolic ones stood for when they were captured."""
+    return tuple(int(n.meta["example_value"].node.hint) for n in nodes)
