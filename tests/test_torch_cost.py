@@ -153,7 +153,7 @@ def test_the_rule(ours, theirs, gains):
 
 
 def test_the_summary_is_one_line_with_both():
-    assert microseconds(3.1, 12, 3.4, 9).summary() == "left: 12 us of host against 9, 3.1 us of GPU against 3.4"
+    assert microseconds(3.1, 12, 3.4, 9).summary() == "12 us of host against 9, 3.1 us of GPU against 3.4"
     assert str(microseconds(10, 15, 30, 10)) == "fused: 15 us of host against 10, 10 us of GPU against 30"
 
 
@@ -257,7 +257,7 @@ def unhashable():
 def test_what_cannot_be_estimated_is_left_with_a_reason(chain, metas, options):
     found = estimate(chain, metas, **options)
     assert not found.gains() and found.reason
-    assert found.summary() == f"left: no estimate: {found.reason}" and "\n" not in found.summary()
+    assert found.summary() == f"no estimate: {found.reason}" and "\n" not in found.summary()
     assert math.isinf(found.ours.gpu)
 
 
