@@ -31,6 +31,7 @@ share one module's parameters and took turns within one run.
   AdamW that all rivals share; dropout is off.
 - *error*: ‖result − reference‖ / ‖reference‖ against the same module in float64 (its own conversions to float32 stay).
   In inference that of the output; in training the larger one of the loss's and that of all gradients together.
+- "highest" and "high" are of matrix products; convolutions are as PyTorch has them, in TF32 where it allows that.
 - *first call*: seconds from `fuse` or `torch.compile` to the end of the first call; the Inductor's caches on disk are
   those that earlier cases left.
 - *peak*: the most that tensors took during a call, beyond parameters, optimizer and inputs. *kept*: what the allocator
