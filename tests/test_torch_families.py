@@ -23,6 +23,7 @@ import torch
 from families import FAMILIES, Family, padded, pretrained, spread, tensors
 from test_torch_fuse import device  # noqa: F401
 from torch import nn
+from transformers.activations import ACT2FN
 
 import cupyfuse.torch as ct
 
@@ -37,6 +38,17 @@ COMPILED = ("MLP with BatchNorm", "MLP-Mixer", "GPT-2")  # with the Inductor, wh
 STEPS = {True: 2, False: 1}  # by whether the model is in training
 
 Found = dict[str, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _untouched() -> Iterator[None]:
+    """What models read of a library stays as it was; else the test that changed it fails, and no other."""
+    before = dict(dict.items(ACT2FN))
+    yield
+    after = dict(dict.items(ACT2FN))
+    ACT2FN.clear()
+    ACT2FN.update(before)
+    assert after == before
 
 
 @pytest.fixture(autouse=True)
