@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm`, `torch` and `costs`.
+"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm`, `torch`, `models` and `costs`.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 
 from cupyfuse.settings import PRECISIONS
 
-from . import charts, costs, environment, gemm, heads, rows, torch_heads
+from . import charts, costs, environment, gemm, heads, models, rows, torch_heads
 from .cases import Lab, laboratory
 from .cost_report import costs_markdown, no_chart
 from .device import NoGpu
 from .families import FAMILIES
+from .models_report import Log, merged, models_markdown, unmeasured
 from .report import Case, Report, heads_markdown, rows_markdown
 from .timing import describe
 from .torch_report import torch_markdown
@@ -73,7 +75,8 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
 
     main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows,gemm,torch,costs}")
+    names = "{heads,rows,gemm,torch,models,costs}"
+    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar=names)
 
     of_heads = commands.add_parser("heads", parents=[common], help="the three heads, and what follows their GEMM alone")
     of_heads.add_argument("--shape", type=shape, default=heads.Options.shape, metavar="BxKxN", help="1024x8192x8192")
@@ -125,7 +128,26 @@ def parser() -> argparse.ArgumentParser:
     of_costs.add_argument(
         "--precision", choices=("highest", "high", "medium"), default="highest", help="of float32 matrix products"
     )
+    _add_models(commands.add_parser("models", parents=[common], help="whole models: inference and training steps"))
     return main_parser
+
+
+def _add_models(of_models: argparse.ArgumentParser) -> None:
+    """Options of the benchmark of whole models."""
+    for option, known in (
+        ("models", models.NETWORKS),
+        ("dtypes", models.SETTINGS),
+        ("modes", models.MODES),
+        ("batches", models.BATCHES),
+        ("rivals", models.RIVALS),
+    ):
+        names = tuple(known)
+        of_models.add_argument(
+            f"--{option}", type=some_of(names), default=names, metavar="NAME,...", help=f"of {', '.join(names)}"
+        )
+    of_models.add_argument("--seconds", type=float, default=math.inf, help="begin nothing more after so long")
+    of_models.add_argument("--add", action="store_true", help="keep the cases of earlier runs that this one leaves out")
+    of_models.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")
 
 
 def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab], Iterator[Case]]]:
@@ -154,6 +176,13 @@ def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab]
         stated |= {"seconds": given.seconds, "precision": given.precision}
         name = "costs" if given.precision == "highest" else f"costs-{given.precision}"
         return name, stated, functools.partial(costs.cases, options=cost_options)
+    if given.benchmark == "models":
+        chosen_options = models.Options(
+            given.models, given.dtypes, given.modes, given.batches, given.rivals, given.seconds, given.quick,
+            given.tiny, given.seed,
+        )  # fmt: skip
+        stated |= {"tiny": given.tiny, **({"seconds": given.seconds} if math.isfinite(given.seconds) else {})}
+        return "models", stated, functools.partial(models.cases, options=chosen_options)
     seconds = given.compile_budget
     if seconds is None:
         seconds = QUICK_COMPILE_BUDGET if given.quick else COMPILE_BUDGET
@@ -163,27 +192,46 @@ def plan(given: argparse.Namespace) -> tuple[str, dict[str, Any], Callable[[Lab]
     return "rows", stated, functools.partial(rows.cases, options=row_options)
 
 
-WRITERS: dict[str, tuple[Callable[[Report], str], Callable[[Report, Path], None]]] = {
+WRITERS: dict[str, tuple[Callable[[Report], str], Callable[[Report, Path], None] | None]] = {
     "heads": (functools.partial(heads_markdown, base=heads.EAGER), charts.heads),
     "rows": (rows_markdown, charts.rows),
     "gemm": (gemm_markdown, charts.gemm),
     "torch": (torch_markdown, functools.partial(charts.heads, figure=heads.FIGURES[0])),
     "costs": (costs_markdown, no_chart),
+    "models": (models_markdown, None),
 }
 
 
 def write(report: Report, folder: Path, name: str) -> str:
-    """Write JSON, Markdown and plot; returns the Markdown."""
+    """Write JSON, Markdown and, where there is one, the plot; returns the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     report.write_json(folder / f"{name}.json")
     markdown, draw = WRITERS[report.benchmark]
     text = markdown(report)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    if draw is None:
+        return text
     try:
         draw(report, folder / f"{name}.png")
     except Exception as error:  # figures are worth more than their picture
         print(f"no plot: {describe(error)}", file=sys.stderr)
     return text
+
+
+def _collect(report: Report, cases: Iterator[Case], folder: Path, name: str, keep: bool) -> None:
+    """Put the cases into the report as they come, and write them: what is measured stays, whatever happens later."""
+    log = Log(folder / f"{name}.jsonl", keep) if report.benchmark == "models" else None
+    if log is not None:
+        report.cases = merged(log.earlier)
+    for case in cases:
+        report.cases.append(case)
+        if log is not None:
+            report.cases = merged(report.cases)
+            if not unmeasured(case):
+                log.add(case, report.environment)
+                write(report, folder, name)
+                continue
+        report.write_json(folder / f"{name}.json")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -196,16 +244,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder = given.output or RESULTS / environment.slug(lab.device.name)
             folder.mkdir(parents=True, exist_ok=True)
             try:
-                for case in cases(lab):
-                    report.cases.append(case)
-                    report.write_json(folder / f"{name}.json")  # what is measured stays, whatever happens later
+                _collect(report, cases(lab), folder, name, getattr(given, "add", False))
             except Exception as error:
                 report.stopped = describe(error)
     except NoGpu as error:
         print(f"python -m benchmarks: {error}", file=sys.stderr)
         return 2
     print(write(report, folder, name))
-    print(f"written to {folder}/{name}.*", file=sys.stderr)
+    print(f"written to {folder}: {name}.json, .md and what goes with them", file=sys.stderr)
     failed = report.failed() + ([f"stopped early: {report.stopped}"] if report.stopped else [])
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)

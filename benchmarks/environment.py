@@ -13,7 +13,7 @@ from typing import Any
 
 import cupyfuse
 
-PACKAGES = ("torch", "triton", "numpy", "matplotlib")
+PACKAGES = ("torch", "triton", "transformers", "timm", "numpy", "matplotlib")
 _CHECKOUT = Path(__file__).resolve().parent.parent
 
 

@@ -18,7 +18,10 @@ FIGURES = {
     "gpu_graph": "GPU, graph",
     "host": "host",
     "wall": "wall",
+    "gpu_queued": "GPU, queued",
+    "wall_loop": "wall, loop",
 }
+OUT_OF_TIME = "out of time"  # why a rival took no part, where that is nobody's fault
 HOW_TIMED = """\
 Medians in microseconds; the JSON file beside this one has the quartiles, extremes and counts. Rivals took turns within
 one run.
@@ -121,7 +124,7 @@ class Report:
             f"{case.group}, {case.name}: {result.rival}: {result.failure}"
             for case in self.cases
             for result in case.results
-            if result.failure and result.rival.startswith("cupyfuse")
+            if result.failure not in ("", OUT_OF_TIME) and result.rival.startswith("cupyfuse")
         ]
 
     def write_json(self, path: Path) -> None:

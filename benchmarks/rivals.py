@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -60,6 +61,27 @@ def memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, flo
         return {"allocations": asked, "MB at most": most / 1e6}
     out.sum().backward()
     return {"MB kept for backward": held / 1e6, "MB at most": (torch.cuda.max_memory_allocated() - first) / 1e6}
+
+
+def held() -> tuple[int, int]:
+    """Bytes of the GPU's memory that tensors take, and that the allocator holds for them; zeros without a GPU."""
+    if not torch.cuda.is_available():
+        return 0, 0
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+
+def peak(call: Callable[[], Any]) -> int:
+    """The most bytes of the GPU's memory that tensors take during a call; 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated())
 
 
 def _fixed(array: Any) -> torch.nn.Parameter:
@@ -170,9 +192,18 @@ HEADS: dict[str, Callable[..., torch.nn.Module]] = {
 }
 
 
-def compiled(function: Callable[..., Any], mode: str = "default") -> Callable[..., Any]:
+def compiled(function: Callable[..., Any], mode: str = "default", backend: str = "inductor") -> Callable[..., Any]:
     """`torch.compile` for these very shapes."""
-    return torch.compile(function, dynamic=False, mode=mode)
+    return torch.compile(function, dynamic=False, mode=mode, backend=_backend(backend))
+
+
+def _backend(name: str) -> Any:
+    """A backend's name, or ours itself: a checkout that is not installed registers no name."""
+    if name != "cupyfuse":
+        return name
+    from cupyfuse.torch.backend import backend
+
+    return backend
 
 
 def forget() -> None:

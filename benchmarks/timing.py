@@ -8,6 +8,9 @@ Figures that are taken of a call:
   all queued before the first one starts, so that the GPU never waits for the host: the figure to hold beside a graph's.
 - `host`: the host's clock around many calls that it does not wait for, per call.
 - `wall`: the host's clock around one call and the wait for its end, the third in a row.
+- `gpu_queued`: events around one call that was queued behind a kernel that holds the stream, so that the GPU need not
+  wait for the host. Of calls that take the host longer than the longest hold, gaps remain.
+- `wall_loop`: the host's clock around a few calls in a row and the wait for their end, per call.
 
 Single launches are also replayed as a CUDA graph (`gpu_graph`).
 """
@@ -215,6 +218,37 @@ class Contest:
             return taken * 1e6
 
         return self._in_turn({n: bounded(self._budget_us / (c.gpu + 100.0), 7, 50) for n, c in costs.items()}, sample)
+
+    def queued(self) -> dict[str, Summary]:
+        """GPU time of single calls that are queued before the first of their kernels starts."""
+        device, costs = self._device, self._running()
+
+        def sample(name: str) -> float:
+            device.hold(1.5 * costs[name].host + 300.0)
+            start = device.record()
+            self._calls[name]()
+            return device.elapsed(start, device.record())
+
+        counts = {n: bounded(self._budget_us / (max(c.gpu, c.host) + 100.0), 5, 30) for n, c in costs.items()}
+        return self._in_turn(counts, sample)
+
+    def wall_loop(self) -> dict[str, Summary]:
+        """Host time per call of a few calls in a row, from an idle GPU to an idle GPU."""
+        device = self._device
+        taken = {name: max(cost.gpu, cost.host) for name, cost in self._running().items()}
+        calls = {name: bounded(30e3 / t, 3, 20) for name, t in taken.items()}
+
+        def sample(name: str) -> float:
+            device.synchronize()
+            began = time.perf_counter()
+            for _ in range(calls[name]):
+                self._calls[name]()
+            device.synchronize()
+            return (time.perf_counter() - began) * 1e6 / calls[name]
+
+        return self._in_turn(
+            {n: bounded(self._budget_us / (t * calls[n] + 100.0), 5, 20) for n, t in taken.items()}, sample
+        )
 
     def replayed(self, replays: Mapping[str, Call]) -> tuple[dict[str, Summary], dict[str, str]]:
         """GPU time per call of replayed graphs, and the errors of those that failed; others stay in the contest."""

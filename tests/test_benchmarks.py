@@ -66,7 +66,7 @@ def torch_lab(lab, monkeypatch):
     torch.set_num_threads(1)  # more only quarrel with NumPy's over these small arrays
     monkeypatch.setattr(rivals, "poison", lambda size: None)
     monkeypatch.setattr(rivals, "release", lambda: None)
-    monkeypatch.setattr(rivals, "compiled", lambda function, mode="default": function)
+    monkeypatch.setattr(rivals, "compiled", lambda function, mode="default", backend="inductor": function)
     lab.torch = rivals
     yield lab
     torch.set_num_threads(threads)

@@ -1,0 +1,210 @@
+"""Whole models by published configurations, with random weights: those of transformers and timm, and a plain one.
+
+Nothing is downloaded: the models are built from their configuration classes. Dropout is off, so that every rival and
+the float64 reference compute the same in training. Each has a tiny variant, to try a benchmark or a machine with.
+The libraries, PyTorch among them, are imported when a model is built or fed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+SMALL, LARGE = "small", "large"
+
+
+@dataclass(frozen=True)
+class Network:
+    """One model.
+
+    Attributes
+    ----------
+    build : callable
+        Makes the module, from whether it is to be tiny.
+    inputs : callable
+        Makes the keyword arguments, from the batch and whether they are for the tiny model; `labels` among them is for
+        training alone.
+    batches : mapping of str to int
+        The small and the large batch.
+    what : str
+        The configuration, in words.
+    result : str
+        The attribute of what the module returns that is compared; empty where it returns a tensor. A module with one
+        takes labels and computes its own loss.
+    """
+
+    build: Callable[[bool], Any]
+    inputs: Callable[[int, bool], dict[str, Any]]
+    batches: dict[str, int]
+    what: str
+    result: str = ""
+
+    def output(self, returned: Any) -> Any:
+        """The tensor that is compared."""
+        return getattr(returned, self.result) if self.result else returned
+
+    def loss(self, returned: Any, labels: Any) -> Any:
+        """The model's own loss where it computes one, cross-entropy with labels, or else the mean square."""
+        from . import modules
+
+        own = getattr(returned, "loss", None)
+        return own if own is not None else modules.loss(self.output(returned), labels)
+
+
+def _text(vocabulary: int, length: int, labels: bool | int) -> Callable[[int, bool], dict[str, Any]]:
+    """Tokens; with labels for each of them, of that many classes, or none."""
+
+    def inputs(batch: int, tiny: bool) -> dict[str, Any]:
+        import torch
+
+        words, size = (101, (batch, 8)) if tiny else (vocabulary, (batch, length))
+        found = {"input_ids": torch.randint(5, words, size)}
+        if labels is True:
+            found["labels"] = torch.randint(5, words, size)
+        elif labels:
+            found["labels"] = torch.randint(labels, (batch,))
+        return found
+
+    return inputs
+
+
+def _drawn(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: int) -> Any:
+    """Normal numbers under a name; with labels of some classes, or none."""
+
+    def inputs(batch: int, tiny: bool) -> dict[str, Any]:
+        import torch
+
+        found = {name: torch.randn(batch, *(small if tiny else shape))}
+        return {**found, "labels": torch.randint(7 if tiny else classes, (batch,))} if classes else found
+
+    return inputs
+
+
+# transformers -------------------------------------------------------------------------------------------------------
+
+
+def _transformers(model: str, config: str, tiny: dict[str, Any], **settings: Any) -> Callable[[bool], Any]:
+    """What builds a model from a configuration class: its defaults are the published base model's, but for these."""
+
+    def build(small: bool) -> Any:
+        import transformers
+
+        chosen = getattr(transformers, config)(**{**settings, **(tiny if small else {})})
+        return getattr(transformers, model)(chosen)
+
+    return build
+
+
+_NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_TINY = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_TINY |= {"intermediate_size": 48, "max_position_embeddings": 16}
+_TINY_GPT2 = {"vocab_size": 101, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}
+_TINY_GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
+_TINY_DISTILBERT = {"vocab_size": 101, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 48}
+_TINY_T5 = {"vocab_size": 101, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+_TINY_WHISPER = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
+_TINY_WHISPER |= {"max_source_positions": 8, "num_mel_bins": 80}
+
+
+def _encoder(whole: Any) -> Any:
+    from . import modules
+
+    return modules.Encoder(whole)
+
+
+def _whisper(tiny: bool) -> Any:
+    settings = {"decoder_layers": 0, "dropout": 0.0, "d_model": 512, "encoder_layers": 6, "decoder_attention_heads": 8}
+    settings |= {"encoder_attention_heads": 8, "encoder_ffn_dim": 2048, "use_cache": False}
+    return _encoder(_transformers("WhisperModel", "WhisperConfig", _TINY_WHISPER, **settings)(tiny))
+
+
+# timm, and none ------------------------------------------------------------------------------------------------------
+
+
+def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
+    """What builds a model by timm's name for it."""
+
+    def build(small: bool) -> Any:
+        import timm
+
+        from . import modules
+
+        return modules.Images(
+            timm.create_model(name, pretrained=False, **({"num_classes": 7, **tiny} if small else {}))
+        )
+
+    return build
+
+
+def _mlp(tiny: bool) -> Any:
+    from . import modules
+
+    return modules.perceptron(4, *((32, 7) if tiny else (4096, 1000)))
+
+
+def _batches(small: int, large: int) -> dict[str, int]:
+    return {SMALL: small, LARGE: large}
+
+
+_PICTURE, _TINY_PICTURE = (3, 224, 224), (3, 32, 32)
+_IMAGES = _drawn("pixel_values", _PICTURE, _TINY_PICTURE, 1000)
+
+NETWORKS: dict[str, Network] = {
+    "bert": Network(
+        _transformers("BertForSequenceClassification", "BertConfig", _TINY, **_NO_DROPOUT, num_labels=2),
+        _text(30522, 128, 2), _batches(1, 32), "BERT-base, sequence classification, 128 tokens", "logits",
+    ),
+    "gpt2": Network(
+        _transformers(
+            "GPT2LMHeadModel", "GPT2Config", _TINY_GPT2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            use_cache=False,
+        ),
+        _text(50257, 256, True), _batches(1, 8), "GPT-2 small, language model, 256 tokens", "logits",
+    ),
+    "llama": Network(
+        _transformers(
+            "LlamaForCausalLM", "LlamaConfig", {**_TINY, "num_key_value_heads": 1}, hidden_size=2048,
+            num_hidden_layers=8, num_attention_heads=32, num_key_value_heads=8, intermediate_size=5632,
+            use_cache=False,
+        ),
+        _text(32000, 512, True), _batches(1, 4), "Llama, 8 layers of 2048, language model, 512 tokens", "logits",
+    ),
+    "vit": Network(
+        _timm("vit_base_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2}),
+        _IMAGES, _batches(1, 64), "ViT-B/16, 224 x 224 pixels (timm)",
+    ),
+    "mixer": Network(
+        _timm("mixer_b16_224", {"img_size": 32}),
+        _IMAGES, _batches(1, 64), "MLP-Mixer B/16, 224 x 224 pixels (timm)",
+    ),
+    "convnext": Network(
+        _timm("convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
+        _IMAGES, _batches(1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
+    ),
+    "mlp": Network(
+        _mlp, _drawn("input", (4096,), (32,), 1000), _batches(64, 4096),
+        "4 x (Linear 4096, BatchNorm, ReLU), Linear 1000",
+    ),
+    "distilbert": Network(
+        _transformers(
+            "DistilBertForSequenceClassification", "DistilBertConfig", _TINY_DISTILBERT, dropout=0.0,
+            attention_dropout=0.0, seq_classif_dropout=0.0,
+        ),
+        _text(30522, 128, 2), _batches(1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
+    ),
+    "t5": Network(
+        lambda tiny: _encoder(_transformers(
+            "T5Model", "T5Config", _TINY_T5, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0, num_heads=12,
+            dropout_rate=0.0, use_cache=False,
+        )(tiny)),
+        _text(32128, 256, False), _batches(1, 16), "encoder of T5-base, 256 tokens",
+    ),
+    "whisper": Network(
+        _whisper, _drawn("input_features", (80, 3000), (80, 16), 0), _batches(1, 8), "encoder of Whisper-base, 30 s",
+    ),
+    "roberta": Network(
+        _transformers("RobertaForMaskedLM", "RobertaConfig", _TINY, **_NO_DROPOUT),
+        _text(50265, 128, True), _batches(1, 16), "RoBERTa-base, masked language model, 128 tokens", "logits",
+    ),
+}  # fmt: skip
