@@ -84,9 +84,11 @@ class State:
 def refresh(module: torch.nn.Module) -> None:
     """Have a fused module prepare anew, at its next call, what it has prepared from weights.
 
-    Needed only after changes that PyTorch does not count: those through `parameter.data`, such as
-    `parameter.data.add_(1)`, or of its memory from outside. Optimizers, `load_state_dict`, in-place operations, new
-    parameters and `parameter.data = other` are noticed.
+    Nothing is kept on the CPU, and on a GPU every call looks for changes by itself: it is told of those that PyTorch
+    counts, of optimizers' steps and of gradients, and compares a sample of each row with what it was. Needed only after
+    writing a few elements of a large matrix through `parameter.data` or from outside PyTorch, by hand; after writing a
+    few elements in any way, before a captured graph is replayed; and after changes through `parameter.data` of a module
+    that was fused with `frozen=True`.
     """
     for part in module.modules():
         state = part.__dict__.get("_cupyfuse")
@@ -324,6 +326,7 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    frozen: bool = False,
 ) -> M:
     """A module that computes the same, with every chain that can be fused running through cupyfuse.
 
@@ -338,13 +341,16 @@ def fuse(
         Bytes that a chain may take beside its arguments and results, where it can work through blocks of rows.
     keep_halves : bool, optional
         Whether the fp16 halves of float32 weights are kept from call to call, as much memory again as the weights.
+    frozen : bool, optional
+        Your promise that parameters and buffers change in no way that PyTorch does not count (see `refresh`), as where
+        a model is served: then nothing looks for such changes.
 
     Returns
     -------
     torch.nn.Module
         Of a subclass of the module's class, with the same parameters, buffers, hooks and names. It has two methods
-        more: `explain()` tells what was fused and why the rest was not, `refresh()` is for changes of weights that
-        PyTorch does not count.
+        more: `explain()` tells what was fused and why the rest was not, `refresh()` is for the rare changes of weights
+        that are not noticed.
 
     Raises
     ------
@@ -362,7 +368,10 @@ def fuse(
             "module: expected a module written in Python, got a TorchScript module; fuse it before scripting"
         )
     options = Options(
-        None if precision is None else check_precision(precision), check_workspace(max_workspace), bool(keep_halves)
+        None if precision is None else check_precision(precision),
+        check_workspace(max_workspace),
+        bool(keep_halves),
+        bool(frozen),
     )
     done: dict[int, Any] = {}
     fused: M = _fused(module, options, done, root=True)
