@@ -58,6 +58,13 @@ def halves(select: str) -> tuple[str, ...]:
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
 
 
+ENTRY, PREPARED, CHANGES = (f"cupyfuse/torch/{name}.py" for name in ("entry", "prepared", "changes"))
+
+
+def stale(select: str) -> tuple[str, ...]:
+    return ("tests/test_torch_stale.py", "-k", f"not cuda and not cpu and ({select})")
+
+
 def fingerprints(select: str) -> tuple[str, ...]:
     return ("tests/test_fingerprint.py", "-k", f"host and ({select})")
 
@@ -122,6 +129,23 @@ MUTANTS: tuple[Mutant, ...] = (
         "if (*p.changed == 0)",
         "if (*p.changed != 0)",
         fingerprints("conditional"),
+    ),
+    # Changes of weights
+    Mutant("steps that nobody counts", CHANGES, "steps.value += 1", "pass", stale("counted")),
+    Mutant("gradients that nobody counts", ENTRY, "count.value += 1", "pass", stale("by_hand")),
+    Mutant("changes that the device is not told of", PREPARED, "self._token += 1", "pass", stale("single_writes")),
+    Mutant("states without a check", PREPARED, "state + CHANGED_AT", "kept.address + 16", stale("every_way")),
+    Mutant("one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("streams")),
+    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("refresh")),
+    Mutant(
+        "memory that a graph still uses, given back",
+        PREPARED,
+        "                held.append(self)",
+        "                pass",
+        stale("graphs"),
+    ),
+    Mutant(
+        "memory that other streams still read", PREPARED, "and self._kept.shared:", "and False:", stale("their_own")
     ),
     # Products from halves
     Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", halves("22_bits")),

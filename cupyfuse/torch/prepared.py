@@ -165,7 +165,7 @@ class Checked(EveryCall):
     def anew(self, matrices: Tensors) -> list[Any]:
         with self._runtime.made_current():
             arrays: list[Any] = self._execute.allocate()
-            flag = torch.ones(1, dtype=torch.int32, device=f"cuda:{self._device}")
+            flag = torch.ones(1, dtype=torch.int32, device=self._runtime.place)
             self._execute.run_if_changed([matrices[k] for k in self.needed], arrays, flag.data_ptr())
         return arrays
 
@@ -227,11 +227,13 @@ class _Kept:
         """Have the current stream wait for what the one that allocated the memory has done until then."""
         if stream in self._streams:
             return
+        self._streams.add(stream)
+        if self._device < 0:
+            return
         current = torch.cuda.current_stream(self._device)
         current.wait_event(self._event)
         for array in self._memory():
             array.record_stream(current)
-        self._streams.add(stream)
 
     def _memory(self) -> list[Any]:
         return self.arrays
@@ -253,7 +255,7 @@ class _States(_Kept):
 
     def __init__(self, arrays: list[Any], device: int):
         words = (_STATES + 1) * STATE_BYTES // 8
-        self._words = torch.zeros(words, dtype=torch.int64, device=f"cuda:{device}")
+        self._words = torch.zeros(words, dtype=torch.int64, device=arrays[0].device)
         self.address = self._words.data_ptr()
         self._free = list(range(self.address + STATE_BYTES, self.address + words * 8, STATE_BYTES))
         self._states: dict[Any, int] = {}
@@ -285,10 +287,8 @@ class _States(_Kept):
 
     def forget(self) -> None:
         """Have the device find every input changed."""
-        from cupy.cuda import runtime
-
-        with torch.cuda.device(self._device):
-            runtime.memsetAsync(self.address, 0, 8, torch.cuda.current_stream(self._device).cuda_stream)
+        with torch.inference_mode(False), torch.no_grad():
+            self._words[:1].zero_()
 
     def _memory(self) -> list[Any]:
         return [*self.arrays, self._words]
