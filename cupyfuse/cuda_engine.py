@@ -63,6 +63,8 @@ class CudaExecutable:
         Like those it will be called with: arguments, then prepared values.
     runtime : Runtime
         The device.
+    conditional : bool
+        Run by `run_if_changed` alone, of a plan with `conditional`.
 
     Raises
     ------
@@ -70,9 +72,10 @@ class CudaExecutable:
         A kernel cannot be compiled or loaded.
     """
 
-    def __init__(self, plan: Plan, arrays: Sequence[Any], runtime: Runtime):
+    def __init__(self, plan: Plan, arrays: Sequence[Any], runtime: Runtime, conditional: bool = False):
         self.plan = plan
         self.runtime = runtime
+        self.conditional = conditional
         self._places: dict[Node, Place] = {}
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
@@ -85,6 +88,7 @@ class CudaExecutable:
             self._places[base] = Place(self._slot(), base.shape[1], 1)
             shape = o.shape if o.direct else base.shape
             self._forms.append(_Form(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
+        self.flag = self._slot() if conditional else -1  # of the flag's address
         self._overwritten: list[int] = []  # the arguments that steps write to
         self._copies = self._effects(arrays)
         for step in plan.steps:
@@ -93,7 +97,7 @@ class CudaExecutable:
                     self._places[node] = self._temporary(node.shape, dtypes.ITEMSIZE[plan.scheduled.storage[node]])
         with runtime.made_current():
             self._launches = [launch for step in plan.steps if step.launches for launch in self._ready(step)]
-        self._unset = [0] * (self._slots - len(arrays) - len(self._forms))
+        self._unset = [0] * len(self._temporaries)
 
     # Places
     def _slot(self) -> int:
@@ -173,8 +177,10 @@ class CudaExecutable:
     def _split(self, node: Node) -> Launch:
         (matrix,) = node.inputs
         source, target = self.place(matrix), self.place(node)
-        split = Split(self.runtime, *matrix.shape, (source.row_stride, source.col_stride))
-        x, y = source.slot, target.slot
+        split = Split(self.runtime, *matrix.shape, (source.row_stride, source.col_stride), self.conditional)
+        x, y, flag = source.slot, target.slot, self.flag
+        if self.conditional:
+            return lambda at, stream: split(at[x], at[y], stream, at[flag])
         return lambda at, stream: split(at[x], at[y], stream)
 
     def _split_product(self, node: Node) -> Launch:
@@ -203,6 +209,11 @@ class CudaExecutable:
     def partial_sums(self, size: int) -> int:
         """A slot for the totals that the shares of a column step leave for the merge."""
         return self._temporary((1, size), 1).slot
+
+    def allocate(self) -> list[Any]:
+        """Arrays for the results as the steps write them."""
+        with self.runtime.made_current():
+            return [form.new() for form in self._forms]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
         """An array for a result."""
@@ -233,20 +244,32 @@ class CudaExecutable:
             as_written &= out is None and form.direct
             written.append(array)
             addresses.append(address(array))
-        addresses += self._unset
-        if self._workspace:
-            memory = runtime.workspace(self._workspace)
-            start = memory.ptr
-            for slot, offset in self._temporaries:
-                addresses[slot] = start + offset
-        stream = runtime.stream()
-        for launch in self._launches:
-            launch(addresses, stream)
+        memory = self._launch(addresses)
         if not as_written:
             written = [self._finished(*each) for each in zip(self._forms, written, outs, strict=True)]
         if self._copies or self._overwritten:
             self._write_effects(arrays, addresses)
+        del memory  # effects read it
         return written
+
+    def run_if_changed(self, arrays: Sequence[Any], results: Sequence[Any], flag: int) -> None:
+        """Compute the results anew, in arrays of `allocate`, unless the word at the address `flag` is 0 by then."""
+        address = self.runtime.address
+        self._launch([*map(address, arrays), *map(address, results), flag])
+
+    def _launch(self, addresses: Addresses) -> Any:
+        """Launch the steps, given the addresses of arguments, results and flag; returns the workspace."""
+        addresses += self._unset
+        memory = None
+        if self._workspace:
+            memory = self.runtime.workspace(self._workspace)
+            start = memory.ptr
+            for slot, offset in self._temporaries:
+                addresses[slot] = start + offset
+        stream = self.runtime.stream()
+        for launch in self._launches:
+            launch(addresses, stream)
+        return memory
 
     def _finished(self, form: _Form, written: Any, out: Any) -> Any:
         """A result as the user's axes have it, or in the array that was given for it."""
@@ -340,20 +363,27 @@ class _KernelLaunch:
     def _variant(self, vec: int) -> Launch:
         if vec not in self.variants:
             config = default_config(self.program, vec)
-            kernel = emit(self.program, config)
+            kernel = emit(self.program, config, conditional=self.executable.conditional)
             if config.template == "column_stats":
                 self.variants[vec] = self._column_launch(kernel, config)
             else:
                 self.variants[vec] = self._row_launch(kernel, config)
         return self.variants[vec]
 
+    def _with_flag(
+        self, members: list[Any], holes: list[tuple[int, int]], form: str
+    ) -> tuple[list[Any], list[tuple[int, int]], str]:
+        """Members, holes and format of the struct, with the flag of a conditional kernel."""
+        if not self.executable.conditional:
+            return members, holes, self.format + form
+        return [*members, 0], [*holes, (len(members), self.executable.flag)], self.format + form + "Q"
+
     def _row_launch(self, kernel: Kernel, config: Config) -> Launch:
         function = self.executable.runtime.function(kernel)
         processors = self.executable.runtime.processors
         grid, block = (row_blocks(config, self.rows, self.cols, processors), 1, 1), (config.threads, 1, 1)
-        run = launcher(function, grid, block, self.format + "qq", kernel.shared)
-        template = [*self.arguments, self.rows, self.cols]
-        holes = self.holes
+        template, holes, form = self._with_flag([*self.arguments, self.rows, self.cols], self.holes, "qq")
+        run = launcher(function, grid, block, form, kernel.shared)
 
         def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()
@@ -367,14 +397,14 @@ class _KernelLaunch:
         function = self.executable.runtime.function(kernel)
         shares = config.shares
         grid, block = (max(1, -(-self.cols // config.group)), shares, 1), (config.threads, 1, 1)
-        runs = [launcher(function, grid, block, self.format + "qqQq", kernel.shared)]
+        template = [*self.arguments, self.rows, self.cols, 0, shares]
+        template, holes, form = self._with_flag(template, [*self.holes, (len(template) - 2, self.partial)], "qqQq")
+        runs = [launcher(function, grid, block, form, kernel.shared)]
         if shares > 1:
-            merge = emit(self.program, config, merge=True)
+            merge = emit(self.program, config, merge=True, conditional=self.executable.conditional)
             grid = (max(1, -(-self.cols // config.threads)), 1, 1)
             function = self.executable.runtime.function(merge)
-            runs.append(launcher(function, grid, block, self.format + "qqQq", merge.shared))
-        template = [*self.arguments, self.rows, self.cols, 0, shares]
-        holes = [*self.holes, (len(template) - 2, self.partial)]
+            runs.append(launcher(function, grid, block, form, merge.shared))
 
         def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()

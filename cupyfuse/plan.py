@@ -99,10 +99,10 @@ class Plan:
         The rewrites that were applied.
     prepare : Plan or None
         What `bind` runs once, for values that depend on bound arrays alone.
+    prepared : str
+        When that runs, with a place for its bytes, for the report. Parameters of PyTorch's may change unseen.
     blocks : Blocks or None
         The blocks of rows that it runs in, where the workspace would else be larger than asked.
-    apart : tuple of (numbers, Plan)
-        Of a plan that prepares: the results that share no argument with others, and what computes them alone.
     """
 
     name: str
@@ -114,8 +114,8 @@ class Plan:
     calls: tuple[Call, ...]
     prepare: Plan | None = None
     blocks: Blocks | None = None
+    prepared: str = "once, when the arguments are bound: {} are kept"
     whole: str = ""  # why it does not run in blocks, where it should
-    apart: tuple[tuple[tuple[int, ...], Plan], ...] = field(default=(), repr=False)
 
     @property
     def precision(self) -> str:
@@ -126,6 +126,12 @@ class Plan:
         if self.blocks is None:
             return tuple(self.scheduled.steps)
         return (*(self.blocks.common.steps if self.blocks.common else ()), *self.blocks.plan.steps)
+
+    @property
+    def conditional(self) -> bool:
+        """Whether a flag on the device can decide if it runs: its launches are all of kernels of cupyfuse's own."""
+        own = all(step.kind not in ("Gemm", "Copy") for step in self.steps)
+        return own and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
 
     def _every_step(self) -> Iterator[Step]:
         """Each step as often as it runs."""

@@ -29,7 +29,7 @@ def report(plan: Plan) -> str:
     lines += _memory(plan)
     if plan.prepare is not None:
         kept = quantity(sum(o.node.nbytes for o in plan.prepare.outputs), "B")
-        lines += ["", f"prepared once, when the arguments are bound: {kept} are kept"]
+        lines += ["", f"prepared {plan.prepared.format(kept)}"]
         lines += _table(plan.prepare.steps)
     if plan.notes:
         lines += ["", "rewritten:"]

@@ -32,11 +32,6 @@ def build(
     if bound:
         graph, prepared = split_fixed(graph, _kept(graph, fixed_values(graph, bound), settings), "prepared")
         prepare = _preparing(f"{traced.name}: prepared once", prepared, layouts, settings)
-        groups = _apart(prepared)
-        if prepare is not None and len(groups) > 1:
-            parts = [prepared.of(group) for group in groups]
-            plans = [_preparing(prepare.name, part, layouts, settings) for part in parts]
-            prepare.apart = tuple((group, plan) for group, plan in zip(groups, plans, strict=True) if plan)
 
     def planned(graph: Graph) -> Plan:
         done = schedule(graph, layouts)
@@ -58,20 +53,6 @@ def _preparing(name: str, graph: Graph, layouts: dict[int, Layout] | None, setti
         return None
     done = schedule(graph, layouts)
     return Plan(name, settings, done.graph, done, tuple(Output(n, (0, 1)) for n in done.graph.outputs), (), ())
-
-
-def _apart(graph: Graph) -> list[tuple[int, ...]]:
-    """The outputs, by number, in groups that share no argument."""
-    groups: list[tuple[set[Node], list[int]]] = []
-    for number, node in enumerate(graph.outputs):
-        reads = {n for n in g.topological([node]) if n.op == "input"}
-        numbers = [number]
-        for group in [group for group in groups if group[0] & reads]:
-            groups.remove(group)
-            reads |= group[0]
-            numbers += group[1]
-        groups.append((reads, numbers))
-    return [tuple(sorted(numbers)) for _, numbers in groups]
 
 
 def _in_blocks(

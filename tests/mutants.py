@@ -55,7 +55,98 @@ def halves(select: str) -> tuple[str, ...]:
     return ("tests/test_halves.py", "-k", f"host and ({select})")
 
 
+FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
+
+
+ENTRY, PREPARED, CHANGES = (f"cupyfuse/torch/{name}.py" for name in ("entry", "prepared", "changes"))
+
+
+def stale(select: str) -> tuple[str, ...]:
+    return ("tests/test_torch_stale.py", "-k", f"not cuda and not cpu and ({select})")
+
+
+def fingerprints(select: str) -> tuple[str, ...]:
+    return ("tests/test_fingerprint.py", "-k", f"host and ({select})")
+
+
 MUTANTS: tuple[Mutant, ...] = (
+    # Fingerprints
+    Mutant(
+        "elements that do not count where they are",
+        FINGERPRINT,
+        "mixed(first + n + 1)",
+        "mixed(1)",
+        fingerprints("small"),
+    ),
+    Mutant("one hash for equal matrices", FINGERPRINT, "mixed(first + n + 1)", "mixed(n + 1)", fingerprints("several")),
+    Mutant("half of 16 bytes", FINGERPRINT, " ^ low) ^ high)", " ^ low))", fingerprints("small")),
+    Mutant(
+        "vectors of what is not aligned",
+        FINGERPRINT,
+        " && reinterpret_cast<i64>(at) % 16 == 0",
+        "",
+        fingerprints("stays"),
+    ),
+    Mutant("vectors of what lies apart", FINGERPRINT, " && m.col_stride == m.itemsize", "", fingerprints("layout")),
+    Mutant("vectors beyond the row", FINGERPRINT, "if (col + width <= m.cols && ", "if (", fingerprints("stays")),
+    Mutant("elements beyond the row", FINGERPRINT, "k < width && col + k < m.cols", "k < width", fingerprints("stays")),
+    Mutant("pieces beyond the row", FINGERPRINT, "if (col >= m.cols) {", "if (col > m.cols) {", fingerprints("stays")),
+    Mutant(
+        "the same columns of every row",
+        FINGERPRINT,
+        "/ m.places + row) % runs",
+        "/ m.places) % runs",
+        fingerprints("long_rows"),
+    ),
+    Mutant(
+        "a lane that is not added", FINGERPRINT, "mask = 1; mask < 32", "mask = 2; mask < 32", fingerprints("stays")
+    ),
+    Mutant("no barrier before warps are added", FINGERPRINT, "    __syncthreads();\n", "", fingerprints("stays")),
+    Mutant("no last block", FINGERPRINT, "1u) + 1 < gridDim.x", "1u) < gridDim.x", fingerprints("stays")),
+    Mutant("a sum that grows", FINGERPRINT, "atomicExch(&state->sum, 0ull)", "state->sum", fingerprints("stays")),
+    Mutant("a ticket that grows", FINGERPRINT, "    state->ticket = 0;\n", "", fingerprints("stays")),
+    Mutant("a token without effect", FINGERPRINT, "mixed(token + ", "mixed(0 * token + ", fingerprints("token")),
+    Mutant(
+        "a generation that nobody counts",
+        FINGERPRINT,
+        "&kept->generation, 1ull) + 1",
+        "&kept->generation, 0ull) + 1",
+        fingerprints("streams"),
+    ),
+    Mutant(
+        "what other streams write is taken",
+        FINGERPRINT,
+        "generation != state->generation;",
+        "0;",
+        fingerprints("streams"),
+    ),
+    Mutant(
+        "kernels that always run", KERNEL_TEXT, "*(condition if conditional else []),", "", fingerprints("conditional")
+    ),
+    Mutant(
+        "kernels that run where nothing changed",
+        KERNEL_TEXT,
+        "if (*p.changed == 0)",
+        "if (*p.changed != 0)",
+        fingerprints("conditional"),
+    ),
+    # Changes of weights
+    Mutant("steps that nobody counts", CHANGES, "steps.value += 1", "pass", stale("counted")),
+    Mutant("gradients that nobody counts", ENTRY, "count.value += 1", "pass", stale("by_hand")),
+    Mutant("changes that the device is not told of", PREPARED, "self._token += 1", "pass", stale("single_writes")),
+    Mutant("states without a check", PREPARED, "state + CHANGED_AT", "kept.address + 16", stale("every_way")),
+    Mutant("one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("streams")),
+    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("refresh")),
+    Mutant(
+        "memory that a graph still uses, given back",
+        PREPARED,
+        "                held.append(self)",
+        "                pass",
+        stale("graphs"),
+    ),
+    Mutant(
+        "memory that other streams still read", PREPARED, "and self._kept.shared:", "and False:", stale("their_own")
+    ),
     # Products from halves
     Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", halves("22_bits")),
     Mutant("a low part without its own scale", PIECES, "* 2048.0f", "* 1024.0f", halves("22_bits")),

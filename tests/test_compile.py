@@ -20,6 +20,7 @@ from cupyfuse.cuda import compile as compiling
 from cupyfuse.cuda import emit, halves
 from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.configure import Config, default_config
+from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
 from cupyfuse.cuda.program import Program
 from cupyfuse.schedule.products import TILE_WIDTHS
 
@@ -72,6 +73,26 @@ def test_the_kernels_of_halves_compile():
     for kernel in kernels:
         for architecture in [f"sm_{kernel.arch}"] if kernel.arch else ARCHITECTURES:
             assert cubin(kernel.source, architecture)[:4] == b"\x7fELF"
+
+
+def test_what_checks_and_prepares_weights_compiles():
+    """The fingerprint, and every kernel that runs only where it has changed."""
+    texts = {fingerprint_kernel(count).source for count in (1, 2, 7, MOST_MATRICES)}
+    texts |= {halves.split_kernel(True).source, halves.split_columns_kernel(True).source}
+    for shape in SHAPES[:2]:
+        plan = list(plans("float32", shape))[-2]
+        for step in plan.steps:
+            if step.kind in ("Gemm", "Split", "Copy"):
+                continue
+            program = Program(step, plan.scheduled.storage)
+            config = default_config(program, 1)
+            texts.add(emit.emit(program, config, conditional=True).source)
+            if config.template == "column_stats":
+                texts.add(emit.emit(program, config, merge=True, conditional=True).source)
+    assert all("const u32* changed;" in text for text in texts if "fingerprint" not in text)
+    for architecture in ARCHITECTURES:
+        for text in texts:
+            assert cubin(text, architecture)[:4] == b"\x7fELF"
 
 
 def test_guards_of_nested_products_compile():

@@ -20,7 +20,7 @@ LAYERS = (
     "plan_report plan planning gradients "
     "cuda.program cuda.expressions cuda.configure cuda.kernel cuda.halves cuda.emit",
     "options structure arrays",
-    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.launch cuda.products cuda_engine streaming",
+    "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.launch cuda.products cuda.fingerprint cuda_engine streaming",
     "calls bound fuse eager reductions functions",
     "heads machine progress demo selftest cli torch",
     "__main__",

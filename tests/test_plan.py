@@ -213,15 +213,6 @@ def test_prepared_values_are_inputs_of_the_plan() -> None:
     assert plan.prepare is not None and len(plan.prepare.outputs) == 2
 
 
-def test_what_shares_no_argument_is_prepared_apart() -> None:
-    plan = plan_of(head_sum, 6, 5, 7, bound=True).prepare
-    assert plan is not None and [numbers for numbers, _ in plan.apart] == [(0,), (1,)]
-    assert sorted([n.attrs["name"] for n in part.graph.inputs] for _, part in plan.apart) == [["bias"], ["weight"]]
-    assert sum(part.launches for _, part in plan.apart) == plan.launches
-    together = plan_of(head_softmax, 6, 5, 7, bound=True).prepare
-    assert together is not None and together.apart == ()  # both are made of the running variance
-
-
 # Printing -----------------------------------------------------------------------------------------------------------
 
 

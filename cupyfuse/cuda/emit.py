@@ -15,31 +15,29 @@ from ..schedule import Step
 from . import halves
 from .configure import Config, default_config, fitting_vec
 from .expressions import Body, Scope, indented
-from .kernel import Kernel, inlined
+from .kernel import CONDITION, Kernel, inlined, translation_unit
 from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
 
 if TYPE_CHECKING:
     from ..plan import Plan
 
 
-def emit(program: Program, config: Config, merge: bool = False) -> Kernel:
-    """Emit the kernel of a step for one configuration; with `merge`, the kernel that merges its shares."""
-    writer = _Writer(program, streamed=config.template == "row_stream")
+def emit(program: Program, config: Config, merge: bool = False, conditional: bool = False) -> Kernel:
+    """Emit the kernel of a step for one configuration.
+
+    Parameters
+    ----------
+    program : Program
+    config : Config
+    merge : bool
+        The kernel that merges the shares of the step.
+    conditional : bool
+        One that does nothing where the flag at its last argument is 0.
+    """
+    writer = _Writer(program, config.template == "row_stream", conditional)
     entry, call = _entry(program, config, merge)
-    source = "\n".join(
-        [
-            f'#include "{config.template}.cu"',
-            "",
-            f"// {program.step.kind}: {', '.join(program.step.fused)}",
-            writer.struct(),
-            "",
-            f'extern "C" __global__ void __launch_bounds__({config.threads}, {config.blocks})',
-            f"{entry}(const Program p) {{",
-            f"    {call}(p);",
-            "}",
-            "",
-        ]
-    )
+    struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.struct()}"
+    source = translation_unit(config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional)
     return Kernel(entry, source, tuple(program.parameters), config)
 
 
@@ -63,9 +61,10 @@ def _entry(program: Program, config: Config, merge: bool) -> tuple[str, str]:
 class _Writer:
     """Writes the struct of one program."""
 
-    def __init__(self, program: Program, streamed: bool):
+    def __init__(self, program: Program, streamed: bool, conditional: bool):
         self.program = program
         self.streamed = streamed
+        self.conditional = conditional
         self.repairs: dict[str, str] = {}  # by the name of the function
         self.row_fields: dict[str, str] = {}
         self.element_fields: dict[str, str] = {}
@@ -89,6 +88,8 @@ class _Writer:
         declarations.append("i64 rows; i64 cols;")
         if self.program.by_columns:
             declarations.append("struct Totals0; Totals0* partial; i64 shares;")
+        if self.conditional:
+            declarations.append(CONDITION)
         return declarations
 
     # The struct

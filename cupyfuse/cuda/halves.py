@@ -13,7 +13,7 @@ from .. import devices
 from ..graph import Node
 from ..schedule.products import TILE_ROWS, tile_width
 from .configure import Config
-from .kernel import Kernel
+from .kernel import CONDITION, Kernel, translation_unit
 
 ARCHITECTURE = "90a"
 WARPS_A_TILE = 8
@@ -42,25 +42,27 @@ def inverse_at(rows: int, cols: int) -> int:
 
 
 @lru_cache
-def split_kernel() -> Kernel:
-    """The kernel that splits the rows of a matrix."""
+def split_kernel(conditional: bool = False) -> Kernel:
+    """The kernel that splits the rows of a matrix; a conditional one does nothing where its flag is 0."""
     return _kernel(
         "split_rows",
         "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;",
         f"split_rows<{SPLIT_THREADS}, 1, {_SPLIT_HELD}>(p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols)",
         SPLIT_THREADS,
+        conditional=conditional,
     )
 
 
 @lru_cache
-def split_columns_kernel() -> Kernel:
-    """The kernel that splits the rows of a matrix of which columns lie in memory."""
+def split_columns_kernel(conditional: bool = False) -> Kernel:
+    """The kernel that splits the rows of a matrix of which columns lie in memory; conditional like `split_kernel`."""
     return _kernel(
         "split_columns",
         "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;",
         "split_columns<{}, {}, {}>(p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols)".format(*_COLUMNS),
         32 * _COLUMNS[0],
         shared=8192 * _COLUMNS[0],
+        conditional=conditional,
     )
 
 
@@ -108,19 +110,13 @@ def _kernel(
     check: str = "",
     arch: str = "",
     shared: int = 0,
+    conditional: bool = False,
 ) -> Kernel:
-    lines = [
-        f'#include "{name}.cu"',
-        "",
-        *([instruction, check, ""] if instruction else []),
-        f"struct Program {{ {members} }};",
-        "",
-        f'extern "C" __global__ void __launch_bounds__({threads}, 1) {name}_kernel(const Program p) {{',
-        f"    {call};",
-        "}",
-        "",
-    ]
-    return Kernel(f"{name}_kernel", "\n".join(lines), (), Config(name, threads, 1, 1), arch, shared)
+    members += f" {CONDITION}" * conditional
+    program = "\n".join([*([instruction, check, ""] if instruction else []), f"struct Program {{ {members} }};"])
+    entry = f"{name}_kernel"
+    source = translation_unit(name, program, entry, call, threads, conditional=conditional)
+    return Kernel(entry, source, (), Config(name, threads, 1, 1), arch, shared)
 
 
 def _multiply_add(width: int) -> str:

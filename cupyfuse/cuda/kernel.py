@@ -42,6 +42,42 @@ class Kernel:
     shared: int = 0
 
 
+# The last member of a conditional kernel's struct: where it is 0, the kernel writes nothing.
+CONDITION = "const u32* changed;"
+
+
+def translation_unit(
+    template: str, program: str, name: str, call: str, threads: int, blocks: int = 1, conditional: bool = False
+) -> str:
+    """The source of a kernel: a template, the struct `Program` that the launch passes as `p`, and the entry.
+
+    Parameters
+    ----------
+    template : str
+        Name of the file in `kernels_cu/`, without ".cu".
+    program, name, call : str
+        What declares the struct; the entry's name; what it does.
+    threads, blocks : int
+        Of a block; on a multiprocessor.
+    conditional : bool
+        Return at once where `*p.changed` is 0; the struct ends with `CONDITION`.
+    """
+    condition = ["    if (*p.changed == 0) {", "        return;", "    }"]
+    return "\n".join(
+        [
+            f'#include "{template}.cu"',
+            "",
+            program,
+            "",
+            f'extern "C" __global__ void __launch_bounds__({threads}, {blocks}) {name}(const Program p) {{',
+            *(condition if conditional else []),
+            f"    {call};",
+            "}",
+            "",
+        ]
+    )
+
+
 def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
     """What packs a kernel's struct, and what makes of it the value that a launch takes as one argument."""
     members = struct.Struct("=" + form)

@@ -21,7 +21,7 @@ from .runtime import Runtime
 
 
 class Split:
-    """The splitting of a (rows, cols) float32 matrix; called with its address and the halves'.
+    """The splitting of a (rows, cols) float32 matrix.
 
     Parameters
     ----------
@@ -29,19 +29,23 @@ class Split:
     rows, cols : int
     strides : tuple of int
         In elements, from row to row and from column to column; one of them is 1.
+    conditional : bool
+        Write nothing where a flag on the device is 0.
     """
 
-    def __init__(self, runtime: Runtime, rows: int, cols: int, strides: tuple[int, int]):
+    def __init__(self, runtime: Runtime, rows: int, cols: int, strides: tuple[int, int], conditional: bool = False):
         by_rows = strides[1] == 1 or cols <= 1
-        kernel = split_kernel() if by_rows else split_columns_kernel()
+        kernel = split_kernel(conditional) if by_rows else split_columns_kernel(conditional)
         blocks = -(-rows // 8) * 8 if by_rows else -(-rows // 32)
         block = (kernel.config.threads, 1, 1)
-        self._launch = launcher(runtime.function(kernel), (blocks, 1, 1), block, "QqQQqq", kernel.shared)
+        form = "QqQQqq" + "Q" * conditional
+        self._launch = launcher(runtime.function(kernel), (blocks, 1, 1), block, form, kernel.shared)
         self._shape, self._stride = (rows, cols), strides[0 if by_rows else 1]
         self._inverse = inverse_at(rows, cols)
 
-    def __call__(self, matrix: int, halves: int, stream: Any = None) -> None:
-        self._launch((matrix, self._stride, halves, halves + self._inverse, *self._shape), stream)
+    def __call__(self, matrix: int, halves: int, stream: Any = None, *changed: int) -> None:
+        """Launch, with the addresses of the matrix, of its halves and, if conditional, of the flag."""
+        self._launch((matrix, self._stride, halves, halves + self._inverse, *self._shape, *changed), stream)
 
 
 class SplitProduct:

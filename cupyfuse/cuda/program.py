@@ -192,9 +192,9 @@ _RESERVED_TEXT = """
 alignas auto bool break case catch char class const continue default delete do double else enum extern false float for
 friend goto if inline int long mutable namespace new operator private protected public register return short signed
 sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void volatile
-while i64 u32 f16 bf16 row col rows cols partial shares e j k r o p t tile totals team begin load element store finish
-commit peek add stages reduces slot mask upper members settle merge exchange lead widen narrow infinity nan_max nan_min
-divide_by reciprocal_of exp_in_sum plus_log quick_divide quick_exp
+while i64 u32 u64 f16 bf16 row col rows cols partial shares changed e j k r o p t tile totals team begin load element
+store finish commit peek add stages reduces slot mask upper members settle merge exchange lead widen narrow infinity
+nan_max nan_min divide_by reciprocal_of exp_in_sum plus_log quick_divide quick_exp
 load_pack store_pack load_columns largest_of guarded shared_finish
 exact_element again fine total repair
 """

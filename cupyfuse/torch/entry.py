@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ..planning import build
 from ..settings import DEFAULT_WORKSPACE, Settings
 from .chain import Chain
+from .changes import NEVER, Count, gradients_of, steps
 from .differentiate import Backward
 from .modes import matmul_precision
-from .prepared import Prepared
+from .prepared import capturing_now, preparing
 from .runtime import device_of, dtype_name, layout_of, ready
 from .tensors import as_matrix, owning
 
 Tensors = Sequence[Any]
-
-# Fixed inputs of calls that were captured in CUDA graphs: a replay may change them and counts no version.
-_captured = WeakIdKeyDictionary()
-_captures = 0  # how many were added to it
-
-
-def _note_captured(tensors: Tensors) -> None:
-    global _captures
-    for t in tensors:
-        if t not in _captured:
-            _captured[t] = None
-            _captures += 1
 
 
 @dataclass(frozen=True)
@@ -46,7 +35,8 @@ class Options:
     keep_halves : bool
         Whether the fp16 halves of weights are kept from call to call.
     frozen : bool
-        The caller's promise that no weight changes.
+        The user's promise that parameters and buffers change in no way that leaves their versions as they are: what is
+        prepared from them is kept, on the CPU too, and not checked on a GPU.
     only_gains : bool
         Whether chains that the cost model expects to lose are left to PyTorch.
     """
@@ -62,12 +52,19 @@ class Options:
 
 
 def _keeps(tensor: Any) -> bool:
-    """Whether something may be prepared from a fixed input: whether its changes can be seen.
+    """Whether something that is prepared from a fixed input may be kept.
 
-    Tensors made in inference mode count no versions. Numerical differentiation (`torch.autograd.gradcheck`) changes
-    float64 tensors behind their backs.
+    On the CPU nothing tells of its changes. Tensors made in inference mode count no versions. Numerical differentiation
+    (`torch.autograd.gradcheck`) changes single elements of float64 tensors behind their backs. Parameters that
+    FullyShardedDataParallel flattens are there for the time of a call only; those of `fully_shard` look like any other,
+    and are checked like any other.
     """
-    return not tensor.is_inference() and not (tensor.dtype is torch.float64 and tensor.requires_grad)
+    return (
+        tensor.is_cuda
+        and not tensor.is_inference()
+        and not (tensor.dtype is torch.float64 and tensor.requires_grad)
+        and not getattr(tensor, "_fsdp_flattened", False)
+    )
 
 
 class Entry:
@@ -100,11 +97,15 @@ class Entry:
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
         matrices = self._matrices(tensors)
         traced = tracing.as_traced(self.backward.saved if self.saves and self.backward else ())
-        versioned = frozenset(k for k in chain.fixed if _keeps(tensors[k]))
+        kept = frozenset(k for k in chain.fixed if options.frozen or _keeps(tensors[k]))
         with torch.no_grad():
-            self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, versioned)
-            self._prepared = Prepared(self.plan.prepare, matrices) if self.plan.prepare is not None else None
-            arrays = [*matrices, *self._prepared.arrays] if self._prepared is not None else matrices
+            self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, kept)
+            self._prepared = None
+            arrays = matrices
+            if self.plan.prepare is not None:
+                self._prepared = preparing(self.plan.prepare, matrices, options.frozen)
+                self.plan.prepared = self._prepared.when
+                arrays = [*matrices, *self._prepared.anew(matrices)]
             self._execute = ready(self.plan, arrays)
         self._none = [None] * len(self.plan.outputs)
         self._views = [
@@ -113,10 +114,17 @@ class Entry:
         ]
         self._plain = not any(self._views)
         self.reshaped = not self._plain or not all(o.direct for o in self.plan.outputs)
-        self._on_gpu = tensors[0].is_cuda
-        # For each fixed input: its number, tensor, alias of its memory, dtype, requires_grad, version or -1 for any.
+        # For each fixed input: its number, tensor, alias of its memory, dtype, requires_grad, version or -1 for any,
+        # the count of its gradients, and what that was.
         self._marks: list[tuple[Any, ...]] = []
-        self._captures = _captures
+        needed = self._prepared.needed if self._prepared is not None else []
+        self._needed = sorted(needed)
+        # Changes of these inputs are also told from optimizers' steps and from gradients.
+        self._trained = [] if options.frozen else [k for k in self._needed if tensors[k].requires_grad]
+        self._owners: list[tuple[int, Any]] = []  # the inputs that are prepared from, as they were marked
+        self.gradients: list[tuple[int, Count]] = []  # of `_trained`
+        self._steps = 0
+        self._lock = threading.RLock()
 
     def _matrices(self, tensors: Tensors) -> list[Any]:
         """The inputs with leading dimensions folded into rows."""
@@ -127,11 +135,11 @@ class Entry:
 
     # Fixed inputs
     def is_for(self, tensors: Tensors) -> bool:
-        """Whether the fixed inputs are those, unchanged, that the entry was last marked for."""
-        if self._captures != _captures:
+        """Whether the fixed inputs are those that the entry was last marked for, with no sign of a change."""
+        if self._trained and self._steps != steps.value:
             return False
         # Written out, because every call asks.
-        for k, seen, alias, dtype, needs, version in self._marks:
+        for k, seen, alias, dtype, needs, version, gradients, count in self._marks:
             t = tensors[k]
             if (
                 t is not seen
@@ -139,51 +147,59 @@ class Entry:
                 or t.dtype is not dtype
                 or t.requires_grad is not needs
                 or (version >= 0 and t._version != version)
+                or gradients.value != count
             ):
                 return False
         return True
-
-    def _changed(self, tensors: Tensors) -> set[int]:
-        """The fixed inputs whose values may be others than those that the entry was last marked for."""
-        if self._captures != _captures:
-            return {k for k, *_ in self._marks}
-        return {
-            k
-            for k, seen, alias, _, _, version in self._marks
-            if tensors[k] is not seen
-            or not tensors[k].is_set_to(alias)
-            or (version >= 0 and tensors[k]._version != version)
-        }
 
     def mark(self, tensors: Tensors) -> None:
         """Take these fixed inputs, of the shapes that the entry is for; prepare anew what depends on them."""
         if self._marks and self.is_for(tensors):
             return
-        prepared = self._prepared
-        if prepared is not None and self._on_gpu and _capturing():
-            # Nothing that is prepared now is there before a replay; `run` prepares within the graph.
-            self.forget()
-            return
-        if prepared is not None and self._marks:
-            prepared.again(self._matrices(tensors), self._changed(tensors))
-        marks = []
-        for k in sorted(self.chain.fixed):
-            t = tensors[k]
-            # An alias keeps the memory from being given to another tensor, at the same address, unnoticed.
-            version = t._version if prepared is not None and k in prepared.needed else -1
-            replayed = version >= 0 and t in _captured
-            marks.append((k, None if replayed else t, t.detach(), t.dtype, t.requires_grad, version))
-        self._marks, self._captures = marks, _captures
+        with self._lock:
+            prepared = self._prepared
+            if prepared is not None:
+                others = any(
+                    tensors[k] is not seen or not tensors[k].is_set_to(alias)
+                    for k, seen, alias, *_ in self._marks
+                    if k in self._needed
+                )
+                if others and tensors[0].is_cuda and capturing_now():
+                    # Their memory may be the graph's own, and gone with it: `run` keeps nothing.
+                    self._unmark()
+                    return
+                if self._marks:
+                    prepared.changed(others)
+            marks = []
+            self._steps = steps.value
+            self.gradients = [(k, gradients_of(tensors[k])) for k in self._trained]
+            counts = dict(self.gradients)
+            for k in sorted(self.chain.fixed):
+                t, count = tensors[k], counts.get(k, NEVER)
+                # An alias keeps the memory from being given to another tensor, at the same address, unnoticed.
+                version = t._version if k in self._needed and not t.is_inference() else -1
+                marks.append((k, t, t.detach(), t.dtype, t.requires_grad, version, count, count.value))
+            self._owners = [(k, tensors[k]) for k in self._needed]
+            self._marks = marks
+
+    def _unmark(self) -> None:
+        self._marks = [(k, None, *rest) for k, _, *rest in self._marks]
+        self._owners = [(k, None) for k in self._needed]
 
     def forget(self) -> None:
-        """Have everything prepared anew at the next call."""
-        self._marks = [(k, None, *rest) for k, _, *rest in self._marks]
+        """Have everything prepared anew at the next call, and the next replay of a graph."""
+        with self._lock:
+            self._unmark()
+            if self._prepared is not None:
+                self._prepared.refresh()
 
     def release(self) -> None:
         """Let go of all memory that is held for fixed inputs."""
-        self._marks = [(k, None, None, *rest) for k, _, _, *rest in self._marks]
-        if self._prepared is not None:
-            self._prepared.release()
+        with self._lock:
+            self._marks = [(k, None, None, *rest) for k, _, _, *rest in self._marks]
+            self._owners = [(k, None) for k in self._needed]
+            if self._prepared is not None:
+                self._prepared.release()
 
     # Running
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
@@ -197,17 +213,14 @@ class Entry:
         """Outputs, and what is saved for the backward pass."""
         matrices = tensors if not self._folded else self._matrices(tensors)
         prepared = self._prepared
-        if prepared is not None:
-            arrays = prepared.arrays
-            if self._on_gpu:
-                if _capturing():
-                    # A replay has to see the weights of its own time.
-                    _note_captured([tensors[k] for k in prepared.needed])
-                    arrays = prepared.run(matrices)
-                else:
-                    prepared.enter_stream()
-            matrices = [*matrices, *arrays]
-        results = self._execute(matrices, self._none)
+        if prepared is None:
+            results = self._execute(matrices, self._none)
+        else:
+            # Between the check of other inputs and the launches that read what is prepared, nobody else prepares.
+            with self._lock:
+                marked = all(tensors[k] is owner for k, owner in self._owners)
+                arrays = prepared(matrices, tensors) if marked else prepared.anew(matrices)
+                results = self._execute([*matrices, *arrays], self._none)
         if self.saves:
             results, saved = results[: -self.saves], results[-self.saves :]
         else:
@@ -219,17 +232,13 @@ class Entry:
         return results, saved
 
 
-def _capturing() -> bool:
-    return bool(torch._C._cuda_isCurrentStreamCapturing())
-
-
 class _Differentiable(torch.autograd.Function):
     """An entry as one node of PyTorch's autograd graph."""
 
     @staticmethod
     def forward(ctx: Any, entry: Entry, *tensors: Any) -> Any:
         outputs, saved = entry.run(tensors)
-        ctx.entry = entry
+        ctx.entry, ctx.gradients = entry, entry.gradients
         ctx.set_materialize_grads(False)
         if entry.reshaped:
             outputs = [owning(t) for t in outputs]
@@ -253,6 +262,9 @@ class _Differentiable(torch.autograd.Function):
             grads = entry.backward.eagerly(_known(ctx, saved), cotangents, wanted)
         else:
             grads = entry.backward(saved[: len(entry.read_later) + entry.saves], cotangents, wanted)
+        for k, count in ctx.gradients:
+            if grads[k] is not None:
+                count.value += 1
         for k, (grad, want) in enumerate(zip(grads, wanted, strict=True)):
             if want and grad is None:
                 # PyTorch shows None to a leaf's hooks, which expect a tensor.

@@ -36,8 +36,11 @@ class _Choices:
 def refresh(module: torch.nn.Module) -> None:
     """Have a fused module prepare anew, at its next call, what it has prepared from weights.
 
-    Needed after a change that neither PyTorch counts nor a sample of every row shows: one of few elements through
-    `parameter.data`, or of a tensor's memory from outside; and after every change under `fuse(frozen=True)`.
+    Nothing is kept on the CPU, and on a GPU every call looks for changes by itself: it is told of those that PyTorch
+    counts, of optimizers' steps and of gradients, and compares a sample of each row with what it was. Needed only after
+    writing a few elements of a large matrix through `parameter.data` or from outside PyTorch, by hand; after writing a
+    few elements in any way, before a captured graph is replayed; and after changes through `parameter.data` of a module
+    that was fused with `frozen=True`.
     """
     for part in module.modules():
         captured = part.__dict__.get("_cupyfuse")

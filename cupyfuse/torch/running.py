@@ -1,8 +1,7 @@
 """Running chains: find what is ready for inputs like these, keep what weights alone decide, and differentiate.
 
 A `Runner` belongs to one chain. For each combination of shapes, strides, dtypes and wanted gradients it keeps an
-`Entry`: the plan, made ready to run. What an entry has prepared from fixed inputs (parameters, buffers) is used only as
-long as these are the same tensors, of the same version, in the same memory.
+`Entry`: the plan, made ready to run, with what it has prepared from fixed inputs (parameters, buffers).
 """
 
 from __future__ import annotations

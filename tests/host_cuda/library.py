@@ -15,7 +15,7 @@ from cupyfuse.cuda.kernel import Kernel
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[1] / "kernels_cu"
 TEMPLATES = ("row_lanes", "row_block", "row_persistent", "row_stream", "elementwise", "column_stats")
-TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair")
+TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint")
 COMPILER = os.environ.get("CXX", "g++")
 # No optimisation: compiling takes most of the time. Variables that nobody has set hold a large number.
 OPTIONS = ["-std=c++17", "-O0", "-fPIC", "-w", "-ftrivial-auto-var-init=pattern"]
