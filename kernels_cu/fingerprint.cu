@@ -47,15 +47,12 @@ __device__ __forceinline__ u64 bits_at(const char* at, i64 itemsize) {
                            : *reinterpret_cast<const unsigned char*>(at);
 }
 
-// The hash of piece n of a matrix, half a run; 0 where the row has ended.
+// The hash of piece n of a matrix, half a run; zeros stand for what is beyond the row.
 __device__ __forceinline__ u64 hash_of_piece(const Sampled& m, i64 n, i64 first) {
     const i64 width = 16 / m.itemsize, runs = (m.cols + 2 * width - 1) / (2 * width);
     const i64 place = n / 2 % m.places, row = n / 2 / m.places;
     const i64 run = m.places == runs ? place : (place * runs / m.places + row) % runs;
     const i64 col = (2 * run + n % 2) * width;
-    if (col >= m.cols) {
-        return 0;
-    }
     const char* at = m.data + row * m.row_stride + col * m.col_stride;
     u64 low = 0, high = 0;
     if (col + width <= m.cols && m.col_stride == m.itemsize && reinterpret_cast<i64>(at) % 16 == 0) {

@@ -88,15 +88,9 @@ MUTANTS: tuple[Mutant, ...] = (
         fingerprints("stays"),
     ),
     Mutant("vectors of what lies apart", FINGERPRINT, " && m.col_stride == m.itemsize", "", fingerprints("layout")),
-    Mutant("vectors beyond the row", FINGERPRINT, "if (col + width <= m.cols && ", "if (", fingerprints("stays")),
-    Mutant("elements beyond the row", FINGERPRINT, "k < width && col + k < m.cols", "k < width", fingerprints("stays")),
-    Mutant("pieces beyond the row", FINGERPRINT, "if (col >= m.cols) {", "if (col > m.cols) {", fingerprints("stays")),
+    Mutant("vectors beyond the row", FINGERPRINT, "if (col + width <= m.cols && ", "if (", fingerprints("between")),
     Mutant(
-        "the same columns of every row",
-        FINGERPRINT,
-        "/ m.places + row) % runs",
-        "/ m.places) % runs",
-        fingerprints("long_rows"),
+        "elements beyond the row", FINGERPRINT, "k < width && col + k < m.cols", "k < width", fingerprints("between")
     ),
     Mutant(
         "a lane that is not added", FINGERPRINT, "mask = 1; mask < 32", "mask = 2; mask < 32", fingerprints("stays")
@@ -145,7 +139,11 @@ MUTANTS: tuple[Mutant, ...] = (
         stale("graphs"),
     ),
     Mutant(
-        "memory that other streams still read", PREPARED, "and self._kept.shared:", "and False:", stale("their_own")
+        "memory that other streams still read",
+        PREPARED,
+        "        if others:\n",
+        "        if False:\n",
+        stale("their_own"),
     ),
     # Products from halves
     Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", halves("22_bits")),

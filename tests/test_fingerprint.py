@@ -97,6 +97,17 @@ def test_every_layout(device: Engine, layout: str, itemsize: int, rng: np.random
         assert watch.changed() and not watch.changed()
 
 
+@pytest.mark.parametrize("cols", [44, 45, 47])
+def test_what_lies_between_rows_does_not_count(device: Engine, cols: int) -> None:
+    whole = device.array(np.ones((19, 48), np.float32))
+    watch = Watch(device, whole[:, :cols])
+    assert watch.changed()
+    whole[:, cols:] = 2
+    assert not watch.changed()
+    whole[:, cols - 1] = 2
+    assert watch.changed()
+
+
 def test_each_element_of_a_small_matrix_counts(device: Engine) -> None:
     array = device.array(np.zeros((3, 21), np.float16))
     watch = Watch(device, array)
@@ -108,8 +119,11 @@ def test_each_element_of_a_small_matrix_counts(device: Engine) -> None:
     assert not watch.changed(), "the same bits in the same places"
     array[0, 0] = 2
     assert watch.changed()
-    array[0, :2] = device.xp.asarray(np.array([1, 2], np.float16)) if device is CUDA else [1, 2]
-    assert watch.changed(), "two elements have changed their places"
+    array[0] = device.array(np.arange(21, dtype=np.float16))
+    assert watch.changed()
+    for other in ([1, 0, *range(2, 21)], [*range(8, 16), *range(8), *range(16, 21)]):
+        array[0] = device.array(np.array(other, np.float16))
+        assert watch.changed(), "elements, and 16 bytes of them, have changed their places"
 
 
 def test_any_bit_counts(device: Engine) -> None:
@@ -139,7 +153,7 @@ def test_long_rows_are_sampled(device: Engine, rng: np.random.Generator) -> None
 
 def test_long_arrays_are_sampled_densely(device: Engine) -> None:
     assert _places(1, 65536, 4) * 8 == 65536
-    assert _places(1, 1 << 20, 4) == 8192
+    assert _places(1, 1 << 20, 4) == 8192 and _places(1000, 65, 4) == 9
     assert _places(8192, 8192, 4) == 8
     assert _places(3, 0, 4) == 0
 

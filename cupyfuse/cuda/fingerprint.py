@@ -17,7 +17,7 @@ STATE_BYTES = 64  # of one stream's state, and of what is kept for all: zeros at
 CHANGED_AT = 12  # the flag's place in a state, in bytes
 MOST_MATRICES = 64  # 56 bytes each, of the 4 KB that a kernel's arguments may have
 _RUN = 32  # bytes that are read together
-_RUNS_A_ROW, _RUNS = 8, 8192  # of longer rows, at least; of a matrix, where it has them: 64K elements of float32
+_RUNS_A_ROW, _RUNS = 8, 8192  # of longer rows, at least; of a matrix that has as many: all of 256 KB
 
 Shape = tuple[int, int, int, int, int]  # rows, columns, strides in elements, bytes of an element
 
@@ -78,4 +78,4 @@ def _by_rows(shape: Shape) -> Shape:
 def _places(rows: int, cols: int, itemsize: int) -> int:
     """How many runs of each row are read: all of a small matrix."""
     runs = -(-cols * itemsize // _RUN)
-    return min(runs, max(_RUNS_A_ROW, _RUNS // max(1, rows)))
+    return min(runs, max(_RUNS_A_ROW, -(-_RUNS // max(1, rows))))

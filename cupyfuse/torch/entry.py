@@ -182,24 +182,23 @@ class Entry:
             self._owners = [(k, tensors[k]) for k in self._needed]
             self._marks = marks
 
-    def _unmark(self) -> None:
-        self._marks = [(k, None, *rest) for k, _, *rest in self._marks]
-        self._owners = [(k, None) for k in self._needed]
-
     def forget(self) -> None:
         """Have everything prepared anew at the next call, and the next replay of a graph."""
         with self._lock:
-            self._unmark()
+            self._marks = [(k, seen, alias, None, *rest) for k, seen, alias, _, *rest in self._marks]
             if self._prepared is not None:
                 self._prepared.refresh()
 
     def release(self) -> None:
         """Let go of all memory that is held for fixed inputs."""
         with self._lock:
-            self._marks = [(k, None, None, *rest) for k, _, _, *rest in self._marks]
-            self._owners = [(k, None) for k in self._needed]
+            self._unmark()
             if self._prepared is not None:
                 self._prepared.release()
+
+    def _unmark(self) -> None:
+        self._marks = [(k, None, None, *rest) for k, _, _, *rest in self._marks]
+        self._owners = [(k, None) for k in self._needed]
 
     # Running
     def __call__(self, tensors: Tensors) -> Sequence[Any]:

@@ -170,9 +170,8 @@ class Checked(EveryCall):
         return arrays
 
     def changed(self, others: bool) -> None:
-        if others and self._kept is not None and self._kept.shared:
-            # Another stream may be at a call with the tensors of before, or a graph be replayed with them.
-            self._kept = None
+        if others:
+            self._kept = None  # other streams may still be at calls with the tensors of before, and graphs replay them
         self._token += 1
 
     def refresh(self) -> None:
@@ -211,17 +210,11 @@ class _Kept:
         self.arrays = arrays
         self._device = device
         self._streams: set[int] = set()
-        self._graphs = False
         if device >= 0:
             stream = torch.cuda.current_stream(device)
             self._streams.add(stream.cuda_stream)
             self._event = torch.cuda.Event()
             self._event.record(stream)
-
-    @property
-    def shared(self) -> bool:
-        """Whether more than the stream that allocated it uses the memory."""
-        return self._graphs or len(self._streams) > 1
 
     def enter(self, stream: int) -> None:
         """Have the current stream wait for what the one that allocated the memory has done until then."""
@@ -243,7 +236,6 @@ class _Kept:
 
         Nothing tells when the graph is gone. It reads the inputs' own memory as well, so it is of no use without them.
         """
-        self._graphs = True
         for tensor in owners:
             held = _in_graphs.setdefault(tensor, [])
             if not any(kept is self for kept in held):
