@@ -136,8 +136,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("gradients that nobody counts", ENTRY, "count.value += 1", "pass", stale("by_hand")),
     Mutant("changes that the device is not told of", PREPARED, "self._token += 1", "pass", stale("single_writes")),
     Mutant("states without a check", PREPARED, "state + CHANGED_AT", "kept.address + 16", stale("unchanged")),
-    Mutant("one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("streams")),
-    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("refresh")),
+    Mutant(
+        "one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("their_own")
+    ),
+    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("graphs")),
     Mutant(
         "memory that a graph still uses, given back",
         PREPARED,

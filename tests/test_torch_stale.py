@@ -440,6 +440,7 @@ def test_streams_of_their_own(host: Launching) -> None:
             data_copy(layer(plain).weight), data_copy(layer(fused).weight)
     (found,) = entries(fused)
     before = found._prepared._kept
+    assert len(before._states) == 3
     for module in (plain, fused):
         layer(module).weight = nn.Parameter(layer(module).weight.detach() + 1)
     agree(fused, plain, x)
@@ -472,6 +473,9 @@ def test_graphs_have_states_of_their_own(host: Launching, monkeypatch: pytest.Mo
         assert len(kept._states) == states and found._prepared._kept is kept
     held = prepared._in_graphs[layer(fused).weight]
     assert held == [kept]
+    assert kept._words[0] != 0
+    fused.refresh()
+    assert kept._words[0] == 0, "the next replay finds no hash"
     other = {k: v.detach() * 2 for k, v in fused.state_dict().items()}
     torch.testing.assert_close(torch.func.functional_call(fused, other, x), torch.func.functional_call(plain, other, x))
     assert len(kept._states) == 4 and not any(v in prepared._in_graphs for v in other.values())
