@@ -93,6 +93,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "elements beyond the row", FINGERPRINT, "k < width && col + k < m.cols", "k < width", fingerprints("between")
     ),
     Mutant(
+        "the same columns of every row",
+        FINGERPRINT,
+        "/ m.places + row) % runs",
+        "/ m.places) % runs",
+        fingerprints("long_rows"),
+    ),
+    Mutant(
         "a lane that is not added", FINGERPRINT, "mask = 1; mask < 32", "mask = 2; mask < 32", fingerprints("stays")
     ),
     Mutant("no barrier before warps are added", FINGERPRINT, "    __syncthreads();\n", "", fingerprints("stays")),
@@ -128,9 +135,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("steps that nobody counts", CHANGES, "steps.value += 1", "pass", stale("counted")),
     Mutant("gradients that nobody counts", ENTRY, "count.value += 1", "pass", stale("by_hand")),
     Mutant("changes that the device is not told of", PREPARED, "self._token += 1", "pass", stale("single_writes")),
-    Mutant("states without a check", PREPARED, "state + CHANGED_AT", "kept.address + 16", stale("every_way")),
-    Mutant("one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("streams")),
-    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("refresh")),
+    Mutant("states without a check", PREPARED, "state + CHANGED_AT", "kept.address + 16", stale("unchanged")),
+    Mutant(
+        "one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("their_own")
+    ),
+    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("graphs")),
     Mutant(
         "memory that a graph still uses, given back",
         PREPARED,
