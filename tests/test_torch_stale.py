@@ -661,7 +661,7 @@ def test_graphs_outlive_a_release(cuda: None) -> None:
     plain, fused, x = pair(models.HeadSum, "cuda")
     with torch.no_grad():
         graph, y = captured(lambda: fused(x))
-        for runner in fused.__dict__["_cupyfuse"].runners.values():
+        for runner in fused.__dict__["_cupyfuse"].runners:
             runner.release()
         torch.cuda.synchronize()
         taken = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(16)]
@@ -713,7 +713,7 @@ def test_streams_check_for_themselves(head: Any, cuda: None) -> None:
 def test_threads_with_weights_of_their_own(cuda: None) -> None:
     plain, fused, x = pair(models.HeadSum, "cuda")
     agree(fused, plain, x)
-    (runner,) = fused.__dict__["_cupyfuse"].runners.values()
+    (runner,) = fused.__dict__["_cupyfuse"].runners
     linear = layer(plain)
     sets = [[(1 + n) * p.detach() for p in (linear.weight, linear.bias)] for n in range(4)]
     wanted = [models.HeadSum.forward(SimpleNamespace(linear=lambda x, s=s: F.linear(x, *s)), x) for s in sets]
