@@ -9,6 +9,7 @@ Operators of a node:
 ====================  ==================================================================================================
 input                 argument number `attrs["arg"]`
 const                 Python number `attrs["value"]`, weak in promotion
+positions             0, 1, 2, ... along `attrs["axis"]`: (n, 1) or (1, n), computed where it is read
 cast                  the value in the node's dtype
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
@@ -181,11 +182,12 @@ def cast(node: Node, dtype: str) -> Node:
     return node if node.dtype == dtype and node.op != "const" else Node("cast", (node,), node.shape, dtype)
 
 
-def positions(n: int, axis: int) -> Node:
-    """The numbers of the elements along an axis, 0 and up: an input that whoever runs the graph provides."""
-    dtype = "float32" if n <= 1 << 24 else "float64"
-    shape = (n, 1) if axis == 0 else (1, n)
-    return Node("input", (), shape, dtype, {"arg": -1, "name": "positions", "ndim": 2, "positions": True})
+def positions(n: int, axis: int, dtype: str = "") -> Node:
+    """The numbers of the elements along an axis, 0 and up; of one element a constant."""
+    dtype = dtype or ("float32" if n <= 1 << 24 else "float64")
+    if n == 1:
+        return cast(const(0), dtype)
+    return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, {"axis": axis})
 
 
 def constant(node: Node) -> Node:
