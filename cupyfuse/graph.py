@@ -18,6 +18,7 @@ halves                a float32 matrix as fp16 halves, row by row, in the layout
 split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
+sloped                `sloped(value, x, slope, ...)`: value, with the partial derivative slope by each x
 ====================  ==================================================================================================
 """
 
@@ -51,7 +52,7 @@ class Node:
 
     @property
     def pointwise(self) -> bool:
-        return self.op in POINTWISE or self.op in ("cast", "guard")
+        return self.op in POINTWISE or self.op in ("cast", "guard", "sloped")
 
     @property
     def reduction(self) -> bool:
@@ -193,6 +194,11 @@ def positions(n: int, axis: int, dtype: str = "") -> Node:
 def constant(node: Node) -> Node:
     """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
     return Node("cast", (node,), node.shape, node.dtype, {"constant": True})
+
+
+def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
+    """The same value with partial derivatives of its own, by each x of the pairs (x, slope); rewriting drops them."""
+    return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
 def repeat(node: Node, shape: Shape) -> Node:

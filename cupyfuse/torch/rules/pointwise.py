@@ -11,7 +11,7 @@ import torch
 
 from ...dtypes import is_float
 from ..values import Value, refuse
-from .meaning import pointwise, promoted
+from .meaning import pointwise, promoted, sloped
 from .spelling import spell, spell_refused, swapped
 from .table import Operand, Refused, rule
 
@@ -123,14 +123,15 @@ spell("addcdiv", "addcdiv")
 
 @rule("lerp", torch.lerp)
 def lerp(input: Value, end: Value, weight: Operand) -> Value:
-    """From the nearer end, as PyTorch does."""
+    """From the nearer end, as PyTorch does; differentiated as if from the first one."""
     distance = pointwise("subtract", end, input)
     rest = pointwise("subtract", 1.0, weight) if isinstance(weight, Value) else 1.0 - weight
     near = _plus_product(input, weight, distance)
     far = pointwise("subtract", end, pointwise("multiply", distance, rest))
     if not isinstance(weight, Value):
-        return near if abs(weight) < 0.5 else far
-    return pointwise("where", pointwise("less", pointwise("absolute", weight), 0.5), near, far)
+        return sloped(near if abs(weight) < 0.5 else far, (input, rest), (end, weight))
+    value = pointwise("where", pointwise("less", pointwise("absolute", weight), 0.5), near, far)
+    return sloped(value, (input, rest), (end, weight), (weight, distance))
 
 
 def _plus_product(x: Value, a: Operand, b: Operand) -> Value:
