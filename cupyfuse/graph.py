@@ -239,6 +239,8 @@ def split_matmul(left: Node, right: Node) -> Node:
 def transpose(node: Node) -> Node:
     if node.op == "transpose":
         return node.inputs[0]
+    if node.op == "positions":
+        return positions(node.size, 1 - node.axis, node.dtype)
     return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_torch_losses import LOSSES
 from torch_rules import agree, draw, eager_vjp, fill, parts, pointwise, vjp
 
 from cupyfuse.torch.rules import RULES
@@ -47,7 +48,7 @@ def takes_floats(name: str) -> bool:
     return any(isinstance(a, torch.Tensor) and a.is_floating_point() for a in args)
 
 
-POINTWISE = [name for name in RULES if takes_floats(name) and name not in IN_STEPS]
+POINTWISE = [name for name in RULES if takes_floats(name) and name not in (*IN_STEPS, *LOSSES)]
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
@@ -181,8 +182,9 @@ def test_degrees_of_freedom(correction: float) -> None:
             compared(rule, arguments, tensors, torch.ones_like(result), 0.0)
 
 
-# Rules whose gradients are those of what they view, choose or name, and masks'.
+# Rules whose gradients are those of what they view, choose or name, masks', and losses, which have tests of their own.
 ELSEWHERE = {
+    *LOSSES,
     *("identity", "contiguous", "clone", "detach", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "t"),
     *("transpose", "permute", "expand", "expand_as", "view_as", "getitem", "written", "batch_norm_module"),
     *("logical_and", "logical_or", "logical_xor", "logical_not"),

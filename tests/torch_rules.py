@@ -238,6 +238,7 @@ def pointwise(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Call | N
         "addcmul": ((x, y, z), {"value": 0.5}),
         "addcdiv": ((x, y, z.abs() + 0.25), {"value": 2}),
         "lerp": ((x, y, 0.3), {}),
+        "xlogy": ((x, y.abs() + 0.25), {}),
         "clamp": ((x, -0.5, 0.5), {}),
         "where": ((x > 0, y, z), {}),
         "masked_fill": ((x, y > 0, 7.5), {}),
@@ -295,6 +296,9 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
         "expand_as": ((x[:1], x), {}),
         "view_as": ((x, draw(3, 8)), {}),
         "getitem": ((x, (slice(None), None)), {}),
+        "gather": ((x, -1, torch.tensor([[0], [5], [2], [2]])), {}),
+        "one_hot": ((torch.tensor([0, 5, 2, 2]), 6), {}),
+        "cosine_similarity": ((x, draw(4, 6, dtype=dtype, seed=1)), {}),
     }
     found = pointwise(name, (4, 6), dtype) or more.get(name)
     assert found is not None, f"the rule {name} has no test"
@@ -340,10 +344,12 @@ def eager_vjp(
     return list(torch.autograd.grad(result, [leaves[k] for k in wanted], cotangent, allow_unused=True))
 
 
-def same_gradients(target: Any, *args: Any, cotangent: Any = None, tolerance: float = 0.0, **kwargs: Any) -> None:
-    """A call's gradients by all of its floating-point tensors are eager's, special values too."""
+def same_gradients(
+    target: Any, *args: Any, cotangent: Any = None, tolerance: float = 0.0, wanted: Any = None, **kwargs: Any
+) -> None:
+    """A call's gradients, by all of its floating-point tensors unless told, are eager's, special values too."""
     rule, arguments, tensors = parts(target, *args, **kwargs)
-    wanted = [k for k, t in enumerate(tensors) if t.is_floating_point()]
+    wanted = [k for k, t in enumerate(tensors) if t.is_floating_point()] if wanted is None else wanted
     result = rule.eager(*fill(arguments, tensors))
     result = result[0] if isinstance(result, tuple) else result
     if cotangent is None:

@@ -9,7 +9,7 @@ import torch
 
 from ... import graph as g
 from ... import trace
-from ..values import Value, refuse
+from ..values import Value, reduced_shape, refuse
 from .meaning import along, cast_to, floats, pointwise, sloped
 from .spelling import Call, spell
 from .table import Refused, rule
@@ -194,6 +194,15 @@ def _exponentials(input: Value, dim: int | None, dtype: str | None, name: str, l
     total = trace.reduce("expsum", x, axis, keepdims=True) if axis is not None else _sum_exp(distance)
     result = distance - trace.apply("log", total) if logarithmic else trace.apply("exp", distance) / total
     return Value(result, value.shape)
+
+
+def log_normalizer(input: Value, dim: int, name: str) -> tuple[Value, Value]:
+    """The maximum along a dimension, a number for gradients, and the logarithm of the exponentials' sum beside it."""
+    x, axis, dims = along(floats(input, name), dim, name)
+    top = _constant(trace.reduce("max", x, axis, keepdims=True))
+    total = trace.reduce("expsum", x, axis, keepdims=True) if axis is not None else _sum_exp(x - top)
+    shape = reduced_shape(input.shape, dims, True)
+    return Value(top, shape), Value(trace.apply("log", total), shape)
 
 
 def _constant(x: Any) -> Any:

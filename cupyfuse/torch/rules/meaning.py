@@ -18,7 +18,7 @@ from ..values import Shape, Value, aligned, lengthwise, positions, reduced_shape
 _COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 _LOGICAL = ("logical_and", "logical_or", "logical_not")
 # What works in whole numbers too, as far as a count of batches needs it.
-_OF_COUNTS = ("add", "subtract", "multiply", "negative")
+_OF_COUNTS = ("add", "subtract", "multiply", "negative", "where")
 
 
 def default_float() -> str:
