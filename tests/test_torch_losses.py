@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch_rules import check, draw, not_fused, parts, positive, run, same_gradients, vjp
+from passes import execute
+from torch_rules import check, draw, not_fused, parts, positive, run, same_gradients, traced
 
+from cupyfuse.graph import Graph
+from cupyfuse.plan import Traced
+from cupyfuse.planning import build
 from cupyfuse.torch.rules import Refused, find
 
 F = torch.nn.functional
@@ -310,9 +314,23 @@ def test_gather() -> None:
 def test_one_hot() -> None:
     for shape in ((), (4,), (2, 3)):
         check(F.one_hot, torch.randint(5, shape), 5)
-    assert not vjp_of_one_hot()
 
 
-def vjp_of_one_hot() -> list[Any]:
-    rule, arguments, tensors = parts(F.one_hot, torch.tensor([0, 1]), 3)
-    return [n for n in vjp(rule, arguments, tensors, torch.zeros(2, 3, dtype=torch.int64), []) if n is not None]
+# How they run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("columns", [60, 5000])
+@pytest.mark.parametrize(("reduction", "launches"), [("none", 1), ("sum", 2), ("mean", 2)])
+def test_cross_entropy_reads_the_logits_once(reduction: str, launches: int, columns: int) -> None:
+    """One launch for the rows and one for their number; the kernels give what NumPy does."""
+    x = draw(33, columns, dtype=torch.float32)
+    labels = torch.randint(columns, (33,), generator=torch.Generator().manual_seed(1))
+    labels[3] = -100
+    rule, arguments, tensors = parts(F.cross_entropy, x, labels, reduction=reduction)
+    trace, (value,) = traced(rule, arguments, tensors)
+    assert value is not None
+    graph = Graph(trace.inputs, [value.tracer._node])
+    plan = build(Traced("cross_entropy", graph, (value.tracer._axes,), ()))
+    assert plan.launches == launches
+    (found,) = execute(plan, [x.numpy(), labels.numpy()], "host")
+    torch.testing.assert_close(torch.tensor(found).view(value.shape), F.cross_entropy(x, labels, reduction=reduction))

@@ -29,10 +29,12 @@ T = torch.Tensor
 
 def chosen_at(value: Value, dim: int, index: Value) -> Value:
     """Whether each element is the one along a dimension that an index names; of length one there, it broadcasts."""
-    n, rank = value.shape[dim], value.ndim
-    node = g.positions(n, 1, "int64")
-    numbers = Value(value.tracer._trace.array(node, (1,)), (n,))
-    return pointwise("equal", numbers.viewed((n, *(1,) * (rank - dim - 1))), index)
+    n = value.shape[dim]
+    return pointwise("equal", _numbers(value, n).viewed((n, *(1,) * (value.ndim - dim - 1))), index)
+
+
+def _numbers(like: Value, n: int) -> Value:
+    return Value(like.tracer._trace.array(g.positions(n, 1, "int64"), (1,)), (n,))
 
 
 def picked(value: Value, dim: int, index: Value) -> Value:
@@ -71,11 +73,8 @@ def one_hot(input: Value, num_classes: int = -1) -> Value:
         refuse("one_hot", "the number of classes depends on values")
     if input.dtype != "int64":
         refuse("one_hot", f"labels of {input.dtype}")
-    index = input.viewed((*input.shape, 1))
-    whole = Value(index.tracer, (*input.shape, 1))
-    node = g.positions(num_classes, 1, "int64")
-    numbers = Value(whole.tracer._trace.array(node, (1,)), (num_classes,))
-    return pointwise("where", pointwise("equal", numbers, index), 1, 0, dtype="int64")
+    same = pointwise("equal", _numbers(input, num_classes), input.viewed((*input.shape, 1)))
+    return pointwise("where", same, 1, 0, dtype="int64")
 
 
 spell("one_hot", "one_hot")
@@ -134,40 +133,59 @@ def _indices(name: str, input: Value, target: Value, dim: int) -> Value:
         refuse(name, f"labels of shape {target.shape} for an input of shape {input.shape}")
     if target.dtype != "int64":
         refuse(name, f"labels of {target.dtype}")
-    return target.viewed((*target.shape[:dim], 1, *target.shape[dim:]))
+    index = target.viewed((*target.shape[:dim], 1, *target.shape[dim:]))
+    return _turned(index, 0) if math.prod(index.shape[dim:]) == 1 else index
+
+
+def _turned(value: Value, axis: int) -> Value:
+    """A value of one dimension as a column (axis 0), which is what reductions along rows give, or as a row (axis 1)."""
+    node = value.tracer._node
+    if node.shape[axis] != 1 or node.size == 1:
+        return value
+    axes = tuple(None if a is None else 1 - a for a in value.tracer._axes)
+    return Value(value.tracer._trace.array(g.transpose(node), axes), value.shape)
 
 
 class _Labels:
-    """Labels of one dimension, those that are ignored, and what each of the others weighs."""
+    """Labels of one dimension, those that are ignored, and what each of the others weighs.
+
+    Values keep a dimension of length one in the place of the classes: rows stay rows.
+    """
 
     def __init__(self, name: str, input: Value, target: Value, weight: Value | None, ignore_index: int, dim: int):
-        self.dtype, self.dim = input.dtype, dim
+        self.dtype, self.shape, self.ignore_index = input.dtype, target.shape, ignore_index
         self.index = _indices(name, input, target, dim)
-        self.counted = pointwise("not_equal", target, ignore_index)
         self.weight: Value | float = 1.0
         if weight is not None:
             # The loss's own backward pass has no gradient for it.
             places = constant(weight).viewed((*weight.shape, *(1,) * (input.ndim - dim - 1)))
             padded = places.viewed((*(1,) * (input.ndim - places.ndim), *places.shape))
-            self.weight = self.masked(picked(padded, dim, self.index).viewed(target.shape))
+            self.weight = self.masked(picked(padded, dim, self.index))
 
-    def masked(self, values: Value | float) -> Value:
+    def masked(self, values: Value) -> Value:
         """Values of the labels that count, zero for the others."""
-        return pointwise("where", self.counted, values, 0.0, dtype=self.dtype)
+        counted = pointwise("not_equal", self.index, self.ignore_index)
+        return pointwise("where", counted, values, 0.0, dtype=self.dtype)
 
     def loss(self, logarithms: Value, reduction: str) -> Value:
-        """The negative log likelihood from what the labels have picked, of length one along the classes."""
-        values = pointwise("negative", logarithms.viewed(self.counted.shape))
+        """The negative log likelihood from what the labels have picked."""
+        values = pointwise("negative", logarithms)
         if isinstance(self.weight, Value):
             values = pointwise("multiply", values, self.weight)
         return self.reduced(self.masked(values), reduction)
 
     def reduced(self, values: Value, reduction: str) -> Value:
         """None, the sum, or the mean by weight, which is NaN where nothing counts."""
-        if reduction != "mean":
-            return reduced_loss(values, reduction)
-        total = reduced("sum", values, None, False)
-        return pointwise("divide", total, reduced("sum", self.masked(self.weight), None, False))
+        if reduction == "none":
+            return values.viewed(self.shape)
+        # Rows that are reduced to numbers are one row of numbers: a single step adds up these, and what they weigh.
+        total = reduced_loss(_turned(values, 1), "sum")
+        if reduction == "sum":
+            return total
+        counted = pointwise("not_equal", _turned(self.index, 1), self.ignore_index)
+        weight = _turned(self.weight, 1) if isinstance(self.weight, Value) else 1.0
+        count = reduced("sum", pointwise("where", counted, weight, 0.0, dtype=self.dtype), None, False)
+        return pointwise("divide", total, count)
 
 
 def _nll_eager(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
@@ -214,7 +232,7 @@ def cross_entropy(
         return labels.loss(pointwise("subtract", at_label, total), reduction)
     logarithms = log_softmax(input, dim)
     likelihood = labels.loss(picked(logarithms, dim, labels.index), reduction)
-    spread = pointwise("negative", reduced("sum", _weighed(logarithms, weight, dim), dim, False))
+    spread = pointwise("negative", reduced("sum", _weighed(logarithms, weight, dim), dim, True))
     smooth = labels.reduced(labels.masked(spread), reduction)
     scaled = pointwise("multiply", smooth, label_smoothing / input.shape[dim])
     return pointwise("add", pointwise("multiply", likelihood, 1.0 - label_smoothing), scaled)
