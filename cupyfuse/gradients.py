@@ -10,12 +10,12 @@ cotangent of a sum is not repeated over the row until something needs it so.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Any
 
 from . import dtypes
 from . import graph as g
+from .adjoints import product_of_others, through_extreme
 from .errors import NotDifferentiable
 from .graph import Graph, Node, Shape
 from .operators import POINTWISE, REDUCTIONS
@@ -134,8 +134,12 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
     round once. What the chain itself gave is a factor whatever it is: a choice is made before the product, and zero
     times infinity is NaN.
     """
-    if isinstance(partial, Node) and partial in given and (partial.op == "where" or _is_zero(partial)):
+    if isinstance(partial, Node) and partial in given and (partial.op in ("where", "cast") or _is_zero(partial)):
         return g.pointwise("multiply", cotangent, partial)
+    if isinstance(partial, Node) and partial.op == "cast" and partial.inputs[0].op == "where":
+        condition, *choices = partial.inputs[0].inputs
+        dtype = partial.dtype
+        partial = g.pointwise("where", condition, *(c if c.op == "const" else g.cast(c, dtype) for c in choices))
     if isinstance(partial, Node) and partial.op == "const" and "name" not in partial.attrs:
         partial = float(partial.attrs["value"])
     if not isinstance(partial, Node):
@@ -166,9 +170,9 @@ def _through_reduction(node: Node, cotangent: Node) -> Node | None:
     if x.shape[axis] == 1 and row.identity_on_one:
         return cotangent
     if node.op == "prod":
-        return g.pointwise("multiply", cotangent, _product_of_others(node))
+        return g.pointwise("multiply", cotangent, product_of_others(x, node, (axis,)))
     if node.op in ("max", "min"):
-        return _through_extreme(node, cotangent)
+        return through_extreme(node, cotangent)
     within = _Values()
     result = g.reduce(row.about, x, axis) if row.about else node
     partial = row.derivative(within, within.value(result), within.value(x))
@@ -177,60 +181,6 @@ def _through_reduction(node: Node, cotangent: Node) -> Node | None:
     if node.op in ("mean", "moment2"):
         return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
     return scaled
-
-
-def _through_extreme(node: Node, cotangent: Node) -> Node:
-    """To one element, or evenly to all that equal the extreme, as the attribute `gradient` has it.
-
-    "first" and "last": to the first among equal ones, and to the first or the last NaN before all others. "chosen":
-    evenly, NaN being equal to NaN, and 0 to all others. "scaled": the same as a product with 0 or 1. Without it, as
-    "scaled", but NaN equals nothing: there are none to share it, and the gradient is NaN.
-    """
-    kind, zero = node.attrs.get("gradient"), g.const(0.0)
-    if kind in ("first", "last"):
-        return g.pointwise("where", _only(node), cotangent, zero)
-    if kind == "chosen":
-        shared = g.pointwise("where", _equal(node), cotangent, zero)
-    else:
-        one = g.cast(g.const(1.0), node.dtype)
-        shared = g.pointwise("multiply", cotangent, g.pointwise("where", _equal(node), one, zero))
-    return shared if node.attrs.get("part") else g.pointwise("divide", shared, _ties(node))
-
-
-def _equal(node: Node) -> Node:
-    """Where the elements lie that share an extreme's gradient."""
-    x = node.inputs[0]
-    same = g.pointwise("equal", x, node)
-    return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.attrs.get("gradient") else same
-
-
-def _ties(node: Node) -> Node:
-    """How many elements equal an extreme: of one taken in two steps, how many of all."""
-    x = node.inputs[0]
-    count = _ties(x) if x.attrs.get("part") else g.cast(g.const(1.0), x.dtype)
-    return g.reduce("sum", g.pointwise("where", _equal(node), count, g.const(0.0)), node.axis)
-
-
-def _only(node: Node) -> Node:
-    """Where the element lies that an extreme was taken from."""
-    x, axis = node.inputs[0], node.axis
-    places = g.positions(x.shape[axis], axis)
-    order = g.pointwise("where", g.pointwise("equal", x, node), places, g.const(math.inf))
-    of_nan = g.pointwise("negative", places) if node.attrs["gradient"] == "last" else places
-    order = g.pointwise("where", g.pointwise("isnan", x), of_nan, order)
-    return g.pointwise("equal", order, g.reduce("min", order, axis))
-
-
-def _product_of_others(node: Node) -> Node:
-    """For each element the product of all others: the product over it, where there are no zeros to step around."""
-    x, axis = node.inputs[0], node.axis
-    one, zero = g.cast(g.const(1.0), x.dtype), g.const(0.0)
-    missing = g.pointwise("equal", x, zero)
-    zeros = g.reduce("sum", g.pointwise("where", missing, one, zero), axis)
-    others = g.reduce("prod", g.pointwise("where", missing, one, x), axis)
-    none, single = (g.pointwise("equal", zeros, g.const(float(n))) for n in (0, 1))
-    there = g.pointwise("where", single, others, zero)
-    return g.pointwise("where", missing, there, g.pointwise("where", none, g.pointwise("divide", node, x), zero))
 
 
 class _Values:
@@ -258,11 +208,23 @@ def _through_reshape(node: Node, cotangent: Node) -> list[Node | None]:
     return [cotangent if same else g.reshape(g.repeat(cotangent, node.shape), node.inputs[0].shape)]
 
 
+def _through_slopes(node: Node, cotangent: Node) -> list[Node | None]:
+    value, *rest = node.inputs
+    operands, slopes = rest[::2], rest[1::2]
+    given = {value, *operands}
+    result: list[Node | None] = [None]
+    for x, slope in zip(operands, slopes, strict=True):
+        scaled = times(cotangent, slope, given)
+        result += [None if scaled is None else summed_to(scaled, x.shape, node.shape), None]
+    return result
+
+
 _RULES: dict[str, Callable[[Node, Node], list[Node | None]]] = {
     "cast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
     "transpose": lambda node, cotangent: [g.transpose(cotangent)],
     "reshape": _through_reshape,
     "matmul": _through_matmul,
+    "sloped": _through_slopes,
 }
 
 

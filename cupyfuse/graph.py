@@ -9,6 +9,7 @@ Operators of a node:
 ====================  ==================================================================================================
 input                 argument number `attrs["arg"]`
 const                 Python number `attrs["value"]`, weak in promotion
+positions             0, 1, 2, ... along `attrs["axis"]`: (n, 1) or (1, n), computed where it is read
 cast                  the value in the node's dtype
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
@@ -17,6 +18,7 @@ halves                a float32 matrix as fp16 halves, row by row, in the layout
 split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
+sloped                `sloped(value, x, slope, ...)`: value, with the partial derivative slope by each x
 ====================  ==================================================================================================
 """
 
@@ -50,7 +52,7 @@ class Node:
 
     @property
     def pointwise(self) -> bool:
-        return self.op in POINTWISE or self.op in ("cast", "guard")
+        return self.op in POINTWISE or self.op in ("cast", "guard", "sloped")
 
     @property
     def reduction(self) -> bool:
@@ -181,16 +183,22 @@ def cast(node: Node, dtype: str) -> Node:
     return node if node.dtype == dtype and node.op != "const" else Node("cast", (node,), node.shape, dtype)
 
 
-def positions(n: int, axis: int) -> Node:
-    """The numbers of the elements along an axis, 0 and up: an input that whoever runs the graph provides."""
-    dtype = "float32" if n <= 1 << 24 else "float64"
-    shape = (n, 1) if axis == 0 else (1, n)
-    return Node("input", (), shape, dtype, {"arg": -1, "name": "positions", "ndim": 2, "positions": True})
+def positions(n: int, axis: int, dtype: str = "") -> Node:
+    """The numbers of the elements along an axis, 0 and up; of one element a constant."""
+    dtype = dtype or ("float32" if n <= 1 << 24 else "float64")
+    if n == 1:
+        return cast(const(0), dtype)
+    return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, {"axis": axis})
 
 
 def constant(node: Node) -> Node:
     """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
     return Node("cast", (node,), node.shape, node.dtype, {"constant": True})
+
+
+def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
+    """The same value with partial derivatives of its own, by each x of the pairs (x, slope); rewriting drops them."""
+    return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
 def repeat(node: Node, shape: Shape) -> Node:
@@ -231,6 +239,8 @@ def split_matmul(left: Node, right: Node) -> Node:
 def transpose(node: Node) -> Node:
     if node.op == "transpose":
         return node.inputs[0]
+    if node.op == "positions":
+        return positions(node.size, 1 - node.axis, node.dtype)
     return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
 
 

@@ -174,6 +174,8 @@ class _Block:
             return self.cast(node)
         if node.op == "guard":
             return self.guard(node)
+        if node.op == "positions":
+            return self.cut(np.arange(node.size, dtype=dtypes.to_numpy(node.dtype)).reshape(node.shape), node)
         if node.reduction:
             x = self.value(node.inputs[0]) if node.inputs[0].op != "const" else self.operand(node.inputs[0], node.dtype)
             return _reduce(node, x)

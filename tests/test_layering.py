@@ -17,7 +17,7 @@ PACKAGE = Path(cupyfuse.__file__).parent
 LAYERS = (
     "errors special dtypes operators graph devices settings",
     "trace rewrite schedule",
-    "plan_report plan planning gradients "
+    "plan_report plan planning gradients adjoints "
     "cuda.program cuda.expressions cuda.configure cuda.kernel cuda.halves cuda.emit",
     "options structure arrays",
     "numpy_engine cuda.runtime cuda.compile cuda.gemm cuda.launch cuda.products cuda.fingerprint cuda_engine streaming",

@@ -11,7 +11,7 @@ import torch
 from torch_rules import OF_ONE, OF_ONE_POSITIVE, OF_TWO, check, draw, not_fused, parts, pointwise, run
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.rules import RULES
+from cupyfuse.torch.rules import RULES, Refused, find
 
 F = torch.nn.functional
 T = torch.Tensor
@@ -176,11 +176,55 @@ def test_numbers_alone_make_the_default_dtype() -> None:
 
 def test_masks_and_integers_do_not_calculate() -> None:
     mask = draw(2, 3) > 0
-    not_fused(torch.add, mask, mask, reason="masks")
+    not_fused(torch.sub, mask, mask, reason="masks")
     not_fused(torch.maximum, torch.arange(3), torch.arange(3), reason="integers")
     not_fused(torch.sum, torch.arange(3), reason="integers")
     not_fused(torch.bitwise_and, torch.arange(3), torch.arange(3), reason="masks only")
     not_fused(T.to, draw(3), torch.int64, reason="floats as integers")
+
+
+def test_arithmetic_of_masks_and_counts() -> None:
+    x, mask, other = draw(2, 3), draw(2, 3) > 0, draw(2, 3, seed=1) > 0
+    count = torch.arange(6).view(2, 3)
+    for target in (torch.add, torch.mul):
+        for a, b in itertools.product((mask, count, x), (other, count, x, True, 2, 2.5)):
+            check(target, a, b)
+    for a, b in ((mask, x), (x, mask), (count, mask), (x, count)):
+        check(torch.where, mask, a, b)
+    check(torch.where, mask, count, 2)
+    check(T.masked_fill, count, mask, 7)
+    check(T.masked_fill, mask, other, True)
+    check(T.masked_fill, x, mask, 7)
+    check(T.masked_fill, x, mask, torch.tensor(7))
+    check(torch.rsub, mask.float(), 1)
+    check(torch.rsub, mask.long(), 1)
+    check(T.long, mask)
+    check(T.float, count)
+    not_fused(T.masked_fill, count, mask, 2.5, reason="a float in an operand of int64")
+    not_fused(T.masked_fill, count, mask, torch.tensor(2.5), reason="float32 in an operand of int64")
+    for dtype in DTYPES:
+        check(torch.mul, draw(4, 6, dtype=dtype), draw(4, 6) > 0)
+        check(torch.clamp, draw(4, 6, dtype=dtype), draw(4, 6, dtype=dtype, seed=1) > 0, draw(6, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        (F.scaled_dot_product_attention, "left whole"),
+        (torch.chunk, "part of a tensor"),
+        ("split", "part of a tensor"),
+        (torch.split, "part of a tensor"),
+        (F.glu, "part of a tensor"),
+        (torch.cat, "side by side"),
+        ("unbind", "part of a tensor"),
+        (torch.tensor_split, "part of a tensor"),
+        (torch.stack, "side by side"),
+    ],
+    ids=str,
+)
+def test_what_is_left_whole(target: Any, reason: str) -> None:
+    found = find(target, (object(),), {})
+    assert isinstance(found, Refused) and reason in found.reason
 
 
 # Along dimensions ---------------------------------------------------------------------------------------------------

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch_rules import call_of, canonical, check, draw, positive
+from torch_rules import Operand, agree, call_of, canonical, check, draw, execute, positive, traced
 
-from cupyfuse.torch.rules import RULES, Refused
+from cupyfuse.errors import TraceError
+from cupyfuse.torch.rules import RULES, Found, Refused, inplace_result
 from cupyfuse.torch.rules.spelling import SPELLINGS
 
 F = torch.nn.functional
@@ -132,6 +133,25 @@ def adapted() -> Iterator[tuple[str, Any, tuple[Any, ...], dict[str, Any]]]:
     yield "expand_as", T.expand_as, (draw(2, 1, 1), x3), {}
     yield "view_as", T.view_as, (x, draw(2, 2, 6)), {}
     yield "view_as", T.reshape_as, (x, draw(2, 2, 6)), {}
+    labels, unit = torch.tensor([0, 5, -100, 2]), p / (1 + p)
+    for target in (torch.take_along_dim, T.take_along_dim):
+        yield "gather", target, (x, labels.clamp(0)[:, None], 1), {}
+    yield "nll_loss", F.nll_loss, (x, labels, p[0]), {"reduction": "sum"}
+    yield "cross_entropy", F.cross_entropy, (x, labels), {"label_smoothing": 0.25, "reduction": "none"}
+    for size_average, reduce in ((True, None), (False, None), (None, False), (False, True), (True, False)):
+        for name in ("cross_entropy", "nll_loss"):
+            more = {"size_average": size_average, "reduce": reduce}
+            yield name, getattr(F, name), (x, labels), more
+        for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "kl_div", "soft_margin_loss", "poisson_nll_loss"):
+            yield name, getattr(F, name), (x, y), more
+        yield "hinge_embedding_loss", F.hinge_embedding_loss, (x, y.sign(), 0.5), more
+        yield "margin_ranking_loss", F.margin_ranking_loss, (x, y, y.sign(), 0.5), more
+        for name in ("binary_cross_entropy", "binary_cross_entropy_with_logits"):
+            yield name, getattr(F, name), (unit, unit.flip(0), p), more
+    yield "huber_loss", F.huber_loss, (x, y, "sum", 0.5), {}
+    if hasattr(F, "linear_cross_entropy"):
+        more = {"linear_bias": c, "weight": p[0], "label_smoothing": 0.1}
+        yield "linear_cross_entropy", F.linear_cross_entropy, (draw(4, 3), square, labels), more
     for target in (operator.getitem, T.__getitem__):
         yield "getitem", target, (x, (Ellipsis, None)), {}
         yield "getitem", target, (x3[:, :1], (slice(None), 0)), {}
@@ -178,8 +198,10 @@ def test_every_spelling_is_tested() -> None:
 
 
 def test_every_rule_is_tested() -> None:
-    """All but the one without a spelling, which stands for a whole module."""
-    assert {SPELLINGS[t].rule for t in PLAIN} | {rule for rule, *_ in ADAPTED} == set(RULES) - {"batch_norm_module"}
+    """All but those without a spelling, which stand for a whole module and for what an operation in place writes."""
+    unspelled = {"batch_norm_module", "written"}
+    spelled = {SPELLINGS[t].rule for t in PLAIN} | {rule for rule, *_ in ADAPTED}
+    assert spelled | {"linear_cross_entropy"} == set(RULES) - unspelled
 
 
 @pytest.mark.parametrize("target", sorted(SHAPE_CHANGING, key=named), ids=named)
@@ -187,3 +209,63 @@ def test_changes_of_shape_in_place_are_refused(target: Any) -> None:
     args, kwargs = call_of(SPELLINGS[target].rule)
     found, _ = canonical(target, args, kwargs)
     assert isinstance(found, Refused) and "shape in place" in found.reason
+
+
+# In place ---------------------------------------------------------------------------------------------------------
+
+DTYPES_IN_PLACE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+IN_PLACE = (
+    *(operator.iadd, operator.isub, operator.imul, operator.itruediv),
+    *("add_", "sub_", "mul_", "div_", "multiply_", "true_divide_", T.add_, T.__imul__),
+)
+
+
+def in_place(target: Any, first: torch.Tensor, *operands: Any) -> torch.Tensor | str:
+    """What the table makes of an operation in place, or why it is refused."""
+    found, tensors = canonical(target, (first, *operands), {})
+    assert isinstance(found, Found) and found.inplace
+    trace, values = traced(found.rule, found.arguments, tensors)
+    written = inplace_result(values[0], first.dtype)
+    assert isinstance(written, Found)
+    (result,) = execute(trace, [written.rule.traced(*written.arguments)], tensors)
+    assert result is not None
+    eager = found.rule.eager(*[tensors[a.number] if isinstance(a, Operand) else a for a in found.arguments])
+    after = inplace_result(eager, first.dtype)
+    assert isinstance(after, Found)
+    agree(after.rule.eager(*after.arguments), result)
+    return result
+
+
+@pytest.mark.parametrize("target", IN_PLACE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_IN_PLACE, ids=str)
+def test_an_operation_in_place_keeps_its_first_operands_dtype(target: Any, dtype: torch.dtype) -> None:
+    """As PyTorch does, which computes in the promoted dtype and raises where it does not fit; or refused."""
+    first = (4 * positive(4, 6)).to(dtype)
+    others = [(4 * positive(4, 6, seed=1)).to(other) for other in DTYPES_IN_PLACE] + [2, 2.5, torch.tensor(2.5)]
+    call = getattr(T, target) if isinstance(target, str) else target
+    left = 0
+    for other in others:
+        try:
+            expected = call(first.clone(), other)
+        except RuntimeError:
+            expected = None
+        try:
+            got = in_place(target, first, other)
+        except TraceError:  # integers and masks
+            left += expected is not None
+            continue
+        assert expected is not None, other
+        agree(got, expected)
+    assert not left or not dtype.is_floating_point
+
+
+def test_what_pytorch_does_not_write_is_refused() -> None:
+    count = torch.arange(4)
+    for target, other in (("add_", 2.5), ("div_", 2), (operator.itruediv, 2), ("mul_", draw(4)), ("sub_", draw(4))):
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            (getattr(T, target) if isinstance(target, str) else target)(count.clone(), other)
+        with pytest.raises(TraceError, match="PyTorch writes no result"):
+            in_place(target, count, other)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        RULES["written"].eager(draw(4), "int64")
+    assert isinstance(inplace_result(None, torch.int32), Refused)

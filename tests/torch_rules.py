@@ -13,9 +13,11 @@ from torch.utils import _pytree as pytree
 from cupyfuse import dtypes
 from cupyfuse import graph as g
 from cupyfuse.errors import TraceError
+from cupyfuse.gradients import as_graph, gradients
 from cupyfuse.numpy_engine import NumpyExecutable
 from cupyfuse.plan import Traced
 from cupyfuse.planning import build
+from cupyfuse.torch.differentiate import _as_node as as_node
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.values import Value
 from cupyfuse.trace import Trace
@@ -236,6 +238,7 @@ def pointwise(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Call | N
         "addcmul": ((x, y, z), {"value": 0.5}),
         "addcdiv": ((x, y, z.abs() + 0.25), {"value": 2}),
         "lerp": ((x, y, 0.3), {}),
+        "xlogy": ((x, y.abs() + 0.25), {}),
         "clamp": ((x, -0.5, 0.5), {}),
         "where": ((x > 0, y, z), {}),
         "masked_fill": ((x, y > 0, 7.5), {}),
@@ -293,7 +296,67 @@ def call_of(name: str, dtype: torch.dtype = torch.float64) -> Call:
         "expand_as": ((x[:1], x), {}),
         "view_as": ((x, draw(3, 8)), {}),
         "getitem": ((x, (slice(None), None)), {}),
+        "gather": ((x, -1, torch.tensor([[0], [5], [2], [2]])), {}),
+        "one_hot": ((torch.tensor([0, 5, 2, 2]), 6), {}),
+        "cosine_similarity": ((x, draw(4, 6, dtype=dtype, seed=1)), {}),
     }
     found = pointwise(name, (4, 6), dtype) or more.get(name)
     assert found is not None, f"the rule {name} has no test"
     return found
+
+
+# Gradients ----------------------------------------------------------------------------------------------------------
+
+
+def vjp(
+    rule: Rule, arguments: Any, tensors: list[torch.Tensor], cotangent: torch.Tensor, wanted: list[int]
+) -> list[torch.Tensor | None]:
+    """The gradients of a rule's first result, computed by a plan; None where nothing flows."""
+    trace, results = traced(rule, arguments, tensors)
+    value = results[0]
+    assert value is not None
+    node = value.tracer._node
+    leaf = g.Node("input", (), node.shape, node.dtype, {"arg": 0, "name": "cotangent", "ndim": 2})
+    found = gradients([node], [leaf], [trace.inputs[k] for k in wanted])
+    roots = [n for n in found if n is not None]
+    if not roots:
+        return [None for _ in found]
+    leaves = [*((n, n.attrs["name"]) for n in trace.inputs), (leaf, "cotangent")]
+    plan = build(Traced("gradient", as_graph(roots, leaves), ((0, 1),) * len(roots), ()))
+    arrays = [to_array(t if t.dim() <= 2 else t.reshape(t.shape[:-1].numel(), t.shape[-1])) for t in tensors]
+    arrays.append(to_array(as_node(value, cotangent)))
+    done = iter(NumpyExecutable(plan, arrays)(arrays, [None] * len(roots)))
+    return [
+        None if n is None else to_tensor(next(done), tuple(tensors[k].shape))
+        for n, k in zip(found, wanted, strict=True)
+    ]
+
+
+def eager_vjp(
+    rule: Rule, arguments: Any, tensors: list[torch.Tensor], cotangent: torch.Tensor, wanted: list[int]
+) -> list[torch.Tensor | None]:
+    """The same by PyTorch's autograd."""
+    leaves = [t.detach().clone().requires_grad_(k in wanted) for k, t in enumerate(tensors)]
+    result = rule.eager(*fill(arguments, leaves))
+    result = result[0] if isinstance(result, tuple) else result
+    if not result.requires_grad:
+        return [None for _ in wanted]
+    return list(torch.autograd.grad(result, [leaves[k] for k in wanted], cotangent, allow_unused=True))
+
+
+def same_gradients(
+    target: Any, *args: Any, cotangent: Any = None, tolerance: float = 0.0, wanted: Any = None, **kwargs: Any
+) -> None:
+    """A call's gradients, by all of its floating-point tensors unless told, are eager's, special values too."""
+    rule, arguments, tensors = parts(target, *args, **kwargs)
+    wanted = [k for k, t in enumerate(tensors) if t.is_floating_point()] if wanted is None else wanted
+    result = rule.eager(*fill(arguments, tensors))
+    result = result[0] if isinstance(result, tuple) else result
+    if cotangent is None:
+        cotangent = torch.linspace(0.5, 1.5, result.numel(), dtype=torch.float64).reshape(result.shape)
+    cotangent = cotangent.to(result.dtype)
+    ours = vjp(rule, arguments, tensors, cotangent, wanted)
+    theirs = eager_vjp(rule, arguments, tensors, cotangent, wanted)
+    for k, a, b in zip(wanted, ours, theirs, strict=True):
+        zeros = torch.zeros_like(tensors[k])
+        agree(zeros if a is None else a, zeros if b is None else b, tolerance)

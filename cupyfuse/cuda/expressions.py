@@ -184,6 +184,8 @@ class Body:
     def expression(self, node: Node) -> str:
         if node.op == "cast":
             return self._cast(node)
+        if node.op == "positions":
+            return f"static_cast<{c_type(node.dtype)}>({self.index[node.axis]})"
         row = POINTWISE[node.op]
         if node.op == "where":
             operands = [self.operand(node.inputs[0], "bool"), *(self.operand(i, node.dtype) for i in node.inputs[1:])]

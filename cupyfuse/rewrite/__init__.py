@@ -11,6 +11,7 @@ from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
     drop_empty_casts,
+    drop_slopes,
     push_transposes,
     share_common_subexpressions,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "drop_empty_casts",
     "drop_needless_guards",
     "drop_repeats",
+    "drop_slopes",
     "fold_affine",
     "lower_logsumexp",
     "lower_mean",

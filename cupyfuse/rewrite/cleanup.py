@@ -25,6 +25,11 @@ def drop_empty_casts(node: Node) -> Node:
     return node
 
 
+def drop_slopes(node: Node) -> Node:
+    """A value with partial derivatives of its own is that value: gradients are taken before rewriting. Exact."""
+    return node.inputs[0] if node.op == "sloped" else node
+
+
 def cancel_transposes(node: Node) -> Node:
     """The transpose of a transpose, and any reshape of a reshape, is one view. Exact."""
     if node.op == "transpose" and node.inputs[0].op == "transpose":

@@ -52,6 +52,8 @@ class _Rows:
         if node in self.together and node in self.whole:
             raise NotByRows(f"{self.whole[node]} takes all rows of what others take row by row")
         split = node in self.together
+        if split and node.op == "positions":
+            raise NotByRows("a result depends on the numbers of rows")
         inputs = list(node.inputs)
         if node.op in ("matmul", "split_matmul"):
             self.mark(inputs.pop(0), split, node.op)

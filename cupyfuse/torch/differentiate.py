@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,11 @@ from .values import Value
 
 @dataclass(frozen=True)
 class _Ready:
-    """A backward pass made ready: for which inputs it gives gradients, and the numbers of elements that it asks for."""
+    """A backward pass made ready, and for which inputs it gives gradients."""
 
     plan: Plan
     execute: Any
     places: list[int]
-    positions: list[Any]
 
 
 class Backward:
@@ -114,8 +113,6 @@ class Backward:
         leaves = [(self.tracing.inputs[k].tracer._node, names[k]) for k in self.inputs]
         leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
         leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
-        found = [node for node in roots if node is not None]
-        leaves += [(node, "positions") for node in _positions(found)]
         graph = as_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
         axes = tuple(self.tracing.inputs[k].tracer._axes for k in places)
         return Traced(f"backward of {self.tracing.chain.name}", graph, axes, ()), places
@@ -149,20 +146,15 @@ class Backward:
         ready_one = self._ready.get(key)
         if ready_one is None:
             ready_one = self._ready[key] = self._make(given, tuple(wanted), arrays)
-        grads = ready_one.execute([*arrays, *ready_one.positions], [None] * len(ready_one.plan.outputs))
+        grads = ready_one.execute(arrays, [None] * len(ready_one.plan.outputs))
         for k, grad in zip(ready_one.places, grads, strict=True):
             result[k] = grad.reshape(self.tracing.inputs[k].shape)
         return result
 
     def _make(self, given: tuple[bool, ...], wanted: Sequence[bool], arrays: Sequence[Any]) -> _Ready:
         traced, places = self._traced(given, wanted)
-        positions = [
-            torch.arange(node.size, dtype=getattr(torch, node.dtype), device=arrays[0].device).view(node.shape)
-            for node in traced.graph.inputs[len(arrays) :]
-        ]
-        arrays = [*arrays, *positions]
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
-        return _Ready(plan, ready(plan, arrays), places, positions)
+        return _Ready(plan, ready(plan, arrays), places)
 
     def eagerly(self, known: Mapping[int, Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
         """The gradients as functions that can be differentiated again, by PyTorch's own operations.
@@ -211,10 +203,6 @@ def _depending(tracing: Tracing, wanted: set[Node]) -> set[Node]:
         if any(i in found for i in _passing(node)):
             found.add(node)
     return found
-
-
-def _positions(roots: Iterable[Node]) -> list[Node]:
-    return [n for n in g.topological(roots) if n.op == "input" and n.attrs.get("positions")]
 
 
 def _as_node(value: Value, cotangent: Any) -> Any:

@@ -9,8 +9,8 @@ import torch
 
 from ... import graph as g
 from ... import trace
-from ..values import Value, refuse
-from .meaning import along, cast_to, constant, floats, pointwise
+from ..values import Value, reduced_shape, refuse
+from .meaning import along, cast_to, floats, pointwise, sloped
 from .spelling import Call, spell
 from .table import Refused, rule
 
@@ -26,7 +26,6 @@ _PLAIN = {
     "selu": "selu",
     "hardsigmoid": "hardsigmoid",
     "hardswish": "hardswish",
-    "softsign": "softsign",
     "logsigmoid": "log_sigmoid",
 }
 
@@ -124,6 +123,12 @@ def tanhshrink(input: Value) -> Value:
     return pointwise("subtract", input, pointwise("tanh", input))
 
 
+@rule("softsign", F.softsign)
+def softsign(input: Value) -> Value:
+    """As PyTorch composes it, and so differentiates it."""
+    return pointwise("divide", input, pointwise("add", pointwise("absolute", input), 1.0))
+
+
 @rule("threshold", F.threshold)
 def threshold(input: Value, threshold: float, value: float) -> Value:
     return pointwise("where", pointwise("less_equal", input, threshold), value, floats(input, "threshold"))
@@ -137,11 +142,14 @@ def hardshrink(input: Value, lambd: float = 0.5) -> Value:
 
 @rule("softshrink", F.softshrink)
 def softshrink(input: Value, lambd: float = 0.5) -> Value:
-    """Within the limits x * 0, which keeps NaN."""
+    """Within the limits x * 0, which keeps NaN; the slope of NaN is 1."""
     above = pointwise("subtract", input, lambd)
     below = pointwise("add", input, lambd)
-    inner = pointwise("where", pointwise("less", input, -lambd), below, constant(pointwise("multiply", input, 0.0)))
-    return pointwise("where", pointwise("greater", input, lambd), above, inner)
+    inner = pointwise("where", pointwise("less", input, -lambd), below, pointwise("multiply", input, 0.0))
+    value = pointwise("where", pointwise("greater", input, lambd), above, inner)
+    inside = pointwise("greater_equal", input, -lambd), pointwise("less_equal", input, lambd)
+    slope = pointwise("where", pointwise("logical_and", *inside), 0.0, 1.0, dtype=value.dtype)
+    return sloped(value, (input, slope))
 
 
 spell("hardtanh", "hardtanh")
@@ -157,6 +165,7 @@ spell("tanhshrink", "tanhshrink")
 spell("threshold", "threshold", F._threshold)
 spell("hardshrink", "hardshrink")
 spell("softshrink", "softshrink")
+spell("softsign", "softsign")
 
 # Along a dimension --------------------------------------------------------------------------------------------------
 
@@ -185,6 +194,15 @@ def _exponentials(input: Value, dim: int | None, dtype: str | None, name: str, l
     total = trace.reduce("expsum", x, axis, keepdims=True) if axis is not None else _sum_exp(distance)
     result = distance - trace.apply("log", total) if logarithmic else trace.apply("exp", distance) / total
     return Value(result, value.shape)
+
+
+def log_normalizer(input: Value, dim: int, name: str) -> tuple[Value, Value]:
+    """The maximum along a dimension, a number for gradients, and the logarithm of the exponentials' sum beside it."""
+    x, axis, dims = along(floats(input, name), dim, name)
+    top = _constant(trace.reduce("max", x, axis, keepdims=True))
+    total = trace.reduce("expsum", x, axis, keepdims=True) if axis is not None else _sum_exp(x - top)
+    shape = reduced_shape(input.shape, dims, True)
+    return Value(top, shape), Value(trace.apply("log", total), shape)
 
 
 def _constant(x: Any) -> Any:

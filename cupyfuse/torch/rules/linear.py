@@ -70,6 +70,7 @@ spell("matmul", operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.lin
 spell("matmul", "mm", "mv", "dot", adapt=lambda input, mat2: (input, mat2))
 spell("matmul", T.__rmatmul__, adapt=lambda self, other: (other, self))
 spell("addmm", "addmm")
+spell_refused("attention is left whole to PyTorch", "scaled_dot_product_attention", "multi_head_attention_forward")
 spell_refused("batched products are left to torch", "bmm", "baddbmm", "addbmm", "einsum", "tensordot", "bilinear")
 
 # Pools --------------------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from ... import trace
 from ...dtypes import is_float
 from ...operators import POINTWISE
 from ...trace import Tracer
+from ...trace.axes import align
 from ..values import Shape, Value, aligned, lengthwise, positions, reduced_shape, refuse
 
 _COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 _LOGICAL = ("logical_and", "logical_or", "logical_not")
 # What works in whole numbers too, as far as a count of batches needs it.
-_OF_COUNTS = ("add", "subtract", "multiply", "negative")
+_OF_COUNTS = ("add", "subtract", "multiply", "negative", "where")
 
 
 def default_float() -> str:
@@ -111,6 +112,27 @@ def constant(value: Value) -> Value:
     """The same values, as numbers that gradients do not flow through."""
     tracer = value.tracer
     return Value(tracer._trace.array(g.constant(tracer._node), tracer._axes), value.shape)
+
+
+def sloped(value: Value, *pairs: tuple[Value, Value | float]) -> Value:
+    """The value with partial derivatives of its own: by each x of the pairs (x, slope), of which all broadcast to it.
+
+    For what PyTorch differentiates by a formula other than that of the operations which give the value.
+    """
+    parts = [part for pair in pairs for part in pair]
+    given = [part for part in (value, *parts) if isinstance(part, Value)]
+    tracers, shape, _ = aligned(given, "sloped", value.shape)
+    nodes, axes = align(tracers, "sloped")
+    known = iter(nodes)
+    first = next(known)
+    inner = [next(known) if isinstance(part, Value) else g.const(part) for part in parts]
+    node = g.sloped(first, *zip(inner[::2], inner[1::2], strict=True))
+    return Value(tracers[0]._trace.array(node, axes), shape)
+
+
+def sloped_reduction(result: Tracer, x: Tracer, slope: Tracer) -> Tracer:
+    """The result of a reduction of x with partial derivatives of its own, by each element of x."""
+    return x._trace.array(g.sloped(result._node, (x._node, slope._node)), result._axes)
 
 
 def along(value: Value, dim: Any, operation: str) -> tuple[Tracer, int | None, tuple[int, ...]]:

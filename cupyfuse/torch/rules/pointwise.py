@@ -11,7 +11,7 @@ import torch
 
 from ...dtypes import is_float
 from ..values import Value, refuse
-from .meaning import pointwise, promoted
+from .meaning import pointwise, promoted, sloped
 from .spelling import spell, spell_refused, swapped
 from .table import Operand, Refused, rule
 
@@ -38,8 +38,15 @@ def _eager(plain: Callable[..., Any], scaling: Callable[..., Any]) -> Callable[.
     return call
 
 
+def _masks(input: Operand, other: Operand) -> bool:
+    """Whether the result is a mask: sums of masks are unions, products are intersections."""
+    return promoted(input, other) == "bool"
+
+
 @rule("add", _eager(operator.add, torch.add))
 def add(input: Operand, other: Operand, alpha: float = 1) -> Value:
+    if _masks(input, other) and alpha == 1 and not isinstance(alpha, bool):
+        return pointwise("logical_or", input, other)
     return pointwise("add", input, _scaled(input, other, alpha))
 
 
@@ -52,6 +59,8 @@ def sub(input: Operand, other: Operand, alpha: float = 1) -> Value:
 
 @rule("mul", operator.mul)
 def mul(input: Operand, other: Operand) -> Value:
+    if _masks(input, other):
+        return pointwise("logical_and", input, other)
     return pointwise("multiply", input, other)
 
 
@@ -123,14 +132,15 @@ spell("addcdiv", "addcdiv")
 
 @rule("lerp", torch.lerp)
 def lerp(input: Value, end: Value, weight: Operand) -> Value:
-    """From the nearer end, as PyTorch does."""
+    """From the nearer end, as PyTorch does; differentiated as if from the first one."""
     distance = pointwise("subtract", end, input)
     rest = pointwise("subtract", 1.0, weight) if isinstance(weight, Value) else 1.0 - weight
     near = _plus_product(input, weight, distance)
     far = pointwise("subtract", end, pointwise("multiply", distance, rest))
     if not isinstance(weight, Value):
-        return near if abs(weight) < 0.5 else far
-    return pointwise("where", pointwise("less", pointwise("absolute", weight), 0.5), near, far)
+        return sloped(near if abs(weight) < 0.5 else far, (input, rest), (end, weight))
+    value = pointwise("where", pointwise("less", pointwise("absolute", weight), 0.5), near, far)
+    return sloped(value, (input, rest), (end, weight), (weight, distance))
 
 
 def _plus_product(x: Value, a: Operand, b: Operand) -> Value:
@@ -283,9 +293,11 @@ spell("where", T.where, adapt=lambda self, condition, other=None: _where(conditi
 def masked_fill(input: Value, mask: Value, value: Operand) -> Value:
     if mask.dtype != "bool":
         refuse("masked_fill", f"a mask of {mask.dtype}")
-    if not is_float(input.dtype):
-        refuse("masked_fill", f"an operand of {input.dtype}")
+    if not isinstance(value, Value) and promoted(input, value) != input.dtype:
+        refuse("masked_fill", f"a {type(value).__name__} in an operand of {input.dtype}")
     if isinstance(value, Value):
+        if not torch.can_cast(getattr(torch, value.dtype), getattr(torch, input.dtype)):
+            refuse("masked_fill", f"a value of {value.dtype} in an operand of {input.dtype}")
         if value.ndim:
             refuse("masked_fill", "a value that has dimensions")
         value = value.astype(input.dtype)

@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 
+from ... import graph as g
 from ... import trace
+from ...adjoints import product_of_others
+from ...dtypes import is_float
+from ...trace import Tracer
 from ..values import Value, refuse
-from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt
+from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction
 from .spelling import Call, is_tensor, spell, spell_refused
 from .table import Refused, rule
 
@@ -67,7 +71,22 @@ def prod(input: Value, dim: int | None = None, keepdim: bool = False, dtype: str
     value = cast_to(input, dtype)
     if value.dtype == "int64":
         refuse("prod", "integers")
-    return reduced("prod", value, dim, keepdim)
+    result = reduced("prod", value, dim, keepdim)
+    return result if dim is not None or not is_float(value.dtype) else _product_of_all(value, result)
+
+
+def _product_of_all(value: Value, result: Value) -> Value:
+    """With PyTorch's slopes: several zeros leave none, whatever the cotangent is."""
+    x, axis, _ = along(value, None, "prod")
+    axes = (1, 0) if axis is None else (axis,)
+    tracer = trace.reduce("prod", x, axis)
+    node, zero = x._node, g.const(0.0)
+    zeros = g.pointwise("where", g.pointwise("equal", node, zero), g.cast(g.const(1.0), node.dtype), zero)
+    for each in axes:
+        zeros = g.reduce("sum", zeros, each)
+    others = g.pointwise("add", product_of_others(node, tracer._node, axes), zero)  # a factor, not a choice
+    slope = g.pointwise("where", g.pointwise("greater", zeros, g.const(1.0)), zero, others)
+    return Value(sloped_reduction(tracer, x, x._trace.array(slope, x._axes)), result.shape)
 
 
 @rule("logsumexp", torch.logsumexp, reduces=True)
@@ -143,12 +162,20 @@ def variance(input: Value, dim: Dim, correction: float, keepdim: bool, name: str
     value = floats(input, name)
     x, axis, dims = along(value, None if dim == () else dim, name)
     n = count(value.shape, dims)
-    biased = like_rows(trace.variance(x, axis), value, dims, keepdim)
-    if correction == 0:
-        return biased
-    degrees = max(n - correction, 0)
-    factor = n / degrees if degrees else math.inf if n else math.nan
-    return pointwise("multiply", biased, float(factor))
+    result = trace.variance(x, axis)
+    if correction != 0:
+        degrees = max(n - correction, 0)
+        result = result * (n / degrees if degrees else math.inf if n else math.nan)
+    slope = _variance_slope(x, axis, n - correction, whole=dim is None or not input.ndim)
+    return like_rows(sloped_reduction(result, x, slope), value, dims, keepdim)
+
+
+def _variance_slope(x: Tracer, axis: int | None, degrees: float, whole: bool) -> Tracer:
+    """2 (x - mean) / degrees, as the mean's own slopes add up to 0; of all elements inf or NaN with no degrees."""
+    centre = trace.reduce("mean", x, axis, keepdims=True)
+    if whole and degrees <= 0:
+        return trace.apply("where", trace.apply("equal", x, centre), math.nan, math.inf)
+    return (x - centre) * (2.0 / degrees if degrees else math.inf)
 
 
 def _moment_eager(function: Callable[..., Any]) -> Callable[..., Any]:

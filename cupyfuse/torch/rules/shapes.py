@@ -10,7 +10,7 @@ import torch
 
 from ..values import Shape, Value, expanded, permuted, positions, refuse
 from .meaning import constant
-from .spelling import is_tensor, spell, two
+from .spelling import is_tensor, spell, spell_refused, two
 from .table import Refused, rule
 
 F = torch.nn.functional
@@ -191,6 +191,13 @@ spell("permute", torch.permute, T.permute, adapt=_with_dims)
 spell("expand", T.expand, torch.broadcast_to, T.broadcast_to, adapt=_with_sizes)
 spell("expand_as", T.expand_as, adapt=two)
 spell("view_as", T.view_as, T.reshape_as, adapt=two)
+
+# Parts and joints of tensors: a kernel reads and writes values that it can address as rows x columns from their start.
+spell_refused("a part of a tensor", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "glu")
+spell_refused(
+    "a part of a tensor", "index_select", "unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "split_with_sizes"
+)
+spell_refused("tensors put side by side", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack")
 
 # Indices ------------------------------------------------------------------------------------------------------------
 
