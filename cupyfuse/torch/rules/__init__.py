@@ -3,7 +3,7 @@
 `find` takes an operation as PyTorch's records have it, in any of its spellings, and gives the `Rule` and its canonical
 arguments. From the bottom to the top: `table` (what a rule is), `spelling` (what rules are called, and with what
 arguments), `meaning` (promotion, operators on values of any rank), then the rules: `pointwise`, `logic`, `casts`,
-`activations`, `reductions`, `normalization`, `linear`, `shapes`.
+`activations`, `reductions`, `normalization`, `linear`, `shapes`. `random` says which calls draw random numbers.
 """
 
 from . import activations as activations
@@ -14,7 +14,8 @@ from . import normalization as normalization
 from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
+from .random import draws
 from .spelling import find
 from .table import RULES, Found, Refused, Rule
 
-__all__ = ["RULES", "Found", "Refused", "Rule", "find"]
+__all__ = ["RULES", "Found", "Refused", "Rule", "draws", "find"]
