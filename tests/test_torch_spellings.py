@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch_rules import call_of, canonical, check, draw, positive
+from torch_rules import Operand, agree, call_of, canonical, check, draw, execute, positive, traced
 
-from cupyfuse.torch.rules import RULES, Refused
+from cupyfuse.errors import TraceError
+from cupyfuse.torch.rules import RULES, Found, Refused, inplace_result
 from cupyfuse.torch.rules.spelling import SPELLINGS
 
 F = torch.nn.functional
@@ -178,8 +179,9 @@ def test_every_spelling_is_tested() -> None:
 
 
 def test_every_rule_is_tested() -> None:
-    """All but the one without a spelling, which stands for a whole module."""
-    assert {SPELLINGS[t].rule for t in PLAIN} | {rule for rule, *_ in ADAPTED} == set(RULES) - {"batch_norm_module"}
+    """All but those without a spelling, which stand for a whole module and for what an operation in place writes."""
+    unspelled = {"batch_norm_module", "written"}
+    assert {SPELLINGS[t].rule for t in PLAIN} | {rule for rule, *_ in ADAPTED} == set(RULES) - unspelled
 
 
 @pytest.mark.parametrize("target", sorted(SHAPE_CHANGING, key=named), ids=named)
@@ -187,3 +189,63 @@ def test_changes_of_shape_in_place_are_refused(target: Any) -> None:
     args, kwargs = call_of(SPELLINGS[target].rule)
     found, _ = canonical(target, args, kwargs)
     assert isinstance(found, Refused) and "shape in place" in found.reason
+
+
+# In place ---------------------------------------------------------------------------------------------------------
+
+DTYPES_IN_PLACE = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
+IN_PLACE = (
+    *(operator.iadd, operator.isub, operator.imul, operator.itruediv),
+    *("add_", "sub_", "mul_", "div_", "multiply_", "true_divide_", T.add_, T.__imul__),
+)
+
+
+def in_place(target: Any, first: torch.Tensor, *operands: Any) -> torch.Tensor | str:
+    """What the table makes of an operation in place, or why it is refused."""
+    found, tensors = canonical(target, (first, *operands), {})
+    assert isinstance(found, Found) and found.inplace
+    trace, values = traced(found.rule, found.arguments, tensors)
+    written = inplace_result(values[0], first.dtype)
+    assert isinstance(written, Found)
+    (result,) = execute(trace, [written.rule.traced(*written.arguments)], tensors)
+    assert result is not None
+    eager = found.rule.eager(*[tensors[a.number] if isinstance(a, Operand) else a for a in found.arguments])
+    after = inplace_result(eager, first.dtype)
+    assert isinstance(after, Found)
+    agree(after.rule.eager(*after.arguments), result)
+    return result
+
+
+@pytest.mark.parametrize("target", IN_PLACE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_IN_PLACE, ids=str)
+def test_an_operation_in_place_keeps_its_first_operands_dtype(target: Any, dtype: torch.dtype) -> None:
+    """As PyTorch does, which computes in the promoted dtype and raises where it does not fit; or refused."""
+    first = (4 * positive(4, 6)).to(dtype)
+    others = [(4 * positive(4, 6, seed=1)).to(other) for other in DTYPES_IN_PLACE] + [2, 2.5, torch.tensor(2.5)]
+    call = getattr(T, target) if isinstance(target, str) else target
+    left = 0
+    for other in others:
+        try:
+            expected = call(first.clone(), other)
+        except RuntimeError:
+            expected = None
+        try:
+            got = in_place(target, first, other)
+        except TraceError:  # integers and masks
+            left += expected is not None
+            continue
+        assert expected is not None, other
+        agree(got, expected)
+    assert not left or not dtype.is_floating_point
+
+
+def test_what_pytorch_does_not_write_is_refused() -> None:
+    count = torch.arange(4)
+    for target, other in (("add_", 2.5), ("div_", 2), (operator.itruediv, 2), ("mul_", draw(4)), ("sub_", draw(4))):
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            (getattr(T, target) if isinstance(target, str) else target)(count.clone(), other)
+        with pytest.raises(TraceError, match="PyTorch writes no result"):
+            in_place(target, count, other)
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        RULES["written"].eager(draw(4), "int64")
+    assert isinstance(inplace_result(None, torch.int32), Refused)

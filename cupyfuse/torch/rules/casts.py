@@ -57,6 +57,21 @@ def _type(input: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
     return Refused("a type by its name, or asked for")
 
 
+def _written_eager(x: Any, dtype: str) -> Any:
+    wanted = getattr(torch, dtype)
+    if not torch.can_cast(x.dtype, wanted):
+        raise RuntimeError(f"result type {x.dtype} can't be cast to the desired output type {wanted}")
+    return x.to(wanted)
+
+
+@rule("written", _written_eager)
+def written(input: Value, dtype: str) -> Value:
+    """The result of an operation in place, as a first operand of that dtype holds it; see `inplace_result`."""
+    if not torch.can_cast(getattr(torch, input.dtype), getattr(torch, dtype)):
+        refuse("an operation in place", f"PyTorch writes no result of {input.dtype} to a tensor of {dtype}")
+    return input.astype(dtype)
+
+
 spell("to", T.to, adapt=_to)
 spell("to", T.type, adapt=_type)
 spell("type_as", T.type_as, adapt=two)

@@ -163,6 +163,28 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
         return Refused(str(error))
 
 
+def inplace_result(result: Any, dtype: torch.dtype) -> Found | Refused:
+    """The call that turns the result of an operation in place into what its first operand holds after it.
+
+    An operation in place computes in the promoted dtype of all operands, as the same operation out of place does, and
+    keeps the dtype of the first one: `y += z` of a float32 `y` and a float64 `z` adds in float64 and rounds once.
+
+    Parameters
+    ----------
+    result
+        What stands for the result of the rule of a `Found` that is in place.
+    dtype : torch.dtype
+        The first operand's.
+
+    Returns
+    -------
+    Found, which is traced to nothing where the dtypes agree, or Refused for a dtype that no graph has
+    """
+    if dtype not in DTYPES:
+        return Refused(f"{dtype} is no type that cupyfuse computes with")
+    return Found(RULES["written"], (result, DTYPES[dtype]))
+
+
 def _filled(signature: inspect.Signature, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     bound = signature.bind(*arguments)
     bound.apply_defaults()
