@@ -333,7 +333,7 @@ def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) 
         given = [torch.randn_like(t) for t in outputs[: len(chain.outputs)]]
         torch.library.opcheck(
             torch.ops.cupyfuse.chain_backward.default,
-            ([t.detach() for t in tensors], kept, given, chain.to_json(), saved, [True] * len(tensors), None),
+            ([t.detach() for t in tensors], kept, given, [], chain.to_json(), saved, [True] * len(tensors), OPTIONS),
         )
 
 

@@ -18,10 +18,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import TraceError
 from . import library
+from .chain import sizes as shape_of
 from .importer import Imported
 from .partition import Fused, Partition
 from .record import storage_of
 from .running import Options, Runner
+from .runtime import dtype_name
 from .symbols import hints
 
 Add = Callable[..., Node]
@@ -70,9 +72,12 @@ class Direct:
         runner = Runner(fused.chain, self.options)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
-        if len(fused.outputs) == 1:
-            return [result]
-        return [add(operator.getitem, (result, k)) for k in range(len(fused.outputs))]
+        count = len(fused.outputs)
+        outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
+        metas = [(shape_of(t), str(dtype_name(t.dtype))) for t in tensors]
+        traced = fused.chain.with_sizes(hints(fused.sizes)).trace(metas).outputs
+        # A transposed result is a view of the one that is computed.
+        return [o if v.tracer._axes == (0, 1) else add("contiguous", (o,)) for o, v in zip(outputs, traced, strict=True)]
 
 
 class AsOperator:

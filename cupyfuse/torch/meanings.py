@@ -47,7 +47,7 @@ class Meanings:
 
     # What each operation is
     def _look_at(self, k: int, operation: Operation) -> None:
-        found = self._rule(operation)
+        found = operation.left or self._rule(operation)
         if isinstance(found, str):
             self.left[k] = found
             return
@@ -95,6 +95,7 @@ class Meanings:
     # What has to run before what
     def _dependencies(self) -> list[set[int]]:
         before: list[set[int]] = []
+        memories = self._memories()
         readers: dict[int, list[int]] = {}
         writers: dict[int, int] = {}
         last_ordered: int | None = None
@@ -107,8 +108,8 @@ class Meanings:
                 needs.add(barrier)
             barrier = k if operation.barrier else barrier
             needs |= {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
-            touched = {self.storages[n] for n in operation.read}
-            changed = {self.storages[n] for n in operation.written}
+            touched = {memories[n] for n in operation.read}
+            changed = {memories[n] for n in operation.written}
             needs |= {writers[s] for s in touched | changed if s in writers}
             for s in changed:
                 needs |= set(readers.get(s, ()))
@@ -123,3 +124,19 @@ class Meanings:
                 readers[s] = []
             before.append({n for n in needs if n < k})
         return before
+
+    def _memories(self) -> list[int]:
+        """For each value, a number that values share if they may share memory.
+
+        The tensors that a graph is captured with have a memory each. Those that it is called with later may share
+        theirs, which matters as soon as one of them is changed: every input of its dtype counts as changed with it.
+        """
+        inputs = [*self.record.arguments, *self.record.parameters]
+        own = {self.storages[n] for n in inputs}
+        written = {n for o in self.record.operations if o.name != "batch_norm" for n in o.written}
+        dtypes = {self.record.tensors[n].dtype for n in written if self.storages[n] in own}
+        together: dict[int, int] = {}
+        for dtype in dtypes:
+            alike = [self.storages[n] for n in inputs if self.record.tensors[n].dtype is dtype]
+            together.update(dict.fromkeys(alike, alike[0]))
+        return [together.get(storage, storage) for storage in self.storages]
