@@ -1,7 +1,7 @@
 """Import a graph that Dynamo captured: its tensor operations as a `Record`, which `partition` cuts into chains.
 
-Dynamo's graph holds the operations as the user wrote them, before autograd and before decomposition. Symbolic sizes stay
-symbols: where an operation of a chain takes one as an argument, it becomes a `Size` that the call fills in.
+Dynamo's graph holds the operations as the user wrote them, before autograd and before decomposition. Symbolic sizes
+stay symbols: where an operation of a chain takes one as an argument, it becomes a `Size` that the call fills in.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch._dynamo import source as sources
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from .record import Operation, Record, storage_of
@@ -35,6 +36,8 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _WRITING_OPERATORS = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem")
 
 
+NO_TENSOR = "it returns no tensor"
+_WRITTEN = "cupyfuse_written"  # in a node's meta: how it was called before it was made to return a new value
 _BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training")
 
 
@@ -113,7 +116,7 @@ class Imported:
         storages = {storage_of(t) for t in operands}
         operation.view = any(storage_of(self.record.tensors[n]) in storages for n in operation.results)
         self._effects(operation, node, target, example)
-        operation.left = self._reason(operation, target)
+        operation.left = self._reason(operation, node, target)
         operation.after = frozenset(self._makers[n] for n in node.all_input_nodes if n in self._makers)
         self._makers[node] = len(self.record.operations)
         self._numbers[node] = results
@@ -160,7 +163,7 @@ class Imported:
         ]
         return frozenset(references(self._referred(written)))
 
-    def _reason(self, operation: Operation, target: Any) -> str:
+    def _reason(self, operation: Operation, node: Node, target: Any) -> str:
         """Why an operation is PyTorch's, whatever rules there are."""
         if target is tag_activation_checkpoint:
             return "a checkpointed region, whose operations count by themselves"
@@ -175,11 +178,18 @@ class Imported:
             return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
         if operation.drawn:
             return "it draws random numbers"
-        leaves = pytree.tree_leaves((operation.args, operation.kwargs))
-        for leaf in leaves:
-            if isinstance(leaf, Node) and leaf not in self._numbers:
-                kind = type(leaf.meta.get("example_value")).__name__
-                return f"an argument of type {kind}, which has no value before the call"
+        if any(free_unbacked_symbols(t) for t in tensors):
+            return "sizes depend on the values of a tensor"
+        if not operation.results:
+            return NO_TENSOR
+        for leaf in pytree.tree_leaves((operation.args, operation.kwargs)):
+            example = leaf.of.meta["example_value"] if isinstance(leaf, Size) else None
+            if isinstance(leaf, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return "it takes a number that changes from call to call"
+            if example is not None and free_unbacked_symbols(example):
+                return "an argument depends on the values of a tensor"
+        if len(operation.results) > 1 and any(user.target is not operator.getitem for user in node.users):
+            return "its results are used as one"
         return ""
 
     def _add(self, tensor: Any, node: Node) -> int:
@@ -346,6 +356,8 @@ def _return_new(node: Node) -> None:
     while place is not node.graph._root:
         place = place.next
         later.add(place)
+    if dtype is own:
+        node.meta[_WRITTEN] = (node.target, node.args, node.kwargs)
     if node.op == "call_method":
         node.target = str(node.target)[:-1]
     elif node.target in _IN_PLACE:
@@ -365,3 +377,24 @@ def _return_new(node: Node) -> None:
             node.meta["example_value"] = example.detach().to(dtype).requires_grad_(example.requires_grad)
         node.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
     source.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
+
+
+def in_place_again(graph: Graph, ours: Collection[Node]) -> None:
+    """Let operations that `functionalise` has exchanged, and that no chain took, change their operand in place again.
+
+    Parameters
+    ----------
+    graph : Graph
+    ours : nodes of chains: what these read or return may be kept for a backward pass
+    """
+    places = {node: k for k, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if _WRITTEN not in node.meta:
+            continue
+        target, args, kwargs = node.meta.pop(_WRITTEN)
+        source = node.args[0]
+        others = [user for user in source.users if user is not node]
+        if any(n in ours for n in (source, *others)) or any(places[n] > places[node] for n in others):
+            continue
+        node.target, node.kwargs = target, kwargs
+        node.args = (source, *args[1:])

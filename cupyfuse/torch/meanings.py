@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from . import rules
 from .chain import Call
@@ -58,7 +57,7 @@ class Meanings:
         if operation.ordered and not rule.updates:
             self.left[k] = "it makes a tensor out of nothing"
             return
-        results = list(operation.results)[:1]
+        results = list(operation.results) if rule.several else list(operation.results[:1])
         updates: list[tuple[int, int]] = []
         training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
         for name in rule.updates:
@@ -73,6 +72,10 @@ class Meanings:
         if any(target in later.read for target, _ in updates for later in self.record.operations[k + 1 :]):
             self.left[k] = "what it changes in place is read again"
             return
+        if any(target in self.record.operations[n].read for target, _ in updates for n in self.left if n < k):
+            # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
+            self.left[k] = "what it changes in place was read before"
+            return
         operation.ordered = False
         self.known[k] = Known(Call(rule.name, arguments, tuple(results)), updates)
 
@@ -82,7 +85,8 @@ class Meanings:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        if not found.rule.updates and any(n in self._used for n in operation.results[1:]):
+        alone = not found.rule.updates and not found.rule.several
+        if alone and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"
         return found
 
