@@ -13,11 +13,11 @@ from typing import Any
 from torch.fx import Graph, GraphModule
 
 from . import worth
-from .importer import Imported, functionalise, subgraphs
+from .importer import Imported, functionalise
 from .lowering import AsOperator, Lowering, lower
 from .partition import Judge, Partition, partition
+from .regions import checkpoint_eagerly, regions
 from .running import Options
-
 
 _OURS = "cupyfuse."
 
@@ -52,7 +52,7 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
     A graph that cannot be imported is left as it was, with a warning.
     """
     found: list[Partition] = []
-    for body in (*subgraphs(module), module):
+    for body in (*regions(module), module):
         graph = _copied(body)
         try:
             functionalise(graph)
@@ -67,6 +67,9 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
         body.graph = graph
         body.recompile()
         found.append(parts)
+    if lowering.differentiates:
+        checkpoint_eagerly(module)
+        module.recompile()
     return found
 
 

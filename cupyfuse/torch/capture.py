@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ import torch
 from . import worth
 from .backend import fuse_module
 from .explain import Part, refusals
+from .importer import NO_TENSOR
 from .lowering import AsOperator, Direct
 from .partition import Partition
 from .running import Options, Runner
@@ -61,20 +64,24 @@ class Capture:
         return list(self._direct.runners)
 
     def parts(self, path: str) -> list[Part]:
-        """What was fused and what was left, for `explain`."""
-        found = []
+        """What was fused and what was left, for `explain`; of a graph that was captured again, once."""
         by_chain: dict[Any, list[Runner]] = {}
         for runner in self.runners:
             by_chain.setdefault(id(runner.chain), []).append(runner)
-        for parts in self.partitions:
-            operations = parts.record.operations
-            for fused in parts.chains:
+        found: dict[Any, Part] = {}
+        for partition in list(self.partitions):
+            operations = partition.record.operations
+            graph = tuple((o.path, o.name) for o in operations)
+            occurred: Counter[Any] = Counter()
+            for fused in partition.chains:
                 where = operations[fused.members[0]].path
                 plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.all_entries)
-                found.append(Part(where, fused.chain.operations, plans, "", fused.note))
-            for k, reason in parts.left.items():
-                found.append(Part(operations[k].path, (operations[k].name,), (), reason))
-        return [*found, *refusals(path, self.runners)]
+                part = Part(where, fused.chain.operations, plans, "", fused.note)
+                _enter(found, graph, part, occurred)
+            for k, reason in partition.left.items():
+                if reason != NO_TENSOR:
+                    _enter(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), occurred)
+        return [*found.values(), *refusals(path, self.runners)]
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
         """A module's call, captured when it is first made and whenever a guard of what was captured fails."""
@@ -93,10 +100,21 @@ class Capture:
                 self.partitions += found
                 forward: Callable[..., Any] = module.forward
                 return forward
-            found = fuse_module(module, AsOperator(self.options), worth.judge_for(self.options, compiled=False, replayed=True))
+            judge = worth.judge_for(self.options, compiled=False, replayed=True)
+            found = fuse_module(module, AsOperator(self.options), judge)
             self.partitions += found
         replayed: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return replayed
+
+
+def _enter(found: dict[Any, Part], graph: Any, part: Part, occurred: Counter[Any]) -> None:
+    """Enter a part of a graph, or count it where the same graph was captured before."""
+    same = (graph, part.module, part.operations, part.reason)
+    occurred[same] += 1
+    known = found.get((same, occurred[same]))
+    if known is not None:
+        part = replace(part, plans=known.plans + part.plans, captures=known.captures + 1)
+    found[same, occurred[same]] = part
 
 
 def _call(module: Any, *args: Any, **kwargs: Any) -> Any:

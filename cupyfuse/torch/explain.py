@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 from ..plan import Plan
 
 _WIDTH = 100  # of a chain's operations in the table
+_ROWS = 12  # of a table
+VIEW = "a view of a tensor from outside costs nothing"
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,7 @@ class Part:
     plans : of a chain, one for each combination of shapes that ran; empty for what is not fused
     reason : why it is not fused; empty for a chain
     estimate : of a chain, the costs that were expected
+    captures : how many times the graph that it is in was captured, for other shapes, dtypes or modes
     """
 
     module: str
@@ -30,6 +34,7 @@ class Part:
     plans: tuple[Plan, ...] = ()
     reason: str = ""
     estimate: str = ""
+    captures: int = 1
 
 
 @dataclass(frozen=True)
@@ -50,25 +55,44 @@ class Explanation:
     def __str__(self) -> str:
         if not self.fused and not self.left:
             return "nothing has run yet: call the module, then ask again"
-        lines = [f"{len(self.fused)} chains fused, {len(self.left)} operations left to PyTorch"]
+        working = [part for part in self.left if part.reason != VIEW]
+        times = max(part.captures for part in (*self.fused, *self.left))
+        again = f"; captured {times} times" if times > 1 else ""
+        lines = [f"{len(self.fused)} chains fused, {len(working)} operations left to PyTorch{again}"]
         if self.fused:
-            lines += ["", "  fused"]
-            rows: dict[str, list[Part]] = {}
-            for part in self.fused:
-                rows.setdefault(_shortened(part.operations), []).append(part)
-            for text, parts in sorted(rows.items(), key=lambda each: -len(each[1])):
-                lines.append(f"{len(parts):6d} × {text}")
-                lines.append(f"           in {parts[0].module or 'the module'}{_costs(parts)}")
+            lines += ["", "  fused", *self._rows_fused()]
         if self.left:
-            lines += ["", "  left to PyTorch"]
-            reasons: dict[str, Counter[str]] = {}
-            for part in self.left:
-                reasons.setdefault(part.reason, Counter())["/".join(part.operations) or "its own code"] += 1
-            for reason, names in sorted(reasons.items(), key=lambda each: -each[1].total()):
-                shown = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in names.most_common(4))
-                more = f", {len(names) - 4} more" if len(names) > 4 else ""
-                lines.append(f"{names.total():6d}   {shown}{more}: {reason}")
+            lines += ["", "  left to PyTorch", *self._rows_left()]
         return "\n".join(lines)
+
+    def _rows_fused(self) -> list[str]:
+        rows: dict[str, list[Part]] = {}
+        for part in self.fused:
+            rows.setdefault(_shortened(part.operations), []).append(part)
+        lines = []
+        ordered = sorted(rows.items(), key=lambda each: -len(each[1]))
+        for text, parts in ordered[:_ROWS]:
+            lines.append(f"{len(parts):6d} × {text}")
+            lines.append(f"           in {_places(parts)}{_costs(parts)}")
+        if len(ordered) > _ROWS:
+            more = sum(len(parts) for _, parts in ordered[_ROWS:])
+            lines.append(f"{more:6d}   in other chains, which details() lists")
+        return lines
+
+    def _rows_left(self) -> list[str]:
+        reasons: dict[str, Counter[str]] = {}
+        for part in self.left:
+            reasons.setdefault(part.reason, Counter())["/".join(part.operations) or "its own code"] += 1
+        lines = []
+        ordered = sorted(reasons.items(), key=lambda each: (each[0] == VIEW, -each[1].total()))
+        for reason, names in ordered[:_ROWS]:
+            shown = ", ".join(f"{name} × {n}" if n > 1 else name for name, n in names.most_common(4))
+            more = f", {len(names) - 4} more" if len(names) > 4 else ""
+            lines.append(f"{names.total():6d}   {shown}{more}: {reason}")
+        if len(ordered) > _ROWS:
+            more = str(sum(names.total() for _, names in ordered[_ROWS:]))
+            lines.append(f"{more:>6s}   for other reasons, which details() lists")
+        return lines
 
     def details(self) -> str:
         """Every chain with its plans, and every operation that was left."""
@@ -83,17 +107,31 @@ class Explanation:
         return "\n".join(lines)
 
 
+def _places(parts: list[Part]) -> str:
+    """The modules of a chain that occurs several times, those of repeated layers as one."""
+    if len(parts) == 1:
+        return parts[0].module or "the module"
+    patterns = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", part.module) or "the module" for part in parts))
+    more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
+    return patterns[0] + more
+
+
 def _costs(parts: list[Part]) -> str:
     """The launches of a chain that occurs several times, and what it was expected to cost."""
     launches = sorted({plan.launches for part in parts for plan in part.plans})
-    counted = f"; {' or '.join(map(str, launches))} launches" if launches else ""
+    counted = f"; {' or '.join(map(str, launches))} launch{'es' * (launches != [1])}" if launches else ""
+    times = max(part.captures for part in parts)
+    counted += f"; captured {times} times" if times > 1 else ""
     estimates = list(dict.fromkeys(part.estimate for part in parts if part.estimate))
     return counted + (f"; {estimates[0]}" if estimates else "")
 
 
 def _shortened(operations: tuple[str, ...]) -> str:
-    text = " -> ".join(operations)
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 12]} ... -> {operations[-1]}"
+    computed = [name for name in operations if name != "identity"]
+    text = " -> ".join(computed)
+    if len(text) <= _WIDTH:
+        return text
+    return f"{text[: _WIDTH - 12].rpartition(' -> ')[0]} -> ... -> {computed[-1]}"
 
 
 def explain(module: Any) -> Explanation:

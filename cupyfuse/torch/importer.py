@@ -1,7 +1,7 @@
 """Import a graph that Dynamo captured: its tensor operations as a `Record`, which `partition` cuts into chains.
 
-Dynamo's graph holds the operations as the user wrote them, before autograd and before decomposition. Symbolic sizes stay
-symbols: where an operation of a chain takes one as an argument, it becomes a `Size` that the call fills in.
+Dynamo's graph holds the operations as the user wrote them, before autograd and before decomposition. Symbolic sizes
+stay symbols: where an operation of a chain takes one as an argument, it becomes a `Size` that the call fills in.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import functools
 import inspect
 import operator
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo import source as sources
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from .record import Operation, Record, draws, storage_of
+from .record import Operation, Record, storage_of
+from .rules import draws
 from .rules.spelling import SPELLINGS
 from .symbols import Ref, Size, references
 
@@ -29,7 +32,13 @@ _IN_PLACE = {
     operator.imul: operator.mul,
     operator.itruediv: operator.truediv,
 }
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _WRITING_OPERATORS = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem")
+
+
+NO_TENSOR = "it returns no tensor"
+_WRITTEN = "cupyfuse_written"  # in a node's meta: how it was called before it was made to return a new value
+_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training")
 
 
 class Imported:
@@ -52,6 +61,7 @@ class Imported:
         self.parts: dict[int, list[Node]] = {}
         self._numbers: dict[Node, Any] = {}  # a Ref, a Size, or a nested structure of them
         self._makers: dict[Node, int] = {}  # the operation that a node is a result of
+        self._transforms = 0  # of torch.func's, around the operation
         for node in graph.nodes:
             self._take(node)
 
@@ -105,17 +115,20 @@ class Imported:
         operands = [self.record.tensors[n] for n in operation.read]
         storages = {storage_of(t) for t in operands}
         operation.view = any(storage_of(self.record.tensors[n]) in storages for n in operation.results)
-        self._effects(operation, target, example)
+        self._effects(operation, node, target, example)
+        operation.left = self._reason(operation, node, target)
         operation.after = frozenset(self._makers[n] for n in node.all_input_nodes if n in self._makers)
         self._makers[node] = len(self.record.operations)
         self._numbers[node] = results
         self.record.operations.append(operation)
         self.operators.append(node)
 
-    def _effects(self, operation: Operation, target: Any, example: Any) -> None:
+    def _effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
         """Note what an operation writes to, and what may not move past it."""
-        symbolic = isinstance(example, torch.SymInt) or type(example) in (int, bool, torch.Size)
-        if isinstance(target, HigherOrderOperator) or target is None:
+        symbolic = isinstance(example, _SYMBOLIC) or type(example) in (int, bool, torch.Size)
+        if target is tag_activation_checkpoint:
+            operation.written, operation.ordered = self._written_in_region(node), True
+        elif isinstance(target, HigherOrderOperator) or target is None:
             # The operands' own code runs: it may write to any of them.
             operation.written, operation.ordered = frozenset(operation.read), True
         elif isinstance(target, (OpOverload, OpOverloadPacket)):
@@ -125,12 +138,59 @@ class Imported:
             out = operation.kwargs.get("out")
             written = operation.read[:1] if out is None else tuple(references(out))
             operation.written, operation.ordered = frozenset(written), True
-        name = str(getattr(target, "__name__", target))
-        if name == "batch_norm" and operation.args[5:6] == (True,):
-            operation.written = frozenset(r.number for r in operation.args[1:3] if isinstance(r, Ref))
-        if (not operation.read and not symbolic) or draws(name):
+        if operation.name == "batch_norm":
+            operation.written = frozenset(_running_statistics(operation))
+        operation.drawn = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
+        if (not operation.read and not symbolic) or operation.drawn:
             operation.ordered = True
-        operation.barrier = not operation.read and example is None
+        operation.barrier = not operation.read and (example is None or _nesting(operation) != 0)
+
+    def _written_in_region(self, node: Node) -> frozenset[int]:
+        """The operands of a checkpointed region that it writes to."""
+        body, *operands = node.args
+        assert isinstance(body, Node)
+        module = self.graph.owning_module
+        graph = getattr(getattr(module, str(body.target), None), "graph", None)
+        if graph is None:
+            return frozenset(references(self._referred(operands)))
+        record = Imported(graph).record
+        storages = {storage_of(record.tensors[n]) for o in record.operations for n in o.written}
+        inner = [n.meta.get("example_value") for n in graph.nodes if n.op == "placeholder"]
+        written = [
+            operand
+            for operand, example in zip(operands, inner, strict=True)
+            if isinstance(example, torch.Tensor) and storage_of(example) in storages
+        ]
+        return frozenset(references(self._referred(written)))
+
+    def _reason(self, operation: Operation, node: Node, target: Any) -> str:
+        """Why an operation is PyTorch's, whatever rules there are."""
+        if target is tag_activation_checkpoint:
+            return "a checkpointed region, whose operations count by themselves"
+        nesting = _nesting(operation)
+        self._transforms += nesting
+        if self._transforms or nesting:
+            return "it is within a transform of torch.func"
+        tensors = [self.record.tensors[n] for n in (*operation.read, *operation.results)]
+        if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
+            return "its operands belong to a transform of torch.func"
+        if len({t.device for t in tensors}) > 1:
+            return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
+        if operation.drawn:
+            return "it draws random numbers"
+        if any(free_unbacked_symbols(t) for t in tensors):
+            return "sizes depend on the values of a tensor"
+        if not operation.results:
+            return NO_TENSOR
+        for leaf in pytree.tree_leaves((operation.args, operation.kwargs)):
+            example = leaf.of.meta["example_value"] if isinstance(leaf, Size) else None
+            if isinstance(leaf, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return "it takes a number that changes from call to call"
+            if example is not None and free_unbacked_symbols(example):
+                return "an argument depends on the values of a tensor"
+        if len(operation.results) > 1 and any(user.target is not operator.getitem for user in node.users):
+            return "its results are used as one"
+        return ""
 
     def _add(self, tensor: Any, node: Node) -> int:
         self.record.tensors.append(tensor)
@@ -142,6 +202,18 @@ class Imported:
             return self._numbers.get(value, value) if isinstance(value, Node) else value
 
         return torch.fx.node.map_aggregate(tree, leaf)
+
+
+def _running_statistics(operation: Operation) -> Iterator[int]:
+    """What `batch_norm` updates, called as the module, the function or the operator has it."""
+    named = {**dict(zip(_BATCH_NORM, operation.args, strict=False)), **operation.kwargs}
+    if named.get("training", False) is not False:
+        yield from references([named.get("running_mean"), named.get("running_var")])
+
+
+def _nesting(operation: Operation) -> int:
+    """How many transforms of `torch.func` begin with an operation, or end."""
+    return operation.name.endswith("_increment_nesting") - operation.name.endswith("_decrement_nesting")
 
 
 def _autocast(graph: Graph) -> bool:
@@ -252,46 +324,77 @@ def _changes(node: Node, owner: Node, others: Sequence[Node]) -> bool:
         spelling = SPELLINGS.get(getattr(torch.Tensor, str(node.target), None))
         in_place = spelling is not None and spelling.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
     else:
-        in_place = node.target in _IN_PLACE or node.kwargs.get("inplace") is True
-    return in_place and _keeps_dtype(node)
+        in_place = node.target in _IN_PLACE or _asked(node.target, node.args, node.kwargs)
+    return in_place and _result_dtype(node) is not None
 
 
-def _keeps_dtype(node: Node) -> bool:
-    """Whether the operands' common dtype is that of the first one: out of place the result would be of the former."""
+def _result_dtype(node: Node) -> torch.dtype | None:
+    """The dtype of what an operation in place would return out of place; None if that cannot be told."""
     values = [n.meta.get("example_value") if isinstance(n, Node) else n for n in node.args]
-    if any(isinstance(v, (torch.SymInt, torch.SymFloat, torch.SymBool)) for v in values):
-        return False
+    if any(isinstance(v, _SYMBOLIC) for v in values):
+        return None
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    if any(t.dtype is not tensors[0].dtype and t.dtype is not torch.bool for t in tensors):
-        return False
-    if any(tuple(t.shape) != tuple(tensors[0].shape) and t.dim() > tensors[0].dim() for t in tensors):
-        return False
-    numbers = [v for v in values if isinstance(v, (int, float, complex)) and not isinstance(v, bool)]
-    return tensors[0].dtype.is_floating_point or not numbers
+    first = tensors[0]
+    if any(tuple(t.shape) != tuple(first.shape) and t.dim() > first.dim() for t in tensors):
+        return None
+    numbers = any(isinstance(v, (int, float, complex)) and not isinstance(v, bool) for v in values)
+    alike = all(t.dtype in (first.dtype, torch.bool) for t in tensors)
+    if alike and (first.dtype.is_floating_point or not numbers):
+        return first.dtype
+    if node.target in _IN_PLACE and len(values) == 2 and node.target is not operator.itruediv:
+        return torch.result_type(*values)
+    return None
 
 
 def _return_new(node: Node) -> None:
     """Make an operation return what it changed its first operand to, and let everything after it read that."""
     source = node.args[0]
     assert isinstance(source, Node)
-    later = set()
-    before = True
-    for other in node.graph.nodes:
-        if other is node:
-            before = False
-        elif not before:
-            later.add(other)
-    source.replace_all_uses_with(node, delete_user_cb=lambda user: user in later)
+    dtype, result = _result_dtype(node), node
+    own = source.meta["example_value"].dtype
+    later, place = set(), node
+    while place is not node.graph._root:
+        place = place.next
+        later.add(place)
+    if dtype is own:
+        node.meta[_WRITTEN] = (node.target, node.args, node.kwargs)
     if node.op == "call_method":
         node.target = str(node.target)[:-1]
     elif node.target in _IN_PLACE:
         node.target = _IN_PLACE[node.target]
-    else:
+    elif "inplace" in node.kwargs:
         node.kwargs = {**node.kwargs, "inplace": False}
+    else:
+        position = _inplace_position(node.target)
+        node.args = (*node.args[:position], False, *node.args[position + 1 :])
+    if dtype is not own:
+        # It computes in the operands' common dtype, and rounds once to that of what it changes.
+        with node.graph.inserting_after(node):
+            result = node.graph.call_method("to", (node, own))
+        result.meta = {**node.meta}
+        example = node.meta["example_value"]
+        with example.fake_mode:
+            node.meta["example_value"] = example.detach().to(dtype).requires_grad_(example.requires_grad)
+        node.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
+    source.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
 
 
-def subgraphs(module: GraphModule) -> list[GraphModule]:
-    """The bodies of higher-order operators, such as checkpointed regions, in a captured graph."""
-    names = [str(n.target) for n in module.graph.nodes if n.op == "get_attr"]
-    found = [getattr(module, name, None) for name in names]
-    return [each for each in dict.fromkeys(found) if isinstance(each, GraphModule)]
+def in_place_again(graph: Graph, ours: Collection[Node]) -> None:
+    """Let operations that `functionalise` has exchanged, and that no chain took, change their operand in place again.
+
+    Parameters
+    ----------
+    graph : Graph
+    ours : nodes of chains: what these read or return may be kept for a backward pass
+    """
+    places = {node: k for k, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        if _WRITTEN not in node.meta:
+            continue
+        target, args, kwargs = node.meta.pop(_WRITTEN)
+        source = node.args[0]
+        others = [user for user in source.users if user is not node]
+        if any(n in ours for n in (source, *others)) or any(places[n] > places[node] for n in others):
+            continue
+        node.target, node.kwargs = target, kwargs
+        node.args = (source, *args[1:])

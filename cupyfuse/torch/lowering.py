@@ -18,10 +18,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..errors import TraceError
 from . import library
-from .importer import Imported
+from .chain import sizes as shape_of
+from .importer import Imported, in_place_again
 from .partition import Fused, Partition
 from .record import storage_of
 from .running import Options, Runner
+from .runtime import dtype_name
 from .symbols import hints
 
 Add = Callable[..., Node]
@@ -70,9 +72,15 @@ class Direct:
         runner = Runner(fused.chain, self.options)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
-        if len(fused.outputs) == 1:
-            return [result]
-        return [add(operator.getitem, (result, k)) for k in range(len(fused.outputs))]
+        count = len(fused.outputs)
+        outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
+        metas = [(shape_of(t), str(dtype_name(t.dtype))) for t in tensors]
+        traced = fused.chain.with_sizes(hints(fused.sizes)).trace(metas).outputs
+        # A transposed result is a view of the one that is computed.
+        return [
+            output if value.tracer._axes == (0, 1) else add("contiguous", (output,))
+            for output, value in zip(outputs, traced, strict=True)
+        ]
 
 
 class AsOperator:
@@ -111,6 +119,7 @@ class _Lowerer:
         self.lowering = lowering
 
     def run(self, parts: Partition) -> None:
+        ours: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         written = [(k, self._storages(o.written)) for k, o in enumerate(self.record.operations) if o.written]
         for item in parts.items:
@@ -121,6 +130,7 @@ class _Lowerer:
             changed = {s for k, storages in written if k > begun and k not in own for s in storages}
             calls = self._exchange(item, changed)
             order += calls
+            ours.update(calls)
             if not calls:
                 parts.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
             # Views of results are made anew after the call, where the parts have them.
@@ -131,6 +141,7 @@ class _Lowerer:
             if at is not None:
                 at.append(node)
             at = node
+        in_place_again(self.graph, ours)
 
     def _storages(self, numbers: Iterable[int]) -> set[int]:
         return {storage_of(self.record.tensors[n]) for n in numbers}

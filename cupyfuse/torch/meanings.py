@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from . import rules
 from .chain import Call
@@ -47,7 +46,7 @@ class Meanings:
 
     # What each operation is
     def _look_at(self, k: int, operation: Operation) -> None:
-        found = self._rule(operation)
+        found = operation.left or self._rule(operation)
         if isinstance(found, str):
             self.left[k] = found
             return
@@ -58,7 +57,7 @@ class Meanings:
         if operation.ordered and not rule.updates:
             self.left[k] = "it makes a tensor out of nothing"
             return
-        results = list(operation.results)[:1]
+        results = list(operation.results) if rule.several else list(operation.results[:1])
         updates: list[tuple[int, int]] = []
         training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
         for name in rule.updates:
@@ -73,6 +72,10 @@ class Meanings:
         if any(target in later.read for target, _ in updates for later in self.record.operations[k + 1 :]):
             self.left[k] = "what it changes in place is read again"
             return
+        if any(target in self.record.operations[n].read for target, _ in updates for n in self.left if n < k):
+            # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
+            self.left[k] = "what it changes in place was read before"
+            return
         operation.ordered = False
         self.known[k] = Known(Call(rule.name, arguments, tuple(results)), updates)
 
@@ -82,7 +85,8 @@ class Meanings:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        if not found.rule.updates and any(n in self._used for n in operation.results[1:]):
+        alone = not found.rule.updates and not found.rule.several
+        if alone and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"
         return found
 
@@ -95,6 +99,7 @@ class Meanings:
     # What has to run before what
     def _dependencies(self) -> list[set[int]]:
         before: list[set[int]] = []
+        memories = self._memories()
         readers: dict[int, list[int]] = {}
         writers: dict[int, int] = {}
         last_ordered: int | None = None
@@ -107,8 +112,8 @@ class Meanings:
                 needs.add(barrier)
             barrier = k if operation.barrier else barrier
             needs |= {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
-            touched = {self.storages[n] for n in operation.read}
-            changed = {self.storages[n] for n in operation.written}
+            touched = {memories[n] for n in operation.read}
+            changed = {memories[n] for n in operation.written}
             needs |= {writers[s] for s in touched | changed if s in writers}
             for s in changed:
                 needs |= set(readers.get(s, ()))
@@ -123,3 +128,19 @@ class Meanings:
                 readers[s] = []
             before.append({n for n in needs if n < k})
         return before
+
+    def _memories(self) -> list[int]:
+        """For each value, a number that values share if they may share memory.
+
+        The tensors that a graph is captured with have a memory each. Those that it is called with later may share
+        theirs, which matters as soon as one of them is changed: every input of its dtype counts as changed with it.
+        """
+        inputs = [*self.record.arguments, *self.record.parameters]
+        own = {self.storages[n] for n in inputs}
+        written = {n for o in self.record.operations if o.name != "batch_norm" for n in o.written}
+        dtypes = {self.record.tensors[n].dtype for n in written if self.storages[n] in own}
+        together: dict[int, int] = {}
+        for dtype in dtypes:
+            alike = [self.storages[n] for n in inputs if self.record.tensors[n].dtype is dtype]
+            together.update(dict.fromkeys(alike, alike[0]))
+        return [together.get(storage, storage) for storage in self.storages]

@@ -15,6 +15,7 @@ from ..errors import TraceError
 from ..trace import Trace
 from . import rules
 from .chain import Call, Chain, sizes, traced_call
+from .explain import VIEW
 from .meanings import Meanings
 from .record import Operation, Record
 from .runtime import dtype_name
@@ -153,7 +154,7 @@ class _Partitioner(Meanings):
             if cluster is not None and cluster not in near:
                 near.append(cluster)
         if operation.view and not near and not self._of_source(operation):
-            self.left[k] = "a view of a tensor from outside costs nothing"
+            self.left[k] = VIEW
             return
         choices: list[list[Cluster]] = [near] if near else []
         choices += [[c] for c in reversed(near)] if len(near) > 1 else []
@@ -199,12 +200,12 @@ class _Partitioner(Meanings):
         call = known.call
         try:
             self._call(cluster, call)
-            self._check(cluster, call.results[0])
+            self._check_results(cluster, call, k)
             cluster.calls.append(call)
         except (TraceError, ValueError, TypeError):
             if not self.record.autocast:
                 raise
-            self._call_autocast(cluster, call)
+            self._call_autocast(cluster, call, k)
         for target, number in known.updates:
             self._check(cluster, number)
             cluster.updates.append((target, number))
@@ -224,7 +225,7 @@ class _Partitioner(Meanings):
             if number >= 0:
                 cluster.values[number] = each
 
-    def _call_autocast(self, cluster: Cluster, call: Call) -> None:
+    def _call_autocast(self, cluster: Cluster, call: Call, k: int) -> None:
         """The operation on operands in the dtype that autocast computes in: that of its result."""
         dtype = dtype_name(self.record.tensors[call.results[0]].dtype)
         casts: dict[int, int] = {}
@@ -238,7 +239,7 @@ class _Partitioner(Meanings):
         arguments = tuple(Ref(casts.get(a.number, a.number)) if isinstance(a, Ref) else a for a in call.arguments)
         call = Call(call.rule, arguments, call.results)
         self._call(cluster, call)
-        self._check(cluster, call.results[0])
+        self._check_results(cluster, call, k)
         cluster.calls.append(call)
 
     def _value(self, cluster: Cluster, number: int) -> Value:
@@ -259,6 +260,12 @@ class _Partitioner(Meanings):
         if number in self.record.arguments:
             return f"input{self.record.arguments.index(number)}"
         return f"value{number}"
+
+    def _check_results(self, cluster: Cluster, call: Call, k: int) -> None:
+        own = self.record.operations[k].results
+        for number in call.results:
+            if number in own:
+                self._check(cluster, number)
 
     def _check(self, cluster: Cluster, number: int) -> None:
         """Shape and dtype have to be what PyTorch's are."""

@@ -22,7 +22,9 @@ class Operation:
     ordered : whether it has to stay between its neighbours that are ordered too: it draws random numbers, say
     view : whether a result shares memory with an operand
     barrier : whether it changes the meaning of what follows, such as the grad mode: nothing passes it
+    drawn : whether it takes numbers from a random generator
     after : numbers of the operations that make its inputs, sizes included
+    left : why it stays with PyTorch whatever rule there is for it; empty if it does not
     """
 
     target: Any
@@ -34,7 +36,9 @@ class Operation:
     ordered: bool = False
     view: bool = False
     barrier: bool = False
+    drawn: bool = False
     after: frozenset[int] = frozenset()
+    left: str = ""
 
     @property
     def read(self) -> tuple[int, ...]:
@@ -77,11 +81,3 @@ def storage_of(tensor: Any) -> int:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
         return -id(tensor)
-
-
-_DRAWING = ("rand", "dropout", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "rrelu")
-
-
-def draws(name: str) -> bool:
-    """Whether an operation of that name takes random numbers, whose order matters."""
-    return name in ("normal", "poisson", "binomial") or any(word in name for word in _DRAWING)

@@ -26,6 +26,7 @@ class Rule:
     product : a matrix product is what it is about
     updates : with these parameters' new values, in this order, behind the result: eager and traced then return tuples.
         None stands for a value that does not change.
+    several : traced and eager return all of the operation's results as a tuple, not the first one alone
     """
 
     name: str
@@ -37,6 +38,7 @@ class Rule:
     reduces: bool = False
     product: bool = False
     updates: tuple[str, ...] = ()
+    several: bool = False
 
     @property
     def parameters(self) -> tuple[str, ...]:

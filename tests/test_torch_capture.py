@@ -1,0 +1,476 @@
+"""What Dynamo's graphs hold beside plain operations: effects, aliases, transforms, draws, regions, symbols."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_torch_fuse import fused_chains
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import cupyfuse.torch as ct
+from cupyfuse.torch import rules, worth
+from cupyfuse.torch.backend import fuse_module
+from cupyfuse.torch.lowering import AsOperator
+from cupyfuse.torch.rules import spelling, table
+from cupyfuse.torch.running import Options
+
+DOUBLE = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+class Code(nn.Module):
+    """A linear layer and a function of the module and its inputs."""
+
+    def __init__(self, code: Callable[..., Any], **attributes: Any):
+        super().__init__()
+        self.linear = nn.Linear(12, 12)
+        self.register_buffer("memory", torch.linspace(0.5, 1.5, 60).view(5, 12))
+        self.code = code
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.code(self, *args, **kwargs)
+
+
+def _operators(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    fuse_module(module, AsOperator(Options()), worth.judge_for(Options(), compiled=True))
+    return module.forward
+
+
+def _compiled(module: torch.fx.GraphModule, inputs: Any) -> Any:
+    return torch._dynamo.lookup_backend("aot_eager")(_operators(module, inputs).__self__, inputs)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "fuse": ct.fuse,
+    "operators": lambda m: torch.compile(m, backend=_operators),
+    "aot": lambda m: torch.compile(m, backend=_compiled),
+}
+
+
+def tensors(tree: Any) -> list[Any]:
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def step(module: Any, arguments: Callable[[], tuple[Any, ...]]) -> dict[str, Any]:
+    """Everything that a call and its backward pass leave behind."""
+    torch.manual_seed(3)
+    module.zero_grad()
+    given = arguments()
+    results = tensors(module(*given))
+    seen = {"strides": [t.stride() for t in results], "graded": [t.requires_grad for t in results]}
+    seen["results"] = [t.detach().clone() for t in results]
+    terms = [(t * torch.arange(1.0, t.numel() + 1).to(t).view(t.shape).sin()).sum() for t in results if t.requires_grad]
+    if terms:
+        sum(terms).backward()
+    seen["arguments"] = [t.detach().clone() for t in tensors(given)]
+    seen["state"] = [t.detach().clone() for t in (*module.parameters(), *module.buffers())]
+    seen["gradients"] = [t.grad for t in (*tensors(given), *module.parameters()) if t.is_leaf]
+    return seen
+
+
+def same(module: nn.Module, arguments: Callable[[], tuple[Any, ...]], way: str, calls: int = 2) -> Any:
+    """The same as eager's at every call; returns the fused module."""
+    fused = WAYS[way](copy.deepcopy(module))
+    for _ in range(calls):
+        want = step(module, arguments)
+        torch.testing.assert_close(step(fused, arguments), want, rtol=1e-4, atol=1e-5, equal_nan=True)
+    return fused
+
+
+def graded() -> tuple[Any, ...]:
+    return (torch.randn(5, 12, requires_grad=True),)
+
+
+def plain() -> tuple[Any, ...]:
+    return (torch.randn(5, 12),)
+
+
+def ways(test: Any) -> Any:
+    return pytest.mark.parametrize("way", WAYS)(test)
+
+
+# Python around tensors ----------------------------------------------------------------------------------------------
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x) * 2 + 1
+
+
+_scripted = torch.jit.script(_written)
+
+
+class Registry(OrderedDict[str, Any]):
+    """As that of activations in transformers: entries are classes, what is looked up is an instance."""
+
+    def __getitem__(self, key: str) -> Any:
+        made, keywords = super().__getitem__(key)
+        return made(**keywords)
+
+
+REGISTRY = Registry({"gelu": (nn.GELU, {}), "leaky": (nn.LeakyReLU, {"negative_slope": 0.2})})
+
+
+@functools.lru_cache
+def _positions(length: int) -> Any:
+    return torch.linspace(0, 1, length)
+
+
+def _raising(m: Any, x: Any) -> Any:
+    y = m.linear(x).softmax(-1)
+    try:
+        y = y.exp()
+        raise ValueError("no")
+    except Exception as error:
+        return y * len(str(error))
+
+
+def _batch(m: Any, x: Any) -> Any:
+    batch = {"x": x}
+    batch["x"] = torch.relu(m.linear(batch["x"]))
+    return batch["x"].softmax(-1), batch
+
+
+def _seeded(m: Any, x: Any) -> Any:
+    torch.manual_seed(5)
+    return (m.linear(x) + torch.randn(12)).softmax(-1).exp()
+
+
+def _generator(m: Any, x: Any) -> Any:
+    own = torch.Generator().manual_seed(5)
+    return (m.linear(x) + torch.randn(12, generator=own)).softmax(-1).exp()
+
+
+def _iterator(m: Any, x: Any) -> Any:
+    numbers, y = iter([1.0, 2.0, 3.0]), m.linear(x)
+    for k in numbers:
+        y = (y * k).softmax(-1)
+        next(numbers, None)
+    return y
+
+
+PYTHON: dict[str, Any] = {
+    "a scripted function": lambda m, x: _scripted(m.linear(x)).softmax(-1),
+    "a registry": lambda m, x: REGISTRY["gelu"](REGISTRY["leaky"](m.linear(x))).softmax(-1),
+    "lru_cache": lambda m, x: (m.linear(x) + _positions(12)).softmax(-1).exp(),
+    "except": _raising,
+    "a dictionary": _batch,
+    "manual_seed": _seeded,
+    "a generator": _generator,
+    "an iterator": _iterator,
+    "settings": lambda m, x: (m.linear(x) * m.settings.inner.by["scale"][1]).softmax(-1),
+}
+
+
+@ways
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", PYTHON)
+def test_python_around_tensors(name: str, way: str) -> None:
+    settings = types.SimpleNamespace(inner=types.SimpleNamespace(by={"scale": [1.0, 2.0]}))
+    same(Code(PYTHON[name], settings=settings), graded, way)
+    assert OrderedDict.__getitem__(REGISTRY, "gelu") == (nn.GELU, {})
+    assert type(_positions(12)) is torch.Tensor
+
+
+def test_an_argument_that_is_a_dictionary_is_changed() -> None:
+    def code(m: Any, batch: Any) -> Any:
+        batch["x"] = torch.relu(m.linear(batch["x"])).softmax(-1)
+        return batch["x"] * 2
+
+    given = {"x": torch.randn(5, 12)}
+    want = dict(given)
+    module = Code(code)
+    torch.testing.assert_close(ct.fuse(module)(given), module(want))
+    torch.testing.assert_close(given, want)
+
+
+def captures(module: Any) -> int:
+    return len(module._cupyfuse.partitions)
+
+
+def test_how_often_modules_are_captured() -> None:
+    """Once for the first size or number, once more for all others."""
+    fused = ct.fuse(Code(lambda m, x, scale=1.0: (m.linear(x) * scale).softmax(-1)))
+    for rows in (5, 6, 7, 9, 30, 2):
+        fused(torch.randn(rows, 12))
+    assert captures(fused) == 2
+    fused = ct.fuse(Code(lambda m, x, scale: (m.linear(x) * scale).softmax(-1)))
+    for scale in (1.5, 2.5, 3.5, 4.5):
+        x = torch.randn(5, 12)
+        torch.testing.assert_close(fused(x, scale), (fused.linear(x) * scale).softmax(-1))
+    assert captures(fused) == 2
+    fused = ct.fuse(Code(lambda m, x: (m.linear(x) * m.scale).softmax(-1), scale=1.0))
+    for scale in (1.5, 2.5, 3.5, 4.5):
+        fused.scale = scale
+        torch.testing.assert_close(fused(x), (fused.linear(x) * scale).softmax(-1))
+    assert captures(fused) == 2
+
+
+def test_a_mask_that_may_be_missing() -> None:
+    module = Code(lambda m, x, mask=None: (m.linear(x) if mask is None else m.linear(x) + mask).softmax(-1))
+    fused, x, mask = ct.fuse(module), torch.randn(5, 12), torch.randn(12)
+    for arguments in ((x,), (x, mask), (x, None), (x, 2 * mask)):
+        torch.testing.assert_close(fused(*arguments), module(*arguments))
+
+
+# Layouts and writes -------------------------------------------------------------------------------------------------
+
+
+def _zeroed(m: Any, x: Any) -> Any:
+    h = x * 1
+    h[0].zero_()
+    h += 1
+    return h.exp().sum(-1), h
+
+
+def _two_views(m: Any, x: Any) -> Any:
+    h = F.silu(m.linear(x))
+    a, b = h[:, :6], h[:, 6:]
+    y = (a * 2).softmax(-1)
+    h.mul_(2)
+    return y + b.exp(), h
+
+
+def _view_of_a_result(m: Any, x: Any) -> Any:
+    y = F.silu(m.linear(x))
+    v = y.view(-1)
+    v.mul_(2)
+    return (y + 1).softmax(-1), v
+
+
+def _mixed(m: Any, x: Any) -> Any:
+    y = F.gelu(m.linear(x)) * 1
+    y *= x.double()
+    y -= 1
+    return y.softmax(1)
+
+
+def _whole(m: Any, x: Any) -> Any:
+    y = (m.linear(x) > 0).to(torch.int32)
+    y += 1
+    y *= 3
+    return y, (y * m.linear(x)).softmax(-1)
+
+
+def _set(m: Any, x: Any) -> Any:
+    y = m.linear(x).softmax(-1) * 1
+    y[:, 0] = x[:, 1].exp() * 2
+    y[y > 0.5] = 0
+    return y.exp().sum(-1)
+
+
+def _written_after(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    y = h.softmax(-1).exp()
+    h.add_(1)
+    return y, h
+
+
+def _copied(m: Any, x: Any) -> Any:
+    y = torch.zeros_like(x)
+    y.copy_(m.linear(x).exp() * 2)
+    y[1:].add_(y[:-1].clone())
+    return y.softmax(-1).exp()
+
+
+def _by_weights(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        m.linear.weight.mul_(0.9)
+        m.linear.bias[0] = 0.5
+    return m.linear(x).softmax(-1).exp()
+
+
+def _buffer(m: Any, x: Any) -> Any:
+    y = m.linear(x).softmax(-1)
+    m.memory.mul_(0.9).add_(y.detach() * 0.1)
+    m.memory[0] = 1
+    return (y * m.memory).softmax(-1).exp(), m.memory * 2
+
+
+WRITES: dict[str, tuple[Any, Any]] = {
+    "transposed": (lambda m, x: m.linear(x).softmax(-1).t().contiguous(), graded),
+    "views": (lambda m, x: (m.linear(x).softmax(-1).t(), m.linear(x).exp().t() * 2), graded),
+    "expanded": (lambda m, x: m.linear(x).softmax(-1).sum(-1, keepdim=True).exp().expand(5, 3), graded),
+    "overlapping": (lambda m, x: m.linear(x).softmax(-1).exp().unfold(1, 3, 1), plain),
+    "a row": (_zeroed, graded),
+    "the base of views": (_two_views, graded),
+    "a view of a result": (_view_of_a_result, graded),
+    "another dtype": (_mixed, graded),
+    "whole numbers": (_whole, graded),
+    "by position": (lambda m, x: F.relu(m.linear(x), True).softmax(-1), graded),
+    "the argument by position": (lambda m, x: F.leaky_relu(x, 0.1, True).softmax(-1).exp() + x, plain),
+    "setitem": (_set, graded),
+    "after a chain": (_written_after, graded),
+    "copy_": (_copied, graded),
+    "weights": (_by_weights, graded),
+    "a buffer": (_buffer, graded),
+    "of an argument": (lambda m, x: ((x * 2).exp(), x[0].mul_(3), x.t().add_(1), x.softmax(-1).exp())[::3], plain),
+}
+
+
+@ways
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_and_layouts(name: str, way: str) -> None:
+    if (name, way) == ("overlapping", "aot"):
+        pytest.skip("gradients of overlapping results are AOTAutograd's, which has them wrong without chains too")
+    same(Code(WRITES[name][0]), WRITES[name][1], way)
+
+
+@ways
+def test_out(way: str) -> None:
+    def code(m: Any, x: Any, given: Any) -> Any:
+        y = m.linear(x).softmax(-1).exp().detach()
+        torch.add(y, 1, out=given)
+        return (given * y).softmax(-1)
+
+    same(Code(code), lambda: (torch.randn(5, 12), torch.randn(5, 12)), way)
+
+
+@ways
+@pytest.mark.parametrize("share", ["nothing", "all", "a part"])
+def test_inputs_that_share_memory(share: str, way: str) -> None:
+    def code(m: Any, x: Any, y: Any) -> Any:
+        z = y.exp() + 1
+        x.mul_(2)
+        return z, y.exp().softmax(-1) * z
+
+    def arguments() -> tuple[Any, Any]:
+        base = torch.randn(9, 12)
+        return {"nothing": (base[:5], base[:5].clone()), "all": (base, base.view(9, 12))}.get(share, (base[:5], base[3:8]))
+
+    module = Code(code)
+    fused = WAYS[way](copy.deepcopy(module))
+    fused(torch.randn(5, 12), torch.randn(5, 12))  # captured for tensors that share nothing
+    torch.testing.assert_close(step(fused, arguments), step(module, arguments))
+
+
+def test_arguments_that_are_a_view_of_a_buffer() -> None:
+    def code(m: Any, x: Any) -> Any:
+        y = m.linear(m.memory).exp()
+        x.add_(1)
+        return (y * m.memory).softmax(-1)
+
+    module = Code(code)
+    fused = ct.fuse(copy.deepcopy(module))
+    for own in (False, True, False):
+        torch.testing.assert_close(*(m(m.memory[:] if own else torch.ones(5, 12)) for m in (fused, module)))
+
+
+@torch.library.custom_op("cupyfuse_tests::bump", mutates_args=("x",))
+def _bump(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return y * 2
+
+
+@_bump.register_fake
+def _(x: Any, y: Any) -> Any:
+    return torch.empty_like(y)
+
+
+@ways
+def test_operators_that_say_what_they_write(way: str) -> None:
+    def code(m: Any, x: Any) -> Any:
+        h = x.softmax(-1)
+        y = h.exp() + 1
+        return _bump(h, y) + (h * 2).softmax(-1) * y
+
+    same(Code(code), plain, way)
+
+
+def test_what_no_chain_takes_is_changed_in_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupyfuse.torch.partition import Verdict
+
+    monkeypatch.setattr(worth, "judge_for", lambda *a, **k: lambda *b: Verdict(False, "left"))
+    graphs: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return _operators(module, inputs)
+
+    torch.compile(lambda x: F.relu(x * 2, inplace=True).add_(1).exp(), backend=keep)(torch.ones(3))
+    nodes = [n for n in graphs[0].graph.nodes if n.op.startswith("call")]
+    assert [n.kwargs.get("inplace") for n in nodes if n.target is F.relu] == [True]
+    assert "add_" in [n.target for n in nodes]
+
+
+# Transforms, draws, regions -----------------------------------------------------------------------------------------
+
+
+def _by_rows(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    return torch.vmap(lambda r, w: torch.tanh(r @ w).softmax(-1), in_dims=(0, None))(h, m.linear.weight).exp().sum(-1)
+
+
+def _slope(m: Any, x: Any) -> Any:
+    slope = torch.func.grad(lambda r: (r * 2).softmax(-1).exp().sin().sum())(x.detach())
+    return (slope * m.linear(x)).softmax(0)
+
+
+@ways
+@pytest.mark.parametrize("code", [_by_rows, _slope])
+def test_transforms_within(code: Any, way: str, recwarn: pytest.WarningsRecorder) -> None:
+    fused = same(Code(code), graded, way)
+    assert not [w for w in recwarn if "cupyfuse" in str(w.message)]
+    if way == "fuse":
+        assert len(fused_chains(fused)) == 1
+        assert "it is within a transform of torch.func" in {part.reason for part in ct.explain(fused).left}
+
+
+def _drawing(m: Any, x: Any) -> Any:
+    y = m.linear(x).exp()
+    n = torch.empty_like(y).normal_()
+    b = torch.bernoulli(torch.full_like(y, 0.5))
+    return (y * n).softmax(-1) + b, torch.rand_like(y), F.dropout(y).softmax(-1).exp(), F.dropout(y, 0.5, False).cos()
+
+
+@ways
+def test_draws_come_in_order(way: str) -> None:
+    same(Code(_drawing), graded, way)
+
+
+def _region(m: Any, h: Any) -> Any:
+    m.drop(h)
+    return F.gelu(m.linear(m.drop(h))).softmax(-1)
+
+
+@ways
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_checkpointed_regions(p: float, reentrant: bool, way: str) -> None:
+    if p and way == "operators":
+        pytest.skip("without a compiler PyTorch's operator for regions recomputes with other random numbers")
+    if p and way == "aot":
+        pytest.skip("aot_eager makes no random numbers functional, as Inductor does")
+
+    def code(m: Any, x: Any) -> Any:
+        return checkpoint(functools.partial(_region, m), x * 1, use_reentrant=reentrant).exp() * 2
+
+    fused = same(Code(code, drop=nn.Dropout(p)), graded, way)
+    if way == "fuse":
+        assert ("linear", "gelu", "softmax") in fused_chains(fused) or p == 0
+        assert not [part for part in ct.explain(fused).left if "mode" in part.reason]
+
+
+def test_checkpointed_regions_keep_their_inputs_only() -> None:
+    module = Code(lambda m, x: checkpoint(lambda h: F.gelu(m.linear(h)).softmax(-1), x * 1, use_reentrant=False) * 2)
+    fused, x = ct.fuse(module), torch.randn(5, 12, requires_grad=True)
+    fused(x)
+    kept: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        fused(x)
+    assert sum(t.shape == x.shape for t in kept) == 1
