@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import subprocess
 import sys
 import types
 from collections import deque

@@ -13,7 +13,8 @@ from typing import Any
 from torch.fx import Graph, GraphModule
 
 from . import worth
-from .importer import Imported, functionalise
+from .importer import Imported
+from .inplace import functionalise
 from .lowering import AsOperator, Lowering, lower
 from .partition import Judge, Partition, partition
 from .regions import checkpoint_eagerly, regions

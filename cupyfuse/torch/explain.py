@@ -12,7 +12,7 @@ from ..plan import Plan
 
 _WIDTH = 100  # of a chain's operations in the table
 _ROWS = 12  # of a table
-VIEW = "a view of a tensor from outside costs nothing"
+VIEW = "a view costs nothing"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Explanation:
         working = [part for part in self.left if part.reason != VIEW]
         times = max(part.captures for part in (*self.fused, *self.left))
         again = f"; captured {times} times" if times > 1 else ""
-        lines = [f"{len(self.fused)} chains fused, {len(working)} operations left to PyTorch{again}"]
+        counts = f"{_counted(len(self.fused), 'chain')} fused, {_counted(len(working), 'operation')} left to PyTorch"
+        lines = [counts + again]
         if self.fused:
             lines += ["", "  fused", *self._rows_fused()]
         if self.left:
@@ -105,6 +106,10 @@ class Explanation:
             where = part.module or "the module"
             lines.append(f"left to PyTorch in {where}: {', '.join(part.operations) or 'its own code'}: {part.reason}")
         return "\n".join(lines)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _places(parts: list[Part]) -> str:

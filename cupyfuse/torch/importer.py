@@ -6,11 +6,8 @@ stay symbols: where an operation of a chain takes one as an argument, it becomes
 
 from __future__ import annotations
 
-import functools
-import inspect
 import operator
-import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,23 +18,12 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from .inplace import SYMBOLIC, writes
 from .record import Operation, Record, storage_of
 from .rules import draws
-from .rules.spelling import SPELLINGS
 from .symbols import Ref, Size, references
 
-_IN_PLACE = {
-    operator.iadd: operator.add,
-    operator.isub: operator.sub,
-    operator.imul: operator.mul,
-    operator.itruediv: operator.truediv,
-}
-_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_WRITING_OPERATORS = ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "setitem")
-
-
 NO_TENSOR = "it returns no tensor"
-_WRITTEN = "cupyfuse_written"  # in a node's meta: how it was called before it was made to return a new value
 _BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training")
 
 
@@ -125,7 +111,7 @@ class Imported:
 
     def _effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
         """Note what an operation writes to, and what may not move past it."""
-        symbolic = isinstance(example, _SYMBOLIC) or type(example) in (int, bool, torch.Size)
+        symbolic = isinstance(example, SYMBOLIC) or type(example) in (int, bool, torch.Size)
         if target is tag_activation_checkpoint:
             operation.written, operation.ordered = self._written_in_region(node), True
         elif isinstance(target, HigherOrderOperator) or target is None:
@@ -134,7 +120,7 @@ class Imported:
         elif isinstance(target, (OpOverload, OpOverloadPacket)):
             operation.written = frozenset(_written_by_schema(target, operation))
             operation.ordered = bool(operation.written)
-        elif _writes(target, operation.args, operation.kwargs):
+        elif writes(target, operation.args, operation.kwargs):
             out = operation.kwargs.get("out")
             written = operation.read[:1] if out is None else tuple(references(out))
             operation.written, operation.ordered = frozenset(written), True
@@ -174,17 +160,17 @@ class Imported:
         tensors = [self.record.tensors[n] for n in (*operation.read, *operation.results)]
         if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
             return "its operands belong to a transform of torch.func"
+        if not operation.results:
+            return NO_TENSOR
         if len({t.device for t in tensors}) > 1:
             return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
         if operation.drawn:
             return "it draws random numbers"
         if any(free_unbacked_symbols(t) for t in tensors):
             return "sizes depend on the values of a tensor"
-        if not operation.results:
-            return NO_TENSOR
         for leaf in pytree.tree_leaves((operation.args, operation.kwargs)):
             example = leaf.of.meta["example_value"] if isinstance(leaf, Size) else None
-            if isinstance(leaf, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
+            if isinstance(leaf, (Node, *SYMBOLIC)):
                 return "it takes a number that changes from call to call"
             if example is not None and free_unbacked_symbols(example):
                 return "an argument depends on the values of a tensor"
@@ -221,28 +207,6 @@ def _autocast(graph: Graph) -> bool:
     if torch._C._is_any_autocast_enabled():
         return True
     return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
-
-
-def _writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a function or method of PyTorch's changes an operand: by its naming rule, `inplace=` or `out=`."""
-    name = str(getattr(target, "__name__", target))
-    in_place = name.endswith("_") and not name.endswith("__")
-    return in_place or name in _WRITING_OPERATORS or _asked(target, args, kwargs) or kwargs.get("out") is not None
-
-
-def _asked(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call asks a function to work in place, by name or by position."""
-    position = _inplace_position(target) if callable(target) else -1
-    return bool(kwargs.get("inplace")) or (0 <= position < len(args) and bool(args[position]))
-
-
-@functools.lru_cache(maxsize=4096)
-def _inplace_position(function: Any) -> int:
-    """The position of a Python function's parameter `inplace`; -1 if it has none."""
-    if not isinstance(function, types.FunctionType):
-        return -1
-    names = list(inspect.signature(function).parameters)
-    return names.index("inplace") if "inplace" in names else -1
 
 
 def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any], operation: Operation) -> set[int]:
@@ -293,108 +257,3 @@ def _module_of(node: Node) -> str:
         return ""
     path = str(next(reversed(stack.values()))[0])
     return path.partition("].")[2] if path.startswith("L[") else path
-
-
-# In-place operations ------------------------------------------------------------------------------------------------
-
-
-def functionalise(graph: Graph) -> None:
-    """Make operations that change a value in place, which nothing else looks at, return a new one."""
-    sharing: dict[int, list[Node]] = {}
-    for node in graph.nodes:
-        example = node.meta.get("example_value")
-        if isinstance(example, torch.Tensor):
-            sharing.setdefault(storage_of(example), []).append(node)
-        elif isinstance(example, (tuple, list)):
-            for each in pytree.tree_leaves(example):
-                if isinstance(each, torch.Tensor):
-                    sharing.setdefault(storage_of(each), []).append(node)
-    for owner, *others in list(sharing.values()):
-        if owner.op in ("call_function", "call_method") and others and all(_changes(n, owner, others) for n in others):
-            for node in others:
-                _return_new(node)
-
-
-def _changes(node: Node, owner: Node, others: Sequence[Node]) -> bool:
-    """Whether all that a node does to the memory is to change it, to what it would return out of place."""
-    first = node.args[0] if node.args else None
-    if not isinstance(first, Node) or (first is not owner and first not in others):
-        return False
-    if node.op == "call_method":
-        spelling = SPELLINGS.get(getattr(torch.Tensor, str(node.target), None))
-        in_place = spelling is not None and spelling.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
-    else:
-        in_place = node.target in _IN_PLACE or _asked(node.target, node.args, node.kwargs)
-    return in_place and _result_dtype(node) is not None
-
-
-def _result_dtype(node: Node) -> torch.dtype | None:
-    """The dtype of what an operation in place would return out of place; None if that cannot be told."""
-    values = [n.meta.get("example_value") if isinstance(n, Node) else n for n in node.args]
-    if any(isinstance(v, _SYMBOLIC) for v in values):
-        return None
-    tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    first = tensors[0]
-    if any(tuple(t.shape) != tuple(first.shape) and t.dim() > first.dim() for t in tensors):
-        return None
-    numbers = any(isinstance(v, (int, float, complex)) and not isinstance(v, bool) for v in values)
-    alike = all(t.dtype in (first.dtype, torch.bool) for t in tensors)
-    if alike and (first.dtype.is_floating_point or not numbers):
-        return first.dtype
-    if node.target in _IN_PLACE and len(values) == 2 and node.target is not operator.itruediv:
-        return torch.result_type(*values)
-    return None
-
-
-def _return_new(node: Node) -> None:
-    """Make an operation return what it changed its first operand to, and let everything after it read that."""
-    source = node.args[0]
-    assert isinstance(source, Node)
-    dtype, result = _result_dtype(node), node
-    own = source.meta["example_value"].dtype
-    later, place = set(), node
-    while place is not node.graph._root:
-        place = place.next
-        later.add(place)
-    if dtype is own:
-        node.meta[_WRITTEN] = (node.target, node.args, node.kwargs)
-    if node.op == "call_method":
-        node.target = str(node.target)[:-1]
-    elif node.target in _IN_PLACE:
-        node.target = _IN_PLACE[node.target]
-    elif "inplace" in node.kwargs:
-        node.kwargs = {**node.kwargs, "inplace": False}
-    else:
-        position = _inplace_position(node.target)
-        node.args = (*node.args[:position], False, *node.args[position + 1 :])
-    if dtype is not own:
-        # It computes in the operands' common dtype, and rounds once to that of what it changes.
-        with node.graph.inserting_after(node):
-            result = node.graph.call_method("to", (node, own))
-        result.meta = {**node.meta}
-        example = node.meta["example_value"]
-        with example.fake_mode:
-            node.meta["example_value"] = example.detach().to(dtype).requires_grad_(example.requires_grad)
-        node.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
-    source.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
-
-
-def in_place_again(graph: Graph, ours: Collection[Node]) -> None:
-    """Let operations that `functionalise` has exchanged, and that no chain took, change their operand in place again.
-
-    Parameters
-    ----------
-    graph : Graph
-    ours : nodes of chains: what these read or return may be kept for a backward pass
-    """
-    places = {node: k for k, node in enumerate(graph.nodes)}
-    for node in graph.nodes:
-        if _WRITTEN not in node.meta:
-            continue
-        target, args, kwargs = node.meta.pop(_WRITTEN)
-        source = node.args[0]
-        others = [user for user in source.users if user is not node]
-        if any(n in ours for n in (source, *others)) or any(places[n] > places[node] for n in others):
-            continue
-        node.target, node.kwargs = target, kwargs
-        node.args = (source, *args[1:])

@@ -19,7 +19,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..errors import TraceError
 from . import library
 from .chain import sizes as shape_of
-from .importer import Imported, in_place_again
+from .importer import Imported
+from .inplace import in_place_again
 from .partition import Fused, Partition
 from .record import storage_of
 from .running import Options, Runner

@@ -100,7 +100,7 @@ class FusedModule(torch.nn.Module):
         return replica
 
 
-def _rebuild(original: type[torch.nn.Module], choices: _Choices, held: dict[str, Any]) -> Any:
+def _rebuild(original: Any, choices: _Choices, held: dict[str, Any]) -> Any:
     module: Any = object.__new__(fused_class(original))
     for name, value in held.items():
         object.__setattr__(module, name, value)
@@ -115,7 +115,7 @@ def _begin(module: Any, choices: _Choices) -> None:
     module.__dict__["_compiled_call_impl"] = captured.compile(module)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def fused_class(original: Any) -> Any:
     """The class of fused modules of a class: a subclass of it, with its name."""
     names: dict[str, Any] = {
@@ -207,7 +207,7 @@ def _cloned(module: Any, done: dict[int, Any], root: bool = False) -> Any:
     if isinstance(module, (torch.jit.ScriptModule, torch.nn.modules.lazy.LazyModuleMixin)):
         done[id(module)] = module
         return module
-    original = module._cupyfuse_original if isinstance(module, FusedModule) else type(module)
+    original: Any = module._cupyfuse_original if isinstance(module, FusedModule) else type(module)
     made: Any = object.__new__(fused_class(original) if root else original)
     done[id(module)] = made
     made.__dict__.update(module.__dict__)

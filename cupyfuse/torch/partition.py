@@ -318,7 +318,7 @@ class _Partitioner(Meanings):
         self.clusters.remove(cluster)
         for member in cluster.members:
             del self.home[member]
-            self.left[member] = reason
+            self.left[member] = VIEW if rules.RULES[self.known[member].call.rule].idle else reason
 
     def _verdict(self, cluster: Cluster, used: set[int]) -> Verdict:
         if all(rules.RULES[c.rule].idle for c in cluster.calls):
