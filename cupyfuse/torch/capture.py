@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -121,6 +122,19 @@ def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
+def _running_eagerly() -> Any:
+    """Have captured code find `torch.compiler.is_compiling()` false.
+
+    What is captured runs as it would in eager: code that asks has a slower way for compilers, such as attention with a
+    mask that excludes nothing. `is_dynamo_compiling()` stays true.
+    """
+    from torch._dynamo import external_utils
+    from torch._dynamo.variables.torch import tracing_state_functions
+
+    asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
+    return mock.patch.dict(tracing_state_functions(), dict.fromkeys(asked, False))
+
+
 class _Configured:
     """What Dynamo calls to capture a frame, with `_CONFIG` in force."""
 
@@ -128,7 +142,7 @@ class _Configured:
         self._torchdynamo_orig_backend = callback
 
     def __call__(self, *arguments: Any) -> Any:
-        with torch._dynamo.config.patch(_CONFIG):
+        with torch._dynamo.config.patch(_CONFIG), _running_eagerly():
             return self._torchdynamo_orig_backend(*arguments)
 
     def __getattr__(self, name: str) -> Any:

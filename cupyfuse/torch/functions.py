@@ -63,7 +63,7 @@ def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     values = tuple(tensors.values())
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         return _plainly(steps, values)
     result: Tensor = _runner(steps, tuple(tensors))(values)[0]
     return result

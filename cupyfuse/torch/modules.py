@@ -82,7 +82,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def _plain(x: Any, *layers: tuple[nn.Module, type[nn.Module]]) -> bool:
     """Whether a call has to go through the submodules themselves."""
-    if torch.compiler.is_compiling() or not isinstance(x, torch.Tensor) or hooks._has_any_global_hook():
+    if torch.compiler.is_dynamo_compiling() or not isinstance(x, torch.Tensor) or hooks._has_any_global_hook():
         return True
     for layer, expected in layers:
         own = layer.__dict__
