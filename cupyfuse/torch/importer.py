@@ -79,9 +79,7 @@ class Imported:
     def _input(self, node: Node, example: Any) -> None:
         number = self._add(example, node)
         self._numbers[node] = Ref(number)
-        source = getattr(node, "_dynamo_source", None)
-        if source is None and node.meta.get("grapharg") is not None:
-            source = node.meta["grapharg"].source
+        source = _source(node)
         if _is_state(source) or isinstance(example, torch.nn.Parameter):
             self.record.parameters[number] = _path(source) or node.name
         else:
@@ -228,6 +226,18 @@ def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]
 
 
 # Where inputs come from ---------------------------------------------------------------------------------------------
+
+
+def is_state(node: Node) -> bool:
+    """Whether an input of a graph is an entry of a module's parameters or buffers."""
+    return _is_state(_source(node))
+
+
+def _source(node: Node) -> Any:
+    source = getattr(node, "_dynamo_source", None)
+    if source is None and node.meta.get("grapharg") is not None:
+        source = node.meta["grapharg"].source
+    return source
 
 
 def _is_state(source: Any) -> bool:
