@@ -261,6 +261,33 @@ def test_writes_and_layouts(name: str, way: str) -> None:
     same(Code(WRITES[name][0]), WRITES[name][1], way)
 
 
+def test_statistics_that_pytorch_updates() -> None:
+    """Its kernels count no version of running statistics: nothing may be prepared from them."""
+    module, x = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.GELU(), nn.Softmax(-1)), torch.randn(5, 12)
+    fused = ct.fuse(module)
+    for k in range(3):
+        module.train()(3 * torch.randn(50, 12) + k)
+        torch.testing.assert_close(fused.eval()(x), module.eval()(x))
+
+
+@ways
+@pytest.mark.parametrize("norm", ["instance_norm", "torch.batch_norm"])
+def test_statistics_that_are_updated_and_read(norm: str, way: str) -> None:
+    def code(m: Any, x: Any) -> Any:
+        y = (x - m.mean.exp()).exp()
+        h = m.linear(x)
+        if norm == "instance_norm":
+            z = F.instance_norm(h.view(1, 12, 5), m.mean, m.var, use_input_stats=True).view(5, 12)
+        else:
+            z = torch.batch_norm(h, None, None, m.mean, m.var, True, 0.1, 1e-5, False)
+        return (y * z).softmax(-1), (m.mean * 2).exp() + m.var
+
+    module = Code(code)
+    module.register_buffer("mean", torch.zeros(12))
+    module.register_buffer("var", torch.ones(12))
+    same(module, graded, way)
+
+
 @ways
 def test_out(way: str) -> None:
     def code(m: Any, x: Any, given: Any) -> Any:
