@@ -7,7 +7,7 @@ stay symbols: where an operation of a chain takes one as an argument, it becomes
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+import types
 from typing import Any
 
 import torch
@@ -24,7 +24,10 @@ from .rules import draws
 from .symbols import Ref, Size, references
 
 NO_TENSOR = "it returns no tensor"
-_BATCH_NORM = ("input", "running_mean", "running_var", "weight", "bias", "training")
+# Functions that update running statistics where a flag says so, and their parameters: Python's, and built-in ones.
+KEEPS_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+_PYTHON = ("input", "running_mean", "running_var", "weight", "bias", "flag")
+_BUILT_IN = ("input", "weight", "bias", "running_mean", "running_var", "flag")
 
 
 class Imported:
@@ -79,9 +82,7 @@ class Imported:
     def _input(self, node: Node, example: Any) -> None:
         number = self._add(example, node)
         self._numbers[node] = Ref(number)
-        source = getattr(node, "_dynamo_source", None)
-        if source is None and node.meta.get("grapharg") is not None:
-            source = node.meta["grapharg"].source
+        source = _source(node)
         if _is_state(source) or isinstance(example, torch.nn.Parameter):
             self.record.parameters[number] = _path(source) or node.name
         else:
@@ -124,8 +125,10 @@ class Imported:
             out = operation.kwargs.get("out")
             written = operation.read[:1] if out is None else tuple(references(out))
             operation.written, operation.ordered = frozenset(written), True
-        if operation.name == "batch_norm":
-            operation.written = frozenset(_running_statistics(operation))
+        if operation.name in KEEPS_STATISTICS:
+            statistics, updated = _running_statistics(operation)
+            self.record.unseen |= statistics
+            operation.written = frozenset(statistics if updated else ())
         operation.drawn = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
         if (not operation.read and not symbolic) or operation.drawn:
             operation.ordered = True
@@ -190,11 +193,13 @@ class Imported:
         return torch.fx.node.map_aggregate(tree, leaf)
 
 
-def _running_statistics(operation: Operation) -> Iterator[int]:
-    """What `batch_norm` updates, called as the module, the function or the operator has it."""
-    named = {**dict(zip(_BATCH_NORM, operation.args, strict=False)), **operation.kwargs}
-    if named.get("training", False) is not False:
-        yield from references([named.get("running_mean"), named.get("running_var")])
+def _running_statistics(operation: Operation) -> tuple[set[int], bool]:
+    """What a normalisation updates without saying so in its name or its schema, and whether this one does."""
+    python = isinstance(operation.target, types.FunctionType)
+    flag = "use_input_stats" if operation.name == "instance_norm" else "training"
+    named = {**dict(zip(_PYTHON if python else _BUILT_IN, operation.args, strict=False)), **operation.kwargs}
+    updated = named.get(flag, named.get("flag", flag == "use_input_stats")) is not False
+    return set(references([named.get("running_mean"), named.get("running_var")])), updated
 
 
 def _nesting(operation: Operation) -> int:
@@ -228,6 +233,18 @@ def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]
 
 
 # Where inputs come from ---------------------------------------------------------------------------------------------
+
+
+def is_state(node: Node) -> bool:
+    """Whether an input of a graph is an entry of a module's parameters or buffers."""
+    return _is_state(_source(node))
+
+
+def _source(node: Node) -> Any:
+    source = getattr(node, "_dynamo_source", None)
+    if source is None and node.meta.get("grapharg") is not None:
+        source = node.meta["grapharg"].source
+    return source
 
 
 def _is_state(source: Any) -> bool:

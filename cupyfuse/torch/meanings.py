@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from . import rules
 from .chain import Call
+from .importer import KEEPS_STATISTICS
 from .record import Operation, Record, storage_of
 from .symbols import Ref, references
 
@@ -137,7 +138,7 @@ class Meanings:
         """
         inputs = [*self.record.arguments, *self.record.parameters]
         own = {self.storages[n] for n in inputs}
-        written = {n for o in self.record.operations if o.name != "batch_norm" for n in o.written}
+        written = {n for o in self.record.operations if o.name not in KEEPS_STATISTICS for n in o.written}
         dtypes = {self.record.tensors[n].dtype for n in written if self.storages[n] in own}
         together: dict[int, int] = {}
         for dtype in dtypes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.fx import Graph, GraphModule, Node
 from torch.utils.checkpoint import checkpoint
+
+from .importer import is_state
 
 _EARLY_STOP = "early_stop" in inspect.signature(checkpoint).parameters
 _CONTEXT = "_checkpoint_context_fn"
@@ -29,22 +31,32 @@ def regions(module: GraphModule) -> list[GraphModule]:
     return list(found)
 
 
-def checkpoint_eagerly(module: GraphModule) -> None:
+def checkpoint_eagerly(module: GraphModule, state: Collection[Node] | None = None) -> None:
     """Let the regions of a graph that runs as it is be checkpointed.
+
+    Parameters
+    ----------
+    module : GraphModule
+    state : those of the graph's inputs that are parameters and buffers; told by their sources unless given
 
     The operator that Dynamo puts there leaves it to AOTAutograd to recompute a region, and the state of random
     generators to Inductor; called eagerly it either keeps everything or recomputes with other random numbers.
     """
+    if state is None:
+        state = {n for n in module.graph.nodes if n.op == "get_attr" or (n.op == "placeholder" and is_state(n))}
     for node in _nodes(module.graph):
         body = _body(module, node)
         if body is not None:
-            checkpoint_eagerly(body)
+            inner = [n for n in body.graph.nodes if n.op == "placeholder"]
+            checkpoint_eagerly(body, {i for i, n in zip(inner, node.args[1:], strict=True) if n in state})
             body.recompile()
             node.target = _checkpointed
+            own = tuple(isinstance(n, Node) and n in state for n in node.args[1:])
+            node.args = (node.args[0], own, *node.args[1:])
 
 
 def _nodes(graph: Graph) -> Iterator[Node]:
-    return (n for n in graph.nodes if n.target in (tag_activation_checkpoint, _checkpointed))
+    return (n for n in graph.nodes if n.target is tag_activation_checkpoint)
 
 
 def _body(module: GraphModule, node: Node) -> GraphModule | None:
@@ -54,16 +66,23 @@ def _body(module: GraphModule, node: Node) -> GraphModule | None:
     return body if isinstance(body, GraphModule) else None
 
 
-def _checkpointed(body: GraphModule, *args: Any, **options: Any) -> Any:
+def _checkpointed(body: GraphModule, state: Sequence[bool], *args: Any, **options: Any) -> Any:
     """Run a region so that its backward pass computes it once more.
 
-    Not the reentrant way, whatever was asked for: parameters that the region reads are arguments here.
+    Parameters and buffers are no arguments of the user's: the region may change them, as `batch_norm` does. It is not
+    run the reentrant way, whatever was asked for, because results depend on them too.
     """
+    own = [a for a, kept in zip(args, state, strict=True) if kept]
+
+    def region(*given: Any) -> Any:
+        held, passed = iter(own), iter(given)
+        return body.forward(*(next(held) if kept else next(passed) for kept in state))
+
     options["use_reentrant"] = False
     if _CONTEXT in body.meta:
         options["context_fn"] = body.meta[_CONTEXT]
     if _EARLY_STOP and any("_increment_nesting" in str(n.target) for n in body.graph.nodes):
         options["early_stop"] = False  # stopping within a transform would leave it on PyTorch's stack
-    return checkpoint(body.forward, *args, **options)
+    return checkpoint(region, *(a for a, kept in zip(args, state, strict=True) if not kept), **options)
 
 
