@@ -62,12 +62,19 @@ class Options:
 
 
 def _keeps(tensor: Any) -> bool:
-    """Whether something may be prepared from a fixed input: whether its changes can be seen.
+    """Whether something that is prepared from a fixed input may be kept.
 
-    Tensors made in inference mode count no versions. Numerical differentiation (`torch.autograd.gradcheck`) changes
-    float64 tensors behind their backs.
+    On the CPU nothing tells of its changes. Tensors made in inference mode count no versions. Numerical differentiation
+    (`torch.autograd.gradcheck`) changes single elements of float64 tensors behind their backs. Parameters that
+    FullyShardedDataParallel flattens are there for the time of a call only; those of `fully_shard` look like any other,
+    and are checked like any other.
     """
-    return not tensor.is_inference() and not (tensor.dtype is torch.float64 and tensor.requires_grad)
+    return (
+        tensor.is_cuda
+        and not tensor.is_inference()
+        and not (tensor.dtype is torch.float64 and tensor.requires_grad)
+        and not getattr(tensor, "_fsdp_flattened", False)
+    )
 
 
 class Entry:
@@ -100,9 +107,9 @@ class Entry:
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
         matrices = self._matrices(tensors)
         traced = tracing.as_traced(self.backward.saved if self.saves and self.backward else ())
-        versioned = frozenset(k for k in chain.fixed if _keeps(tensors[k]))
+        kept = frozenset(k for k in chain.fixed if options.frozen or _keeps(tensors[k]))
         with torch.no_grad():
-            self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, versioned)
+            self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, kept)
             self._prepared = Prepared(self.plan.prepare, matrices) if self.plan.prepare is not None else None
             arrays = [*matrices, *self._prepared.arrays] if self._prepared is not None else matrices
             self._execute = ready(self.plan, arrays)

@@ -101,15 +101,33 @@ class _Described:
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """The memory of a tensor on the CPU as a NumPy array.
 
+    Unlike `Tensor.numpy`, which forbids the tensor's storage to be resized ever after: sharded parameters give their
+    memory back that way.
+
     Raises
     ------
     TypeError
         It holds bfloat16, which NumPy knows from the package ml_dtypes only.
     """
-    tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        return tensor.view(torch.int16).numpy().view(dtypes.to_numpy("bfloat16"))
-    return tensor.numpy()
+    name = _NAMES[tensor.dtype]
+    dtype = dtypes.to_numpy(name)
+    if not tensor.numel():
+        return np.empty(tensor.shape, dtype)
+    return np.asarray(_Memory(tensor, np.dtype(np.int16) if name == "bfloat16" else dtype)).view(dtype)
+
+
+class _Memory:
+    """The memory of a tensor as NumPy takes it over; alive for as long as an array is a view of it."""
+
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]):
+        self.tensor = tensor.detach()
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(s * dtype.itemsize for s in tensor.stride()),
+            "typestr": dtype.str,
+        }
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
