@@ -119,6 +119,7 @@ class Case:
     accumulate : see `distributed_models.trained`
     tolerance : of the losses, relative; ten times that of parameters, of which none is larger than a few
     fused : whether a chain has to run
+    same_data : whether the processes get the same inputs
     """
 
     model: Callable[[], nn.Module]
@@ -129,6 +130,7 @@ class Case:
     # Sums of a few dozen float32 terms in another order, carried through five steps of a contracting iteration.
     tolerance: float = 1e-5
     fused: bool = True
+    same_data: bool = False
 
 
 HEADS: dict[str, Callable[[], nn.Module]] = {
@@ -186,7 +188,9 @@ def _options() -> dict[str, Case]:
         "sharded, accumulated": Case(
             mlp, fully_shard, lambda m: ct.fuse(each_sharded(m)), accumulate=without_reduction
         ),
-        "sharded, checkpointed": Case(mlp, fully_shard, lambda m: ct.fuse(each_sharded(checkpointed(m)))),
+        "sharded, checkpointed": Case(
+            mlp, fully_shard, lambda m: ct.fuse(each_sharded(checkpointed(m))), fused=False
+        ),
         "sharded, tied": Case(small.Tied, fully_shard, lambda m: ct.fuse(fully_shard(m))),
         # Of bfloat16 the eighth binary digit is rounded; results of eager are, after every operation.
         "sharded, bfloat16": Case(tf, shard_narrow, lambda m: ct.fuse(shard_narrow(m)), tolerance=2**-8),
@@ -248,7 +252,7 @@ for plan_name, (make, wrap, fused) in PARALLEL.items():
         "compile": lambda m, wrap=wrap: compiled(wrap(m)),  # type: ignore[misc]
     }
     for form, ours in forms.items():
-        CASES[f"tensor parallel, {plan_name}, {form}"] = Case(make, wrap, ours, fused=fused)
+        CASES[f"tensor parallel, {plan_name}, {form}"] = Case(make, wrap, ours, fused=fused, same_data=wrap is not fully_and_parallel)
 
 
 # Running ------------------------------------------------------------------------------------------------------------
@@ -271,7 +275,7 @@ def check(case: Case, rank: int) -> None:
     torch.manual_seed(0)
     start = case.model()
     chains = 0
-    run = partial(small.trained, optimizer=case.optimizer, rank=rank, accumulate=case.accumulate)
+    run = partial(small.trained, optimizer=case.optimizer, rank=0 if case.same_data else rank, accumulate=case.accumulate)
     losses, state = run(case.plain(counterpart(start)))
     module = case.ours(copy.deepcopy(start))
     got_losses, got = run(module)
@@ -293,8 +297,11 @@ def main(folder: Path) -> None:
     vars(worth)["judge_for"] = lambda *args, **kwargs: partition.anything
     place = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=LIMIT)
+    chosen = sys.argv[2:]
     with open(folder / str(rank), "w", buffering=1) as file:
         for name, case in CASES.items():
+            if chosen and not any(word in name for word in chosen):
+                continue
             try:
                 check(case, rank)
                 error = ""

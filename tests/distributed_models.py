@@ -57,7 +57,7 @@ class Tied(nn.Module):
 
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=5e-2, momentum=0.9),
     # Gradients that are zero but for rounding stay so: they are small beside eps.
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, eps=1e-2, fused=True),
 }
@@ -84,14 +84,14 @@ def trained(module: Any, optimizer: str, rank: int, steps: int = STEPS, accumula
         chosen.zero_grad()
         for turn in range(1 if accumulate is None else 2):
             with accumulate(module, turn == 1) if accumulate is not None else _nothing():
-                loss = (whole_loss(module(data(rank, 2 * step + turn))) - 0.3).square().sum()
+                loss = (gathered(module(data(rank, 2 * step + turn))).float() - 0.3).square().mean()
                 loss.backward()
             losses.append(float(loss.detach()))
         chosen.step()
     return losses, [whole(t) for t in (*module.parameters(), *module.buffers())]
 
 
-def whole_loss(y: Any) -> Any:
+def gathered(y: Any) -> Any:
     return y.full_tensor() if hasattr(y, "full_tensor") else y
 
 
