@@ -188,9 +188,7 @@ def _options() -> dict[str, Case]:
         "sharded, accumulated": Case(
             mlp, fully_shard, lambda m: ct.fuse(each_sharded(m)), accumulate=without_reduction
         ),
-        "sharded, checkpointed": Case(
-            mlp, fully_shard, lambda m: ct.fuse(each_sharded(checkpointed(m))), fused=False
-        ),
+        "sharded, checkpointed": Case(mlp, fully_shard, lambda m: ct.fuse(each_sharded(checkpointed(m))), fused=False),
         "sharded, tied": Case(small.Tied, fully_shard, lambda m: ct.fuse(fully_shard(m))),
         # Of bfloat16 the eighth binary digit is rounded; results of eager are, after every operation.
         "sharded, bfloat16": Case(tf, shard_narrow, lambda m: ct.fuse(shard_narrow(m)), tolerance=2**-8),
@@ -252,7 +250,9 @@ for plan_name, (make, wrap, fused) in PARALLEL.items():
         "compile": lambda m, wrap=wrap: compiled(wrap(m)),  # type: ignore[misc]
     }
     for form, ours in forms.items():
-        CASES[f"tensor parallel, {plan_name}, {form}"] = Case(make, wrap, ours, fused=fused, same_data=wrap is not fully_and_parallel)
+        CASES[f"tensor parallel, {plan_name}, {form}"] = Case(
+            make, wrap, ours, fused=fused, same_data=wrap is not fully_and_parallel
+        )
 
 
 # Running ------------------------------------------------------------------------------------------------------------
@@ -275,7 +275,8 @@ def check(case: Case, rank: int) -> None:
     torch.manual_seed(0)
     start = case.model()
     chains = 0
-    run = partial(small.trained, optimizer=case.optimizer, rank=0 if case.same_data else rank, accumulate=case.accumulate)
+    source = 0 if case.same_data else rank
+    run = partial(small.trained, optimizer=case.optimizer, rank=source, accumulate=case.accumulate)
     losses, state = run(case.plain(counterpart(start)))
     module = case.ours(copy.deepcopy(start))
     got_losses, got = run(module)

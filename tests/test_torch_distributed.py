@@ -25,21 +25,19 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     paths = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     common = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     command = [sys.executable, str(HERE / "distributed_cases.py"), str(folder)]
-    logs = [open(folder / f"log{rank}", "w") for rank in range(2)]
-    started = [
-        subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=log, stderr=log)
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in started:
-            process.wait(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process, log in zip(started, logs, strict=True):
-            process.kill()
-            process.wait()
-            log.close()
+    with open(folder / "log", "w") as log:
+        started = [
+            subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=log, stderr=log) for rank in range(2)
+        ]
+        try:
+            for process in started:
+                process.wait(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
     found: dict[str, list[str]] = {}
     for rank in range(2):
         path = folder / str(rank)
@@ -47,7 +45,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             name, error = json.loads(line)
             found.setdefault(name, []).append(error)
     if len(found) < len(distributed_cases.CASES):
-        print((folder / "log0").read_text()[-5000:])
+        print((folder / "log").read_text()[-5000:])
     return found
 
 

@@ -127,7 +127,7 @@ def fused_class(original: Any) -> Any:
     return type(original)(original.__name__, (FusedModule, original), names)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _unfused(kind: Any) -> Any:
     """The class of which a fused module is; also beneath a class that `fully_shard` has made of a fused one."""
     if "_cupyfuse_original" in vars(kind):
@@ -217,7 +217,8 @@ def _cloned(module: Any, done: dict[int, Any], root: bool = False) -> Any:
     if whole or (flattens(module) and not root):
         done[id(module)] = module
         return module
-    original = _unfused(type(module))
+    kind: Any = type(module)
+    original = _unfused(kind)
     made: Any = object.__new__(fused_class(original) if root else original)
     done[id(module)] = made
     made.__dict__.update(module.__dict__)
