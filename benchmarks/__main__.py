@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm`, `torch` and `costs`.
+"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm`, `torch`, `costs` and `distributed`.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from cupyfuse.settings import PRECISIONS
 
-from . import charts, costs, environment, gemm, heads, rows, torch_heads
+from . import charts, costs, distributed, environment, gemm, heads, rows, torch_heads
 from .cases import Lab, laboratory
 from .cost_report import costs_markdown, no_chart
 from .device import NoGpu
@@ -73,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
 
     main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar="{heads,rows,gemm,torch,costs}")
+    commands = main_parser.add_subparsers(
+        dest="benchmark", required=True, metavar="{heads,rows,gemm,torch,costs,distributed}"
+    )
 
     of_heads = commands.add_parser("heads", parents=[common], help="the three heads, and what follows their GEMM alone")
     of_heads.add_argument("--shape", type=shape, default=heads.Options.shape, metavar="BxKxN", help="1024x8192x8192")
@@ -125,6 +127,7 @@ def parser() -> argparse.ArgumentParser:
     of_costs.add_argument(
         "--precision", choices=("highest", "high", "medium"), default="highest", help="of float32 matrix products"
     )
+    distributed.options(commands.add_parser("distributed", help="the heads trained by several processes, a GPU each"))
     return main_parser
 
 
@@ -188,6 +191,8 @@ def write(report: Report, folder: Path, name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
+    if given.benchmark == "distributed":
+        return distributed.main(list(sys.argv[1:] if arguments is None else arguments)[1:])
     name, stated, cases = plan(given)
     precision = getattr(given, "precision", "highest")
     try:

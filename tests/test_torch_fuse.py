@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.prepared import _Part
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HEADS = [models.HeadLogSumExp, models.HeadSum, models.HeadSoftmax]
@@ -322,31 +321,6 @@ def test_changes_of_weights_are_seen(head: Any, change: Any, device: str) -> Non
         close(fused(x), plain(x))
         change(plain), change(fused)
         torch.testing.assert_close(fused(x), plain(x), rtol=2e-6, atol=1e-4)
-
-
-def test_only_what_changed_is_prepared_anew(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, fused, x = pair(models.HeadSum(), device)
-    close(fused(x), plain(x))
-    ran: list[tuple[int, ...]] = []
-    run = _Part.run
-    monkeypatch.setattr(_Part, "run", lambda part, *args: (ran.append(part.results), run(part, *args))[1])
-    both = _one_of_two("weight"), _one_of_two("bias")
-    for changes, count in (((), 0), (both[:1], 1), (both[1:], 1), (both, 2), (both[:1], 1)):
-        for change in changes:
-            change(plain), change(fused)
-        ran.clear()
-        torch.testing.assert_close(fused(x), plain(x), rtol=2e-6, atol=1e-4)
-        assert len({n for part in ran for n in part}) == count
-        assert len(ran) == min(count, 1)
-
-
-def test_changes_that_are_not_counted_want_a_refresh(device: str) -> None:
-    plain, fused, x = pair(models.HeadSum(), device)
-    fused(x)
-    for module in (plain, fused):
-        module.linear.weight.data.add_(1)
-    fused.refresh()
-    torch.testing.assert_close(fused(x), plain(x), rtol=2e-6, atol=1e-4)
 
 
 def test_functional_call(device: str) -> None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from training import STEPS, WAYS, Losses, Net, Run
+import training
+import training_changes
+from training import STEPS, Losses, Net, Run
 
 import cupyfuse.torch as ct
 
 FORMS = ("fuse", "drop-ins")
+WAYS = [*training.WAYS, *training_changes.WAYS]
 
 
 def runs(form: str, dtype: torch.dtype) -> tuple[Run, Run]:
