@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on with `rows`, `gemm`, `torch`, `models` and `costs`.
+"""The command line: `python -m benchmarks heads`, and so on: rows, gemm, torch, models, costs, distributed.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from cupyfuse.settings import PRECISIONS
 
-from . import charts, costs, environment, gemm, heads, models, rows, torch_heads
+from . import charts, costs, distributed, environment, gemm, heads, models, rows, torch_heads
 from .cases import Lab, laboratory
 from .cost_report import costs_markdown, no_chart
 from .device import NoGpu
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
 
     main_parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    names = "{heads,rows,gemm,torch,models,costs}"
+    names = "{heads,rows,gemm,torch,models,costs,distributed}"
     commands = main_parser.add_subparsers(dest="benchmark", required=True, metavar=names)
 
     of_heads = commands.add_parser("heads", parents=[common], help="the three heads, and what follows their GEMM alone")
@@ -129,6 +129,7 @@ def parser() -> argparse.ArgumentParser:
         "--precision", choices=("highest", "high", "medium"), default="highest", help="of float32 matrix products"
     )
     _add_models(commands.add_parser("models", parents=[common], help="whole models: inference and training steps"))
+    distributed.options(commands.add_parser("distributed", help="the heads trained by several processes, a GPU each"))
     return main_parser
 
 
@@ -236,6 +237,8 @@ def _collect(report: Report, cases: Iterator[Case], folder: Path, name: str, kee
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = parser().parse_args(arguments)
+    if given.benchmark == "distributed":
+        return distributed.main(list(sys.argv[1:] if arguments is None else arguments)[1:])
     name, stated, cases = plan(given)
     precision = getattr(given, "precision", "highest")
     try:

@@ -17,6 +17,7 @@ import torch
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_workspace
 from .capture import Capture
 from .copies import exchanged, slots
+from .distributed import adopt, flattens
 from .explain import explain
 from .running import Options
 
@@ -129,6 +130,17 @@ def fused_class(original: Any) -> Any:
     return type(original)(original.__name__, (FusedModule, original), names)
 
 
+@functools.cache
+def _unfused(kind: Any) -> Any:
+    """The class of which a fused module is; also beneath a class that `fully_shard` has made of a fused one."""
+    if "_cupyfuse_original" in vars(kind):
+        return kind._cupyfuse_original
+    if not issubclass(kind, FusedModule):
+        return kind
+    names = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
+    return type(kind)(kind.__name__, tuple(map(_unfused, kind.__bases__)), names)
+
+
 def fuse(
     module: M,
     *,
@@ -204,10 +216,12 @@ def _cloned(module: Any, done: dict[int, Any], root: bool = False) -> Any:
     """A module tree of new objects, which share parameters, buffers and hooks with the original ones."""
     if id(module) in done:
         return done[id(module)]
-    if isinstance(module, (torch.jit.ScriptModule, torch.nn.modules.lazy.LazyModuleMixin)):
+    whole = isinstance(module, (torch.jit.ScriptModule, torch.nn.modules.lazy.LazyModuleMixin))
+    if whole or (flattens(module) and not root):
         done[id(module)] = module
         return module
-    original: Any = module._cupyfuse_original if isinstance(module, FusedModule) else type(module)
+    kind: Any = type(module)
+    original = _unfused(kind)
     made: Any = object.__new__(fused_class(original) if root else original)
     done[id(module)] = made
     made.__dict__.update(module.__dict__)
@@ -215,6 +229,9 @@ def _cloned(module: Any, done: dict[int, Any], root: bool = False) -> Any:
     made.__dict__["_compiled_call_impl"] = None
     for name, value in slots(module).items():
         object.__setattr__(made, name, value)
+    adopt(module, made)
+    if flattens(module):
+        return made
     children = {name: None if c is None else _cloned(c, done) for name, c in module._modules.items()}
     made.__dict__["_modules"] = children
     return made

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
 from ..errors import TraceError
 from ..trace import Trace
 from . import rules
@@ -248,6 +250,8 @@ class _Partitioner(Meanings):
             dtype = dtype_name(tensor.dtype)
             if dtype is None:
                 raise TraceError(f"an operand of dtype {tensor.dtype}")
+            if is_traceable_wrapper_subclass(tensor):
+                raise TraceError(f"an operand that is a {type(tensor).__name__}")
             if tensor.device.type not in ("cpu", "cuda"):
                 raise TraceError(f"an operand on the device {tensor.device}")
             cluster.values[number] = Value.argument(cluster.trace, self._name(number), sizes(tensor), dtype)
