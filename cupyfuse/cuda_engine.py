@@ -96,8 +96,25 @@ class CudaExecutable:
                 if node not in self._places:
                     self._places[node] = self._temporary(node.shape, dtypes.ITEMSIZE[plan.scheduled.storage[node]])
         with runtime.made_current():
+            self._load_together()
             self._launches = [launch for step in plan.steps if step.launches for launch in self._ready(step)]
         self._unset = [0] * len(self._temporaries)
+
+    def _load_together(self) -> None:
+        """Have the kernels of all steps compiled at the same time: find out which, then make the steps ready."""
+        runtime, slots, temporaries, workspace = self.runtime, self._slots, list(self._temporaries), self._workspace
+        load_together = getattr(runtime, "load_together", None)
+        if load_together is None:
+            return
+        asked = _Asked(runtime)
+        self.runtime = asked
+        try:
+            for step in self.plan.steps:
+                if step.launches:
+                    self._ready(step)
+        finally:
+            self.runtime, self._slots, self._temporaries, self._workspace = runtime, slots, temporaries, workspace
+        load_together(asked.kernels)
 
     # Places
     def _slot(self) -> int:
@@ -297,6 +314,21 @@ def _looked(node: Node, base: Any) -> Any:
     if node.op == "reshape":
         return _looked(node.inputs[0], base).reshape(node.shape)
     return base
+
+
+class _Asked:
+    """A runtime that notes the kernels that it is asked for, and loads none."""
+
+    def __init__(self, runtime: Runtime):
+        self._runtime = runtime
+        self.kernels: list[Kernel] = []
+
+    def function(self, kernel: Kernel) -> Any:
+        self.kernels.append(kernel)
+        return kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
 
 
 class _KernelLaunch:

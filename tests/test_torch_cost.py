@@ -13,8 +13,8 @@ from benchmarks import cost_chains as chains
 from cupyfuse import devices
 from cupyfuse.torch import cost, rates
 from cupyfuse.torch.chain import Call, Chain
-from cupyfuse.torch.symbols import Ref
 from cupyfuse.torch.cost import Estimate, Time, estimate
+from cupyfuse.torch.symbols import Ref
 
 HEAD = (1024, 8192, 8192)
 BERT = (4096, 768, 3072)  # 32 sequences of 128 tokens

@@ -13,6 +13,8 @@ import os
 import tempfile
 import threading
 import warnings
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ _STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may use withou
 _DYNAMIC_SHARED_BYTES = 8  # the attribute of a function with which it says so
 _functions: dict[tuple[str, str, int], Any] = {}
 _lock = threading.Lock()
+_building: dict[tuple[str, str, int], Any] = {}  # a lock for each kernel
 _without_cache = False  # once the disk has let us down
 _used = False  # CUDA, by this process
 _forked = False  # from one that had used it
@@ -52,9 +55,29 @@ def load(kernel: Kernel, device: int) -> Any:
     if function is None:
         check_process()
         with _lock:
+            building = _building.setdefault(key, threading.Lock())
+        with building:
             function = _functions.get(key) or _compiled(kernel, device)
             _functions[key] = function
     return function
+
+
+def load_together(kernels: Iterable[Kernel], device: int) -> None:
+    """Load kernels for a device at the same time, each on a thread of its own: NVRTC lets go of Python's lock.
+
+    What goes wrong with one of them is told by `load`, which whoever launches it calls.
+    """
+    missing = {key: k for k in kernels if (key := (k.name, k.source, device)) not in _functions}
+    if len(missing) < 2:
+        return
+    import cupy
+
+    def one(kernel: Kernel) -> None:
+        with cupy.cuda.Device(device):
+            load(kernel, device)
+
+    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
+        wait([pool.submit(one, kernel) for kernel in missing.values()])
 
 
 def _compiled(kernel: Kernel, device: int) -> Any:
@@ -198,6 +221,7 @@ def check_process() -> None:
 def _after_fork() -> None:
     global _lock, _forked
     _lock = threading.Lock()  # a thread that is not here any more may hold the old one
+    _building.clear()
     _forked = _used
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
-from .compile import check_process, load
+from .compile import check_process, load, load_together
 from .gemm import CupyBlas, Gemm, Operand
 from .kernel import Kernel
 
@@ -160,6 +160,10 @@ class CupyRuntime(ArraysLikeNumpys):
 
     def function(self, kernel: Kernel) -> Function:
         return load_unless_capturing(kernel, self._device, self.is_capturing())
+
+    def load_together(self, kernels: Sequence[Kernel]) -> None:
+        if not self.is_capturing():
+            load_together(kernels, self._device)
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, CupyBlas())

@@ -7,7 +7,6 @@ from typing import Any
 
 from .. import dtypes
 from .chain import Call, Tracing
-from .symbols import references
 from .rates import (
     COLUMNS,
     EAGER,
@@ -21,6 +20,7 @@ from .rates import (
     total,
 )
 from .rules import RULES
+from .symbols import references
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,43 @@ def _keeps(tensor: Any) -> bool:
     )
 
 
+class _Made:
+    """What entries of equal chains share: for the layers of a model that are alike, one plan and one executable.
+
+    Attributes
+    ----------
+    backward : Backward or None
+    plan : Plan
+    execute : callable or None
+        The plan made ready, once somebody has.
+    saves : how many of the plan's results are for the backward pass
+    shapes : those of the others
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        tensors: Tensors,
+        matrices: Tensors,
+        needs: Sequence[bool],
+        settings: Settings,
+        kept: frozenset[int],
+    ):
+        tracing = chain.trace([(tuple(t.shape), str(dtype_name(t.dtype))) for t in tensors])
+        self.backward = Backward(tracing, needs, settings) if any(needs) else None
+        differentiated = self.backward is not None and any(self.backward.differentiable)
+        self.saves = len(self.backward.saved) if differentiated and self.backward else 0
+        self.shapes = [v.shape for v in tracing.outputs]
+        traced = tracing.as_traced(self.backward.saved if self.saves and self.backward else ())
+        self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), settings, kept)
+        self.execute: Any = None
+
+
+_MOST_MADE = 256
+_made: dict[Any, _Made] = {}
+_planning = threading.RLock()
+
+
 class Entry:
     """A chain made ready for inputs of fixed shapes, dtypes and strides on one device.
 
@@ -82,31 +119,34 @@ class Entry:
 
     def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool]):
         self.chain = chain
-        metas = [(tuple(t.shape), str(dtype_name(t.dtype))) for t in tensors]
         self.precision = options.current_precision()
         self.settings = Settings(self.precision, device_of(tensors[0]), options.max_workspace, options.keep_halves)
-        tracing = chain.trace(metas)
-        self.backward = Backward(tracing, needs, self.settings) if any(needs) else None
+        self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
+        matrices = self._matrices(tensors)
+        kept = frozenset(k for k in chain.fixed if options.frozen or _keeps(tensors[k]))
+        layout = tuple((tuple(t.shape), t.stride(), str(dtype_name(t.dtype))) for t in tensors)
+        question = (chain, layout, tuple(needs), self.settings, kept, tensors[0].get_device())
+        with torch.no_grad(), _planning:
+            made = _made.get(question)
+            if made is None:
+                while len(_made) >= _MOST_MADE:
+                    del _made[next(iter(_made))]
+                made = _made[question] = _Made(chain, tensors, matrices, needs, self.settings, kept)
+            self.backward, self.plan, self._execute = made.backward, made.plan, made.execute
+            self._prepared = None
+            if self.plan.prepare is not None:
+                self._prepared = preparing(self.plan.prepare, matrices, options.frozen)
+                self.plan.prepared = self._prepared.when
+            if self._execute is None:
+                arrays = matrices if self._prepared is None else [*matrices, *self._prepared.anew(matrices)]
+                self._execute = made.execute = ready(self.plan, arrays)
         self.differentiated = self.backward is not None and any(self.backward.differentiable)
         differentiable = self.backward.differentiable if self.backward is not None else []
         self.constant = [k for k, depends in enumerate(differentiable) if not depends]
         self.read_later = self.backward.inputs if self.backward is not None else []
         self.beneath = self.backward.beneath if self.backward is not None else []
-        self.saves = len(self.backward.saved) if self.differentiated and self.backward else 0
-        self._shapes = [v.shape for v in tracing.outputs]
-        self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
-        matrices = self._matrices(tensors)
-        traced = tracing.as_traced(self.backward.saved if self.saves and self.backward else ())
-        kept = frozenset(k for k in chain.fixed if options.frozen or _keeps(tensors[k]))
-        with torch.no_grad():
-            self.plan = build(traced, dict(enumerate(map(layout_of, matrices))), self.settings, kept)
-            self._prepared = None
-            arrays = matrices
-            if self.plan.prepare is not None:
-                self._prepared = preparing(self.plan.prepare, matrices, options.frozen)
-                self.plan.prepared = self._prepared.when
-                arrays = [*matrices, *self._prepared.anew(matrices)]
-            self._execute = ready(self.plan, arrays)
+        self.saves = made.saves
+        self._shapes = made.shapes
         self._none = [None] * len(self.plan.outputs)
         self._views = [
             tuple(shape) if tuple(shape) != output.shape else None

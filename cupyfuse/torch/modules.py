@@ -73,7 +73,7 @@ class _DropIn(nn.Module):
         return super()._apply(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[assignment]
+        state: dict[str, Any] = super().__getstate__()
         return {k: v for k, v in state.items() if k != "_cupyfuse"}
 
 

@@ -259,11 +259,10 @@ class _Partitioner(Meanings):
         return cluster.values[number]
 
     def _name(self, number: int) -> str:
+        # The same in layers that are alike: they share plans and kernels, whose text has these names.
         if number in self.record.parameters:
-            return self.record.parameters[number]
-        if number in self.record.arguments:
-            return f"input{self.record.arguments.index(number)}"
-        return f"value{number}"
+            return ".".join(self.record.parameters[number].split(".")[-2:])
+        return "input" if number in self.record.arguments else "value"
 
     def _check_results(self, cluster: Cluster, call: Call, k: int) -> None:
         own = self.record.operations[k].results

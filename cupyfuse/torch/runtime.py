@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .. import devices, streaming
-from ..cuda.compile import check_process
+from ..cuda.compile import check_process, load_together
 from ..cuda.gemm import Gemm, Operand, OwnersBlas, library_name
 from ..cuda.kernel import Kernel
 from ..cuda.runtime import Function, load_unless_capturing
@@ -146,6 +146,10 @@ class TorchRuntime(Tensors):
 
     def function(self, kernel: Kernel) -> Function:
         return load_unless_capturing(kernel, self._index, torch.cuda.is_current_stream_capturing())
+
+    def load_together(self, kernels: Sequence[Kernel]) -> None:
+        if not torch.cuda.is_current_stream_capturing():
+            load_together(kernels, self._index)
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, _blas())
