@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -286,15 +289,24 @@ def test_as_a_pass_of_the_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == [1]
 
 
-def test_the_backend_is_found_by_its_name() -> None:
-    from importlib.metadata import entry_points
-
-    found = {e.name: e for e in entry_points(group="torch_dynamo_backends")}
-    if "cupyfuse" not in found:
-        text = (ct.__file__ and __import__("pathlib").Path(ct.__file__).parents[2] / "setup.cfg").read_text()
-        assert "cupyfuse = cupyfuse.torch.backend:backend" in text
-        return
-    assert found["cupyfuse"].load() is backend
+@pytest.mark.parametrize("first", ["torch._dynamo", "cupyfuse.torch"])
+def test_the_backend_is_found_by_its_name(first: str) -> None:
+    """Without installed entry points, whichever is imported first; and Dynamo is not imported for it."""
+    code = f"""
+import sys, importlib
+import torch
+importlib.import_module({first!r})
+import cupyfuse.torch
+assert ("torch._dynamo" in sys.modules) is ({first!r} == "torch._dynamo")
+import torch._dynamo.backends.registry as registry
+registry._discover_entrypoint_backends = lambda: None
+assert registry.lookup_backend("cupyfuse").__module__ == "cupyfuse.torch.registration"
+assert "cupyfuse" in torch._dynamo.list_backends()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text = (Path(ct.__file__).parents[2] / "setup.cfg").read_text()
+    assert "cupyfuse = cupyfuse.torch.backend:backend" in text
 
 
 def test_fused_modules_can_be_compiled(device: str) -> None:  # noqa: F811

@@ -154,7 +154,7 @@ def test_the_rule(ours, theirs, gains):
 
 def test_the_summary_is_one_line_with_both():
     assert microseconds(3.1, 12, 3.4, 9).summary() == "12 us of host against 9, 3.1 us of GPU against 3.4"
-    assert str(microseconds(10, 15, 30, 10)) == "fused: 15 us of host against 10, 10 us of GPU against 30"
+    assert str(microseconds(10, 15, 30, 10)) == "15 us of host against 10, 10 us of GPU against 30"
 
 
 # Sanity -------------------------------------------------------------------------------------------------------------

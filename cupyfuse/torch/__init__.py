@@ -1,4 +1,4 @@
-"""The door for PyTorch: modules and functions whose chains of operations run fused.
+"""The frontend for PyTorch: modules and functions whose chains of operations run fused.
 
 >>> import cupyfuse.torch
 >>> model = cupyfuse.torch.fuse(model)                     # the same parameters, names, hooks, gradients
@@ -6,6 +6,7 @@
 >>> compiled = torch.compile(model, backend="cupyfuse")    # the same in graphs of `torch.compile`
 """
 
+from . import library as library  # the operators of compiled graphs
 from .explain import Explanation, Part, explain
 from .functions import (
     linear_gelu,
@@ -30,6 +31,9 @@ from .modules import (
     LogSoftmax,
     Softmax,
 )
+from .registration import register
+
+register()
 
 __all__ = [
     "Explanation",

@@ -64,6 +64,11 @@ class Capture:
     def runners(self) -> list[Runner]:
         return list(self._direct.runners)
 
+    @property
+    def kept(self) -> int:
+        """Bytes of what is kept of weights from call to call."""
+        return self._direct.budget.used
+
     def parts(self, path: str) -> list[Part]:
         """What was fused and what was left, for `explain`; of a graph that was captured again, once."""
         by_chain: dict[Any, list[Runner]] = {}

@@ -51,8 +51,8 @@ from .rates import (
 __all__ = ["Estimate", "Time", "estimate"]
 
 
-# How many times as much host time has to be saved for GPU time that is lost: elsewhere in a model the GPU may be what is
-# waited for.
+# How many times as much host time has to be saved for GPU time that is lost: elsewhere in a model the GPU may be what
+# is waited for.
 _WORTH = 4.0
 
 
@@ -75,8 +75,8 @@ class Estimate:
 
         It is where neither the host nor the GPU takes longer; where the GPU saves more than the host loses, if the GPU
         is what is waited for: if the work that PyTorch gives it takes longer than our host does; and where the host
-        saves several times what the GPU loses, if our work for the GPU is done before the host is. In each case the gain
-        has to be more than `MARGIN` of what PyTorch takes. Without an estimate it is not.
+        saves several times what the GPU loses, if our work for the GPU is done before the host is. In each case the
+        gain has to be more than `MARGIN` of what PyTorch takes. Without an estimate it is not.
         """
         if self.reason or not math.isfinite(self.ours.gpu + self.ours.host):
             return False

@@ -15,7 +15,7 @@ from .chain import Chain
 from .changes import NEVER, Count, gradients_of, steps
 from .differentiate import Backward
 from .modes import matmul_precision
-from .prepared import capturing_now, preparing
+from .prepared import Budget, capturing_now, preparing
 from .runtime import device_of, dtype_name, layout_of, ready
 from .tensors import as_matrix, owning
 
@@ -39,6 +39,8 @@ class Options:
         prepared from them is kept, on the CPU too, and not checked on a GPU.
     only_gains : bool
         Whether chains that the cost model expects to lose are left to PyTorch.
+    max_prepared : int or None
+        Bytes of what may be kept of weights from call to call; None for a share of the free memory.
     """
 
     precision: str | None = None
@@ -46,6 +48,7 @@ class Options:
     keep_halves: bool = True
     frozen: bool = False
     only_gains: bool = True
+    max_prepared: int | None = None
 
     def current_precision(self) -> str:
         return self.precision or matmul_precision()
@@ -115,9 +118,18 @@ class Entry:
         Like those that it will be called with.
     needs : sequence of bool
         For each input, whether its gradient is wanted.
+    budget : Budget, optional
+        Of the memory for what is prepared from weights.
     """
 
-    def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool]):
+    def __init__(
+        self,
+        chain: Chain,
+        options: Options,
+        tensors: Tensors,
+        needs: Sequence[bool],
+        budget: Budget | None = None,
+    ):
         self.chain = chain
         self.precision = options.current_precision()
         self.settings = Settings(self.precision, device_of(tensors[0]), options.max_workspace, options.keep_halves)
@@ -135,7 +147,7 @@ class Entry:
             self.backward, self.plan, self._execute = made.backward, made.plan, made.execute
             self._prepared = None
             if self.plan.prepare is not None:
-                self._prepared = preparing(self.plan.prepare, matrices, options.frozen)
+                self._prepared = preparing(self.plan.prepare, matrices, options.frozen, budget)
                 self.plan.prepared = self._prepared.when
             if self._execute is None:
                 arrays = matrices if self._prepared is None else [*matrices, *self._prepared.anew(matrices)]

@@ -47,10 +47,13 @@ class Explanation:
         The chains that run through cupyfuse.
     left : tuple of Part
         What runs as PyTorch runs it, and why.
+    kept : int
+        Bytes of what is kept of weights from call to call: hi/lo splits, sums, folded normalisations.
     """
 
     fused: tuple[Part, ...]
     left: tuple[Part, ...]
+    kept: int = 0
 
     def __str__(self) -> str:
         if not self.fused and not self.left:
@@ -60,6 +63,8 @@ class Explanation:
         again = f"; captured {times} times" if times > 1 else ""
         counts = f"{_counted(len(self.fused), 'chain')} fused, {_counted(len(working), 'operation')} left to PyTorch"
         lines = [counts + again]
+        if self.kept:
+            lines.append(f"kept of weights from call to call: {self.kept / 1e6:.1f} MB")
         if self.fused:
             lines += ["", "  fused", *self._rows_fused()]
         if self.left:
@@ -143,16 +148,18 @@ def explain(module: Any) -> Explanation:
     """Explain what was captured of a fused module, and of drop-in modules within it."""
     fused: list[Part] = []
     left: dict[Any, Part] = {}
+    kept = 0
     for path, part in module.named_modules():
         captured = part.__dict__.get("_cupyfuse")
         if captured is None:
             continue
+        kept += captured.kept
         for found in captured.parts(path):
             if not found.reason:
                 fused.append(found)
             else:
                 left.setdefault((found.module, found.operations, found.reason, len(left) if path == "" else 0), found)
-    return Explanation(tuple(fused), tuple(left.values()))
+    return Explanation(tuple(fused), tuple(left.values()), kept)
 
 
 def refusals(path: str, runners: Iterable[Any]) -> list[Part]:

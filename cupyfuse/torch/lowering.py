@@ -22,6 +22,7 @@ from .chain import sizes as shape_of
 from .importer import Imported
 from .inplace import in_place_again
 from .partition import Fused, Partition
+from .prepared import Budget
 from .record import storage_of
 from .running import Options, Runner
 from .runtime import dtype_name
@@ -67,10 +68,11 @@ class Direct:
 
     def __init__(self, options: Options):
         self.options = options
+        self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
     def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
-        runner = Runner(fused.chain, self.options)
+        runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
         count = len(fused.outputs)

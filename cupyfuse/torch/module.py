@@ -8,6 +8,7 @@ buffers. Dynamo captures its forward (`capture`); chains of the captured graph t
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -15,7 +16,6 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_workspace
-from .capture import Capture
 from .copies import exchanged, slots
 from .distributed import adopt, flattens
 from .explain import explain
@@ -111,6 +111,8 @@ def _rebuild(original: Any, choices: _Choices, held: dict[str, Any]) -> Any:
 
 def _begin(module: Any, choices: _Choices) -> None:
     """Let calls of a module be captured."""
+    from .capture import Capture  # it imports Dynamo
+
     captured = Capture(choices.options, choices.graphs)
     module.__dict__["_cupyfuse"] = captured
     module.__dict__["_compiled_call_impl"] = captured.compile(module)
@@ -150,6 +152,7 @@ def fuse(
     frozen: bool = False,
     graphs: bool = False,
     only_gains: bool = True,
+    max_prepared: int | None = None,
 ) -> M:
     """A module that computes the same, with every chain that gains by it running through cupyfuse.
 
@@ -173,6 +176,9 @@ def fuse(
         Whether calls run as CUDA graphs: one launch a captured graph, for inputs of fixed shapes.
     only_gains : bool
         Whether chains that the cost model expects to lose are left to PyTorch.
+    max_prepared : int, optional
+        Bytes of what may be kept of weights from call to call (hi/lo splits, sums), first come, first kept; 0 keeps
+        nothing. Without it, each chain may keep up to a quarter of the GPU's memory that is free at its first call.
 
     Returns
     -------
@@ -185,7 +191,7 @@ def fuse(
     TypeError
         `module` is not a module, or one whose code is not Python's (TorchScript).
     ValueError
-        `precision` is not one of the names, or `max_workspace` is not positive.
+        `precision` is not one of the names, `max_workspace` is not positive, or `max_prepared` is negative.
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(
@@ -201,6 +207,7 @@ def fuse(
         bool(keep_halves),
         frozen=bool(frozen),
         only_gains=bool(only_gains),
+        max_prepared=_check_bytes(max_prepared),
     )
     done: dict[int, Any] = {}
     fused: M = _cloned(module, done, root=True)
@@ -210,6 +217,16 @@ def fuse(
                 part.__dict__[key] = exchanged(value, done)
     _begin(fused, _Choices(options, bool(graphs)))
     return fused
+
+
+def _check_bytes(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"max_prepared: expected a number of bytes or None, got {type(value).__name__}")
+    if operator.index(value) < 0:
+        raise ValueError(f"max_prepared: expected a number of bytes from 0 on, got {value}; 0 keeps nothing")
+    return operator.index(value)
 
 
 def _cloned(module: Any, done: dict[int, Any], root: bool = False) -> Any:

@@ -1,9 +1,9 @@
 """Drop-in modules: the three heads, and common tails of networks, each a chain that is known beforehand.
 
 They have the constructor, the random draws and the names of parameters of the modules that they replace, so that seeds
-and checkpoints carry over. Nothing is captured and no guard is checked: a call goes straight to the chain's runner. That
-is the path of the lowest latency. Where the chain is not what a call would compute (hooks on a submodule, a submodule of
-another class, a graph that is being compiled), the same operations run as PyTorch runs them.
+and checkpoints carry over. Nothing is captured and no guard is checked: a call goes straight to the chain's runner,
+which is the path of the lowest latency. Where the chain is not what a call would compute (hooks on a submodule, a
+submodule of another class, a graph that is being compiled), the same operations run as PyTorch runs them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class _Runners:
     @property
     def runners(self) -> list[Runner]:
         return list(self.by_steps.values())
+
+    @property
+    def kept(self) -> int:
+        """Bytes of what is kept of weights from call to call."""
+        return sum(runner.budget.used for runner in self.runners)
 
     def parts(self, path: str) -> list[Part]:
         """What was fused, for `explain`."""

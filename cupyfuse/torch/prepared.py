@@ -29,13 +29,52 @@ _STATES = 32  # of streams and captured graphs, for each chain; beyond that, eve
 _in_graphs = WeakIdKeyDictionary()
 
 
-def preparing(plan: Plan, matrices: Tensors, frozen: bool) -> EveryCall:
+# Of the GPU's memory that is free when something is first kept, the share that it may take: enough is left for what a
+# model allocates later.
+_SHARE = 0.25
+
+
+class Budget:
+    """How many bytes of prepared values may be kept together, as by one fused module.
+
+    Parameters
+    ----------
+    limit : int, optional
+        Bytes; without it, a share of the memory that is free at the time, for each chain.
+    """
+
+    def __init__(self, limit: int | None = None):
+        self.limit = limit
+        self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
+
+    @property
+    def used(self) -> int:
+        """Bytes that are kept at the moment."""
+        return sum(kept.nbytes for kept in list(self._kept))
+
+    def allows(self, nbytes: int, device: int) -> bool:
+        """Whether so many more bytes may be kept on a device; -1 is the CPU."""
+        if self.limit is not None:
+            return self.used + nbytes <= self.limit
+        if device < 0:
+            return True
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return nbytes <= _SHARE * (torch.cuda.mem_get_info(device)[0] + reserved)
+
+    def enter(self, kept: _Kept) -> None:
+        self._kept.add(kept)
+
+
+def preparing(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget | None = None) -> EveryCall:
     """What runs a preparing plan for inputs like these."""
-    if frozen:
-        return Frozen(plan, matrices)
-    if matrices[0].is_cuda and plan.conditional and len(plan.graph.inputs) <= MOST_MATRICES:
-        return Checked(plan, matrices)
-    return EveryCall(plan, matrices)
+    budget = budget or Budget()
+    device = matrices[0].get_device()
+    checked = device >= 0 and plan.conditional and len(plan.graph.inputs) <= MOST_MATRICES
+    if not frozen and not checked:
+        return EveryCall(plan, matrices)
+    if not budget.allows(sum(o.node.nbytes for o in plan.outputs), device):
+        return Unkept(plan, matrices)
+    return Frozen(plan, matrices, budget) if frozen else Checked(plan, matrices, budget)
 
 
 class EveryCall:
@@ -87,14 +126,21 @@ class EveryCall:
         """Let go of the memory."""
 
 
+class Unkept(EveryCall):
+    """Prepared in every call, because the memory to keep it is not there."""
+
+    when = "in every call, because keeping them would take more memory than they may: {}"
+
+
 class Frozen(EveryCall):
     """Prepared once, and anew where the host sees that inputs changed."""
 
     when = "once, for as long as parameters are the same tensors of the same version (frozen): {} are kept"
 
-    def __init__(self, plan: Plan, matrices: Tensors):
+    def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
         super().__init__(plan, matrices)
         self._device = matrices[0].get_device()
+        self._budget = budget
         self._kept: _Kept | None = None
 
     def __call__(self, matrices: Tensors, owners: Tensors) -> list[Any]:
@@ -104,6 +150,7 @@ class Frozen(EveryCall):
             if capturing:
                 return arrays  # in the graph's memory: each replay prepares
             self._kept = _Kept(arrays, self._device)
+            self._budget.enter(self._kept)
         elif capturing:
             self._kept.hold([owners[k] for k in self.needed])
         elif self._device >= 0:
@@ -125,8 +172,9 @@ class Checked(EveryCall):
 
     when = "when the parameters have changed, for which the device looks in every call: {} are kept"
 
-    def __init__(self, plan: Plan, matrices: Tensors):
+    def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
         self._device = matrices[0].get_device()
+        self._budget = budget
         self._runtime = on_device(self._device)
         super().__init__(plan, matrices)
         self._token = 0  # grows with every change that the host sees
@@ -149,6 +197,7 @@ class Checked(EveryCall):
             with torch.inference_mode(False):
                 kept = self._kept = _States(self._execute.allocate(), self._device)
             self._all.add(kept)
+            self._budget.enter(kept)
         stream = self._runtime.stream()
         if capturing:
             state = kept.of_graph(stream.ptr)
@@ -215,6 +264,10 @@ class _Kept:
             self._streams.add(stream.cuda_stream)
             self._event = torch.cuda.Event()
             self._event.record(stream)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.numel() * array.element_size() for array in self.arrays)
 
     def enter(self, stream: int) -> None:
         """Have the current stream wait for what the one that allocated the memory has done until then."""

@@ -17,6 +17,7 @@ from ..errors import TraceError
 from .chain import Chain
 from .entry import Entry, Options, Tensors
 from .modes import PLAIN, elsewhere, matmul_precision
+from .prepared import Budget
 from .runtime import dtype_name
 
 _MOST_ENTRIES = 256
@@ -36,9 +37,10 @@ class Runner:
     other devices, shapes that an operation refuses) run as PyTorch runs them, and `refusals` says why.
     """
 
-    def __init__(self, chain: Chain, options: Options | None = None):
+    def __init__(self, chain: Chain, options: Options | None = None, budget: Budget | None = None):
         self.chain = chain
         self.options = options or Options()
+        self.budget = budget or Budget()
         self.refusals: dict[str, int] = {}
         self._moving = [k for k in range(len(chain.names)) if k not in chain.fixed]
         self._fast: dict[Hashable, Entry] = {}
@@ -62,7 +64,7 @@ class Runner:
         return entry(tensors)
 
     def as_function(self) -> Callable[..., Any]:
-        """What a graph calls: a function of the chain's inputs and sizes, which returns its outputs, a single one bare."""
+        """What a graph calls: a function of the chain's inputs and sizes; it returns the outputs, a single one bare."""
         count, single = len(self.chain.names), len(self.chain.outputs) == 1
 
         def chain(*arguments: Any) -> Any:
@@ -76,7 +78,7 @@ class Runner:
     def sized(self, sizes: tuple[int, ...]) -> Runner:
         """The runner for these values of the chain's symbolic sizes."""
         if sizes not in self._sized:
-            self._sized[sizes] = Runner(self.chain.with_sizes(sizes), self.options)
+            self._sized[sizes] = Runner(self.chain.with_sizes(sizes), self.options, self.budget)
         return self._sized[sizes]
 
     def choose(self, tensors: Tensors) -> Entry | str:
@@ -153,7 +155,7 @@ class Runner:
             return unfit
         needs = tuple(graded and t.requires_grad for t in tensors)
         try:
-            return Entry(self.chain, self.options, tensors, needs)
+            return Entry(self.chain, self.options, tensors, needs, self.budget)
         except (TraceError, ValueError, TypeError) as error:
             return str(error).splitlines()[0]
 
