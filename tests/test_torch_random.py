@@ -157,3 +157,9 @@ def test_the_functions_that_draw_are_known() -> None:
             body = text[text.rfind('"""') :] if '"""' in text else text
             asks = any(f"{word}(" in body for word in ("dropout", "rand", "exponential_", "rrelu", "bernoulli"))
             assert asks <= (name in _FUNCTIONAL), name
+
+
+@pytest.mark.parametrize("name", ["__eq__", "__ne__", "__hash__", "__and__", "__class__"])
+def test_names_that_namespaces_have_themselves(name: str) -> None:
+    """They are no operators of PyTorch's, though asking its namespace for them finds something."""
+    assert not draws(name, (), {})

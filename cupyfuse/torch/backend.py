@@ -59,6 +59,9 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
             functionalise(graph)
             imported = Imported(graph)
             parts = partition(imported.record, judge)
+            if not parts.chains:
+                found.append(parts)  # the graph stays as it was captured
+                continue
             lower(imported, parts, lowering)
             graph.lint()
         except Exception as error:

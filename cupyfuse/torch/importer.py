@@ -127,7 +127,6 @@ class Imported:
             operation.written, operation.ordered = frozenset(written), True
         if operation.name in KEEPS_STATISTICS:
             statistics, updated = _running_statistics(operation)
-            self.record.unseen |= statistics
             operation.written = frozenset(statistics if updated else ())
         operation.drawn = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
         if (not operation.read and not symbolic) or operation.drawn:

@@ -367,7 +367,7 @@ class _Partitioner(Meanings):
         )
         updates = tuple((numbers[target], numbers[n]) for target, n in cluster.updates)
         changing = {target for target, _ in updates}
-        state = self.record.parameters.keys() - self.record.unseen
+        state = self.record.parameters
         fixed = frozenset(k for k, n in enumerate(cluster.inputs) if n in state and k not in changing)
         names = tuple(self._name(n) for n in cluster.inputs)
         chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed, len(nodes))

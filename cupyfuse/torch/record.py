@@ -62,7 +62,6 @@ class Record:
     tensors : for each value, a fake tensor
     arguments : the numbers of the values that are inputs and no parameters
     parameters : the numbers of those that are a module's parameters or buffers, with their dotted names
-    unseen : the numbers of those that PyTorch changes without counting a version: running statistics
     operations : in the order in which they were called
     result : what is returned, with `Ref` for tensors
     autocast : whether PyTorch chose the dtypes of operations
@@ -71,7 +70,6 @@ class Record:
     tensors: list[Any] = field(default_factory=list)
     arguments: list[int] = field(default_factory=list)
     parameters: dict[int, str] = field(default_factory=dict)
-    unseen: set[int] = field(default_factory=set)
     operations: list[Operation] = field(default_factory=list)
     result: Any = None
     autocast: bool = False

@@ -58,7 +58,9 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
 def _by_name(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: bool) -> bool:
     """The answer of the operator of that name; of none, that a known callable dispatches no operator that draws."""
     packet = getattr(torch.ops.aten, name, None)
-    return not known if packet is None else _by_overloads(packet, args, kwargs)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):  # such as the namespace's own `__eq__`
+        return not known
+    return _by_overloads(packet, args, kwargs)
 
 
 def _by_overloads(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
