@@ -46,7 +46,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture(autouse=True)
 def _every_chain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests of PyTorch's frontend run every chain that can be fused, however small, unless they are of the choice."""
-    if request.path.name.startswith("test_torch_") and "choice" not in request.keywords:
+    if request.path.name.startswith(("test_torch_", "test_benchmarks_torch")) and "choice" not in request.keywords:
         from cupyfuse.torch import partition, worth
 
         monkeypatch.setattr(worth, "judge_for", lambda *args, **kwargs: partition.anything)

@@ -273,7 +273,7 @@ def test_without_gradients_nothing_is_saved() -> None:
     assert saved[0] == "[]" and saved[1] != "[]"
 
 
-def test_as_a_pass_of_the_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_a_pass_of_the_inductor() -> None:
     from torch._inductor import config
 
     seen = []
@@ -282,10 +282,10 @@ def test_as_a_pass_of_the_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
         fuse_graph(graph)
         seen.append(sum(n.target is torch.ops.cupyfuse.chain.default for n in graph.nodes))
 
-    monkeypatch.setattr(config, "pre_grad_custom_pass", custom)
     plain = models.HeadLogSumExp()
     x = torch.randn(5, 12)
-    close(step(torch.compile(copy.deepcopy(plain)), x), step(plain, x))
+    with config.patch(pre_grad_custom_pass=custom):
+        close(step(torch.compile(copy.deepcopy(plain)), x), step(plain, x))
     assert seen == [1]
 
 

@@ -48,9 +48,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
     def ready(plan: Any, tensors: Any) -> Any:
         return streaming.ready(lambda *args: CudaExecutable(*args, runtime=runtime), plan, tensors)
 
-    def preparing(plan: Any, matrices: Any, frozen: bool) -> Any:
+    def preparing(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
         assert plan.conditional
-        return prepared.Frozen(plan, matrices) if frozen else prepared.Checked(plan, matrices)
+        return (prepared.Frozen if frozen else prepared.Checked)(plan, matrices, budget)
 
     for module in (entry, prepared):
         monkeypatch.setattr(module, "ready", ready)

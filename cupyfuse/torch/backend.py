@@ -77,9 +77,9 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
     return found
 
 
-def fuse_graph(graph: Graph) -> None:
+def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     """The same for a graph alone; serves as `torch._inductor.config.pre_grad_custom_pass`."""
-    chosen = Options()
+    chosen = Options(only_gains=only_gains)
     functionalise(graph)
     imported = Imported(graph)
     lower(imported, partition(imported.record, worth.judge_for(chosen, compiled=True)), AsOperator(chosen))

@@ -86,7 +86,7 @@ class Runner:
         if elsewhere():
             return "a transform or a mode of PyTorch's is active"
         graded = torch.is_grad_enabled()
-        key: list[Any] = [graded, self.options.precision or matmul_precision()]
+        key: list[Any] = [graded, self.options.precision or matmul_precision(), torch.get_default_dtype()]
         try:
             for k in self._moving:
                 t = tensors[k]
