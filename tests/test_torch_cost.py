@@ -39,7 +39,6 @@ def of(build, dtype, shape, training=False, **options):
         (chains.head_softmax, "float32", HEAD),
         (chains.mlp, "float32", BERT),
         (chains.linear_gelu, "float32", BERT),
-        (chains.linear, "float32", (4096, 768, 768)),
         (chains.linear, "float32", (4096, 768, 2304)),
     ],
 )
@@ -71,7 +70,6 @@ def test_chains_that_do_not_gain_however_they_would_run(build, dtype, shape, com
 @pytest.mark.parametrize(
     ("build", "dtype", "shape"),
     [
-        (chains.head_logsumexp, "bfloat16", HEAD),  # 183 us, eager 241, Inductor 180
         (chains.logsumexp, "float32", (128, 512)),
         (chains.scaled_softmax, "float32", HEAD[:2]),
         (chains.pointwise, "float32", (8192, 8192)),
@@ -80,6 +78,15 @@ def test_chains_that_do_not_gain_however_they_would_run(build, dtype, shape, com
 def test_row_work_gains_beside_eager_and_not_beside_inductor(build, dtype, shape, training):
     assert of(build, dtype, shape, training).gains()
     assert not of(build, dtype, shape, training, compiled=True).gains()
+
+
+def test_what_gains_in_inference_alone():
+    """Backward passes take back what a small product, or a 16-bit one, gains forward."""
+    small = (chains.linear, "float32", (4096, 768, 768))  # 356 us of GPU against 454, 790 of the host against 307
+    half = (chains.head_logsumexp, "bfloat16", HEAD)  # forward 183 us, eager 241, Inductor 180
+    for case in (small, half):
+        assert of(*case).gains() and not of(*case, True).gains()
+    assert of(*small, compiled=True).gains() and not of(*half, compiled=True).gains()
 
 
 @pytest.mark.parametrize("build", [chains.pointwise, chains.scaled_softmax, chains.add_layer_norm, chains.bias_gelu])

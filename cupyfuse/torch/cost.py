@@ -25,6 +25,9 @@ from .eager_cost import eager
 from .rates import (
     ALU,
     ALU_ROWS,
+    BACKWARD_HALVES,
+    BACKWARD_PRODUCT,
+    BACKWARD_ROWS,
     CALL,
     CHECK,
     COLUMNS,
@@ -285,14 +288,15 @@ def _backward(steps: Sequence[Step], tracing: Tracing, graded: tuple[bool, ...],
                     written.add(resolve(operand))
                     by_halves = machine.halves_instead(*sizes, operand.dtype) if ours else None
                     times.append(
-                        Time(machine.product(*sizes, operand.dtype), library)
+                        Time(machine.product(*sizes, operand.dtype) * (BACKWARD_PRODUCT if ours else 1.0), library)
                         if by_halves is None
-                        else Time(by_halves, 4 * launch)
+                        else Time(by_halves * BACKWARD_HALVES, 4 * launch)
                     )
         elif reads and step.launches:
             whole = [n for n in reads if n.shape[0] > 1]
             moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(whole)
-            times.append(Time(_row_time(step, machine, moved, STREAM), launch * step.launches))
+            rows = _row_time(step, machine, moved, STREAM) * (BACKWARD_ROWS if ours else 1.0)
+            times.append(Time(rows, launch * step.launches))
             if len(whole) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
                 moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
                 times.append(Time(2 * LAUNCH + machine.memory(moved, COLUMNS), 2 * launch))

@@ -137,7 +137,8 @@ class Entry:
         matrices = self._matrices(tensors)
         kept = frozenset(k for k in chain.fixed if options.frozen or _keeps(tensors[k]))
         layout = tuple((tuple(t.shape), t.stride(), str(dtype_name(t.dtype))) for t in tensors)
-        question = (chain, layout, tuple(needs), self.settings, kept, tensors[0].get_device(), torch.get_default_dtype())
+        place = tensors[0].get_device(), torch.get_default_dtype()
+        question = (chain, layout, tuple(needs), self.settings, kept, *place)
         with torch.no_grad(), _planning:
             made = _made.get(question)
             if made is None:

@@ -44,6 +44,10 @@ CUBLAS_TILE = {"float64": (64, 64), "float32": (128, 64), "tf32": (128, 128), "h
 # Of results of few tiles, the sums are split into parts of at least this depth: gemm, 256 x K x 512
 SPLIT_DEPTH, SPLIT_K = 256, 3.0 * US
 
+# How many times as long as their forward rates say our backward steps take (costs.md): row programs compute again what
+# they need, operands of products are copied to lie as cuBLAS and the split kernels take them.
+BACKWARD_ROWS, BACKWARD_HALVES, BACKWARD_PRODUCT = 2.0, 1.5, 1.15
+
 # Host seconds
 CALL = 8.0 * US  # a chain: finding what is ready for its inputs, allocating its outputs
 OUR_LAUNCH = 3.0 * US
