@@ -147,6 +147,8 @@ def judge(found: Found, eager: Found, exact: Found, dtype: torch.dtype = torch.f
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fused_models_learn_the_same(name: str, training: bool, device: str) -> None:  # noqa: F811
+    if name == "LSTM" and device == "cuda" and not training:
+        pytest.skip("cuDNN has no gradients of recurrent layers in evaluation")
     model, inputs = made(FAMILIES[name], device)
     fused = ct.fuse(model)
     judge(learned(fused.train(training), inputs), *oracle(name, device, training))

@@ -189,7 +189,10 @@ def _keep(path: Path | None, binary: bytes) -> None:
 
 def _do_without_cache(error: Exception) -> None:
     global _without_cache
-    _without_cache = True
+    with _lock:
+        told, _without_cache = _without_cache, True
+    if told:  # by a kernel that is compiled at the same time
+        return
     warnings.warn(
         f"CuPy's kernel cache cannot be used ({error}), so this process compiles kernels anew: set CUPY_CACHE_DIR to a "
         "directory that can be written to, or delete what is in it",
