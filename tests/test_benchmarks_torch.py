@@ -174,7 +174,7 @@ def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
 
 
 def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
-    monkeypatch.setattr(torch_heads, "fused", lambda module: _left(module))
+    monkeypatch.setattr(torch_heads, "fused", lambda module, **options: _left(module))
     cases = list(torch_heads.cases(torch_lab, torch_heads.Options(**OPTIONS), ["head_sum"]))
     failures = Report("torch", shared.ENVIRONMENT, {}, cases=cases).failed()
     assert failures and all("not all of the module is fused: sort: no rule" in failure for failure in failures)
