@@ -399,3 +399,16 @@ def _drawing(m: Any, x: Any) -> Any:
 @ways
 def test_draws_come_in_order(way: str) -> None:
     same(Code(_drawing), graded, way)
+
+
+def test_code_runs_as_in_eager_and_others_do_not() -> None:
+    """Code that asks whether it is compiled finds that it is not, under `fuse` alone."""
+
+    class Asking(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.softmax(x, -1) * (3.0 if torch.compiler.is_compiling() else 2.0)
+
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(ct.fuse(Asking())(x), torch.softmax(x, -1) * 2)
+    compiled = torch.compile(Asking(), backend="eager")
+    torch.testing.assert_close(compiled(x), torch.softmax(x, -1) * 3)

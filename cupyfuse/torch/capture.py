@@ -6,14 +6,14 @@ captured, and at no other time.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -127,8 +127,12 @@ def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
-def _running_eagerly() -> Any:
-    """Have captured code find `torch.compiler.is_compiling()` false.
+_capturing = threading.RLock()
+
+
+@contextlib.contextmanager
+def _running_eagerly() -> Iterator[None]:
+    """Have captured code find `torch.compiler.is_compiling()` false, one capture at a time.
 
     What is captured runs as it would in eager: code that asks has a slower way for compilers, such as attention with a
     mask that excludes nothing. `is_dynamo_compiling()` stays true.
@@ -136,8 +140,15 @@ def _running_eagerly() -> Any:
     from torch._dynamo import external_utils
     from torch._dynamo.variables.torch import tracing_state_functions
 
+    answers: dict[Any, Any] = tracing_state_functions()
     asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
-    return mock.patch.dict(tracing_state_functions(), dict.fromkeys(asked, False))
+    with _capturing:
+        before = {function: answers[function] for function in asked}
+        answers.update(dict.fromkeys(asked, False))
+        try:
+            yield
+        finally:
+            answers.update(before)
 
 
 class _Configured:
