@@ -412,3 +412,63 @@ def test_code_runs_as_in_eager_and_others_do_not() -> None:
     torch.testing.assert_close(ct.fuse(Asking())(x), torch.softmax(x, -1) * 2)
     compiled = torch.compile(Asking(), backend="eager")
     torch.testing.assert_close(compiled(x), torch.softmax(x, -1) * 3)
+
+
+PAIRS: dict[str, tuple[Any, Any, Any]] = {
+    "whole numbers": (lambda x: (x * 2 + 1) * 3, lambda x: (x * 2.0 + 1.0) * 3.0, torch.arange(6).view(2, 3)),
+    "signs of zero": (lambda x: (x + 1) / 0.0, lambda x: (x + 1) / -0.0, torch.ones(2, 3)),
+    "numbers and masks": (
+        lambda x: torch.where(x > 0, 1.0, 0.0).sum(-1),
+        lambda x: torch.where(x > 0, True, False).sum(-1),
+        torch.randn(2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_constants_that_python_holds_equal(name: str, turned: bool) -> None:
+    """Modules of equal form share plans; those whose constants differ in type or sign are of other forms."""
+    first, second, x = PAIRS[name]
+    for function in (second, first) if turned else (first, second):
+        wanted, got = function(x), ct.fuse(Code(lambda m, y, f=function: f(y)))(x)
+        assert got.dtype is wanted.dtype
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)
+
+
+def _added_to(x: Any) -> Any:
+    d = F.dropout(x, 0.5, False)
+    d += 1
+    return d * 2
+
+
+def _scaled(x: Any) -> Any:
+    z = torch.relu(x * 2)
+    d = F.dropout(z, 0.0, True)
+    d.mul_(3)
+    return z * 1, d + 0
+
+
+@pytest.mark.parametrize("function", [_added_to, _scaled])
+@pytest.mark.parametrize("only_gains", [False, True])
+def test_dropout_that_drops_nothing_returns_its_argument(function: Any, only_gains: bool) -> None:
+    given = torch.randn(3, 5)
+    results = []
+    for module in (Code(lambda m, y: function(y)), ct.fuse(Code(lambda m, y: function(y)), only_gains=only_gains)):
+        x = given.clone()
+        results.append((x, module(x)))
+    torch.testing.assert_close(*results)
+
+
+def test_shapes_that_are_passed_whole() -> None:
+    module = Code(lambda m, y: F.layer_norm((y * 2).reshape(y.shape), y.shape[-1:]).exp())
+    fused = ct.fuse(module)
+    for x in (torch.randn(5, 7), torch.randn(5, 3), torch.randn(4, 6)):
+        torch.testing.assert_close(fused(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_drop_in_modules_under_autocast() -> None:
+    layer, x = ct.LinearGELU(4, 5), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype is ct.linear_gelu(x, layer.weight, layer.bias).dtype is torch.bfloat16
+    assert layer(x).dtype is torch.float32

@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule
 
 from . import worth
 from .importer import Imported
-from .inplace import functionalise
+from .inplace import functionalise, leave_out_dropouts
 from .lowering import AsOperator, Lowering, lower
 from .partition import Judge, Partition, partition
 from .regions import checkpoint_eagerly, regions
@@ -56,6 +56,7 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
     for body in (*regions(module), module):
         graph = _copied(body)
         try:
+            leave_out_dropouts(graph)
             functionalise(graph)
             imported = Imported(graph)
             parts = partition(imported.record, judge)
@@ -80,6 +81,7 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
 def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     """The same for a graph alone; serves as `torch._inductor.config.pre_grad_custom_pass`."""
     chosen = Options(only_gains=only_gains)
+    leave_out_dropouts(graph)
     functionalise(graph)
     imported = Imported(graph)
     lower(imported, partition(imported.record, worth.judge_for(chosen, compiled=True)), AsOperator(chosen))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -27,9 +27,12 @@ from .values import Value
 Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One operation.
+
+    Calls are equal where their arguments are the same, types and signs of zeros included: 1, 1.0 and True are three
+    constants, though Python holds them equal.
 
     Attributes
     ----------
@@ -42,6 +45,16 @@ class Call:
     rule: str
     arguments: tuple[Any, ...]
     results: tuple[int, ...]
+
+    @cached_property
+    def _exactly(self) -> Any:
+        return self.rule, exactly(self.arguments), self.results
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call) and self._exactly == other._exactly
+
+    def __hash__(self) -> int:
+        return hash(self._exactly)
 
 
 @dataclass(frozen=True)
@@ -223,6 +236,13 @@ def _shaped_like(value: Value, target: Value) -> g.Node:
     if node.shape != want.shape:
         raise TraceError(f"an update of shape {value.shape} does not fit its target of shape {target.shape}")
     return g.cast(node, want.dtype)
+
+
+def exactly(argument: Any) -> Any:
+    """What equals that of another argument only where the two are of the same type and value, -0.0 and 0.0 apart."""
+    if isinstance(argument, tuple):
+        return tuple(map(exactly, argument))
+    return type(argument), argument.hex() if isinstance(argument, float) else argument
 
 
 def sizes(tensor: Any) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ Step = tuple[Any, ...]
 
 @functools.lru_cache(maxsize=1024)
 def _runner(steps: tuple[Step, ...], names: tuple[str, ...]) -> Runner:
+    """The runner of steps whose constants are of one type each: dimensions, flags and names."""
     return Runner(chain_of(steps, names))
 
 
@@ -63,7 +64,7 @@ def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     values = tuple(tensors.values())
-    if torch.compiler.is_dynamo_compiling():
+    if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
         return _plainly(steps, values)
     result: Tensor = _runner(steps, tuple(tensors))(values)[0]
     return result

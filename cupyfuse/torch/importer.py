@@ -74,7 +74,7 @@ class Imported:
             self.parts.setdefault(self._makers[node], []).append(node)
             if isinstance(self._numbers[node], Ref):
                 self.nodes[self._numbers[node].number] = node
-            elif isinstance(self._numbers[node], Size):
+            elif isinstance(node.meta.get("example_value"), torch.SymInt):
                 self._numbers[node] = Size(node)
         else:
             self._operation(node, example)
@@ -94,7 +94,8 @@ class Imported:
         def known(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return Ref(self._add(value, node))
-            return Size(node) if isinstance(value, torch.SymInt) else value
+            # Of several sizes, each is a symbol once a node has taken it out.
+            return (Size(node) if value is example else node) if isinstance(value, torch.SymInt) else value
 
         results = pytree.tree_map(known, example)
         target = node.target if node.op in ("call_function", "call_method") else None

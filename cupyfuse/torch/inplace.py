@@ -18,8 +18,10 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from .record import storage_of
+from .rules import draws
 from .rules.spelling import SPELLINGS
 
+F = torch.nn.functional
 _IN_PLACE = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
@@ -56,6 +58,22 @@ def _inplace_position(function: Any) -> int:
         return -1
     names = list(inspect.signature(function).parameters)
     return names.index("inplace") if "inplace" in names else -1
+
+
+_DROPOUTS = (
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
+)
+
+
+def leave_out_dropouts(graph: Graph) -> None:
+    """Take dropouts that drop nothing out of a graph: PyTorch's return their very argument, which fakes do not show."""
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
+            source = node.args[0] if node.args else node.kwargs.get("input")
+            if isinstance(source, Node):
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
 
 
 def functionalise(graph: Graph) -> None:

@@ -8,6 +8,7 @@ submodule of another class, a graph that is being compiled), the same operations
 
 from __future__ import annotations
 
+import math
 from typing import Any, TypeAlias
 
 import torch
@@ -54,23 +55,31 @@ class _DropIn(nn.Module):
     explain = Offered(explain)
     refresh = Offered(refresh)
 
-    def _fused(self, steps: tuple[Step, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...]) -> Tensor:
-        """Run a chain of which all inputs but the first are the module's own."""
+    def _fused(
+        self, steps: tuple[Step, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...], sign: float = 1.0
+    ) -> Tensor:
+        """Run a chain of which all inputs but the first are the module's own.
+
+        `sign` is that of a constant among the steps which may be 0.0 or -0.0: as steps, these are equal.
+        """
         known: _Runners = self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
-        runner = known.by_steps.get(steps)
+        key = steps, sign
+        runner = known.by_steps.get(key)
         if runner is None:
             fixed = frozenset(range(1, len(names)))
-            runner = known.by_steps.setdefault(steps, Runner(chain_of(steps, names, fixed)))
+            runner = known.by_steps.setdefault(key, Runner(chain_of(steps, names, fixed)))
         result: Tensor = runner(tensors)[0]
         return result
 
-    def _fused_linear(self, x: Tensor, layer: nn.Linear, prefix: str, steps: tuple[Step, ...]) -> Tensor:
+    def _fused_linear(
+        self, x: Tensor, layer: nn.Linear, prefix: str, steps: tuple[Step, ...], sign: float = 1.0
+    ) -> Tensor:
         if layer.bias is None:
             steps = (("linear", (_WEIGHT,)), *steps)
-            return self._fused(steps, ("input", f"{prefix}weight"), (x, layer.weight))
+            return self._fused(steps, ("input", f"{prefix}weight"), (x, layer.weight), sign)
         steps = (("linear", (_WEIGHT, _BIAS)), *steps)
         names = ("input", f"{prefix}weight", f"{prefix}bias")
-        return self._fused(steps, names, (x, layer.weight, layer.bias))
+        return self._fused(steps, names, (x, layer.weight, layer.bias), sign)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         # Tensors move to another device or dtype: nothing prepared from the old ones should keep memory.
@@ -88,6 +97,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def _plain(x: Any, *layers: tuple[nn.Module, type[nn.Module]]) -> bool:
     """Whether a call has to go through the submodules themselves."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(x, torch.Tensor) or hooks._has_any_global_hook():
+        return True
+    if torch._C._is_any_autocast_enabled():  # PyTorch chooses the dtypes
         return True
     for layer, expected in layers:
         own = layer.__dict__
@@ -134,7 +145,8 @@ class HeadLogSumExp(_DropIn):
             return F.gelu(F.gelu(x, approximate=self.approximate), approximate=self.approximate)
         leaky: Step = ("leaky_relu", (float(self.negative_slope),))
         gelu: Step = ("gelu", (), (("approximate", self.approximate),))
-        return self._fused_linear(x, self.linear, "linear.", (("logsumexp", (1, True)), leaky, leaky, gelu, gelu))
+        steps = (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
+        return self._fused_linear(x, self.linear, "linear.", steps, math.copysign(1.0, self.negative_slope))
 
 
 class HeadSum(_DropIn):
