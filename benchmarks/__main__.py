@@ -9,13 +9,14 @@ import argparse
 import functools
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cupyfuse.settings import PRECISIONS
 
 from . import charts, costs, distributed, environment, gemm, heads, models, rows, torch_heads
+from .arguments import some_of
 from .cases import Lab, laboratory
 from .cost_report import costs_markdown, no_chart
 from .device import NoGpu
@@ -51,19 +52,6 @@ def lengths(text: str) -> tuple[int, ...]:
     if not found or any(n < 1 for n in found):
         raise argparse.ArgumentTypeError(f"expected positive numbers with commas between them, got {text!r}")
     return found
-
-
-def some_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """Names with commas between them, as in 'float32,bfloat16', each of them known."""
-
-    def names(text: str) -> tuple[str, ...]:
-        found = tuple(text.split(","))
-        wrong = [name for name in found if name not in known]
-        if wrong:
-            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {wrong[0]!r}")
-        return found
-
-    return names
 
 
 def parser() -> argparse.ArgumentParser:

@@ -17,13 +17,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from . import environment, torch_heads
+from .arguments import some_of
 from .distributed_report import (
     BACKEND,
     DROP_IN,
@@ -325,25 +326,14 @@ def _together(command: Sequence[str], count: int, seconds: float) -> list[int]:
 def options(parser: argparse.ArgumentParser) -> None:
     """Add the options of this benchmark."""
     parser.add_argument("--processes", type=int, metavar="N", help="how many (default: one for each GPU)")
-    parser.add_argument("--heads", type=_some(torch_heads.NAMES), default=torch_heads.NAMES, metavar="NAME,...")
-    parser.add_argument("--dtypes", type=_some(DTYPES), default=DTYPES, metavar="DTYPE,...")
+    parser.add_argument("--heads", type=some_of(torch_heads.NAMES), default=torch_heads.NAMES, metavar="NAME,...")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, metavar="DTYPE,...")
     parser.add_argument("--no-backend", dest="forms", action="store_const", const=FORMS[:-1], default=FORMS)
     parser.add_argument("--shape", type=_shape, metavar="BxKxN", help="rows of a process, in_features, out_features")
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="(default: %(default).0f)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: benchmarks/results/<gpu>-x<processes>")
     parser.add_argument("--keep", action="store_true", help="go on behind the rows that are written already")
     parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)
-
-
-def _some(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    def names(text: str) -> tuple[str, ...]:
-        found = tuple(text.split(","))
-        wrong = [name for name in found if name not in known]
-        if wrong:
-            raise argparse.ArgumentTypeError(f"expected some of {', '.join(known)}, got {wrong[0]!r}")
-        return found
-
-    return names
 
 
 def _shape(text: str) -> tuple[int, ...]:

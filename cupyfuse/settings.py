@@ -43,8 +43,20 @@ def check_precision(value: str) -> str:
 
 
 def check_workspace(value: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"max_workspace: expected a number of bytes, got {type(value).__name__}")
-    if value <= 0:
+    if _bytes("max_workspace", value) <= 0:
         raise ValueError(f"max_workspace: expected a positive number of bytes, got {value}")
+    return operator.index(value)
+
+
+def check_prepared(value: int | None) -> int | None:
+    if value is None:
+        return None
+    if _bytes("max_prepared", value) < 0:
+        raise ValueError(f"max_prepared: expected a number of bytes from 0 on, got {value}; 0 keeps nothing")
+    return operator.index(value)
+
+
+def _bytes(name: str, value: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected a number of bytes, got {type(value).__name__}")
     return operator.index(value)

@@ -8,14 +8,13 @@ buffers. Dynamo captures its forward (`capture`); chains of the captured graph t
 from __future__ import annotations
 
 import functools
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
 
-from ..settings import DEFAULT_WORKSPACE, check_precision, check_workspace
+from ..settings import DEFAULT_WORKSPACE, check_precision, check_prepared, check_workspace
 from .copies import exchanged, slots
 from .distributed import adopt, flattens
 from .explain import explain
@@ -207,7 +206,7 @@ def fuse(
         bool(keep_halves),
         frozen=bool(frozen),
         only_gains=bool(only_gains),
-        max_prepared=_check_bytes(max_prepared),
+        max_prepared=check_prepared(max_prepared),
     )
     done: dict[int, Any] = {}
     fused: M = _cloned(module, done, root=True)
@@ -217,16 +216,6 @@ def fuse(
                 part.__dict__[key] = exchanged(value, done)
     _begin(fused, _Choices(options, bool(graphs)))
     return fused
-
-
-def _check_bytes(value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"max_prepared: expected a number of bytes or None, got {type(value).__name__}")
-    if operator.index(value) < 0:
-        raise ValueError(f"max_prepared: expected a number of bytes from 0 on, got {value}; 0 keeps nothing")
-    return operator.index(value)
 
 
 def _cloned(module: Any, done: dict[int, Any], root: bool = False) -> Any:
