@@ -29,6 +29,10 @@ def changes_the_generator(target: Any, args: Any, kwargs: Any) -> bool:
     return not torch.equal(before, torch.get_rng_state())
 
 
+def called(target: Any) -> str:
+    return str(getattr(target, "__name__", target))
+
+
 CALLS: list[tuple[Any, Any, Any]] = [
     (torch.rand, (3,), {}),
     (torch.randn, (3,), {}),
@@ -105,7 +109,7 @@ CALLS: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "args", "kwargs"), CALLS, ids=[f"{k}-{c[0]}"[:40] for k, c in enumerate(CALLS)])
+@pytest.mark.parametrize(("target", "args", "kwargs"), CALLS, ids=[f"{k}-{called(c[0])}" for k, c in enumerate(CALLS)])
 def test_draws_says_what_the_generator_says(target: Any, args: Any, kwargs: Any) -> None:
     assert draws(target, args, kwargs) == changes_the_generator(target, args, kwargs)
 

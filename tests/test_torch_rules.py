@@ -220,7 +220,7 @@ def test_arithmetic_of_masks_and_counts() -> None:
         (torch.tensor_split, "part of a tensor"),
         (torch.stack, "side by side"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", value),
 )
 def test_what_is_left_whole(target: Any, reason: str) -> None:
     found = find(target, (object(),), {})
