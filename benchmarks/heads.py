@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import cupyfuse.heads
+
 from cupyfuse import dtypes
-from cupyfuse.fuse import Fused
+from cupyfuse.api.fuse import Fused
 
 from . import tails
 from .cases import Lab, Rival, run

@@ -6,9 +6,10 @@
 ...     return cf.softmax(cf.linear(x, weight, bias), axis=1)
 """
 
-from .arrays import Spec, spec
-from .errors import EngineError, TraceError
-from .functions import (
+from pathlib import Path as _Path
+
+from .api.arrays import Spec, spec
+from .api.functions import (
     avg_pool1d,
     batch_norm,
     celu,
@@ -42,12 +43,21 @@ from .functions import (
     tanh,
     var,
 )
-from .fuse import Bound, Fused, fuse
-from .options import precision
-from .plan import Plan
-from .schedule import Step
+from .api.fuse import Bound, Fused, fuse
+from .cuda.sources import plan_sources
+from .errors import EngineError, TraceError
+from .plan.plan import Plan, set_emitter
+from .plan.schedule import Step
+from .settings import precision
 
 __version__ = "0.1.0"
+
+set_emitter(plan_sources)
+
+# `cupyfuse.heads` is a folder of the package where it is installed, and `examples/heads` in a checkout.
+_EXAMPLES = _Path(__file__).resolve().parent.parent / "examples"
+if (_EXAMPLES / "heads").is_dir():
+    __path__.append(str(_EXAMPLES))
 
 __all__ = [
     "Bound",

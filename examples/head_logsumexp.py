@@ -9,7 +9,6 @@ while a row is read, maximum and sum are taken in the same pass, and the activat
 from __future__ import annotations
 
 from common import array_module, check, compare, in_float64, shape_from_command_line
-
 from cupyfuse.heads import example_inputs, head_logsumexp
 
 

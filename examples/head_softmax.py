@@ -9,7 +9,6 @@ the batch's statistics come first, in one pass over the product, and the running
 from __future__ import annotations
 
 from common import array_module, check, compare, in_float64, shape_from_command_line
-
 from cupyfuse.heads import example_inputs, head_softmax
 
 

@@ -9,7 +9,6 @@ has one element, and the other four reductions are the identity. With bound weig
 from __future__ import annotations
 
 from common import array_module, check, compare, in_float64, shape_from_command_line
-
 from cupyfuse.heads import example_inputs, head_sum
 
 

@@ -1,6 +1,6 @@
 """A function that was written for NumPy, and knows nothing of cupyfuse, fused as it is.
 
-    python examples/plain_numpy.py
+python examples/plain_numpy.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The first steps: fuse a function, look at its plan, bind its weights.
 
-    python examples/quickstart.py
+python examples/quickstart.py
 """
 
 from __future__ import annotations

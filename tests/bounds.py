@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from support import compute, dtype_of, info, kinds, unit
 
-from cupyfuse.operators import LOST, POINTWISE
+from cupyfuse.ir.operators import LOST, POINTWISE
 
 F = Any  # float64 arrays
 

@@ -10,13 +10,13 @@ import torch
 from support import HOST
 
 import cupyfuse as cf
-from cupyfuse.cuda_engine import CudaExecutable
-from cupyfuse.gradients import as_graph, gradients, saved_values, stored
-from cupyfuse.graph import Graph, Node
-from cupyfuse.numpy_engine import NumpyExecutable
-from cupyfuse.plan import Plan, Traced
-from cupyfuse.planning import build
+from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.engines.numpy import NumpyExecutable
+from cupyfuse.ir.graph import Graph, Node
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Plan, Traced
 from cupyfuse.settings import Settings
+from cupyfuse.trace.autodiff import as_graph, gradients, saved_values, stored
 
 Arrays = list[np.ndarray[Any, Any]]
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cupyfuse.heads import HEADS, example_inputs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from passes import Ours, Passes, chain, compare, drawn, torch_passes
 
 import cupyfuse as cf
-from cupyfuse import graph as g
-from cupyfuse.heads import HEADS, example_inputs
-from cupyfuse.operators import REDUCTIONS
+from cupyfuse.ir import graph as g
+from cupyfuse.ir.operators import REDUCTIONS
 
 CHAINS = [
     "x * c + r",

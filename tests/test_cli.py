@@ -15,15 +15,18 @@ import numpy as np
 import pytest
 
 import cupyfuse as cf
-from cupyfuse import cli, demo, heads, machine, selftest
-from cupyfuse.progress import Progress
+from cupyfuse import heads, selftest
+from cupyfuse.cli import commands as cli
+from cupyfuse.cli import demo
+from cupyfuse.selftest import machine
 from cupyfuse.selftest.measure import Measured
+from cupyfuse.selftest.progress import Progress
 from cupyfuse.selftest.report import Report
 from cupyfuse.selftest.target import Failure
 
 ROOT = Path(cf.__file__).resolve().parent.parent
 TINY = ["--rows", "8", "--in-features", "12", "--out-features", "20"]
-HAS_GPU = demo.array_module("auto") is not np
+HAS_GPU = machine.array_module("auto") is not np
 
 
 def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -127,7 +130,7 @@ def test_the_cuda_engine_without_a_gpu_is_refused(
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert "needs CuPy" in refused(capsys, "demo", *TINY, "--engine", "cuda")
-    assert demo.array_module("auto") is np
+    assert machine.array_module("auto") is np
 
 
 def test_a_bar_replaces_the_lines_on_a_terminal(

@@ -22,7 +22,8 @@ from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.configure import Config, default_config
 from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
 from cupyfuse.cuda.program import Program
-from cupyfuse.schedule.products import TILE_WIDTHS
+from cupyfuse.cuda.sources import kernels_of
+from cupyfuse.plan.schedule.products import TILE_WIDTHS
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -52,7 +53,7 @@ def sources(dtype):
             for step in plan.steps:
                 if step.kind not in ("Gemm", "Split", "Copy"):
                     for aligned in (None, 1):
-                        found |= {k.source for k in emit.kernels_of(step, plan.scheduled.storage, aligned)}
+                        found |= {k.source for k in kernels_of(step, plan.scheduled.storage, aligned)}
     return sorted(found)
 
 
@@ -105,13 +106,13 @@ def test_guards_of_nested_products_compile():
         plan = cf.fuse(function).plan(*map(cf.spec, shapes))
         for step in plan.steps:
             if step.kind not in ("Gemm", "Split", "Copy"):
-                for kernel in emit.kernels_of(step, plan.scheduled.storage):
+                for kernel in kernels_of(step, plan.scheduled.storage):
                     assert cubin(kernel.source, "sm_90")
 
 
 def test_every_operator_compiles_in_both_types():
     """One kernel with every operator of the table in it, for float and for double."""
-    from cupyfuse.operators import POINTWISE
+    from cupyfuse.ir.operators import POINTWISE
     from cupyfuse.trace import apply
 
     def everything(x, y, z):
@@ -126,7 +127,7 @@ def test_every_operator_compiles_in_both_types():
 
     for dtype in ("float32", "float64"):
         plan = cf.fuse(everything).plan(*[cf.spec((8, 64), dtype)] * 3)
-        (kernel,) = emit.kernels_of(plan.steps[0], plan.scheduled.storage)
+        (kernel,) = kernels_of(plan.steps[0], plan.scheduled.storage)
         assert cubin(kernel.source, "sm_90")
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import cupyfuse as cf
-from cupyfuse.cuda import emit
+from cupyfuse.cuda import sources
 from cupyfuse.cuda.configure import default_config, fitting_vec
 from cupyfuse.cuda.expressions import formatted, literal
 from cupyfuse.cuda.program import Program
-from cupyfuse.operators import POINTWISE
+from cupyfuse.ir.operators import POINTWISE
 
 SOFTMAX = """\
     template <int V>
@@ -98,7 +98,7 @@ def test_argument_names_cannot_break_the_text(name):
     identifier = "arg_" if name == "float" else name
     exec(f"def f(x, {identifier}): return cf.softmax(x * {identifier}, axis=1)", scope)
     plan = cf.fuse(scope["f"]).plan(cf.spec((3, 8)), cf.spec(8))  # type: ignore[arg-type]
-    kernel = emit.kernels_of(plan.steps[0], plan.scheduled.storage)[0]
+    kernel = sources.kernels_of(plan.steps[0], plan.scheduled.storage)[0]
     names = [p.name for p in kernel.parameters]
     assert len(set(names)) == len(names) == 3
     assert not {"float", "row", "exp", "v0", "Program", "total"} & set(names)
@@ -139,9 +139,13 @@ def test_headers_are_put_in_place_once():
     ],
 )
 def test_the_template_follows_the_row_length(shape, dtype, template):
-    plan = cf.fuse(lambda x: cf.softmax(x, axis=1) if x.shape[1] > 1 else cf.softmax(x @ x.T[:, :], axis=1)).plan(
-        cf.spec(shape, dtype)
-    ) if shape[1] > 1 else cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(cf.spec((1000, 2), dtype))
+    plan = (
+        cf.fuse(lambda x: cf.softmax(x, axis=1) if x.shape[1] > 1 else cf.softmax(x @ x.T[:, :], axis=1)).plan(
+            cf.spec(shape, dtype)
+        )
+        if shape[1] > 1
+        else cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(cf.spec((1000, 2), dtype))
+    )
     program = Program(plan.steps[-1], plan.scheduled.storage)
     assert default_config(program, fitting_vec(program)).template == template
 

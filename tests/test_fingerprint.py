@@ -13,8 +13,8 @@ from support import CUDA, HOST, Engine, assert_equal, lay_out, normal
 import cupyfuse as cf
 from cupyfuse import heads
 from cupyfuse.cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint, _places
-from cupyfuse.cuda_engine import CudaExecutable
-from cupyfuse.planning import build
+from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.plan.build import build
 from cupyfuse.settings import Settings
 
 DTYPES = {1: np.uint8, 2: np.float16, 4: np.float32, 8: np.float64}
@@ -258,7 +258,7 @@ def test_conditional_plans(device: Engine) -> None:
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -> None:
     from cupyfuse.cuda.products import Split
-    from cupyfuse.graph import halves_shape
+    from cupyfuse.ir.graph import halves_shape
 
     runtime = runtime_of(device)
     x = device.array(normal(rng, (37, 130)), "contiguous" if by == "rows" else "fortran")

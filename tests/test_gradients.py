@@ -12,13 +12,13 @@ from passes import SHAPES, Ours, Passes, Torch, chain, drawn, execute, torch_pas
 from support import INF, NAN
 
 import cupyfuse as cf
-from cupyfuse import graph as g
 from cupyfuse.errors import NotDifferentiable
-from cupyfuse.gradients import as_graph, gradients
-from cupyfuse.graph import Node
-from cupyfuse.operators import POINTWISE, REDUCTIONS
-from cupyfuse.plan import Traced
-from cupyfuse.planning import build
+from cupyfuse.ir import graph as g
+from cupyfuse.ir.graph import Node
+from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Traced
+from cupyfuse.trace.autodiff import as_graph, gradients
 
 # Operators ----------------------------------------------------------------------------------------------------------
 

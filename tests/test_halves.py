@@ -11,8 +11,8 @@ from support import CUDA, HOST, Engine
 
 from cupyfuse.cuda import halves
 from cupyfuse.cuda.products import Split, SplitProduct
-from cupyfuse.graph import halves_shape
-from cupyfuse.schedule.products import TILE_WIDTHS, tile_width
+from cupyfuse.ir.graph import halves_shape
+from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 
 F32 = np.float32
 TINY, MAX = F32(2.0**-126), np.finfo(F32).max

@@ -11,7 +11,7 @@ from kernel_cases import CASES, Case
 from support import CUDA, HOST, INF, NAN, Engine, assert_equal
 
 import cupyfuse as cf
-from cupyfuse.cuda import emit
+from cupyfuse.cuda import sources
 
 ORDERS = 4  # in which threads take turns, two of each kind
 FUSED: dict[Any, cf.Fused] = {}
@@ -89,7 +89,7 @@ def test_the_cases_reach_every_template() -> None:
         plan = fused(case).plan(*[cf.spec(a.shape, str(a.dtype)) for a in case.arguments()])
         for step in plan.steps:
             if step.kind not in ("Gemm", "Split", "Copy"):
-                kernels = emit.kernels_of(step, plan.scheduled.storage)
+                kernels = sources.kernels_of(step, plan.scheduled.storage)
                 reached |= {(k.name, "Pack<" in k.source and k.config.vec > 1) for k in kernels}
     names = {"row_lanes", "row_block", "row_persistent", "row_stream", "elementwise", "column_stats"}
     assert {name for name, _ in reached} == {f"{n}_kernel" for n in names} | {"column_merge_kernel"}

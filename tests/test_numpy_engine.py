@@ -12,7 +12,7 @@ import pytest
 from support import FLOATS, HEADS, Engine, Head, assert_close, compute, normal, unit
 
 import cupyfuse as cf
-from cupyfuse import numpy_engine
+from cupyfuse.engines import numpy as numpy_engine
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["unbound", "bound"])

@@ -10,7 +10,7 @@ import pytest
 from scipy import special as scipy_special
 from support import FLOATS, INF, NAN, assert_equal, compute, dtype_of, unit
 
-from cupyfuse.operators import POINTWISE, REDUCTIONS, Operator, Reduction
+from cupyfuse.ir.operators import POINTWISE, REDUCTIONS, Operator, Reduction
 
 POINTWISE_ROWS = [pytest.param(row, id=row.name) for row in POINTWISE.values()]
 REDUCTION_ROWS = [pytest.param(row, id=row.name) for row in REDUCTIONS.values()]

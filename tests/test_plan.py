@@ -11,8 +11,8 @@ from support import FLOATS, HEADS, Head, head_logsumexp, head_softmax, head_soft
 
 import cupyfuse as cf
 from cupyfuse import devices
-from cupyfuse.plan import Plan
-from cupyfuse.plan_report import quantity
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.report import quantity
 
 ROWS, INNER, COLUMNS = 1024, 8192, 8192  # the benchmark shape
 SHAPES = [(ROWS, INNER, COLUMNS), (1, 1, 1), (1, 5, 3), (7, 1, 3), (7, 5, 1), (3, 5, 1_000_003), (100_000, 3, 1000)]
@@ -193,7 +193,7 @@ def split(text: str, bound: str, **shapes: Any) -> Plan:
 )
 def test_values_of_bound_arguments_alone_are_prepared(text: str, bound: str, prepared: Any, left: Any) -> None:
     plan = split(text, bound)
-    assert (kinds(plan.prepare) if plan.prepare else []) [-1:] == prepared[-1:]
+    assert (kinds(plan.prepare) if plan.prepare else [])[-1:] == prepared[-1:]
     assert kinds(plan) == left
 
 

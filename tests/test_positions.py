@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from passes import execute
 
-from cupyfuse import graph as g
-from cupyfuse.graph import Graph, Node
-from cupyfuse.numpy_engine import NumpyExecutable
-from cupyfuse.plan import Plan, Traced
-from cupyfuse.planning import build
+from cupyfuse.engines.numpy import NumpyExecutable
+from cupyfuse.engines.row_blocks import ready
+from cupyfuse.ir import graph as g
+from cupyfuse.ir.graph import Graph, Node
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Plan, Traced
 from cupyfuse.settings import Settings
-from cupyfuse.streaming import ready
 
 R, C = 37, 45
 

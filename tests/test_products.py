@@ -13,7 +13,7 @@ from support import CUDA, HEADS, HOST, Engine, Head
 
 import cupyfuse as cf
 from cupyfuse import devices
-from cupyfuse.schedule import products
+from cupyfuse.plan.schedule import products
 
 H200 = devices.DEVICES["H200"]
 F32 = np.float32

@@ -12,9 +12,9 @@ import pytest
 from support import HEADS, INF, NAN, assert_close, assert_same_kinds, normal
 
 import cupyfuse as cf
-from cupyfuse import graph as g
 from cupyfuse import rewrite
-from cupyfuse.operators import REDUCTIONS
+from cupyfuse.ir import graph as g
+from cupyfuse.ir.operators import REDUCTIONS
 
 SPECS = {
     "x": cf.spec((6, 5)),

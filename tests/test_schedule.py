@@ -13,9 +13,9 @@ from support import FLOATS, LAYOUTS, Engine, lay_out, normal, unit
 
 import cupyfuse as cf
 from cupyfuse import dtypes
-from cupyfuse import graph as g
-from cupyfuse.plan import Plan
-from cupyfuse.schedule import column_launches, column_splits, resolve
+from cupyfuse.ir import graph as g
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.schedule import column_launches, column_splits, resolve
 
 SPECS = {
     "x": cf.spec((64, 32)),

@@ -15,8 +15,10 @@ import pytest
 from support import FLOATS, HOST, NUMPY, Engine
 
 import cupyfuse as cf
-from cupyfuse import cli, heads, selftest
-from cupyfuse.operators import POINTWISE, REDUCTIONS, rows
+from cupyfuse import heads, selftest
+from cupyfuse.cli import commands as cli
+from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
+from cupyfuse.ir.operators import table as rows
 from cupyfuse.selftest import chains, pointwise, specials, tables
 from cupyfuse.selftest.formats import FORMATS
 from cupyfuse.selftest.report import Report

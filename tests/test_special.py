@@ -1,4 +1,4 @@
-"""Accuracy and conventions of `cupyfuse.special`, against the scalar functions of `math`."""
+"""Accuracy and conventions of `cupyfuse.ir.operators.special`, against the scalar functions of `math`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
 
-from cupyfuse.special import erf, erfc
+from cupyfuse.ir.operators.special import erf, erfc
 
 Floats = NDArray[np.floating[Any]]
 Function = Callable[[ArrayLike], Floats]

@@ -15,8 +15,8 @@ from scipy import special as scipy_special
 from support import FLOATS, Engine
 
 from cupyfuse import EngineError
-from cupyfuse.fuse import Fused
-from cupyfuse.operators import POINTWISE, REDUCTIONS
+from cupyfuse.api.fuse import Fused
+from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.selftest import pointwise, reduced, specials, symbols
 from cupyfuse.selftest.formats import FORMATS, Format
 from cupyfuse.selftest.target import Target

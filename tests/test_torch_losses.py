@@ -11,9 +11,9 @@ import torch
 from passes import execute
 from torch_rules import check, draw, not_fused, parts, positive, run, same_gradients, traced
 
-from cupyfuse.graph import Graph
-from cupyfuse.plan import Traced
-from cupyfuse.planning import build
+from cupyfuse.ir.graph import Graph
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Traced
 from cupyfuse.torch.rules import Refused, find
 
 F = torch.nn.functional

@@ -38,6 +38,7 @@ def _fresh() -> None:
 @pytest.fixture
 def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rule for `var_mean` that describes both of its results."""
+
     def var_mean(input: Any, dim: int = -1) -> Any:
         return rules.RULES["var"].traced(input, dim), rules.RULES["mean"].traced(input, dim)
 

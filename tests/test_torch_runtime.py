@@ -12,11 +12,13 @@ import pytest
 from support import HOST, assert_close, assert_equal, dtype_of, info, missing_gpu, normal, unit
 
 import cupyfuse as cf
-from cupyfuse import arrays, dtypes, streaming
-from cupyfuse.cuda_engine import CudaExecutable
+from cupyfuse import dtypes
+from cupyfuse.api import arrays
+from cupyfuse.engines import row_blocks as streaming
+from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.errors import EngineError
-from cupyfuse.plan import Plan
-from cupyfuse.planning import build
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Plan
 from cupyfuse.settings import DEFAULT_WORKSPACE, Settings
 
 torch = pytest.importorskip("torch", reason="needs torch")

@@ -19,9 +19,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import cupyfuse.torch as ct
-from cupyfuse import streaming
 from cupyfuse.cuda import fingerprint
-from cupyfuse.cuda_engine import CudaExecutable
+from cupyfuse.engines import row_blocks as streaming
+from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.torch import changes, entry, prepared
 from cupyfuse.torch.tensors import to_numpy
 

@@ -11,16 +11,16 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from cupyfuse import dtypes
-from cupyfuse import graph as g
+from cupyfuse.engines.numpy import NumpyExecutable
 from cupyfuse.errors import TraceError
-from cupyfuse.gradients import as_graph, gradients
-from cupyfuse.numpy_engine import NumpyExecutable
-from cupyfuse.plan import Traced
-from cupyfuse.planning import build
+from cupyfuse.ir import graph as g
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Traced
 from cupyfuse.torch.differentiate import _as_node as as_node
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.values import Value
 from cupyfuse.trace import Trace
+from cupyfuse.trace.autodiff import as_graph, gradients
 
 
 class Operand:

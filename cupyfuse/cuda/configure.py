@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import dtypes
-from ..schedule import column_splits
+from ..plan.schedule import column_splits
 from .program import COLUMN, FULL, Program
 
 # Elements that a thread may hold of a row. More would not leave enough registers for enough threads to hide latency.

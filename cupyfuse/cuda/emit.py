@@ -6,20 +6,17 @@ The struct (`Program`) says what to compute for an element and for a row; it kno
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .. import graph as g
-from ..graph import Node
-from ..schedule import Step
-from . import halves
-from .configure import Config, default_config, fitting_vec
+from ..ir import graph as g
+from ..ir.graph import Node
+from .configure import Config
 from .expressions import Body, Scope, indented
-from .kernel import CONDITION, Kernel, inlined, translation_unit
+from .kernel import CONDITION, Kernel, translation_unit
 from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
 
 if TYPE_CHECKING:
-    from ..plan import Plan
+    pass
 
 
 def emit(program: Program, config: Config, merge: bool = False, conditional: bool = False) -> Kernel:
@@ -396,7 +393,7 @@ def _missing_products(program: Program, node: Node) -> list[Node]:
 
 
 def _reads(accumulators: list[tuple[str, str, Node, list[Node]]]) -> dict[Node, str]:
-    from ..operators import REDUCTIONS
+    from ..ir.operators import REDUCTIONS
 
     return {n: f"t.{name}.{REDUCTIONS[n.op].read}" for name, _, _, readers in accumulators for n in readers}
 
@@ -415,33 +412,3 @@ def _function(head: str, body: Body) -> str:
     if not body.lines:
         return f"__device__ {head} {{}}"
     return f"__device__ {head} {{\n" + indented("\n".join(body.lines)) + "\n}"
-
-
-# Plans --------------------------------------------------------------------------------------------------------------
-
-
-def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None) -> list[Kernel]:
-    """The kernels of a step in the configuration that is chosen for it."""
-    program = Program(step, storage)
-    config = default_config(program, fitting_vec(program, aligned))
-    kernels = [emit(program, config)]
-    if config.template == "column_stats" and config.shares > 1:
-        kernels.append(emit(program, config, merge=True))
-    return kernels
-
-
-def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
-    """The sources of all kernels that a plan launches, in order; products of matrices are cuBLAS's."""
-    finish: Callable[[str], str] = inlined if inline else str
-    texts = []
-    for step in plan.steps:
-        if step.kind in ("Gemm", "Split", "Copy"):
-            for node in step.nodes:
-                if node.op in ("matmul", "copy"):
-                    library = "cuBLAS gemmEx" if node.op == "matmul" else "a device copy"
-                    texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {library}")
-                else:
-                    texts += [finish(k.source) for k in halves.kernels_of(node)]
-        else:
-            texts += [finish(k.source) for k in kernels_of(step, plan.scheduled.storage)]
-    return texts

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import dtypes
-from .. import graph as g
-from ..graph import Node
-from ..operators import POINTWISE
+from ..ir import graph as g
+from ..ir.graph import Node
+from ..ir.operators import POINTWISE
 from .program import ANY, COLUMN, FULL, Parameter, Program, c_type, stored_type
 
 

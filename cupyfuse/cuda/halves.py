@@ -10,8 +10,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from .. import devices
-from ..graph import Node
-from ..schedule.products import TILE_ROWS, tile_width
+from ..ir.graph import Node
+from ..plan.schedule.products import TILE_ROWS, tile_width
 from .configure import Config
 from .kernel import CONDITION, Kernel, translation_unit
 

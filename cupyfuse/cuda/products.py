@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..schedule.products import TILE_ROWS, tile_width
+from ..plan.schedule.products import TILE_ROWS, tile_width
 from .halves import (
     GEMM_THREADS,
     REPAIR_THREADS,

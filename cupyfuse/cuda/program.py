@@ -9,10 +9,10 @@ from functools import cached_property
 from itertools import count
 
 from .. import dtypes
-from .. import graph as g
-from ..graph import Node, Shape
-from ..operators import POINTWISE, REDUCTIONS
-from ..schedule import Step, resolve
+from ..ir import graph as g
+from ..ir.graph import Node, Shape
+from ..ir.operators import POINTWISE, REDUCTIONS
+from ..plan.schedule import Step, resolve
 
 # A parameter's place: one value an element, a row, a column, or one for all; "any" is read with strides, by guards.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"

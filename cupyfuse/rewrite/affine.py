@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .. import dtypes
-from .. import graph as g
-from ..graph import Graph, Node
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
 from .linear import combine, widened
 from .notes import Note
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .. import dtypes
-from .. import graph as g
-from ..graph import Graph, Node
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
 from .cleanup import drop_empty_casts
 from .notes import Note
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .. import graph as g
-from ..graph import Graph, Node
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
 from .affine import fold_chains
 from .cleanup import (
     cancel_transposes,

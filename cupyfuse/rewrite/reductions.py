@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .. import graph as g
-from ..graph import Node
-from ..operators import REDUCTIONS
+from ..ir import graph as g
+from ..ir.graph import Node
+from ..ir.operators import REDUCTIONS
 
 
 def reduction_over_one(node: Node) -> Node:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import graph as g
-from ..graph import Graph, Node
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
 from .notes import Note
 
 

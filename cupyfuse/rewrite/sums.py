@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .. import graph as g
-from ..graph import Graph, Node
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
 from .linear import Term, free_of_products, known, product, taken_apart, total, widened, widened_or_one
 from .notes import Note
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__, demo, machine
+from .. import __version__
 from ..cuda.compile import cubin
 from ..errors import EngineError
-from ..progress import Progress
-from . import chains, pointwise, reduced
+from . import chains, machine, pointwise, reduced
 from .formats import FORMATS, available
+from .progress import Progress
 from .report import Report, write_page
 from .target import Failure, Target
 
@@ -64,9 +64,9 @@ def run(xp: Any) -> Report:
 
 
 def _sentence(xp: Any) -> str:
-    ran = f"The CUDA engine ran: {demo.device_name(xp)}."
+    ran = f"The CUDA engine ran: {machine.device_name(xp)}."
     if xp is np:
-        ran = f"The NumPy engine ran, {demo.device_name(np)}. No kernel ran."
+        ran = f"The NumPy engine ran, {machine.device_name(np)}. No kernel ran."
     missing = set(FORMATS) - {form.name for form in available()}
     # What arrays of it need is the one package that is not NumPy's own.
     return ran + "".join(f" {name} was not tested: pip install ml_dtypes." for name in missing)

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import functions as cf
-from .. import heads
-from ..fuse import Fused
-from ..operators import POINTWISE, REDUCTIONS
+import cupyfuse.heads as heads
+
+from ..api import functions as cf
+from ..api.fuse import Fused
+from ..ir.operators import POINTWISE, REDUCTIONS
 from . import oracle, reduced
 from .formats import Array, Format
 from .measure import Allowance, Measured, measure

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..operators import LOST
-from ..operators.rows import ROUNDING
+from ..ir.operators import LOST
+from ..ir.operators.table import ROUNDING
 from .formats import Array, Format
 from .oracle import EXTENDED
 

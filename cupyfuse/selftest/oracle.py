@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..operators import POINTWISE
+from ..ir.operators import POINTWISE
 from .formats import Array, Format
 
 WIDE = np.longdouble

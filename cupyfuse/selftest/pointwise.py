@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..fuse import Fused
-from ..operators import POINTWISE
+from ..api.fuse import Fused
+from ..ir.operators import POINTWISE
 from ..trace import apply
 from . import oracle, samples, specials
 from .formats import Array, Format

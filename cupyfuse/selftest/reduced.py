@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import functions as cf
-from ..fuse import Fused
-from ..operators import REDUCTIONS
+from ..api import functions as cf
+from ..api.fuse import Fused
+from ..ir.operators import REDUCTIONS
 from ..trace import reduce
 from . import specials
 from .formats import Format

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from ..operators import POINTWISE, REDUCTIONS
+from ..ir.operators import POINTWISE, REDUCTIONS
 from .pairs import PAIRS
 from .tables import CASES, REDUCED, ROWS, UNARY
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import cache
 
-from ..operators.activations import SELU_ALPHA, SELU_SCALE
+from ..ir.operators.activations import SELU_ALPHA, SELU_SCALE
 from .formats import Format
 
 _CONSTANTS = {

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import demo
-from ..cuda.emit import kernels_of
+from ..api.fuse import Fused
 from ..cuda.kernel import Kernel
+from ..cuda.sources import kernels_of
 from ..errors import EngineError
-from ..fuse import Fused
-from ..plan import Plan
+from ..plan.plan import Plan
 from .formats import Format
+from .machine import on_host
 
 # Row lengths that every vector width divides, and that none does: kernels come in both variants.
 _WIDTHS = {"vectors": 64, "scalars": 63}
@@ -138,5 +138,5 @@ def _template(kernel: Kernel) -> str:
 
 def _on_host(results: Any) -> Any:
     if isinstance(results, (tuple, list)):
-        return [demo.on_host(r) for r in results]
-    return demo.on_host(results)
+        return [on_host(r) for r in results]
+    return on_host(results)

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from .. import graph as g
 from ..errors import TraceError
-from ..gradients import stored
-from ..plan import Traced
+from ..ir import graph as g
+from ..plan.plan import Traced
 from ..trace import Trace
+from ..trace.autodiff import stored
 from .rules import RULES
 from .symbols import Ref, Size
 from .values import Value
@@ -276,6 +276,6 @@ def _decoded(argument: Any) -> Any:
     if isinstance(argument, list):
         return tuple(map(_decoded, argument))
     if isinstance(argument, dict):
-        (kind, value), = argument.items()
+        ((kind, value),) = argument.items()
         return Ref(value) if kind == "value" else Size(value) if kind == "size" else float.fromhex(value)
     return argument

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .. import devices, dtypes
-from .. import graph as g
 from ..devices import Device
-from ..graph import Node
-from ..planning import build
-from ..schedule import Step, resolve, schedule
+from ..ir import graph as g
+from ..ir.graph import Node
+from ..plan.build import build
+from ..plan.schedule import Step, resolve, schedule
 from ..settings import Settings
 from .chain import Chain, Meta, Tracing
 from .eager_cost import eager

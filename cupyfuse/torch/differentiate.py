@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from .. import dtypes
-from .. import graph as g
-from ..gradients import as_graph, gradients, saved_values, stored
-from ..graph import Node
-from ..plan import Plan, Traced
-from ..planning import build
+from ..ir import graph as g
+from ..ir.graph import Node
+from ..plan.build import build
+from ..plan.plan import Plan, Traced
 from ..settings import Settings
+from ..trace.autodiff import as_graph, gradients, saved_values, stored
 from .chain import Tracing
 from .runtime import layout_of, ready
 from .tensors import as_matrix

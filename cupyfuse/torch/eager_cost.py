@@ -7,18 +7,7 @@ from typing import Any
 
 from .. import dtypes
 from .chain import Call, Tracing
-from .rates import (
-    COLUMNS,
-    EAGER,
-    EAGER_GRADED,
-    EAGER_PRODUCT,
-    EAGER_VIEW,
-    LAUNCH,
-    STREAM,
-    Machine,
-    Time,
-    total,
-)
+from .rates import COLUMNS, EAGER, EAGER_GRADED, EAGER_PRODUCT, EAGER_VIEW, LAUNCH, STREAM, Machine, Time, total
 from .rules import RULES
 from .symbols import references
 

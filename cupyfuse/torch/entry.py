@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..planning import build
+from ..plan.build import build
 from ..settings import DEFAULT_WORKSPACE, Settings
 from .chain import Chain
 from .changes import NEVER, Count, gradients_of, steps

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..plan import Plan
+from ..plan.plan import Plan
 
 _WIDTH = 100  # of a chain's operations in the table
 _ROWS = 12  # of a table

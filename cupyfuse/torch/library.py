@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from ..errors import TraceError
-from ..gradients import stored
-from ..graph import Node
-from ..planning import build
+from ..ir.graph import Node
+from ..plan.build import build
 from ..settings import Settings
+from ..trace.autodiff import stored
 from .chain import Chain, Tracing, sizes
 from .differentiate import Backward
 from .running import Options
@@ -58,9 +58,7 @@ class Call:
     def __init__(self, chain: Chain, saves: Sequence[Sequence[int]], options: Options, tensors: Sequence[Any]):
         self.chain = chain
         device = device_of(tensors[0])
-        self.settings = Settings(
-            options.current_precision(), device, options.max_workspace, options.keep_halves
-        )
+        self.settings = Settings(options.current_precision(), device, options.max_workspace, options.keep_halves)
         self.tracing = _traced(chain, tensors)
         self.saved = _saved_nodes(chain, self.tracing, saves)
         self._layouts = dict(enumerate(map(layout_of, map(as_matrix, tensors))))

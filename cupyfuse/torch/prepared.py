@@ -17,8 +17,8 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint
-from ..cuda_engine import CudaExecutable
-from ..plan import Plan
+from ..engines.cuda import CudaExecutable
+from ..plan.plan import Plan
 from .runtime import on_device, ready
 
 Tensors = Sequence[Any]

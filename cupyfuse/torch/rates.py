@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .. import dtypes
-from .. import graph as g
 from ..devices import Device
-from ..graph import Node
-from ..schedule.products import LEAST_DEPTH, halves_time
+from ..ir import graph as g
+from ..ir.graph import Node
+from ..plan.schedule.products import LEAST_DEPTH, halves_time
 
 US = 1e-6
 

@@ -84,5 +84,3 @@ def _checkpointed(body: GraphModule, state: Sequence[bool], *args: Any, **option
     if _EARLY_STOP and any("_increment_nesting" in str(n.target) for n in body.graph.nodes):
         options["early_stop"] = False  # stopping within a transform would leave it on PyTorch's stack
     return checkpoint(region, *(a for a, kept in zip(args, state, strict=True) if not kept), **options)
-
-

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from .. import graph as g
-from ..operators import POINTWISE
-from .axes import broadcast_to, normalize_axes, repeated, reshape
+from ..ir import graph as g
+from ..ir.operators import POINTWISE
+from .axes import normalize_axes
+from .broadcasting import broadcast_to, repeated, reshape
 from .operations import apply, as_tracer, clip, dot, mask_logic, matmul, power, reduce, trace_of, variance
 from .tracer import Tracer
 from .user_code import fail, user_line

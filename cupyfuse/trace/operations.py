@@ -4,28 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 
 from .. import dtypes
-from .. import graph as g
 from ..errors import TraceError
-from .axes import align, matrix_node, normalize_axes
+from ..ir import graph as g
+from .axes import Axes, normalize_axes
+from .broadcasting import align, matrix_node
+from .tracer import Recorder, Tracer
 from .user_code import fail, user_line
-from .value import Axes, ScalarArgument, TracedValue
-
-if TYPE_CHECKING:
-    from .recorder import Trace
-    from .tracer import Tracer
+from .value import ScalarArgument
 
 
-def as_tracer(value: Any, trace: Trace) -> Tracer:
+def as_tracer(value: Any, trace: Recorder) -> Tracer:
     """A tracer for a number; arrays have to be arguments."""
-    if isinstance(value, TracedValue):
+    if isinstance(value, Tracer):
         if value._trace is not trace:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
-        return cast("Tracer", value)
+        return value
     if isinstance(value, ScalarArgument):
         node = g.const(float(value))
         node.attrs["name"] = value.name
@@ -60,9 +58,9 @@ def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
     return call
 
 
-def trace_of(values: Iterable[Any]) -> Trace:
+def trace_of(values: Iterable[Any]) -> Recorder:
     for value in values:
-        if isinstance(value, TracedValue):
+        if isinstance(value, Tracer):
             return value._trace
     raise AssertionError("no traced operand")
 
@@ -197,15 +195,15 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 def power(base: Any, exponent: Any) -> Tracer:
     """NumPy's power, with its short forms for the exponents 2, 1/2, 1, -1."""
     if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument, np.generic)):
-        if isinstance(base, TracedValue) and not dtypes.is_float(base._node.dtype):
-            return _integer_power(cast("Tracer", base), exponent)
+        if isinstance(base, Tracer) and not dtypes.is_float(base._node.dtype):
+            return _integer_power(base, exponent)
         short: dict[float, Callable[[], Tracer]] = {
             2.0: lambda: apply("square", base),
             1.0: lambda: base.copy(),
             0.5: lambda: apply("sqrt", base),
             -1.0: lambda: apply("reciprocal", base),
         }
-        if float(exponent) in short and isinstance(base, TracedValue):
+        if float(exponent) in short and isinstance(base, Tracer):
             return short[float(exponent)]()
     return apply("power", base, exponent)
 
@@ -224,7 +222,7 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
 
 def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
     for o in operands:
-        if not isinstance(o, bool) and not (isinstance(o, TracedValue) and o._node.dtype == "bool"):
+        if not isinstance(o, bool) and not (isinstance(o, Tracer) and o._node.dtype == "bool"):
             fail(f"the operator {symbol}", "it works on masks (comparisons); got another dtype")
     return apply(op, *operands)
 
@@ -260,5 +258,5 @@ def matmul(a: Any, b: Any) -> Tracer:
 def dot(a: Any, b: Any) -> Tracer:
     """`numpy.dot`: a product of matrices, or with a number, which is an array here and takes part in promotion."""
     trace = trace_of((a, b))
-    a, b = (o if isinstance(o, TracedValue) else as_tracer(np.asarray(o), trace) for o in (a, b))
+    a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace) for o in (a, b))
     return matmul(a, b) if a.ndim and b.ndim else apply("multiply", a, b)

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from .. import graph as g
 from ..errors import TraceError
+from ..ir import graph as g
+from . import broadcasting, numpy_functions, operations
+from .axes import Axes
 from .tracer import Tracer
-from .value import Axes
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,21 @@ class Call:
 
 
 class Trace:
-    """What one run of the function has recorded besides the nodes themselves."""
+    """What one run of the function has recorded besides the nodes themselves, and the operations of its tracers."""
+
+    apply = staticmethod(operations.apply)
+    reduce = staticmethod(operations.reduce)
+    variance = staticmethod(operations.variance)
+    clip = staticmethod(operations.clip)
+    power = staticmethod(operations.power)
+    matmul = staticmethod(operations.matmul)
+    dot = staticmethod(operations.dot)
+    mask_logic = staticmethod(operations.mask_logic)
+    reshape = staticmethod(broadcasting.reshape)
+    repeated = staticmethod(broadcasting.repeated)
+    relabel = staticmethod(broadcasting.relabel)
+    call_ufunc = staticmethod(numpy_functions.call_ufunc)
+    call_function = staticmethod(numpy_functions.call_function)
 
     def __init__(self) -> None:
         self.inputs: list[g.Node] = []
@@ -58,6 +73,10 @@ class Trace:
     def array(self, node: g.Node, axes: Axes) -> Tracer:
         """A stand-in for an array of the user's."""
         return Tracer(self, node, axes)
+
+    def tracer_of(self, value: Any) -> Tracer:
+        """A stand-in for a number, or one that is this trace's own."""
+        return operations.as_tracer(value, self)
 
     def argument(self, name: str, shape: tuple[int, ...], dtype: str) -> Tracer:
         """A stand-in for one array argument of rank 0, 1 or 2."""

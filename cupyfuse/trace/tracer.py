@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
 
 from .. import dtypes
-from .. import graph as g
-from .axes import normalize_axes, relabel, repeated, reshape
-from .operations import apply, as_tracer, clip, dot, mask_logic, matmul, power, reduce, variance
+from ..ir import graph as g
+from .axes import Axes, normalize_axes
 from .user_code import fail, user_line
-from .value import Axes, TracedValue
+from .value import TracedValue
+
+
+class Recorder(Protocol):
+    """What a tracer asks of its trace. `Trace` answers with the functions of `operations` and `broadcasting`."""
+
+    effects: dict[int, g.Node]
+
+    def array(self, node: g.Node, axes: Axes) -> Tracer: ...
+    def tracer_of(self, value: Any) -> Tracer: ...
+    def call(self, name: str, operands: Iterable[Any]) -> AbstractContextManager[Callable[[Any], Any]]: ...
+
+    def apply(self, op: str, *operands: Any) -> Tracer: ...
+    def reduce(self, op: str, x: Tracer, axis: Any, keepdims: bool = False, **options: Any) -> Tracer: ...
+    def variance(self, x: Tracer, axis: Any, ddof: float, keepdims: bool, **options: Any) -> Tracer: ...
+    def clip(self, x: Any, low: Any, high: Any, **options: Any) -> Tracer: ...
+    def power(self, base: Any, exponent: Any) -> Tracer: ...
+    def matmul(self, a: Any, b: Any) -> Tracer: ...
+    def dot(self, a: Any, b: Any) -> Tracer: ...
+    def mask_logic(self, op: str, symbol: str, *operands: Any) -> Tracer: ...
+    def reshape(self, x: Tracer, shape: tuple[int, ...], order: str) -> Tracer: ...
+    def repeated(self, x: Tracer, shape: tuple[int, ...]) -> Tracer: ...
+    def relabel(self, x: Tracer, axes: Axes) -> Tracer: ...
+    def call_ufunc(self, name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
+    def call_function(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
 
 
 class Tracer(TracedValue):
     """A stand-in for an array while a function is being traced: each operation on it adds a node to the graph."""
 
-    __slots__ = ()
+    __slots__ = ("_origin", "_trace", "_viewed")
     __array_priority__ = 1000.0
     __hash__ = object.__hash__
+
+    def __init__(self, trace: Recorder, node: g.Node, axes: Axes):
+        self._trace = trace
+        self._node = node
+        self._axes = axes
+        # The argument whose memory this is in the user's eyes: changing it in place changes the argument.
+        self._origin: g.Node | None = None
+        self._viewed = False
 
     @property
     def T(self) -> Tracer:
@@ -25,43 +58,43 @@ class Tracer(TracedValue):
 
     # Operators
     def __add__(self, other: Any) -> Tracer:
-        return apply("add", self, other)
+        return self._trace.apply("add", self, other)
 
     def __radd__(self, other: Any) -> Tracer:
-        return apply("add", other, self)
+        return self._trace.apply("add", other, self)
 
     def __sub__(self, other: Any) -> Tracer:
-        return apply("subtract", self, other)
+        return self._trace.apply("subtract", self, other)
 
     def __rsub__(self, other: Any) -> Tracer:
-        return apply("subtract", other, self)
+        return self._trace.apply("subtract", other, self)
 
     def __mul__(self, other: Any) -> Tracer:
-        return apply("multiply", self, other)
+        return self._trace.apply("multiply", self, other)
 
     def __rmul__(self, other: Any) -> Tracer:
-        return apply("multiply", other, self)
+        return self._trace.apply("multiply", other, self)
 
     def __truediv__(self, other: Any) -> Tracer:
-        return apply("divide", self, other)
+        return self._trace.apply("divide", self, other)
 
     def __rtruediv__(self, other: Any) -> Tracer:
-        return apply("divide", other, self)
+        return self._trace.apply("divide", other, self)
 
     def __pow__(self, other: Any) -> Tracer:
-        return power(self, other)
+        return self._trace.power(self, other)
 
     def __rpow__(self, other: Any) -> Tracer:
-        return power(other, self)
+        return self._trace.power(other, self)
 
     def __matmul__(self, other: Any) -> Tracer:
-        return matmul(self, other)
+        return self._trace.matmul(self, other)
 
     def __rmatmul__(self, other: Any) -> Tracer:
-        return matmul(other, self)
+        return self._trace.matmul(other, self)
 
     def __neg__(self) -> Tracer:
-        return apply("negative", self)
+        return self._trace.apply("negative", self)
 
     def __pos__(self) -> Tracer:
         if self._node.dtype == "bool":
@@ -69,36 +102,36 @@ class Tracer(TracedValue):
         return self.copy()
 
     def __abs__(self) -> Tracer:
-        return apply("absolute", self)
+        return self._trace.apply("absolute", self)
 
     def __gt__(self, other: Any) -> Tracer:
-        return apply("greater", self, other)
+        return self._trace.apply("greater", self, other)
 
     def __ge__(self, other: Any) -> Tracer:
-        return apply("greater_equal", self, other)
+        return self._trace.apply("greater_equal", self, other)
 
     def __lt__(self, other: Any) -> Tracer:
-        return apply("less", self, other)
+        return self._trace.apply("less", self, other)
 
     def __le__(self, other: Any) -> Tracer:
-        return apply("less_equal", self, other)
+        return self._trace.apply("less_equal", self, other)
 
     def __eq__(self, other: Any) -> Tracer:  # type: ignore[override]
-        return apply("equal", self, other)
+        return self._trace.apply("equal", self, other)
 
     def __ne__(self, other: Any) -> Tracer:  # type: ignore[override]
-        return apply("not_equal", self, other)
+        return self._trace.apply("not_equal", self, other)
 
     def __and__(self, other: Any) -> Tracer:
-        return mask_logic("logical_and", "&", self, other)
+        return self._trace.mask_logic("logical_and", "&", self, other)
 
     def __or__(self, other: Any) -> Tracer:
-        return mask_logic("logical_or", "|", self, other)
+        return self._trace.mask_logic("logical_or", "|", self, other)
 
     __rand__, __ror__ = __and__, __or__
 
     def __invert__(self) -> Tracer:
-        return mask_logic("logical_not", "~", self)
+        return self._trace.mask_logic("logical_not", "~", self)
 
     def _unsupported(self, *_: Any) -> NoReturn:
         fail("one of the operators // % ^ << >> divmod", "it is not supported in a fused function")
@@ -109,21 +142,21 @@ class Tracer(TracedValue):
 
     # In-place operators change the array that every name in the user's function refers to.
     def _become(self, value: Any, assigned: bool = False) -> Tracer:
-        new = as_tracer(value, self._trace)
+        new = self._trace.tracer_of(value)
         if self._viewed:
             fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
         extra = new.ndim - self.ndim
         if assigned and extra > 0 and new.shape[:extra] == (1,) * extra:
             new = self._trace.array(new._node, new._axes[extra:])
         if new.shape != self.shape:
-            new = repeated(new, self.shape)
+            new = self._trace.repeated(new, self.shape)
         kinds = {"bool": 0, "int64": 1}
         if not assigned and kinds.get(new._node.dtype, 2) > kinds.get(self._node.dtype, 2):
             fail(
                 f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
                 "NumPy refuses it as well; convert the value with .astype first",
             )
-        aligned = relabel(new, self._axes)
+        aligned = self._trace.relabel(new, self._axes)
         self._node = g.cast(aligned._node, self._node.dtype)
         if self._origin is not None:
             self._trace.effects[self._origin.attrs["arg"]] = self._node
@@ -142,7 +175,7 @@ class Tracer(TracedValue):
         return self._become(self / other)
 
     def __ipow__(self, other: Any) -> Tracer:
-        return self._become(power(self, other))
+        return self._become(self._trace.power(self, other))
 
     def __iand__(self, other: Any) -> Tracer:
         return self._become(self & other)
@@ -212,10 +245,10 @@ class Tracer(TracedValue):
     def reshape(self, *shape: Any, order: str = "C") -> Tracer:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
-        return reshape(self, tuple(int(n) for n in shape), order)
+        return self._trace.reshape(self, tuple(int(n) for n in shape), order)
 
     def ravel(self, order: str = "C") -> Tracer:
-        return reshape(self, (-1,), order)
+        return self._trace.reshape(self, (-1,), order)
 
     # Methods that are functions
     def astype(self, dtype: Any, *, copy: bool = True) -> Tracer:
@@ -231,60 +264,56 @@ class Tracer(TracedValue):
         return self._trace.array(self._node, self._axes)
 
     def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return reduce("sum", self, axis, keepdims, dtype=dtype, out=out)
+        return self._trace.reduce("sum", self, axis, keepdims, dtype=dtype, out=out)
 
     def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return reduce("prod", self, axis, keepdims, dtype=dtype, out=out)
+        return self._trace.reduce("prod", self, axis, keepdims, dtype=dtype, out=out)
 
     def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return reduce("mean", self, axis, keepdims, dtype=dtype, out=out)
+        return self._trace.reduce("mean", self, axis, keepdims, dtype=dtype, out=out)
 
     def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return reduce("max", self, axis, keepdims, out=out)
+        return self._trace.reduce("max", self, axis, keepdims, out=out)
 
     def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return reduce("min", self, axis, keepdims, out=out)
+        return self._trace.reduce("min", self, axis, keepdims, out=out)
 
     def var(
         self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
     ) -> Tracer:
-        return variance(self, axis, ddof, keepdims, dtype=dtype, out=out)
+        return self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out)
 
     def std(
         self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
     ) -> Tracer:
-        return apply("sqrt", variance(self, axis, ddof, keepdims, dtype=dtype, out=out))
+        return self._trace.apply("sqrt", self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out))
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        truth = apply("where", apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
+        truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
         if 0 in self.shape:
-            return apply("greater", reduce("sum", truth, axis, keepdims, out=out), 0.0)
-        return apply("greater", reduce("max", truth, axis, keepdims, out=out), 0.0)
+            return self._trace.apply("greater", self._trace.reduce("sum", truth, axis, keepdims, out=out), 0.0)
+        return self._trace.apply("greater", self._trace.reduce("max", truth, axis, keepdims, out=out), 0.0)
 
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        truth = apply("where", apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
+        truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
         if 0 in self.shape:
-            return apply("greater", reduce("prod", truth, axis, keepdims, out=out), 0.0)
-        return apply("greater", reduce("min", truth, axis, keepdims, out=out), 0.0)
+            return self._trace.apply("greater", self._trace.reduce("prod", truth, axis, keepdims, out=out), 0.0)
+        return self._trace.apply("greater", self._trace.reduce("min", truth, axis, keepdims, out=out), 0.0)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
-        return clip(self, min, max, out=out)
+        return self._trace.clip(self, min, max, out=out)
 
     def dot(self, other: Any) -> Tracer:
-        return dot(self, other)
+        return self._trace.dot(self, other)
 
     # NumPy's and CuPy's protocols
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        from .numpy_functions import call_ufunc
-
-        return call_ufunc(ufunc.__name__, method, inputs, options)
+        return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
-        from .numpy_functions import call_function
-
-        return call_function(func, args, options)
+        return self._trace.call_function(func, args, options)
 
     def __cupy_override_elementwise_kernel__(self, kernel: Any, *inputs: Any, **options: Any) -> Any:
-        from .numpy_functions import call_ufunc
-
-        return call_ufunc(str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options)
+        return self._trace.call_ufunc(
+            str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options
+        )

@@ -1,23 +1,14 @@
-"""What a traced function holds in place of arrays and numbers, and what these know of themselves.
-
-What the graph does not know of (one-dimensional arrays, transposes, new axes) is kept here: `axes` says for every axis
-of the user's array which axis of the two-dimensional node it is (0 rows, 1 columns), or None for an axis of length one
-that is neither.
-"""
+"""What a traced function holds in place of arrays and numbers, and what these know of themselves."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from .. import dtypes
-from .. import graph as g
 from ..errors import TraceAttributeError
+from ..ir import graph as g
+from .axes import Axes
 from .user_code import fail, user_line
-
-if TYPE_CHECKING:
-    from .recorder import Trace
-
-Axes = tuple["int | None", ...]
 
 
 class ScalarArgument(float):
@@ -35,16 +26,10 @@ class ScalarArgument(float):
 class TracedValue:
     """A stand-in for an array: its node in the graph, and how the user's axes lie in it."""
 
-    __slots__ = ("_axes", "_node", "_origin", "_trace", "_viewed")
+    __slots__ = ("_axes", "_node")
     __hash__ = object.__hash__
-
-    def __init__(self, trace: Trace, node: g.Node, axes: Axes):
-        self._trace = trace
-        self._node = node
-        self._axes = axes
-        # The argument whose memory this is in the user's eyes: changing it in place changes the argument.
-        self._origin: g.Node | None = None
-        self._viewed = False
+    _node: g.Node
+    _axes: Axes
 
     # What an array tells of itself
     @property

@@ -258,7 +258,7 @@ class HostArrays:
 def installed(runtime: HostRuntime) -> Iterator[HostRuntime]:
     """Let the library find `runtime` where a HostArray says that it lies."""
     import cupyfuse.cuda.runtime as runtimes
-    from cupyfuse import arrays
+    from cupyfuse.api import arrays
 
     before = arrays.CUPY_ARRAY, runtimes.on_device
     arrays.CUPY_ARRAY, runtimes.on_device = HostArray, lambda device: runtime  # type: ignore[assignment]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ... import graph as g
 from ... import trace
+from ...ir import graph as g
 from ..values import Value, reduced_shape, refuse
 from .meaning import along, cast_to, floats, pointwise, sloped
 from .spelling import Call, spell

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ... import graph as g
 from ...dtypes import is_float
+from ...ir import graph as g
 from ..values import Value, positions, refuse
 from .activations import log_normalizer, log_softmax
 from .linear import linear

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ... import graph as g
 from ... import trace
+from ...ir import graph as g
 from ...trace import Axes, Tracer, matrix_node
 from ..values import Value, broadcast_shapes, refuse
 from .meaning import floats, pointwise

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ... import graph as g
 from ... import trace
 from ...dtypes import is_float
-from ...operators import POINTWISE
+from ...ir import graph as g
+from ...ir.operators import POINTWISE
 from ...trace import Tracer
-from ...trace.axes import align
+from ...trace.broadcasting import align
 from ..values import Shape, Value, aligned, lengthwise, positions, reduced_shape, refuse
 
 _COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ... import graph as g
 from ... import trace
-from ...adjoints import product_of_others
 from ...dtypes import is_float
+from ...ir import graph as g
+from ...ir.adjoints import product_of_others
 from ...trace import Tracer
 from ..values import Value, refuse
 from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction

@@ -1,0 +1,194 @@
+"""Arrays at the door: what kind they are, where they live, and how to give the same kind back.
+
+No array library is imported here before one of its arrays has arrived.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..plan.schedule import Layout
+
+_DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)  # device types: (CPU, pinned), (CUDA, managed)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Shape and dtype of an array that need not exist, for planning."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+def spec(shape: Any, dtype: Any = "float32") -> Spec:
+    """Describe an array by shape and dtype, to plan without one.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Lengths of the dimensions, at most two.
+    dtype : str or dtype
+        "float16", "bfloat16", "float32", "float64" or "bool".
+
+    Returns
+    -------
+    Spec
+        Stands for a contiguous array wherever `plan` or `bind` takes one.
+    """
+    lengths = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
+    if any(n < 0 for n in lengths):
+        raise ValueError(f"shape: lengths cannot be negative, got {lengths}")
+    return Spec(lengths, dtypes.name_of(dtype))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array argument after the door: the array that the engine takes, and how its results go back."""
+
+    array: Any
+    engine: str
+    give_back: Callable[[Any], Any] | None
+
+
+# cupy.ndarray, once an array of CuPy's has been seen: comparing types is all that a later call needs.
+CUPY_ARRAY: type | None = None
+
+
+def is_cupy(value: Any) -> bool:
+    global CUPY_ARRAY
+    if CUPY_ARRAY is None:
+        cupy = sys.modules.get("cupy")
+        if cupy is None:
+            return False
+        CUPY_ARRAY = cupy.ndarray
+    return isinstance(value, CUPY_ARRAY)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, Spec)) or is_cupy(value) or _foreign(value)
+
+
+def _foreign(value: Any) -> bool:
+    return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, np.generic)
+
+
+def enter(value: Any, name: str) -> Entry:
+    """Take an array in without a copy.
+
+    Raises
+    ------
+    TypeError
+        The array's device or dtype is one that cannot be exchanged; the message names the argument.
+    """
+    if is_cupy(value):
+        return Entry(value, "cuda", None)
+    if isinstance(value, np.ndarray):
+        if isinstance(value, (np.ma.MaskedArray, np.matrix)):
+            raise TypeError(
+                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators mean "
+                "something else; pass np.asarray(x), or x.filled(value) for a masked array"
+            )
+        return Entry(value if type(value) is np.ndarray else value.view(np.ndarray), "numpy", None)
+    library = f"{type(value).__module__.partition('.')[0]} array"
+    try:
+        kind, _ = value.__dlpack_device__()
+        if kind in _DLPACK_CPU:
+            return Entry(np.from_dlpack(value), "numpy", _returner(value))
+        if kind in _DLPACK_CUDA:
+            return Entry(_import_cupy(name).from_dlpack(value), "cuda", _returner(value))
+    except (RuntimeError, BufferError, TypeError, ValueError) as error:
+        hint = " (detach it first: x.detach())" if getattr(value, "requires_grad", False) else ""
+        raise TypeError(f"argument {name!r}: this {library} cannot be exchanged by DLPack: {error}{hint}") from error
+    raise TypeError(
+        f"argument {name!r}: expected an array in CPU or CUDA memory, got a {library} on DLPack device type {kind}; "
+        "move it to a CUDA device first"
+    )
+
+
+def _import_cupy(name: str) -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            f"argument {name!r} is a CUDA array, which needs CuPy: pip install 'cupyfuse[cu12]' (or [cu13])"
+        ) from error
+    except OSError as error:
+        raise ImportError(
+            f"argument {name!r} is a CUDA array, and CuPy cannot be imported: {error} (it keeps compiled "
+            "kernels in ~/.cupy, or where CUPY_CACHE_DIR says)"
+        ) from error
+    return cupy
+
+
+def _returner(value: Any) -> Callable[[Any], Any]:
+    """The function that makes the caller's own kind of array from ours."""
+    namespace = getattr(value, "__array_namespace__", None)
+    if namespace is not None:
+        return namespace().from_dlpack
+    module = sys.modules.get(type(value).__module__.partition(".")[0])
+    if module is not None and hasattr(module, "from_dlpack"):
+        return module.from_dlpack
+    raise TypeError(f"{type(value).__module__}.{type(value).__name__} offers no from_dlpack to return results with")
+
+
+def layout(array: Any) -> Layout:
+    """How an array lies in memory, as far as plans depend on it."""
+    if isinstance(array, Spec):
+        rows, cols = (1, 1, *array.shape)[-2:]
+        return Layout(True, rows <= 1 or cols <= 1, True) if array.ndim == 2 else _SCALAR
+    itemsize = array.dtype.itemsize
+    if any(s % itemsize for s in array.strides):
+        return _UNREADABLE
+    return strided_layout(array.shape, [s // itemsize for s in array.strides], array.flags.c_contiguous)
+
+
+def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: bool) -> Layout:
+    """The layout of an array of at most two dimensions from its strides, in elements."""
+    if len(shape) == 2:
+        rows, cols = shape
+        down, across = strides
+        unit_cols, unit_rows = across == 1 or cols <= 1, down == 1 or rows <= 1
+        by_rows = unit_cols and (rows <= 1 or cols <= down < _BLAS_LIMIT)
+        by_cols = unit_rows and (cols <= 1 or rows <= across < _BLAS_LIMIT)
+        return Layout(unit_cols, unit_rows, contiguous, by_rows or by_cols)
+    if len(shape) == 1:
+        unit = strides[0] == 1 or shape[0] <= 1
+        return Layout(unit, True, unit, unit)
+    return _SCALAR
+
+
+_BLAS_LIMIT = 1 << 31  # cuBLAS takes leading dimensions as 32-bit integers
+_SCALAR = Layout(True, True, True)
+_UNREADABLE = Layout(False, False, False, False)
+
+
+def overlap(a: Any, b: Any) -> bool:
+    """Whether two arrays of one engine may share memory: whether their spans meet."""
+    low, high = span(a)
+    start, stop = span(b)
+    return low < stop and start < high
+
+
+def span(a: Any) -> tuple[int, int]:
+    """The addresses from an array's first byte to behind its last."""
+    if a.size == 0:
+        return (0, 0)
+    low = a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr
+    if a.flags.c_contiguous:
+        return low, low + a.nbytes
+    high = low
+    for length, stride in zip(a.shape, a.strides, strict=True):
+        low += min(0, stride * (length - 1))
+        high += max(0, stride * (length - 1))
+    return low, high + a.itemsize

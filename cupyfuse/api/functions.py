@@ -1,0 +1,280 @@
+"""The functions of the public face: linear maps and normalisation, reductions with SciPy's signatures, activations with
+PyTorch's names.
+
+Inside a fused function they become part of its graph. Called on arrays they run at once, as a fused function of their
+own: one launch each on a GPU (two for `linear`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from .. import trace
+from ..ir import graph as g
+from ..trace import ScalarArgument, Tracer, apply, fail, reduce
+from .eager import as_matrix, traceable
+from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
+
+# fmt: off
+__all__ = [
+    "avg_pool1d", "batch_norm", "celu", "clip", "elu", "erf", "gelu", "hardsigmoid", "hardswish", "hardtanh",
+    "leaky_relu", "linear", "log_sigmoid", "log_softmax", "logsumexp", "max", "mean", "min", "mish", "prod", "relu",
+    "relu6", "selu", "sigmoid", "silu", "softmax", "softplus", "softsign", "std", "sum", "tanh", "var",
+]
+# fmt: on
+
+# Linear -------------------------------------------------------------------------------------------------------------
+
+
+@traceable
+def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Apply a linear map: ``x @ weight.T + bias``.
+
+    Parameters
+    ----------
+    x : array, (B, K) or (K,)
+        Rows of features.
+    weight : array, (N, K)
+        One row of weights for each output, as in `torch.nn.functional.linear`.
+    bias : array, (N,), optional
+
+    Returns
+    -------
+    array, (B, N) or (N,)
+        In the promoted dtype of the arguments.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not fit.
+    """
+    _shape_is("weight", weight, 2, "(out_features, in_features)")
+    if x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"x: expected {weight.shape[1]} columns, as weight of shape {tuple(weight.shape)} has, got shape "
+            f"{tuple(x.shape)}"
+        )
+    y = x @ weight.T
+    if bias is None:
+        return y
+    _shape_is("bias", bias, 1, "(out_features,)")
+    if bias.shape[0] != weight.shape[0]:
+        raise ValueError(f"bias: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}")
+    return y + bias
+
+
+def _shape_is(name: str, value: Any, ndim: int, meaning: str) -> None:
+    if getattr(value, "ndim", None) != ndim:
+        raise ValueError(f"{name}: expected an array of shape {meaning}, got {getattr(value, 'shape', value)}")
+
+
+@functools.partial(traceable, alone=as_matrix)
+def batch_norm(
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float | None = 0.1,
+    eps: float = 1e-5,
+    num_batches_tracked: Any = None,
+) -> Any:
+    """Normalise each column, as `torch.nn.BatchNorm1d` does for (B, N).
+
+    ``(x - mean) / sqrt(var + eps) * weight + bias``; Ioffe and Szegedy 2015, algorithms 1 and 2.
+
+    Parameters
+    ----------
+    x : array, (B, N)
+    running_mean, running_var : array, (N,), optional
+        The statistics used when not training. In training they are updated in place: with ``momentum`` m to
+        ``(1 - m) * running + m * batch``, the variance being the unbiased one.
+    weight, bias : array, (N,), optional
+        Scale and shift of each column.
+    training : bool
+        Normalise with this batch's statistics (the biased variance), rather than with the running ones.
+    momentum : float or None
+        None keeps a cumulative average, for which `num_batches_tracked` is needed.
+    eps : float
+    num_batches_tracked : int64 array, (), optional
+        Advanced by one in training.
+
+    Returns
+    -------
+    array, (B, N)
+
+    Raises
+    ------
+    ValueError
+        A shape does not fit, running statistics are missing, or a training batch has one row only.
+    """
+    _shape_is("x", x, 2, "(rows, columns)")
+    columns = x.shape[1]
+    named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    for name, value in named.items():
+        if value is not None and tuple(value.shape) != (columns,):
+            raise ValueError(f"{name}: expected shape ({columns},), got {tuple(value.shape)}")
+    if training or running_mean is None or running_var is None:
+        if not training and (running_mean is not None or running_var is not None):
+            raise ValueError("running_mean, running_var: give both or neither")
+        if x.shape[0] == 1:
+            raise ValueError(f"x: expected more than 1 row when training, got shape {tuple(x.shape)}")
+        mean = reduce("mean", x, 0)
+        var = trace.variance(x, 0)
+        if training:
+            _update_statistics(x, mean, var, running_mean, running_var, momentum, num_batches_tracked)
+    else:
+        mean, var = running_mean, running_var
+    y = (x - mean) / apply("sqrt", var + eps)
+    if weight is not None:
+        y = y * weight
+    return y if bias is None else y + bias
+
+
+def _update_statistics(
+    x: Tracer, mean: Tracer, var: Tracer, running_mean: Any, running_var: Any, momentum: float | None, batches: Any
+) -> None:
+    if batches is not None:
+        batches += 1
+    if x.shape[0] == 0 or (running_mean is None and running_var is None):
+        return
+    if momentum is None:
+        if batches is None:
+            raise ValueError(
+                "num_batches_tracked: expected an int64 array, since momentum=None averages over all batches"
+            )
+        wide = (
+            "float64"
+            if "float64" in (str(r.dtype) for r in (running_mean, running_var) if r is not None)
+            else "float32"
+        )
+        factor = 1.0 / batches.astype(wide)
+    else:
+        factor = momentum
+    unbiased = ScalarArgument(x.shape[0] / (x.shape[0] - 1), "unbiased")
+    for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
+        if running is not None:
+            running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
+
+
+@traceable
+def avg_pool1d(x: Any, kernel_size: int) -> Any:
+    """Means of neighbouring columns, as `torch.nn.functional.avg_pool1d` with its default stride.
+
+    Parameters
+    ----------
+    x : array, (B, N)
+    kernel_size : int
+        Columns in a group; it has to divide N.
+
+    Returns
+    -------
+    array, (B, N / kernel_size)
+
+    Raises
+    ------
+    ValueError
+        `x` is not a matrix, or `kernel_size` does not divide its columns.
+    """
+    _shape_is("x", x, 2, "(rows, columns)")
+    columns = x.shape[1]
+    if kernel_size < 1 or columns % kernel_size:
+        raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {kernel_size}")
+    return Tracer(x._trace, g.average_pool(trace.matrix_node(x), int(kernel_size)), (0, 1))
+
+
+# Activations --------------------------------------------------------------------------------------------------------
+
+
+def _activation(op: str, summary: str) -> Callable[..., Any]:
+    def function(x: Any) -> Any:
+        return apply(op, x)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"""{summary}
+
+    Parameters
+    ----------
+    x : array, any shape
+
+    Returns
+    -------
+    array
+        Of the shape and dtype of `x`.
+    """
+    return traceable(function)
+
+
+relu = _activation("relu", "Rectified linear unit, max(x, 0); NaN stays NaN.")
+relu6 = _activation("relu6", "x limited to [0, 6].")
+silu = _activation("silu", "x * sigmoid(x), also called swish.")
+sigmoid = _activation("sigmoid", "Logistic function, 1 / (1 + exp(-x)).")
+log_sigmoid = _activation("log_sigmoid", "Logarithm of the logistic function.")
+tanh = _activation("tanh", "Hyperbolic tangent.")
+mish = _activation("mish", "x * tanh(softplus(x)); Misra 2019.")
+selu = _activation("selu", "Self-normalising exponential linear unit; Klambauer et al. 2017.")
+hardsigmoid = _activation("hardsigmoid", "relu6(x + 3) / 6.")
+hardswish = _activation("hardswish", "x * relu6(x + 3) / 6.")
+softsign = _activation("softsign", "x / (1 + |x|).")
+erf = _activation("erf", "Error function.")
+
+
+@traceable
+def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
+    """x where it is positive, else ``negative_slope * x``; any shape, dtype kept."""
+    return apply("leaky_relu", x, negative_slope)
+
+
+@traceable
+def gelu(x: Any, approximate: str = "none") -> Any:
+    """Gaussian error linear unit, ``x * Phi(x)``; Hendrycks and Gimpel 2016.
+
+    Parameters
+    ----------
+    x : array, any shape
+    approximate : {"none", "tanh"}
+        "none" uses the error function, "tanh" the approximation by a hyperbolic tangent.
+
+    Raises
+    ------
+    ValueError
+        `approximate` is neither.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    return apply("gelu" if approximate == "none" else "gelu_tanh", x)
+
+
+@traceable
+def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    """``log(1 + exp(beta * x)) / beta``, and x itself where ``beta * x > threshold``; any shape, dtype kept."""
+    return apply("softplus", x, beta, threshold)
+
+
+@traceable
+def elu(x: Any, alpha: float = 1.0) -> Any:
+    """x where it is positive, else ``alpha * (exp(x) - 1)``; Clevert et al. 2015; any shape, dtype kept."""
+    return apply("elu", x, alpha)
+
+
+@traceable
+def celu(x: Any, alpha: float = 1.0) -> Any:
+    """x where it is positive, else ``alpha * (exp(x / alpha) - 1)``; Barron 2017; any shape, dtype kept."""
+    return apply("celu", x, alpha)
+
+
+@traceable
+def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
+    """x limited to [min_val, max_val]; any shape, dtype kept."""
+    return apply("hardtanh", x, min_val, max_val)
+
+
+@traceable
+def clip(x: Any, min: Any = None, max: Any = None) -> Any:
+    """x limited to [min, max], either of which may be None; NaN stays NaN."""
+    if min is None and max is None:
+        fail("clip", "give min, max or both")
+    return trace.clip(x, min, max)

@@ -1,0 +1,270 @@
+"""Reductions along axes: SciPy's for sums of exponentials, NumPy's statistics."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import trace
+from ..ir import graph as g
+from ..trace import Tracer, apply, reduce
+from . import arrays
+from .eager import Options, give_back, on_last, take, traceable, with_floats
+from .fuse import Fused
+
+# Sums of exponentials -----------------------------------------------------------------------------------------------
+
+_NUMBERS = (bool, int, float, complex)  # they take the dtype of the array beside them
+
+
+def _logsumexp_of_arrays(fused: Fused, options: Options) -> Any:
+    """Run logsumexp on arrays, promoted and broadcast as SciPy does it: in any rank, and complex ones too."""
+    a, b = options["a"], options["b"]
+    factors = None if b is None or type(b) in _NUMBERS else take(b, "b").array
+    if factors is not None and type(a) in _NUMBERS[:3] and factors.dtype.kind in "fV":
+        a = _library(factors).asarray(a, factors.dtype)
+    entry = take(a, "a")
+    a = with_floats(entry.array, factors)
+    if factors is not None:
+        if arrays.is_cupy(a) != arrays.is_cupy(factors):
+            raise TypeError("a and b are in different memories; move them to one, for example with cupy.asarray")
+        b = factors = with_floats(factors, entry.array)
+    options |= {"a": a, "b": b}
+    if _is_complex(a) or _is_complex(b):
+        return give_back(_complex_logsumexp(**options), entry)
+    names = ["a"] if factors is None else ["a", "b"]
+    shape = np.broadcast_shapes(*(options[name].shape for name in names))
+    if len(shape) == 0:
+        # keepdims=True keeps an axis even of a number.
+        options["a"] = a.reshape(1)
+    if len(shape) > 2:
+        options |= {name: _spread(options[name], shape) for name in names}
+        return give_back(on_last(fused, options, names, shape), entry)
+    return give_back(fused(**options), entry)
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c"
+
+
+def _library(array: Any) -> Any:
+    return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
+
+
+def _spread(array: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(array, np.ndarray):
+        return np.broadcast_to(array, shape, subok=True)
+    return _library(array).broadcast_to(array, shape)
+
+
+def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
+    """logsumexp of complex numbers by array operations, since no kernel computes with them.
+
+    Relative to the largest real part, which leaves the phase to the logarithm, and so within (-pi, pi]. What is not
+    finite then is log(sum(b exp(a))) as it stands, as in SciPy.
+    """
+    xp = _library(a)
+    dtype = np.result_type(a.dtype, 1.0 if b is None else getattr(b, "dtype", b))
+    a = xp.broadcast_to(a, np.broadcast_shapes(a.shape, np.shape(b)) or (1,)).astype(dtype)
+    axes = trace.normalize_axes(axis, a.ndim, "logsumexp")
+    kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
+
+    def total(a: Any) -> Any:
+        # No factor of 1 where there is none: it would make NaN of a complex infinity.
+        return (xp.exp(a) if b is None else b * xp.exp(a)).sum(axis=axes, keepdims=True)
+
+    with np.errstate(all="ignore"):
+        if math.prod(a.shape[i] for i in axes) == 0:
+            sums, result = xp.zeros(kept, dtype), xp.full(kept, -np.inf, dtype)
+        else:
+            relevant = a if b is None else xp.where(xp.asarray(b) == 0, xp.asarray(-np.inf, dtype), a)
+            top = relevant.real.max(axis=axes, keepdims=True)
+            top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
+            sums = total(relevant - top)
+            result = xp.log(sums) + top
+            finite = xp.isfinite(result)
+            sums = xp.where(finite, sums, total(a))
+            result = xp.where(finite, result, xp.log(sums))
+    results = [result.real, _phase(sums, xp)] if return_sign else [result]
+    if not keepdims:
+        results = [r.reshape(tuple(n for i, n in enumerate(kept) if i not in axes))[()] for r in results]
+    return tuple(results) if return_sign else results[0]
+
+
+def _phase(z: Any, xp: Any) -> Any:
+    """z / |z|, 0 for 0; an infinite part outweighs a finite one."""
+    real, imaginary = (xp.where(xp.isinf(part), xp.sign(part), xp.zeros_like(part)) for part in (z.real, z.imag))
+    z = xp.where(xp.isinf(z), real + 1j * imaginary, z)
+    size = abs(z)
+    return z / xp.where(size == 0, xp.ones_like(size), size)
+
+
+def _weighted(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
+    """logsumexp with factors, on traced arrays."""
+    within = next(value._trace for value in (a, b) if isinstance(value, Tracer))
+    weights = trace.as_tracer(b, within)
+    a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
+    # Exponentials in the dtype of the result, not in a narrower one of theirs.
+    a = a.astype((weights * a)._node.dtype)
+    if math.prod(a.shape[i] for i in trace.normalize_axes(axis, a.ndim)) == 0:
+        total = reduce("sum", weights * a, axis, keepdims)
+        return (total - np.inf, total) if return_sign else total - np.inf
+    top = _constant(apply("finite_or_zero", reduce("max", a, axis, keepdims=True)))
+    total = reduce("sum", weights * apply("exp", a - top), axis, keepdims=True)
+    size = apply("absolute", total) if return_sign else total
+    result = apply("log", size) + top
+    if not keepdims:
+        dropped = trace.normalize_axes(axis, a.ndim)
+        result, total = result.squeeze(dropped).copy(), total.squeeze(dropped)
+    return (result, apply("sign", total)) if return_sign else result
+
+
+@functools.partial(traceable, alone=_logsumexp_of_arrays)
+def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False) -> Any:
+    """Compute the log of the sum of exponentials, ``log(sum(b * exp(a)))``, with `scipy.special.logsumexp`'s semantics.
+
+    Parameters
+    ----------
+    a : array
+        Outside fused functions also complex.
+    axis : None, int or tuple of int
+        The axis or axes to sum over; None sums over all.
+    b : array or number, optional
+        Factors of the exponentials, of a shape that broadcasts with `a`; they may be negative. Where one is zero, its
+        element adds nothing, whatever it is.
+    keepdims : bool
+        Keep the reduced axes with length one.
+    return_sign : bool
+        Return the sign of the sum as well.
+
+    Returns
+    -------
+    array, or (array, array)
+        The logarithm; NaN where the sum is negative and no sign was asked for; -inf for the sum of nothing. With
+        `return_sign`, the logarithm of the absolute value, and the sign: 1, 0 or -1, for complex numbers the phase.
+
+    Raises
+    ------
+    ValueError
+        Shapes do not broadcast, or `axis` names an axis twice.
+    TypeError
+        A dtype is none that cupyfuse computes with, or the arrays are in different memories.
+    """
+    if b is not None:
+        return _weighted(a, axis, b, keepdims, return_sign)
+    result = reduce("logsumexp", a, axis, keepdims)
+    if a.ndim == 0 and keepdims:
+        result = result[None]  # SciPy's has at least one dimension to keep
+    if not return_sign:
+        return result
+    return result, apply(
+        "where", apply("isnan", result), result, apply("where", apply("equal", result, -np.inf), 0.0, 1.0)
+    )
+
+
+@traceable
+def softmax(x: Any, axis: Any = None) -> Any:
+    """Compute ``exp(x) / sum(exp(x))`` along an axis, with `scipy.special.softmax`'s semantics.
+
+    Parameters
+    ----------
+    x : array
+    axis : None, int or tuple of int
+        None takes all elements together.
+
+    Returns
+    -------
+    array
+        Of the shape of `x`; sums to 1 along `axis`. NaN along an axis with +inf or NaN, or with nothing but -inf.
+
+    Notes
+    -----
+    No gradient flows through the largest element that exponentials are taken relative to: it is a constant here, as it
+    is in the derivative of their sum. Together that is exact, since the result does not depend on it.
+    """
+    top = _constant(reduce("max", x, axis, keepdims=True))
+    return apply("exp", x - top) / _expsum(x, top, axis)
+
+
+def _constant(x: Tracer) -> Tracer:
+    """The same values, through which no gradient flows."""
+    return x._trace.array(g.constant(x._node), x._axes)
+
+
+def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
+    """sum(exp(x - top)), in one pass with the maximum where it runs along one axis."""
+    if len(trace.normalize_axes(axis, x.ndim)) == 1:
+        return reduce("expsum", x, axis, keepdims=True)
+    return reduce("sum", apply("exp", x - top), axis, keepdims=True)
+
+
+@traceable
+def log_softmax(x: Any, axis: Any = None) -> Any:
+    """Compute ``log(softmax(x))``, with `scipy.special.log_softmax`'s semantics.
+
+    Parameters
+    ----------
+    x : array
+    axis : None, int or tuple of int
+        None takes all elements together.
+
+    Returns
+    -------
+    array
+        Of the shape of `x`.
+
+    Notes
+    -----
+    The largest element is a constant to gradients, as in `softmax`.
+    """
+    top = _constant(reduce("max", x, axis, keepdims=True))
+    return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
+
+
+# Statistics ---------------------------------------------------------------------------------------------------------
+
+
+def _reduction(op: str, summary: str) -> Callable[..., Any]:
+    def function(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        return reduce(op, a, axis, keepdims)
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"""{summary}
+
+    Parameters
+    ----------
+    a : array
+    axis : None, int or tuple of int
+        None reduces over all axes.
+    keepdims : bool
+        Keep the reduced axes with length one.
+
+    Returns
+    -------
+    array
+    """
+    return traceable(function)
+
+
+sum = _reduction("sum", "Sum along an axis; float32 and 16-bit floats accumulate in float32.")
+prod = _reduction("prod", "Product along an axis.")
+mean = _reduction("mean", "Arithmetic mean along an axis.")
+max = _reduction("max", "Largest element along an axis; NaN if one is.")
+min = _reduction("min", "Smallest element along an axis; NaN if one is.")
+
+
+@traceable
+def var(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
+    """Mean squared distance from the mean along an axis, with `ddof` fewer degrees of freedom, as `numpy.var`."""
+    return trace.variance(a, axis, ddof, keepdims)
+
+
+@traceable
+def std(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
+    """Square root of `var`."""
+    return apply("sqrt", trace.variance(a, axis, ddof, keepdims))

@@ -1,0 +1,1 @@
+"""Engines run plans: with NumPy, or with kernels on a GPU."""

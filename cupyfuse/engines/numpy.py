@@ -1,0 +1,257 @@
+"""Run plans with NumPy: the engine where there is no GPU, and the reference for the one where there is.
+
+Every step is evaluated node by node with the operator table's NumPy meanings, in blocks of rows (or of columns) that
+stay in the processor's caches. 16-bit floats are widened to float32 on reading and rounded once on writing, as on the
+GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..ir import graph as g
+from ..ir.graph import Node
+from ..ir.operators import POINTWISE, REDUCTIONS
+from ..plan.plan import Plan
+from ..plan.schedule import Step, resolve
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_BLOCK = 1 << 18  # elements of one block: a few float32 temporaries of it fit in a second-level cache
+_PARTIAL = 128  # rows that a column sum adds up before it adds partial sums, to keep rounding errors short
+
+
+class NumpyExecutable:
+    """A plan made ready for NumPy arrays like those given."""
+
+    def __init__(self, plan: Plan, arrays: Sequence[Array]):
+        self.plan = plan
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """An array for a result."""
+        return np.empty(shape, dtypes.to_numpy(dtype))
+
+    def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None]) -> list[Array]:
+        """Run on the user's arrays (arguments, then prepared values).
+
+        `outs` holds, for each result, an array to write it to or None. Arguments changed in place are written last.
+        """
+        plan = self.plan
+        memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
+        with np.errstate(all="ignore"):
+            for step in plan.steps:
+                _run_step(step, memory, plan.scheduled.storage)
+        results = []
+        for output, out in zip(plan.outputs, outs, strict=True):
+            value = output.presented(_look(output.node, memory))
+            if out is None:
+                results.append(value)
+            else:
+                out[...] = value
+                results.append(out)
+        for arg, node in plan.graph.effects:
+            _matrix(arrays[arg])[...] = _look(node, memory)
+        return results
+
+
+def _matrix(array: Array) -> Array:
+    """The array as rows x columns; a vector is one row."""
+    return array if array.ndim == 2 else array[None, :] if array.ndim == 1 else array.reshape(1, 1)
+
+
+def _look(node: Node, memory: dict[Node, Array]) -> Array:
+    if node.op == "transpose":
+        return _look(node.inputs[0], memory).T
+    if node.op == "reshape":
+        return _look(node.inputs[0], memory).reshape(node.shape)
+    return memory[node]
+
+
+def _widened(array: Array) -> Array:
+    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+
+
+def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
+    if step.kind == "Gemm":
+        (node,) = step.outputs
+        a, b = (_widened(_look(i, memory)) for i in node.inputs)
+        memory[node] = np.matmul(a, b).astype(dtypes.to_numpy(storage[node]), copy=False)
+    elif step.kind == "Copy":
+        (node,) = step.outputs
+        memory[node] = np.ascontiguousarray(_look(node.inputs[0], memory))
+    else:
+        for node in step.outputs:
+            memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))
+        along = 0 if step.kind == "ColumnStats" else 1
+        for start, stop in _blocks(step, along):
+            _Block(step, memory, along, start, stop).run()
+
+
+def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:
+    """Blocks of whole rows, or of whole columns for reductions down the columns."""
+    length, other = step.domain[1 - along], max(step.domain[along], 1)
+    size = max(1, _BLOCK // other)
+    if along == 0:
+        size = max(size, 128)
+        if all(n.reduction and not n.inputs[0].pointwise for n in step.nodes if n.reduction):
+            size = max(length, 1)
+    for start in range(0, length, size):
+        yield start, min(start + size, length)
+    if length == 0 and any(n.size for n in step.outputs):
+        yield 0, 0
+
+
+class _Block:
+    """Evaluation of a step's nodes on some of its rows (`along` = 1) or of its columns (`along` = 0)."""
+
+    def __init__(self, step: Step, memory: dict[Node, Array], along: int, start: int, stop: int):
+        self.step, self.memory, self.along = step, memory, along
+        self.start, self.stop = start, stop
+        self.known: dict[Node, Array] = {}
+
+    @property
+    def length(self) -> int:
+        """How many rows, or columns, the block has."""
+        return self.stop - self.start
+
+    def run(self) -> None:
+        uses: dict[Node, int] = {}
+        for node in self.step.nodes:
+            for i in g.topological([node.inputs[1]]) if node.op == "guard" else ():
+                uses[i] = uses.get(i, 0) + 1
+            for i in g.eager_inputs(node):
+                uses[i] = uses.get(i, 0) + 1
+        for node in self.step.nodes:
+            value = self.evaluate(node)
+            self.known[node] = value
+            if node in self.step.outputs:
+                target = self.cut(self.memory[node], node)
+                target[...] = value.astype(target.dtype, copy=False)
+            for i in g.eager_inputs(node):
+                uses[i] -= 1
+                if not uses[i]:
+                    # Nothing needs this temporary any more: its memory serves the next one.
+                    self.known.pop(i, None)
+
+    def cut(self, array: Array, node: Node) -> Array:
+        """The part of a value in memory that this block works on; all of it where it is broadcast."""
+        blocked = 1 - self.along
+        if node.shape[blocked] == 1 or self.step.domain[blocked] != node.shape[blocked]:
+            return array
+        return array[self.start : self.stop] if blocked == 0 else array[:, self.start : self.stop]
+
+    def value(self, node: Node) -> Array:
+        if node.op == "matmul" and node not in self.memory and node not in self.known:
+            self.known[node] = self.product(*node.inputs)
+        elif node not in self.known:
+            # The step's own results are in memory too, but perhaps not computed yet.
+            if resolve(node) in self.memory and node not in self.step.nodes:
+                self.known[node] = _widened(self.cut(_look(node, self.memory), node))
+            else:
+                self.known[node] = self.evaluate(node)
+        return self.known[node]
+
+    def product(self, a: Node, b: Node) -> Array:
+        """A product that only a guard asks for: of this block's rows (or columns) with the whole other operand."""
+
+        def whole(node: Node) -> Array:
+            step = replace(self.step, domain=node.shape)
+            return _Block(step, self.memory, 1, 0, node.shape[0]).value(node)
+
+        return np.matmul(self.value(a), whole(b)) if self.along else np.matmul(whole(a), self.value(b))
+
+    def operand(self, node: Node, dtype: str) -> Any:
+        if node.op == "const":
+            return np.asarray(node.attrs["value"], dtypes.to_numpy(dtypes.compute(dtype)))
+        return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
+
+    def evaluate(self, node: Node) -> Array:
+        if node.op == "cast":
+            return self.cast(node)
+        if node.op == "guard":
+            return self.guard(node)
+        if node.op == "positions":
+            return self.cut(np.arange(node.size, dtype=dtypes.to_numpy(node.dtype)).reshape(node.shape), node)
+        if node.reduction:
+            x = self.value(node.inputs[0]) if node.inputs[0].op != "const" else self.operand(node.inputs[0], node.dtype)
+            return _reduce(node, x)
+        row = POINTWISE[node.op]
+        if node.op == "where":
+            condition, *choices = node.inputs
+            values = [self.operand(condition, "bool"), *(self.operand(c, node.dtype) for c in choices)]
+        else:
+            dtype = g.operand_dtype(node)
+            values = [self.operand(i, dtype) for i in node.inputs]
+        return np.asarray(row.numpy(*values))
+
+    def cast(self, node: Node) -> Array:
+        value = self.operand(node.inputs[0], node.inputs[0].dtype)
+        if dtypes.compute(node.dtype) != node.dtype and node.inputs[0].dtype != node.dtype:
+            value = value.astype(dtypes.to_numpy(node.dtype))
+        value = value.astype(dtypes.to_numpy(dtypes.compute(node.dtype)), copy=False)
+        rows, cols = node.shape
+        shape = [rows, cols]
+        blocked = 1 - self.along
+        if node.shape[blocked] == self.step.domain[blocked] != 1:
+            shape[blocked] = self.length
+        return np.broadcast_to(value, shape)
+
+    def guard(self, node: Node) -> Array:
+        """The fast form, and the exact one for the elements (or whole rows) where the fast one is not finite."""
+        fast, exact = node.inputs
+        value = self.value(fast)
+        bad = ~np.isfinite(value)
+        if not bad.any():
+            return value
+        if exact.reduction:
+            rows = np.flatnonzero(bad[:, 0])
+            repaired = value.copy()
+            repaired[rows, 0] = self.only(rows).value(exact)[:, 0]
+            return repaired
+        return np.where(bad, self.afresh().value(exact), value)
+
+    def afresh(self) -> _Block:
+        """The same block, of which nothing is known."""
+        return _Block(self.step, self.memory, self.along, self.start, self.stop)
+
+    def only(self, rows: Array) -> _Rows:
+        """Some of the block's rows, by number."""
+        return _Rows(self, rows)
+
+
+class _Rows(_Block):
+    """Evaluation, as written, of single rows of a block: what a guard falls back to."""
+
+    def __init__(self, block: _Block, rows: Array):
+        super().__init__(block.step, block.memory, block.along, block.start, block.stop)
+        self.rows = rows
+
+    @property
+    def length(self) -> int:
+        return len(self.rows)
+
+    def afresh(self) -> _Block:
+        return _Rows(self, self.rows)
+
+    def only(self, rows: Array) -> _Rows:
+        return _Rows(self, self.rows[rows])
+
+    def cut(self, array: Array, node: Node) -> Array:
+        whole = array[self.start : self.stop] if array.shape[0] == self.step.domain[0] != 1 else array
+        return whole[self.rows] if whole.shape[0] == self.stop - self.start and node.shape[0] != 1 else whole
+
+
+def _reduce(node: Node, x: Array) -> Array:
+    """Reduce along the node's axis; sums down the columns are made of partial sums, sums of nothing are zero."""
+    function: Callable[[Array, int], Array] = REDUCTIONS[node.op].numpy
+    if node.op == "sum" and node.axis == 0 and x.shape[0] > 2 * _PARTIAL:
+        starts = np.arange(0, x.shape[0], _PARTIAL)
+        x = np.stack([x[s : s + _PARTIAL].sum(axis=0) for s in starts])
+        while x.shape[0] > 2:
+            half = x.shape[0] // 2
+            x = np.concatenate([x[:half] + x[half : 2 * half], x[2 * half :]])
+    return np.asarray(function(x, node.axis))

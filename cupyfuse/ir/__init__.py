@@ -1,0 +1,1 @@
+"""The intermediate representation: graphs of two-dimensional values, the operators in them, their adjoints."""

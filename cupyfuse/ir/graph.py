@@ -1,0 +1,346 @@
+"""The graph of a chain: a small SSA form over two-dimensional values.
+
+Every value is rows x columns: shape (R, C), a value for each row (R, 1), for each column (1, C), or a scalar (1, 1).
+What the user's arrays look like (one-dimensional, transposed, with new axes) is kept by the tracer; beneath it there
+are only these.
+
+Operators of a node:
+
+====================  ==================================================================================================
+input                 argument number `attrs["arg"]`
+const                 Python number `attrs["value"]`, weak in promotion
+positions             0, 1, 2, ... along `attrs["axis"]`: (n, 1) or (1, n), computed where it is read
+cast                  the value in the node's dtype
+a pointwise operator  a row of `operators.POINTWISE`
+a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
+matmul                (R, K) x (K, C)
+halves                a float32 matrix as fp16 halves, row by row, in the layout of `kernels_cu/split_rows.cu`
+split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
+transpose, reshape    another view of the same elements
+guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
+sloped                `sloped(value, x, slope, ...)`: value, with the partial derivative slope by each x
+====================  ==================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from .operators import POINTWISE, REDUCTIONS, Operator
+
+Shape = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One value of the graph. Nodes compare by identity."""
+
+    op: str
+    inputs: tuple[Node, ...]
+    shape: Shape
+    dtype: str
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        extra = "".join(f" {k}={v}" for k, v in self.attrs.items())
+        return f"<{self.op} {self.shape[0]}x{self.shape[1]} {self.dtype}{extra}>"
+
+    @property
+    def pointwise(self) -> bool:
+        return self.op in POINTWISE or self.op in ("cast", "guard", "sloped")
+
+    @property
+    def reduction(self) -> bool:
+        return self.op in REDUCTIONS
+
+    @property
+    def axis(self) -> int:
+        return int(self.attrs["axis"])
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * dtypes.ITEMSIZE[self.dtype]
+
+
+@dataclass
+class Graph:
+    """The values a call returns or writes back.
+
+    Attributes
+    ----------
+    inputs : one node for each array argument, by argument number
+    outputs : the values returned, in order
+    effects : (argument number, value) for arguments changed in place
+    """
+
+    inputs: list[Node]
+    outputs: list[Node]
+    effects: list[tuple[int, Node]] = field(default_factory=list)
+
+    @property
+    def roots(self) -> list[Node]:
+        return [*self.outputs, *(node for _, node in self.effects)]
+
+    def of(self, outputs: Sequence[int]) -> Graph:
+        """The graph of some of the outputs, with the inputs that they need and without effects."""
+        wanted = [self.outputs[k] for k in outputs]
+        reached = set(topological(wanted))
+        return Graph([n for n in self.inputs if n in reached], wanted)
+
+    def replace(self, mapping: dict[Node, Node]) -> Graph:
+        """The graph with the roots of `mapping` exchanged."""
+        return Graph(
+            self.inputs,
+            [mapping.get(n, n) for n in self.outputs],
+            [(arg, mapping.get(n, n)) for arg, n in self.effects],
+        )
+
+
+# Constructors -------------------------------------------------------------------------------------------------------
+
+
+def const(value: float | int | bool) -> Node:
+    dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+    return Node("const", (), (1, 1), dtype, {"value": value})
+
+
+def count(n: int, axis: int) -> Node:
+    """The number of elements along an axis.
+
+    That of rows changes from call to call: a named constant is a parameter of the emitted kernel.
+    """
+    node = const(float(n))
+    if axis == 0:
+        node.attrs["name"] = "row_count"
+    return node
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    rows = {s[0] for s in shapes} - {1}
+    cols = {s[1] for s in shapes} - {1}
+    if len(rows) > 1 or len(cols) > 1:
+        raise ValueError(f"shapes {', '.join(map(str, shapes))} cannot be broadcast together")
+    return (rows.pop() if rows else 1, cols.pop() if cols else 1)
+
+
+def pointwise(op: str, *inputs: Node) -> Node:
+    """Apply a pointwise operator with NumPy's promotion; constants are weak, as Python scalars are."""
+    row = POINTWISE[op]
+    if all(n.op == "const" for n in inputs):
+        return _folded(row, inputs)
+    values = inputs[1:] if op == "where" else inputs
+    dtype = promoted(values)
+    if row.result == "float":
+        dtype = dtypes.as_float(dtype, op)
+    elif row.result == "bool":
+        if dtypes.compute(dtype) != dtype:
+            inputs = tuple(_rounded(n, dtype) for n in inputs)
+        dtype = "bool"
+    return Node(op, inputs, broadcast(*(n.shape for n in inputs)), dtype)
+
+
+def _rounded(node: Node, dtype: str) -> Node:
+    """A Python number as an array of a 16-bit dtype is compared with it: rounded to that dtype."""
+    if node.op != "const" or node.dtype == "bool":
+        return node
+    return const(float(np.asarray(node.attrs["value"]).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
+
+
+def _folded(row: Operator, inputs: tuple[Node, ...]) -> Node:
+    """A function of Python numbers is a Python number: it stays weak in promotion."""
+    with np.errstate(all="ignore"):
+        value = row.numpy(*(np.asarray(n.attrs["value"], dtype=_python_dtype(row, n)) for n in inputs)).item()
+    return const(value)
+
+
+def _python_dtype(row: Operator, node: Node) -> str:
+    return "float64" if row.result == "float" else node.dtype
+
+
+def promoted(nodes: Iterable[Node]) -> str:
+    nodes = list(nodes)
+    strong = [n.dtype for n in nodes if n.op != "const"]
+    return dtypes.promote_weak(strong, [n.attrs["value"] for n in nodes if n.op == "const"])
+
+
+def operand_dtype(node: Node) -> str:
+    """The type in which a node's operands meet: its own, except that a comparison's is not bool."""
+    if node.dtype != "bool" or node.op in ("cast", "where"):
+        return node.dtype
+    return promoted(node.inputs)
+
+
+def cast(node: Node, dtype: str) -> Node:
+    return node if node.dtype == dtype and node.op != "const" else Node("cast", (node,), node.shape, dtype)
+
+
+def positions(n: int, axis: int, dtype: str = "") -> Node:
+    """The numbers of the elements along an axis, 0 and up; of one element a constant."""
+    dtype = dtype or ("float32" if n <= 1 << 24 else "float64")
+    if n == 1:
+        return cast(const(0), dtype)
+    return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, {"axis": axis})
+
+
+def constant(node: Node) -> Node:
+    """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
+    return Node("cast", (node,), node.shape, node.dtype, {"constant": True})
+
+
+def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
+    """The same value with partial derivatives of its own, by each x of the pairs (x, slope); rewriting drops them."""
+    return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
+
+
+def repeat(node: Node, shape: Shape) -> Node:
+    """The value in a larger shape, repeated along its axes of length one."""
+    return node if node.shape == shape else Node("cast", (node,), shape, node.dtype)
+
+
+def reduce(op: str, node: Node, axis: int) -> Node:
+    shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
+    return Node(op, (node,), shape, node.dtype, {"axis": axis})
+
+
+def matmul(a: Node, b: Node) -> Node:
+    return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted((a, b)))
+
+
+def is_product(node: Node) -> bool:
+    return node.op in ("matmul", "split_matmul")
+
+
+def halves(node: Node) -> Node:
+    """The rows of a float32 matrix, each scaled by a power of two, as sums of two float16 numbers."""
+    return Node("halves", (node,), halves_shape(node.shape), "float16")
+
+
+def halves_shape(shape: Shape) -> Shape:
+    """The memory that holds the halves of a matrix: whole tiles of 8 rows x 64 columns, and a float for each row."""
+    rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
+    return rows, 2 * cols + 2
+
+
+def split_matmul(left: Node, right: Node) -> Node:
+    """`left @ right.T` of float32 matrices by way of their halves."""
+    shape = (left.shape[0], right.shape[0])
+    return Node("split_matmul", (halves(left), halves(right), left, right), shape, "float32")
+
+
+def transpose(node: Node) -> Node:
+    if node.op == "transpose":
+        return node.inputs[0]
+    if node.op == "positions":
+        return positions(node.size, 1 - node.axis, node.dtype)
+    return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
+
+
+def reshape(node: Node, shape: Shape) -> Node:
+    return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
+
+
+def average_pool(node: Node, width: int) -> Node:
+    """Means of groups of `width` neighbouring columns: (R, C) -> (R, C / width)."""
+    rows, cols = node.shape
+    groups = reduce("mean", reshape(node, (rows * cols // width, width)), 1)
+    return reshape(groups, (rows, cols // width))
+
+
+def guard(fast: Node, exact: Node) -> Node:
+    return Node("guard", (fast, exact), fast.shape, fast.dtype)
+
+
+def with_inputs(node: Node, inputs: Sequence[Node]) -> Node:
+    """The node on other inputs; itself where they are its own."""
+    if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+        return node
+    return Node(node.op, tuple(inputs), node.shape, node.dtype, node.attrs)
+
+
+def signature(node: Node) -> tuple[object, ...]:
+    """What two nodes share that are the same value: all but their identity."""
+    attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
+    return node.op, node.inputs, node.shape, node.dtype, attrs
+
+
+# Walks --------------------------------------------------------------------------------------------------------------
+
+
+def eager_inputs(node: Node) -> tuple[Node, ...]:
+    """The inputs that are always evaluated: a guard's second one is not."""
+    return node.inputs[:1] if node.op == "guard" else node.inputs
+
+
+def topological(
+    roots: Iterable[Node],
+    inputs: Callable[[Node], Iterable[Node]] = lambda n: n.inputs,
+) -> Iterator[Node]:
+    """Every node that the roots need, each after its inputs; without recursion, for long chains."""
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, expanded = stack.pop()
+            if expanded:
+                yield node
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((i, False) for i in reversed(tuple(inputs(node))) if i not in seen)
+
+
+def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
+    """Rebuild the graph bottom-up, giving each node (with its inputs already rebuilt) to `rule`."""
+    done: dict[Node, Node] = {}
+    for node in topological(graph.roots):
+        done[node] = rule(with_inputs(node, [done[i] for i in node.inputs]))
+    return graph.replace(done)
+
+
+def substitute(graph: Graph, target: Node, value: Node) -> Graph:
+    """Exchange one node for another everywhere except beneath the new value itself."""
+    done: dict[Node, Node] = {}
+    for node in topological(graph.roots):
+        done[node] = value if node is target else with_inputs(node, [done[i] for i in node.inputs])
+    return graph.replace(done)
+
+
+def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
+    """For every node, the nodes that always evaluate it."""
+    found: dict[Node, list[Node]] = {}
+    for node in topological(roots, eager_inputs):
+        found.setdefault(node, [])
+        for i in eager_inputs(node):
+            found.setdefault(i, []).append(node)
+    return found
+
+
+def is_leaf(node: Node) -> bool:
+    """An argument, or another view of one: nothing has to run before it can be read."""
+    while node.op in ("transpose", "reshape"):
+        node = node.inputs[0]
+    return node.op in ("input", "const")
+
+
+def flops(node: Node) -> int:
+    """Floating-point operations of one node, counting a transcendental function as the table says."""
+    if node.op == "matmul":
+        return 2 * node.size * node.inputs[0].shape[1]
+    if node.op == "split_matmul":
+        return 3 * 2 * node.size * node.inputs[2].shape[1]
+    if node.op == "halves":
+        return 5 * node.inputs[0].size
+    if node.op in POINTWISE:
+        return POINTWISE[node.op].flops * node.size
+    if node.reduction:
+        return REDUCTIONS[node.op].flops * node.inputs[0].size
+    return 0

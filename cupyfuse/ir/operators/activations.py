@@ -1,0 +1,203 @@
+"""Activations, with PyTorch's names and formulas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from . import special
+from .table import LIBRARY, ROUNDING, Array, combined, like, op
+
+SQRT_HALF = math.sqrt(0.5)
+SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+INV_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+SELU_ALPHA = 1.6732632423543772
+SELU_SCALE = 1.0507009873554805
+
+_HALF_NORMAL = f"T({SQRT_HALF!r})"
+# CUDA documents 5 ulps for erfc, and `special.py` measured 5.6.
+_ERFC = 6.0
+
+
+def _gelu(x: Array) -> Array:
+    return 0.5 * x * special.erfc(-x * x.dtype.type(SQRT_HALF))
+
+
+def _softplus(x: Array, beta: Array, threshold: Array) -> Array:
+    return np.where(x * beta > threshold, x, np.log1p(np.exp(x * beta)) / beta)
+
+
+def _gelu_tanh_slope(o: Any, x: Any) -> Any:
+    t = o.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
+
+
+ROWS = (
+    op(
+        "relu",
+        lambda x: np.maximum(x, x.dtype.type(0)),
+        "({0} < T(0) ? T(0) : {0})",
+        lambda o, y, x: (o.where(x <= 0.0, 0.0, 1.0),),
+        "max(x, 0).",
+    ),
+    op(
+        "relu6",
+        like(lambda x: np.minimum(np.maximum(x, 0.0), 6.0)),
+        "nan_min(nan_max({0}, T(0)), T(6))",
+        lambda o, y, x: (o.where(o.logical_or(x <= 0.0, x >= 6.0), 0.0, 1.0),),
+        "x limited to [0, 6].",
+        flops=2,
+    ),
+    op(
+        "hardtanh",
+        lambda x, low, high: np.minimum(np.maximum(x, low), high),
+        "nan_min(nan_max({0}, {1}), {2})",
+        lambda o, y, x, a, b: (
+            o.where(o.logical_or(x <= a, x >= b), 0.0, 1.0),
+            o.where(x <= a, 1.0, 0.0),
+            o.where(x >= b, 1.0, 0.0),
+        ),
+        "x limited to [low, high], where its slope is 1, the ends excluded.",
+        flops=2,
+        result="same",
+    ),
+    op(
+        "leaky_relu",
+        lambda x, slope: np.where(x > 0, x, x * slope),
+        "({0} > T(0) ? {0} : {0} * {1})",
+        lambda o, y, x, slope: (o.where(x > 0.0, 1.0, slope), o.where(x > 0.0, 0.0, x)),
+        "x where positive, else slope * x.",
+        flops=2,
+        ulps=ROUNDING,
+    ),
+    op(
+        "gelu",
+        like(_gelu),
+        f"T(0.5) * {{0}} * erfc(-{{0}} * {_HALF_NORMAL})",
+        lambda o, y, x: (0.5 * o.add(1.0, o.erf(x * SQRT_HALF)) + x * o.exp(-0.5 * x * x) * INV_SQRT_2PI,),
+        "Gaussian error linear unit, x * Phi(x), exact erf form.",
+        flops=24,
+        ulps=combined(_ERFC, ROUNDING),
+        scale=lambda x: np.abs(_gelu(x)) * (1 + x * x),
+    ),
+    op(
+        "gelu_tanh",
+        like(lambda x: 0.5 * x * (1.0 + np.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))),
+        f"T(0.5) * {{0}} * (T(1) + tanh(T({SQRT_2_OVER_PI!r}) * ({{0}} + T(0.044715) * {{0}} * {{0}} * {{0}})))",
+        lambda o, y, x: (_gelu_tanh_slope(o, x),),
+        "GELU in its tanh approximation.",
+        flops=24,
+        ulps=combined(LIBRARY, 3 * ROUNDING),
+        scale=np.abs,
+    ),
+    op(
+        "silu",
+        like(lambda x: x / (1.0 + np.exp(-x))),
+        "{0} / (T(1) + exp(-{0}))",
+        lambda o, y, x: (o.sigmoid(x) * (1.0 + x * o.sigmoid(-x)),),
+        "x * sigmoid(x), also called swish.",
+        flops=14,
+        ulps=combined(LIBRARY, ROUNDING),
+    ),
+    op(
+        "sigmoid",
+        like(lambda x: 1.0 / (1.0 + np.exp(-x))),
+        "T(1) / (T(1) + exp(-{0}))",
+        lambda o, y, x: (y * (1.0 - y),),
+        "1 / (1 + exp(-x)).",
+        flops=14,
+        ulps=combined(LIBRARY, ROUNDING),
+    ),
+    op(
+        "log_sigmoid",
+        like(lambda x: np.minimum(x, 0.0) - np.log1p(np.exp(-np.abs(x)))),
+        "nan_min({0}, T(0)) - log1p(exp(-fabs({0})))",
+        lambda o, y, x: (o.sigmoid(-x),),
+        "log(sigmoid(x)).",
+        flops=22,
+        ulps=combined(LIBRARY, LIBRARY),
+    ),
+    op(
+        "softplus",
+        _softplus,
+        "({0} * {1} > {2} ? {0} : log1p(exp({0} * {1})) / {1})",
+        lambda o, y, x, beta, threshold: (
+            o.where(x * beta > threshold, 1.0, o.sigmoid(x * beta)),
+            o.where(x * beta > threshold, 0.0, (x * o.sigmoid(x * beta) - y) / beta),
+            None,
+        ),
+        "log(1 + exp(beta x)) / beta; x itself where beta x > threshold.",
+        flops=26,
+        ulps=combined(LIBRARY, LIBRARY),
+        scale=lambda x, beta, threshold: _softplus(x, beta, threshold) * (1 + np.abs(x * beta)),
+    ),
+    op(
+        "mish",
+        lambda x: x * np.tanh(np.log1p(np.exp(x))),
+        "{0} * tanh(log1p(exp({0})))",
+        lambda o, y, x: (o.tanh(o.log1p(o.exp(x))) + x * (1.0 - o.square(o.tanh(o.log1p(o.exp(x))))) * o.sigmoid(x),),
+        "x * tanh(softplus(x)).",
+        flops=40,
+        ulps=combined(LIBRARY, LIBRARY, LIBRARY),
+    ),
+    op(
+        "elu",
+        lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x)),
+        "({0} > T(0) ? {0} : {1} * expm1({0}))",
+        lambda o, y, x, alpha: (o.where(x <= 0.0, alpha * o.exp(x), 1.0), o.where(x <= 0.0, o.expm1(x), 0.0)),
+        "x where positive, else alpha * (exp(x) - 1).",
+        flops=14,
+        ulps=combined(LIBRARY),
+    ),
+    op(
+        "celu",
+        lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x / alpha)),
+        "({0} > T(0) ? {0} : {1} * expm1({0} / {1}))",
+        lambda o, y, x, alpha: (
+            o.where(x <= 0.0, o.exp(x / alpha), 1.0),
+            o.where(x <= 0.0, o.expm1(x / alpha) - x / alpha * o.exp(x / alpha), 0.0),
+        ),
+        "x where positive, else alpha * (exp(x / alpha) - 1).",
+        flops=18,
+        ulps=combined(LIBRARY, ROUNDING),
+    ),
+    op(
+        "selu",
+        like(lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(x))),
+        f"T({SELU_SCALE!r}) * ({{0}} > T(0) ? {{0}} : T({SELU_ALPHA!r}) * expm1({{0}}))",
+        lambda o, y, x: (o.where(x <= 0.0, SELU_SCALE * SELU_ALPHA * o.exp(x), SELU_SCALE),),
+        "Scaled ELU with the self-normalising constants.",
+        flops=14,
+        ulps=combined(LIBRARY, 3 * ROUNDING),
+    ),
+    op(
+        "hardsigmoid",
+        like(lambda x: np.minimum(np.maximum(x + 3.0, 0.0), 6.0) / 6.0),
+        "nan_min(nan_max({0} + T(3), T(0)), T(6)) / T(6)",
+        lambda o, y, x: (o.where(o.absolute(x) < 3.0, 1.0 / 6.0, 0.0),),
+        "relu6(x + 3) / 6.",
+        flops=6,
+        ulps=combined(ROUNDING),
+    ),
+    op(
+        "hardswish",
+        # Divided first, unlike PyTorch's: the product with 6 would overflow.
+        like(lambda x: x * (np.minimum(np.maximum(x + 3.0, 0.0), 6.0) / 6.0)),
+        "{0} * (nan_min(nan_max({0} + T(3), T(0)), T(6)) / T(6))",
+        lambda o, y, x: (o.where(x <= -3.0, 0.0, o.where(x < 3.0, x / 3.0 + 0.5, 1.0)),),
+        "x * relu6(x + 3) / 6.",
+        flops=7,
+        ulps=combined(2 * ROUNDING),
+    ),
+    op(
+        "softsign",
+        like(lambda x: x / (1.0 + np.abs(x))),
+        "{0} / (T(1) + fabs({0}))",
+        lambda o, y, x: (1.0 / o.square(1.0 + o.absolute(x)),),
+        "x / (1 + |x|).",
+        flops=6,
+        ulps=combined(ROUNDING),
+    ),
+)

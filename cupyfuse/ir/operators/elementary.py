@@ -1,0 +1,286 @@
+"""Elementary operators: arithmetic, NumPy's functions, rounding, selection, comparisons, and what rewrites need."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from . import special
+from .table import LIBRARY, ROUNDING, Array, combined, op, zero
+
+LN2 = math.log(2.0)
+
+
+def finite_or_zero(x: Array) -> Array:
+    return np.where(np.isfinite(x), x, x.dtype.type(0))
+
+
+def log_relative(top: Array, total: Array) -> Array:
+    return np.where(np.isfinite(top), np.log(total), top)
+
+
+def plus_log(top: Array, total: Array) -> Array:
+    wide = np.float32 if top.dtype.itemsize == 2 else np.float64
+    logarithm = top.astype(wide) + np.log(total.astype(wide))
+    return np.where(np.isfinite(top), logarithm.astype(top.dtype), top)
+
+
+def _clip(x: Array, low: Array, high: Array) -> Array:
+    return np.minimum(np.maximum(x, low), high)
+
+
+def _safe(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """The function, with NaN for results so small (1e-30) that a later factor may bring up what underflow took away."""
+
+    def call(a: Array, b: Array) -> Array:
+        result = function(a, b)
+        zero = (a == 0) | (b == 0) if function is np.multiply else a == 0
+        return np.where(zero | ~(np.abs(result) < 1e-30), result, result.dtype.type(np.nan))
+
+    return call
+
+
+def _logarithm(name: str) -> str:
+    # CUDA's own of a negative subnormal float64 is -inf.
+    return f"({{0}} < T(0) ? T(nan) : {name}({{0}}))"
+
+
+ROWS = (
+    # arithmetic
+    op("add", np.add, "{0} + {1}", lambda o, y, a, b: (1.0, 1.0), "Sum a + b.", result="same", ulps=ROUNDING),
+    op(
+        "subtract",
+        np.subtract,
+        "{0} - {1}",
+        lambda o, y, a, b: (1.0, -1.0),
+        "Difference a - b.",
+        result="same",
+        ulps=ROUNDING,
+    ),
+    op("multiply", np.multiply, "{0} * {1}", lambda o, y, a, b: (b, a), "Product a * b.", result="same", ulps=ROUNDING),
+    op(
+        "divide",
+        np.divide,
+        "{0} / {1}",
+        lambda o, y, a, b: (1.0 / b, -y / b),
+        "Quotient a / b.",
+        flops=4,
+        ulps=ROUNDING,
+    ),
+    op(
+        "power",
+        np.power,
+        "pow({0}, {1})",
+        lambda o, y, a, b: (
+            o.where(b == 0.0, 0.0, b * o.power(a, b - 1.0)),
+            y * o.where(o.logical_and(a == 0.0, b >= 0.0), 0.0, o.log(a)),
+        ),
+        "a to the power b.",
+        flops=20,
+        ulps=LIBRARY,
+    ),
+    op("negative", np.negative, "-{0}", lambda o, y, x: (-1.0,), "Minus x.", result="same"),
+    op(
+        "absolute",
+        np.absolute,
+        "fabs({0})",
+        # The sign, which multiplies: no choice, and 0 of NaN.
+        lambda o, y, x: (o.where(x > 0.0, 1.0, 0.0) - o.where(x < 0.0, 1.0, 0.0),),
+        "Absolute value.",
+    ),
+    op(
+        "sign",
+        np.sign,
+        "({0} != {0} ? {0} : T(({0} > 0) - ({0} < 0)))",
+        zero,
+        "-1, 0 or 1, the sign of x; NaN for NaN.",
+    ),
+    op("square", np.square, "{0} * {0}", lambda o, y, x: (2.0 * x,), "x squared.", result="same", ulps=ROUNDING),
+    op("sqrt", np.sqrt, "sqrt({0})", lambda o, y, x: (0.5 / y,), "Square root.", flops=4, ulps=ROUNDING),
+    op("reciprocal", np.reciprocal, "T(1) / {0}", lambda o, y, x: (-y * y,), "1 / x.", flops=4, ulps=ROUNDING),
+    # exponentials and logarithms
+    op("exp", np.exp, "exp({0})", lambda o, y, x: (y,), "e to the x.", flops=8, ulps=LIBRARY),
+    op("exp2", np.exp2, "exp2({0})", lambda o, y, x: (LN2 * y,), "2 to the x.", flops=8, ulps=LIBRARY),
+    op(
+        "expm1",
+        np.expm1,
+        "expm1({0})",
+        lambda o, y, x: (y + 1.0,),
+        "exp(x) - 1, accurate near 0.",
+        flops=12,
+        ulps=LIBRARY,
+    ),
+    op("log", np.log, _logarithm("log"), lambda o, y, x: (1.0 / x,), "Natural logarithm.", flops=8, ulps=LIBRARY),
+    op(
+        "log2",
+        np.log2,
+        _logarithm("log2"),
+        lambda o, y, x: (1.0 / (x * LN2),),
+        "Logarithm to base 2.",
+        flops=8,
+        ulps=LIBRARY,
+    ),
+    op(
+        "log10",
+        np.log10,
+        _logarithm("log10"),
+        lambda o, y, x: (1.0 / (x * math.log(10.0)),),
+        "Logarithm to base 10.",
+        flops=8,
+        ulps=LIBRARY,
+    ),
+    op(
+        "log1p",
+        np.log1p,
+        "log1p({0})",
+        lambda o, y, x: (1.0 / (x + 1.0),),
+        "log(1 + x), accurate near 0.",
+        flops=12,
+        ulps=LIBRARY,
+    ),
+    op(
+        "logaddexp",
+        np.logaddexp,
+        f"({{0}} == {{1}} ? {{0}} + T({LN2!r}) : nan_max({{0}}, {{1}}) + log1p(exp(-fabs({{0}} - {{1}}))))",
+        lambda o, y, a, b: (o.sigmoid(a - b), o.sigmoid(b - a)),
+        "log(exp(a) + exp(b)).",
+        flops=24,
+        ulps=combined(LIBRARY, LIBRARY),
+        scale=lambda a, b: 1 + np.abs(np.maximum(a, b)),
+    ),
+    # trigonometric and hyperbolic
+    op("sin", np.sin, "sin({0})", lambda o, y, x: (o.cos(x),), "Sine.", flops=12, ulps=LIBRARY),
+    op("cos", np.cos, "cos({0})", lambda o, y, x: (-o.sin(x),), "Cosine.", flops=12, ulps=LIBRARY),
+    op("tan", np.tan, "tan({0})", lambda o, y, x: (1.0 + y * y,), "Tangent.", flops=20, ulps=LIBRARY),
+    op(
+        "arctan",
+        np.arctan,
+        "atan({0})",
+        lambda o, y, x: (1.0 / (1.0 + x * x),),
+        "Inverse tangent.",
+        flops=20,
+        ulps=LIBRARY,
+    ),
+    op("sinh", np.sinh, "sinh({0})", lambda o, y, x: (o.cosh(x),), "Hyperbolic sine.", flops=16, ulps=LIBRARY),
+    op("cosh", np.cosh, "cosh({0})", lambda o, y, x: (o.sinh(x),), "Hyperbolic cosine.", flops=16, ulps=LIBRARY),
+    op("tanh", np.tanh, "tanh({0})", lambda o, y, x: (1.0 - y * y,), "Hyperbolic tangent.", flops=16, ulps=LIBRARY),
+    op(
+        "erf",
+        special.erf,
+        "erf({0})",
+        lambda o, y, x: (2.0 / math.sqrt(math.pi) * o.exp(-x * x),),
+        "Error function.",
+        flops=20,
+        ulps=LIBRARY,
+    ),
+    # rounding
+    op("floor", np.floor, "floor({0})", zero, "Largest integer not above x."),
+    op("ceil", np.ceil, "ceil({0})", zero, "Smallest integer not below x."),
+    op("rint", np.rint, "rint({0})", zero, "Nearest integer, halves to even."),
+    op("trunc", np.trunc, "trunc({0})", zero, "Integer part of x."),
+    # selection
+    op(
+        "maximum",
+        np.maximum,
+        "nan_max({0}, {1})",
+        lambda o, y, a, b: (
+            o.where(a == b, 0.5, o.where(a < b, 0.0, 1.0)),
+            o.where(a == b, 0.5, o.where(a > b, 0.0, 1.0)),
+        ),
+        "Larger of a and b; NaN if either is.",
+        result="same",
+    ),
+    op(
+        "minimum",
+        np.minimum,
+        "nan_min({0}, {1})",
+        lambda o, y, a, b: (
+            o.where(a == b, 0.5, o.where(a > b, 0.0, 1.0)),
+            o.where(a == b, 0.5, o.where(a < b, 0.0, 1.0)),
+        ),
+        "Smaller of a and b; NaN if either is.",
+        result="same",
+    ),
+    op(
+        "clip",
+        _clip,
+        "nan_min(nan_max({0}, {1}), {2})",
+        lambda o, y, x, a, b: (
+            o.where(o.logical_and(x >= a, x <= b), 1.0, 0.0),
+            o.where(o.logical_and(a < b, x < a), 1.0, 0.0),
+            o.where(o.logical_or(x > b, b < a), 1.0, 0.0),
+        ),
+        "x limited to [low, high], where its slope is 1, the ends included.",
+        flops=2,
+        result="same",
+    ),
+    op(
+        "where",
+        np.where,
+        "({0} ? {1} : {2})",
+        lambda o, y, c, a, b: (None, o.where(c, 1.0, 0.0), o.where(c, 0.0, 1.0)),
+        "a where the condition holds, else b.",
+        result="same",
+    ),
+    # comparisons and logic
+    op("greater", np.greater, "{0} > {1}", zero, "a > b.", result="bool"),
+    op("greater_equal", np.greater_equal, "{0} >= {1}", zero, "a >= b.", result="bool"),
+    op("less", np.less, "{0} < {1}", zero, "a < b.", result="bool"),
+    op("less_equal", np.less_equal, "{0} <= {1}", zero, "a <= b.", result="bool"),
+    op("equal", np.equal, "{0} == {1}", zero, "a == b.", result="bool"),
+    op("not_equal", np.not_equal, "{0} != {1}", zero, "a != b.", result="bool"),
+    op("logical_and", np.logical_and, "({0} != 0) && ({1} != 0)", zero, "Both are non-zero.", result="bool"),
+    op("logical_or", np.logical_or, "({0} != 0) || ({1} != 0)", zero, "One at least is non-zero.", result="bool"),
+    op("logical_not", np.logical_not, "{0} == 0", zero, "x is zero.", result="bool"),
+    op("isnan", np.isnan, "isnan({0})", zero, "x is NaN.", result="bool"),
+    op("isinf", np.isinf, "isinf({0})", zero, "x is +inf or -inf.", result="bool"),
+    op("isfinite", np.isfinite, "isfinite({0})", zero, "x is neither infinite nor NaN.", result="bool"),
+    # factors that rewrites multiply together ahead of the value they scale
+    op(
+        "safe_multiply",
+        _safe(np.multiply),
+        "({0} == T(0) || {1} == T(0) || fabs({0} * {1}) >= T(1e-30) ? {0} * {1} : T(nan))",
+        lambda o, y, a, b: (b, a),
+        "a * b; NaN where it would lose digits to underflow, which sends its readers to their exact forms.",
+        flops=4,
+        ulps=ROUNDING,
+    ),
+    op(
+        "safe_divide",
+        _safe(np.divide),
+        "({0} == T(0) || fabs({0} / {1}) >= T(1e-30) ? {0} / {1} : T(nan))",
+        lambda o, y, a, b: (1.0 / b, -y / b),
+        "a / b; NaN where it would lose digits to underflow, which sends its readers to their exact forms.",
+        flops=7,
+        ulps=ROUNDING,
+    ),
+    # what logsumexp needs beside its reductions
+    op(
+        "finite_or_zero",
+        finite_or_zero,
+        "(isfinite({0}) ? {0} : T(0))",
+        lambda o, y, x: (o.where(o.isfinite(x), 1.0, 0.0),),
+        "x, or 0 where x is infinite or NaN.",
+    ),
+    op(
+        "log_relative",
+        log_relative,
+        "(isfinite({0}) ? log({1}) : {0})",
+        lambda o, y, top, total: (None, 1.0 / total),
+        "log(total) of a sum of exponentials taken relative to top; top itself where that is infinite or NaN.",
+        flops=9,
+        ulps=LIBRARY,
+    ),
+    op(
+        "plus_log",
+        plus_log,
+        "(isfinite({0}) ? plus_log({0}, {1}) : {0})",
+        lambda o, y, top, total: (1.0, 1.0 / total),
+        "top + log(total), rounded once; top itself where that is infinite or NaN.",
+        flops=14,
+        ulps=LIBRARY,
+        scale=lambda top, total: np.abs(top) + np.abs(np.log(np.abs(total))),
+    ),
+)

@@ -1,0 +1,134 @@
+"""Reductions along an axis.
+
+Their accuracy is that of sums: combined in any order, n elements carry at most n roundings, relative to their sum with
+every sign made positive.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .elementary import plus_log
+from .table import Array, Reduction
+
+
+def _expsum(x: Array, axis: int) -> Array:
+    return np.exp(x - x.max(axis=axis, keepdims=True)).sum(axis=axis, keepdims=True)
+
+
+def _logsumexp(x: Array, axis: int) -> Array:
+    top = x.max(axis=axis, keepdims=True)
+    return plus_log(top, _expsum(x, axis))
+
+
+def _mean_square(x: Array, axis: int) -> Array:
+    n = x.dtype.type(x.shape[axis])
+    mean = x.sum(axis=axis, keepdims=True) / n
+    return np.square(x - mean).sum(axis=axis, keepdims=True) / n
+
+
+def _sizes(x: Array, axis: int) -> Array:
+    return np.abs(x).sum(axis=axis, keepdims=True)
+
+
+def _exponential_sizes(x: Array, axis: int) -> Array:
+    # An exponential's relative error grows with the argument that was rounded.
+    distance = x.max(axis=axis, keepdims=True) - x
+    return (np.exp(-distance) * (1 + np.where(distance < np.inf, distance, 0))).sum(axis=axis, keepdims=True)
+
+
+def _moment_sizes(x: Array, axis: int) -> Array:
+    # An error of the mean, n roundings of the elements' sizes, enters squared.
+    n, unit = x.shape[axis], float(np.finfo(x.dtype).eps)
+    return _mean_square(x, axis) + n * unit * np.square(np.abs(x).mean(axis=axis, keepdims=True))
+
+
+def _logsumexp_size(x: Array, axis: int) -> Array:
+    # The maximum, and a logarithm whose own error is that of its argument.
+    top = x.max(axis=axis, keepdims=True)
+    return 1 + np.abs(top) + np.abs(_logsumexp(x, axis) - top)
+
+
+ROWS = (
+    Reduction(
+        "sum",
+        lambda x, axis: x.sum(axis=axis, keepdims=True),
+        "Sum",
+        "total()",
+        lambda o, y, x: 1.0,
+        "Sum.",
+        scale=_sizes,
+    ),
+    Reduction(
+        "prod",
+        lambda x, axis: x.prod(axis=axis, keepdims=True),
+        "Product",
+        "total()",
+        lambda o, y, x: y / x,
+        "Product.",
+        scale=lambda x, axis: np.abs(x.prod(axis=axis, keepdims=True)),
+    ),
+    Reduction(
+        "max",
+        lambda x, axis: x.max(axis=axis, keepdims=True),
+        "Max",
+        "top()",
+        lambda o, y, x: o.where(x == y, 1.0, 0.0),
+        "Largest element; NaN if one is.",
+        scale=_sizes,
+        ulps=0.0,
+    ),
+    Reduction(
+        "min",
+        lambda x, axis: x.min(axis=axis, keepdims=True),
+        "Min",
+        "bottom()",
+        lambda o, y, x: o.where(x == y, 1.0, 0.0),
+        "Smallest element; NaN if one is.",
+        scale=_sizes,
+        ulps=0.0,
+    ),
+    Reduction(
+        "expsum",
+        _expsum,
+        "ExpSum",
+        "total()",
+        lambda o, top, x: o.exp(x - top),
+        "Sum of exp(x - max x).",
+        scale=_exponential_sizes,
+        flops=10,
+        identity_on_one=False,
+        about="max",
+    ),
+    Reduction(
+        "moment2",
+        _mean_square,
+        "Moments",
+        "variance()",
+        lambda o, mean, x: 2.0 * (x - mean),
+        "Mean squared distance from the mean (biased variance), in one pass by Welford's and Chan's updates.",
+        scale=_moment_sizes,
+        flops=5,
+        identity_on_one=False,
+        about="mean",
+    ),
+    Reduction(
+        "mean",
+        lambda x, axis: x.mean(axis=axis, keepdims=True),
+        None,
+        "",
+        lambda o, y, x: 1.0,
+        "Arithmetic mean.",
+        scale=lambda x, axis: np.abs(x).mean(axis=axis, keepdims=True),
+    ),
+    Reduction(
+        "logsumexp",
+        _logsumexp,
+        None,
+        "",
+        lambda o, y, x: o.exp(x - y),
+        "log of the sum of exponentials, stable.",
+        scale=_logsumexp_size,
+        flops=10,
+    ),
+)

@@ -1,0 +1,222 @@
+"""Plans: what will run for given shapes and dtypes, and what was done to get there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import devices, dtypes
+from ..ir.graph import Graph, Node
+from ..rewrite import Note
+from ..settings import Settings
+from ..trace import Axes, Call
+from .report import report
+from .schedule import Schedule, Step, resolve
+
+Emitter = Callable[["Plan", bool], Sequence[str]]
+_emitter: Emitter
+
+
+def set_emitter(emitter: Emitter) -> None:
+    """Set what writes a plan's kernels (`cupyfuse.cuda.sources`, which is built on plans)."""
+    global _emitter
+    _emitter = emitter
+
+
+@dataclass(frozen=True)
+class Output:
+    """A result of the function: which value, and how the user's axes lie in it."""
+
+    node: Node
+    axes: Axes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(1 if a is None else self.node.shape[a] for a in self.axes)
+
+    @property
+    def dtype(self) -> str:
+        return self.node.dtype
+
+    @property
+    def direct(self) -> bool:
+        """Whether the user's array, contiguous in C order, is the value's memory as the step writes it."""
+        order = [a for a in self.axes if a is not None and self.node.shape[a] != 1]
+        return resolve(self.node) is self.node and order == sorted(order)
+
+    def presented(self, matrix: Any) -> Any:
+        """The value (rows x columns) as the user's axes have it; never a copy."""
+        order = [a for a in self.axes if a is not None]
+        rest = [a for a in (0, 1) if a not in order]
+        return (matrix.T if order + rest == [1, 0] else matrix).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One run of a function on stand-ins."""
+
+    name: str
+    graph: Graph
+    axes: tuple[Axes, ...]
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """How a plan runs in blocks of rows.
+
+    Attributes
+    ----------
+    total, rows : int
+        Rows of the results, and of one block.
+    plan : Plan
+        Of one block.
+    last : Plan or None
+        Of the last block, where it has fewer rows.
+    common : Plan or None
+        Of what all blocks need and none changes, such as the halves of weights; it runs once a call, before them.
+    arguments : frozenset of int
+        The numbers of the arguments that are cut into blocks.
+    """
+
+    total: int
+    rows: int
+    plan: Plan
+    last: Plan | None
+    common: Plan | None
+    arguments: frozenset[int]
+
+    @property
+    def count(self) -> int:
+        return -(-self.total // self.rows)
+
+
+@dataclass
+class Plan:
+    """What runs for one set of shapes, dtypes and memory layouts.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+        In the order in which they run; those of one block, where the plan runs in blocks of rows. A step has `kind`
+        ("Gemm", "MatVec", "ColumnStats", "RowProgram", "Split", "Copy"), `fused` (names of the operators in it),
+        `reads` and `writes` (bytes), `flops`, `launches`, and for products `how` they are computed.
+    launches : int
+        GPU launches of one call.
+    notes : tuple of Note
+        The rewrites that were applied.
+    prepare : Plan or None
+        What `bind` runs once, for values that depend on bound arrays alone.
+    prepared : str
+        When that runs, with a place for its bytes, for the report. Parameters of PyTorch's may change unseen.
+    blocks : Blocks or None
+        The blocks of rows that it runs in, where the workspace would else be larger than asked.
+    """
+
+    name: str
+    settings: Settings
+    graph: Graph
+    scheduled: Schedule = field(repr=False)
+    outputs: tuple[Output, ...]
+    notes: tuple[Note, ...]
+    calls: tuple[Call, ...]
+    prepare: Plan | None = None
+    blocks: Blocks | None = None
+    prepared: str = "once, when the arguments are bound: {} are kept"
+    whole: str = ""  # why it does not run in blocks, where it should
+
+    @property
+    def precision(self) -> str:
+        return self.settings.precision
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        if self.blocks is None:
+            return tuple(self.scheduled.steps)
+        return (*(self.blocks.common.steps if self.blocks.common else ()), *self.blocks.plan.steps)
+
+    @property
+    def conditional(self) -> bool:
+        """Whether a flag on the device can decide if it runs: its launches are all of kernels of cupyfuse's own."""
+        own = all(step.kind not in ("Gemm", "Copy") for step in self.steps)
+        return own and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
+
+    def _every_step(self) -> Iterator[Step]:
+        """Each step as often as it runs."""
+        if self.blocks is None:
+            yield from self.scheduled.steps
+            return
+        yield from self.blocks.common.steps if self.blocks.common else ()
+        for _ in range(self.blocks.count - (self.blocks.last is not None)):
+            yield from self.blocks.plan.steps
+        yield from self.blocks.last.steps if self.blocks.last else ()
+
+    @property
+    def launches(self) -> int:
+        return sum(step.launches for step in self._every_step())
+
+    @property
+    def reads(self) -> int:
+        """Bytes read from memory, every value once a step."""
+        return sum(step.reads for step in self._every_step())
+
+    @property
+    def writes(self) -> int:
+        """Bytes written to memory."""
+        return sum(step.writes for step in self._every_step())
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, transcendental functions counted as the operator table says."""
+        return sum(step.flops for step in self._every_step())
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that a call takes beside its arguments, prepared values and results."""
+        if self.blocks is not None:
+            common, block = self.blocks.common, self.blocks.plan.workspace
+            if common is None:
+                return block
+            return sum(o.node.nbytes for o in common.outputs) + max(block, common.workspace)
+        results = {resolve(o.node) for o in self.outputs}
+        stored = [n for step in self.scheduled.steps for n in step.outputs if n not in results]
+        return sum(n.size * dtypes.ITEMSIZE[self.scheduled.storage[n]] for n in stored)
+
+    def best_time(self, gpu: str = devices.DEFAULT) -> float:
+        """Seconds that the hardware needs at best: for each step the larger of bytes/bandwidth and FLOPs/peak.
+
+        Parameters
+        ----------
+        gpu : str
+            A name that contains one of the known devices': H200, H100, A100, L40S, RTX 4090, T4.
+
+        Raises
+        ------
+        ValueError
+            The GPU is not known.
+        """
+        device = devices.find(gpu)
+        return sum(self._step_time(step, device) for step in self._every_step())
+
+    def _step_time(self, step: Step, device: devices.Device) -> float:
+        dtype = step.nodes[-1].dtype
+        peak = device.simt64 if dtype == "float64" else device.simt
+        if step.kind == "Gemm" and dtype != "float64":
+            split = step.nodes[-1].op == "split_matmul"
+            fast = device.tf32 if dtype == "float32" and self.precision == "tf32" else device.half
+            peak = fast if split or dtype != "float32" or self.precision in ("medium", "tf32") else device.simt
+        return max((step.reads + step.writes) / device.bandwidth, step.flops / peak)
+
+    def source(self, inline: bool = False) -> str:
+        """The CUDA C of every emitted kernel.
+
+        Parameters
+        ----------
+        inline : bool
+            With the headers of `kernels_cu/` in their places, as the compiler gets it, instead of `#include` lines.
+        """
+        return "\n\n".join(_emitter(self, inline))
+
+    def __str__(self) -> str:
+        return report(self)

@@ -1,0 +1,276 @@
+"""The partition of a graph into steps: where each value can be computed, and which steps that makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from ... import dtypes
+from ...ir import graph as g
+from ...ir.graph import Graph, Node, Shape
+from .memory import resolve
+from .steps import Step, step_of, with_halves, with_riders
+
+# Operators that are a step of their own.
+_ALONE = {"matmul": "Gemm", "split_matmul": "Gemm", "halves": "Split", "copy": "Copy"}
+_IN_MEMORY = {"input", "transpose", "reshape", *_ALONE}
+
+
+class Scheduler:
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.live_set = set(g.topological(graph.roots, g.eager_inputs))
+        self.read_back: set[Node] = set()
+        self._place_all()
+        self.read_back = self._worth_reading_back()
+        if self.read_back:
+            self._place_all()
+
+    def _place_all(self) -> None:
+        self.reducing: dict[Node, bool] = {}
+        self.layer: dict[Node, int] = {}
+        self.home: dict[Node, Shape] = {}
+        self.column_group: dict[Node, tuple[int, Shape]] = {}
+        for node in g.topological(self.graph.roots):
+            self._place(node)
+
+    # Where each value is computed
+    def in_memory(self, node: Node) -> bool:
+        """Whether a reader finds the value in memory, whoever computed it."""
+        return node.op in _IN_MEMORY or node in self.column_group
+
+    def _place(self, node: Node) -> None:
+        self.reducing[node] = False
+        if node.op in ("input", "const"):
+            self.layer[node] = 0
+        elif node.op in ("transpose", "reshape"):
+            self.layer[node] = self.layer[node.inputs[0]]
+        elif node.op in _ALONE:
+            self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
+        elif node.reduction and node.axis == 0:
+            layer = 1 + max((self.layer[f] for f in self.frontier(node.inputs[0])), default=0)
+            self.layer[node] = layer
+            self.column_group[node] = (layer, node.inputs[0].shape)
+        else:
+            self._place_in_row_program(node)
+
+    def _place_in_row_program(self, node: Node) -> None:
+        group = self._finishing_group(node)
+        if group is not None:
+            self.column_group[node] = group
+            self.layer[node] = group[0]
+            return
+        inputs = [i for i in g.eager_inputs(node) if i.op != "const"]
+        reducing = [i for i in inputs if self.reducing[i]]
+        self.home[node] = node.inputs[0].shape if node.reduction else self._common_home(node, reducing)
+        repairs = node.op == "guard" and node.inputs[1].reduction
+        self.reducing[node] = node.reduction or repairs or any(self.home[i] == self.home[node] for i in reducing)
+        layer = 1
+        for i in inputs:
+            separate = self.in_memory(i) or (self.reducing[i] and self.home[i] != self.home[node])
+            layer = max(layer, self.layer[i] + (1 if separate else 0))
+        for i in self.rare_reads(node):
+            beside = not self.in_memory(i) and self.home[i] == self.home[node]
+            layer = max(layer, self.layer[i] + (0 if beside else 1))
+        self.layer[node] = layer
+
+    def _common_home(self, node: Node, reducing: list[Node]) -> Shape:
+        """The domain of the reductions that this value follows, where it can be computed beside them."""
+        homes = {self.home[i] for i in reducing}
+        fitting = [h for h in homes if h[0] == node.shape[0] and node.shape[1] in (h[1], 1)]
+        return max(fitting, key=lambda h: (h[1], h), default=node.shape)
+
+    def rare_reads(self, node: Node) -> list[Node]:
+        """The values in memory that a guard's exact form needs beyond those of its fast form."""
+        if node.op != "guard":
+            return []
+        exact = node.inputs[1]
+        order = g.topological([exact], lambda n: () if self._known_to_guard(n, exact) else n.inputs)
+        return [n for n in order if n.op != "const" and self._known_to_guard(n, exact)]
+
+    def _known_to_guard(self, node: Node, exact: Node) -> bool:
+        """Whether a guard reads this value; a product that nothing else computes it repeats, for single rows."""
+        if self.in_memory(node):
+            return not g.is_product(node) or node in self.live_set
+        # A sum that is guarded itself is as its own repair leaves it.
+        return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
+
+    def _finishing_group(self, node: Node) -> tuple[int, Shape] | None:
+        """The column step that can compute this per-column value along with its reductions, if there is one."""
+        if not node.pointwise or node.shape[0] != 1:
+            return None
+        groups = set()
+        for i in node.inputs:
+            if i in self.column_group:
+                groups.add(self.column_group[i])
+            elif not (i.op == "const" or (i.shape[0] == 1 and self._from_arguments(i))):
+                return None
+        group = groups.pop() if len(groups) == 1 else None
+        return group if group is not None and node.shape[1] == group[1][1] else None
+
+    def _from_arguments(self, node: Node) -> bool:
+        """Whether a value is an argument, or pointwise work on arguments alone."""
+        return g.is_leaf(node) or (node.pointwise and self.layer[node] == 1 and not self.reducing[node])
+
+    def frontier(self, operand: Node) -> Iterator[Node]:
+        """What a column step reads to compute its operand in passing: it cannot reduce along rows."""
+
+        def inward(node: Node) -> Iterable[Node]:
+            return () if self._stops(node) else node.inputs
+
+        for node in g.topological([operand], inward):
+            if self._stops(node) and node.op != "const":
+                yield node
+
+    def _stops(self, node: Node) -> bool:
+        if self.in_memory(node) or node.op == "const":
+            return True
+        return node.reduction or (self.reducing[node] and node.shape[1] == 1) or node in self.read_back
+
+    def _worth_reading_back(self) -> set[Node]:
+        """The values, stored anyway, that column steps read rather than compute from more.
+
+        Values of 16 bits are computed: stored, they are rounded.
+        """
+        stored = {resolve(n) for n in self.graph.roots}
+        stored |= {resolve(i) for n in self.live_set if n.op in _ALONE for i in n.inputs}
+        summed: dict[tuple[int, Shape], dict[Node, None]] = {}
+        for node, group in self.column_group.items():
+            if node.reduction and node in self.live_set:
+                summed.setdefault(group, {})[node.inputs[0]] = None
+        found: set[Node] = set()
+        for operands in summed.values():
+            if all(n in stored and n.pointwise and dtypes.compute(n.dtype) == n.dtype for n in operands):
+                sources = {f for n in operands for f in self.frontier(n)}
+                if sum(n.nbytes for n in operands) < sum(n.nbytes for n in sources):
+                    found.update(operands)
+        return found
+
+    # Collecting the steps, from the results backwards
+    def run(self) -> list[Step]:
+        self.required: dict[tuple[int, str, Shape], dict[Node, None]] = {}
+        self.rounded: set[Node] = set()
+        self.wanted: set[Node] = set()
+        for root in self.graph.roots:
+            self._require(root)
+            self._round(resolve(root))
+        steps: list[tuple[int, Step]] = []
+        while self.required:
+            key = max(self.required, key=lambda k: (k[0], k[1] == "row", k[2]))
+            roots = list(self.required.pop(key))
+            layer, kind, domain = key
+            if kind == "row":
+                steps.append((layer, self._row_step(roots, layer, domain)))
+            elif kind == "column":
+                steps.append((layer, self._column_step(roots, domain)))
+            else:
+                steps.extend((layer, self._single_step(node)) for node in roots)
+        return with_riders(with_halves([step for _, step in sorted(steps, key=lambda s: s[0])]))
+
+    def _require(self, node: Node) -> None:
+        """Ask for a value to be in memory."""
+        node = resolve(node)
+        if node.op in ("input", "const"):
+            return
+        self.wanted.add(node)
+        if node.op in _ALONE:
+            key = (self.layer[node], node.op, (0, 0))
+        elif node in self.column_group:
+            key = (self.layer[node], "column", self.column_group[node][1])
+        else:
+            key = (self.layer[node], "row", self.home[node])
+        self.required.setdefault(key, {})[node] = None
+
+    def _row_step(self, roots: list[Node], layer: int, domain: Shape) -> Step:
+        def read(node: Node) -> bool:
+            if self.in_memory(node):
+                return True
+            if node in self.wanted and self.layer[node] < layer:
+                return True
+            return self.reducing[node] and self.home[node] != domain
+
+        nodes, inputs, rare = self._collect(roots, read)
+        if not any(n.reduction for n in nodes):
+            # What it was to follow is in memory already: it is as wide as what it computes.
+            domain = g.broadcast(*(n.shape for n in nodes))
+        return step_of("RowProgram", domain, nodes, inputs, roots, rare)
+
+    def _column_step(self, roots: list[Node], domain: Shape) -> Step:
+        group = (self.layer[roots[0]], domain)
+
+        def read(node: Node) -> bool:
+            return self.column_group.get(node) != group and self._stops(node)
+
+        nodes, inputs, rare = self._collect(roots, read)
+        return step_of("ColumnStats", domain, nodes, inputs, roots, rare)
+
+    def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
+        """The nodes of a step, the values it always reads, and those that only a guard reads."""
+        needed = list(roots)
+        while True:
+            walk = g.topological(needed, lambda n: () if stop(n) else g.eager_inputs(n))
+            order = [n for n in walk if n.op != "const"]
+            inside = [n for n in order if not stop(n)]
+            outside = [n for n in order if stop(n)]
+            rare = dict.fromkeys(r for n in inside for r in self.rare_reads(n) if r not in order)
+            beside = [r for r in rare if not stop(r)]
+            if not beside:
+                break
+            needed += beside
+        for node in (*outside, *rare):
+            self._require(node)
+        return inside, outside, list(rare)
+
+    def _single_step(self, node: Node) -> Step:
+        for i in node.inputs:
+            self._require(i)
+            if node.op in ("matmul", "halves"):
+                self._round(resolve(i))
+        self.rounded.update(i for i in node.inputs if i.op == "halves")
+        # The operands themselves are read only for what their halves cannot hold.
+        rare = node.inputs[2:] if node.op == "split_matmul" else ()
+        inputs = [i for i in node.inputs if i not in rare]
+        domain = node.inputs[0].shape if node.op == "halves" else node.shape
+        return step_of(_ALONE[node.op], domain, [node], inputs, [node], list(rare))
+
+    def _round(self, node: Node) -> None:
+        """A result, or a product's operand, is stored in its own dtype; a copy of a value is stored as the value is."""
+        self.rounded.add(_copied(node))
+
+    def storage(self, steps: list[Step]) -> dict[Node, str]:
+        """Results in their own dtype; what is read again by a row program keeps the wider type it was computed in."""
+        found: dict[Node, str] = {}
+        for node in self.graph.inputs:
+            found[node] = node.dtype
+        for step in steps:
+            for node in (*step.outputs, *(resolve(i) for i in (*step.inputs, *step.rare))):
+                if node.op == "copy":
+                    found[node] = found[resolve(node.inputs[0])]
+                else:
+                    exact = node in self.rounded or node.op == "input"
+                    found[node] = node.dtype if exact else dtypes.compute(node.dtype)
+        return found
+
+    def rounded_in_part(self, steps: list[Step]) -> set[Node]:
+        """The values of 16 bits that some steps read from memory, where they are rounded, and others compute anew."""
+        own = {n for n in self.rounded if dtypes.compute(n.dtype) != n.dtype and not _exact(n)}
+        if not own:
+            return own
+        read: set[Node] = set()
+        computed: set[Node] = set()
+        for step in steps:
+            if step.kind in ("RowProgram", "MatVec", "ColumnStats"):
+                read.update(_copied(resolve(i)) for i in (*step.inputs, *step.rare))
+                computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
+        return own & read & computed
+
+
+def _copied(node: Node) -> Node:
+    """The value in memory that a chain of copies and views begins with."""
+    while node.op == "copy":
+        node = resolve(node.inputs[0])
+    return node
+
+
+def _exact(node: Node) -> bool:
+    """Whether a value is of its own dtype wherever it is computed, and storing it does not round it."""
+    return node.op == "cast" and node.inputs[0].dtype != node.dtype

@@ -1,0 +1,144 @@
+"""Steps: what one computes, what it moves, how it is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from ... import dtypes
+from ...ir import graph as g
+from ...ir.graph import Node, Shape
+from .memory import resolve
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of a plan: what it computes, what it moves, and how it is launched."""
+
+    kind: str
+    fused: tuple[str, ...]
+    reads: int
+    writes: int
+    flops: int
+    launches: int
+    domain: Shape
+    nodes: tuple[Node, ...] = field(repr=False)
+    inputs: tuple[Node, ...] = field(repr=False)
+    outputs: tuple[Node, ...] = field(repr=False)
+    rare: tuple[Node, ...] = field(default=(), repr=False)
+
+    @property
+    def how(self) -> str:
+        """How a product is computed, and why so; empty for other steps."""
+        return str(self.nodes[-1].attrs.get("how", "")) if self.kind == "Gemm" else ""
+
+
+def step_of(
+    kind: str, domain: Shape, nodes: list[Node], inputs: list[Node], outputs: list[Node], rare: list[Node]
+) -> Step:
+    if kind == "RowProgram" and _is_matvec(nodes, domain):
+        kind = "MatVec"
+    return Step(
+        kind=kind,
+        fused=tuple("matmul" if g.is_product(n) else n.op for n in nodes),
+        reads=0,
+        writes=0,
+        flops=sum(g.flops(n) for n in nodes),
+        launches=sum(2 if n.op == "split_matmul" else 1 for n in nodes) if kind == "Gemm" else 1,
+        domain=domain,
+        nodes=tuple(nodes),
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        rare=tuple(rare),
+    )
+
+
+def _is_matvec(nodes: list[Node], domain: Shape) -> bool:
+    """Whether all that is done along the rows is one product with a vector."""
+    reductions = [n for n in nodes if n.reduction]
+    if len(reductions) != 1 or reductions[0].op != "sum":
+        return False
+    product = reductions[0].inputs[0]
+    full = [n for n in nodes if n.shape == domain and domain[1] != 1]
+    return (
+        product.op == "multiply"
+        and full == [product]
+        and {i.shape for i in product.inputs} == {domain, (1, domain[1])}
+        and all(i.op != "const" for i in product.inputs)
+    )
+
+
+def with_halves(steps: list[Step]) -> list[Step]:
+    """Let operands be split by the first product that reads their halves, as a part of its step."""
+    result: list[Step] = []
+    waiting: dict[Node, Step] = {}
+    for step in steps:
+        if step.kind == "Split":
+            waiting[step.outputs[0]] = step
+            continue
+        splits = [waiting.pop(i) for i in step.inputs if i in waiting]
+        if splits:
+            own = [n for s in splits for n in s.outputs]
+            nodes = [*own, *step.nodes]
+            inputs = [*(i for s in splits for i in s.inputs), *(i for i in step.inputs if i not in own)]
+            rare = [n for n in step.rare if n not in inputs]
+            step = step_of("Gemm", step.domain, nodes, inputs, [*own, *step.outputs], rare)
+        result.append(step)
+    return [*result, *waiting.values()]
+
+
+def with_riders(steps: list[Step]) -> list[Step]:
+    """Let numbers that depend on arguments alone, such as a counter of batches, ride in the last row program."""
+    hosts = [s for s in steps if s.kind in ("RowProgram", "MatVec") and any(n.reduction for n in s.nodes)]
+    if not hosts or hosts[-1].domain[0] == 0:
+        return steps
+    host = hosts[-1]
+    riders = [
+        s
+        for s in steps
+        if s.kind == "RowProgram"
+        and s.domain == (1, 1) != host.domain
+        and all(g.is_leaf(i) for i in s.inputs)
+        and not s.rare
+        and not {resolve(i) for i in s.inputs} & {resolve(i) for i in (*host.inputs, *host.rare)}
+        and not any(resolve(i) in s.outputs for other in steps for i in (*other.inputs, *other.rare))
+    ]
+    if not riders:
+        return steps
+    parts = [host, *riders]
+    merged = replace(
+        host,
+        fused=tuple(f for p in parts for f in p.fused),
+        flops=sum(p.flops for p in parts),
+        nodes=tuple(dict.fromkeys(n for p in parts for n in p.nodes)),
+        inputs=tuple(dict.fromkeys(n for p in parts for n in p.inputs)),
+        outputs=tuple(n for p in parts for n in p.outputs),
+    )
+    return [merged if s is host else s for s in steps if s not in riders]
+
+
+def column_launches(domain: Shape) -> int:
+    """One launch where the columns alone fill a GPU; a second one merges where the rows were split as well."""
+    return 1 if column_splits(domain) == 1 else 2
+
+
+def column_splits(domain: Shape) -> int:
+    """Among how many blocks each strip of columns shares its rows (a power of two, so that few kernels are built)."""
+    rows, cols = domain
+    strips = max(1, -(-cols // 32))
+    splits = 1
+    while strips * splits < 128 and rows // (2 * splits) >= 256:
+        splits *= 2
+    return splits
+
+
+def measured(step: Step, storage: dict[Node, str]) -> Step:
+    """The step with its bytes: every value read once and written once, in the dtype it is stored in."""
+
+    def nbytes(nodes: Iterable[Node]) -> int:
+        return sum(n.size * dtypes.ITEMSIZE[storage[resolve(n)]] for n in dict.fromkeys(nodes))
+
+    launches = column_launches(step.domain) if step.kind == "ColumnStats" else step.launches
+    if step.domain[0] * step.domain[1] == 0 and all(n.size == 0 for n in step.outputs):
+        launches = 0
+    return replace(step, reads=nbytes(step.inputs), writes=nbytes(step.outputs), launches=launches)

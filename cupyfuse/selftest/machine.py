@@ -1,0 +1,182 @@
+"""What this machine has, as far as cupyfuse is concerned, and what would mend what it lacks."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..plan.report import quantity
+
+_CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
+_OLDEST_CUPY = (14, 2)
+# The CUDA driver's own library, by platform; asked directly, so that the driver is found where CuPy is missing.
+_DRIVER_LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
+
+
+def package_version(name: str) -> str | None:
+    """Version of an installed package, which is not imported."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def driver_version() -> int:
+    """The newest CUDA that the driver runs, as in 12090 for 12.9; 0 where there is no driver."""
+    for name in _DRIVER_LIBRARIES:
+        try:
+            library = ctypes.CDLL(name)
+        except OSError:
+            continue
+        version = ctypes.c_int(0)
+        if library.cuDriverGetVersion(ctypes.byref(version)) == 0:
+            return version.value
+    return 0
+
+
+def cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def kernel_cache() -> Path:
+    """The folder in which CuPy keeps compiled kernels."""
+    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
+
+
+def _folder(path: Path) -> str:
+    if not path.is_dir():
+        return f"{path} (not there yet)"
+    sizes = [entry.stat().st_size for entry in path.iterdir() if entry.is_file()]
+    return f"{path} ({len(sizes)} files, {quantity(sum(sizes), 'B')})"
+
+
+def _asked(question: Callable[[], str]) -> str:
+    """An answer of the CUDA libraries, or why there is none: a broken installation is what this is run to find."""
+    try:
+        return question()
+    except Exception as error:
+        return f"not available: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _import_cupy() -> tuple[Any, str]:
+    try:
+        import cupy
+    except Exception as error:  # a CuPy that lacks its libraries can fail with more than ImportError
+        return None, _reason(error)
+    return cupy, ""
+
+
+def _gpus(cupy: Any) -> list[tuple[str, str]]:
+    lines = []
+    for number in range(cupy.cuda.runtime.getDeviceCount()):
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
+        memory = quantity(properties["totalGlobalMem"], "B")
+        capability = f"{properties['major']}.{properties['minor']}"
+        lines.append((f"GPU {number}", f"{properties['name'].decode()}, {memory}, compute capability {capability}"))
+    return lines
+
+
+def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """The facts as (name, value), and what is missing as (what, the command that mends it)."""
+    driver = driver_version()
+    facts = [
+        ("cupyfuse", version),
+        ("Python", f"{platform.python_version()} on {platform.platform()}"),
+        ("NumPy", np.__version__),
+    ]
+    missing: list[tuple[str, str]] = []
+    wheels = {name: found for name in _CUPY_WHEELS if (found := package_version(name))}
+    facts.append(("CuPy", ", ".join(f"{found} ({name})" for name, found in wheels.items()) or "not installed"))
+    facts.append(("CUDA driver", f"runs CUDA up to {cuda_version(driver)}" if driver else "none found"))
+    extra = "cu13" if driver >= 13000 else "cu12"
+    cupy, broken = _import_cupy() if wheels else (None, "")
+    if not driver:
+        missing.append(("an NVIDIA driver, so the NumPy engine runs", "https://www.nvidia.com/drivers"))
+    if not wheels:
+        missing.append(("CuPy, which the CUDA engine needs", f'pip install "cupyfuse[{extra}]"'))
+    elif cupy is None:
+        mend = f'pip install --force-reinstall "cupyfuse[{extra}]"'
+        missing.append((f"a CuPy that can be imported ({broken})", mend))
+    else:
+        if len(wheels) > 1:
+            missing.append(("one CuPy instead of several", f"pip uninstall {' '.join(list(wheels)[1:])}"))
+        _describe_cuda(cupy, driver, extra, facts, missing)
+    for name, what, command in (
+        ("ml_dtypes", "bfloat16 arrays", "pip install ml_dtypes"),
+        ("rich", "the progress bar", 'pip install "cupyfuse[cli]"'),
+        ("torch", "PyTorch tensors", 'pip install "cupyfuse[torch]"'),
+    ):
+        found = package_version(name)
+        facts.append((name, found or "not installed"))
+        if found is None:
+            missing.append((f"{name}, for {what} (optional)", command))
+    facts.append(("kernel cache", _asked(lambda: _folder(kernel_cache()))))
+    return facts, missing
+
+
+def _describe_cuda(
+    cupy: Any, driver: int, extra: str, facts: list[tuple[str, str]], missing: list[tuple[str, str]]
+) -> None:
+    if tuple(int(part) for part in cupy.__version__.split(".")[:2]) < _OLDEST_CUPY:
+        missing.append(("CuPy 14.2 or newer", f'pip install --upgrade "cupyfuse[{extra}]"'))
+    facts.append(("CUDA runtime", _asked(lambda: cuda_version(cupy.cuda.runtime.runtimeGetVersion()))))
+    nvrtc = _asked(lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion())))
+    facts.append(("NVRTC", nvrtc))
+    if nvrtc.startswith("not available"):
+        missing.append(("NVRTC, which compiles the kernels", f'pip install "cupyfuse[{extra}]"'))
+    if not driver:
+        return
+    try:
+        gpus = _gpus(cupy)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        facts.append(("GPU", f"none usable: {error}"))
+        missing.append(("a GPU that the driver can use", "nvidia-smi"))
+        return
+    facts.extend(gpus or [("GPU", "none visible")])
+    if not gpus:
+        missing.append(("a visible GPU", "nvidia-smi (and look at the variable CUDA_VISIBLE_DEVICES)"))
+
+
+def array_module(engine: str) -> Any:
+    """The array library of an engine: NumPy or CuPy; "auto" takes CuPy where it finds a GPU.
+
+    Raises
+    ------
+    ValueError
+        There is no GPU, or no CuPy, for "cuda".
+    """
+    if engine == "numpy":
+        return np
+    try:
+        import cupy
+    except ImportError:
+        if engine == "auto":
+            return np
+        raise ValueError("engine 'cuda' needs CuPy: pip install 'cupyfuse[cu12]' (or [cu13])") from None
+    if cupy.cuda.is_available():
+        return cupy
+    if engine == "auto":
+        return np
+    raise ValueError("engine 'cuda' needs an NVIDIA GPU, and CuPy finds none; 'python -m cupyfuse info' says more")
+
+
+def device_name(xp: Any) -> str:
+    if xp is np:
+        return f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"
+    name = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)["name"].decode()
+    return f"CuPy {xp.__version__} on {name}"
+
+
+def on_host(array: Any) -> np.ndarray[Any, Any]:
+    return array if isinstance(array, np.ndarray) else array.get()

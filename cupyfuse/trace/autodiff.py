@@ -1,0 +1,352 @@
+"""The backward pass as a graph: vector-Jacobian products of graphs as they are traced, before any rewriting.
+
+What a gradient is made of are ordinary nodes, so the rewrites and the scheduler treat a backward pass as they treat any
+chain. Derivatives come from the operator tables; what they do to a cotangent agrees with PyTorch's eager backward, for
+infinities, NaN and boundaries too: an element that a mask shuts out gets 0 whatever its cotangent is.
+
+A cotangent on its way may be shorter than its value, with length one along axes on which it does not change: the
+cotangent of a sum is not repeated over the row until something needs it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from typing import Any
+
+from .. import dtypes
+from ..errors import NotDifferentiable
+from ..ir import graph as g
+from ..ir.adjoints import product_of_others, through_extreme
+from ..ir.graph import Graph, Node, Shape
+from ..ir.operators import POINTWISE, REDUCTIONS
+from . import Trace, Tracer, apply
+
+
+def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted: Sequence[Node]) -> list[Node | None]:
+    """Vector-Jacobian products of a graph.
+
+    Parameters
+    ----------
+    outputs : sequence of Node
+        Values of a graph as it was traced.
+    cotangents : sequence of Node or None
+        For each output a value of its shape, or one that can be repeated to it; None for an output that does not count.
+    wanted : sequence of Node
+        The nodes whose gradients are asked for.
+
+    Returns
+    -------
+    list of Node or None
+        For each wanted node its gradient, of its shape and dtype; None where no output depends on it, or only in steps.
+
+    Raises
+    ------
+    NotDifferentiable
+        An operator between a wanted node and an output has no derivative here.
+    """
+    forward = list(g.topological(outputs))
+    targets = set(wanted)
+    active: set[Node] = set()
+    for node in forward:
+        flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+        if dtypes.is_float(node.dtype) and (node in targets or (flows and any(i in active for i in node.inputs))):
+            active.add(node)
+    gathered: dict[Node, Node] = {}
+
+    def give(node: Node, cotangent: Node | None) -> None:
+        if cotangent is not None and node in active:
+            cotangent = g.cast(cotangent, node.dtype)
+            gathered[node] = g.pointwise("add", gathered[node], cotangent) if node in gathered else cotangent
+
+    for output, cotangent in zip(outputs, cotangents, strict=True):
+        give(output, cotangent)
+    for node in reversed(forward):
+        if node in gathered and node.inputs and not node.attrs.get("constant"):
+            for i, cotangent in zip(node.inputs, _pulled_back(node, gathered[node], active), strict=True):
+                give(i, cotangent)
+    found = [g.repeat(gathered[n], n.shape) if n in gathered else None for n in wanted]
+    return _shared(forward, found)
+
+
+def _shared(forward: Iterable[Node], roots: Sequence[Node | None]) -> list[Node | None]:
+    """The roots, with what the forward pass computes as well taken from it."""
+    done = {n: n for n in forward}
+    seen: dict[object, Node] = {}
+    for node in done:
+        seen.setdefault(g.signature(node), node)
+    for node in g.topological(r for r in roots if r is not None):
+        if node not in done:
+            fresh = g.with_inputs(node, [done[i] for i in node.inputs])
+            # A cotangent may be called as an argument is.
+            done[node] = seen.setdefault(g.signature(fresh), fresh) if node.inputs else node
+    return [None if r is None else done[r] for r in roots]
+
+
+def summed_to(cotangent: Node, shape: Shape, whole: Shape) -> Node:
+    """From the cotangent of a value of the shape `whole` that of one of the first shape, which was repeated to it."""
+    for axis in (1, 0):
+        if shape[axis] == 1 != whole[axis]:
+            if cotangent.shape[axis] != 1:
+                cotangent = g.reduce("sum", cotangent, axis)
+            else:
+                cotangent = g.pointwise("multiply", cotangent, g.count(whole[axis], axis))
+    return cotangent
+
+
+# The step from a value to its inputs --------------------------------------------------------------------------------
+
+
+def _pulled_back(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
+    """For each input of a node the cotangent that the node's own gives it, or None."""
+    if node.op in POINTWISE:
+        return _through_pointwise(node, cotangent, active)
+    if node.op in REDUCTIONS:
+        return [_through_reduction(node, cotangent)]
+    rule = _RULES.get(node.op)
+    if rule is None:
+        raise NotDifferentiable(f"{node.op} has no derivative here")
+    return rule(node, cotangent)
+
+
+def _through_pointwise(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
+    # Operands meet in the dtype of the result, and so do the derivatives.
+    operands = [
+        i if i.op == "const" or (node.op == "where" and k == 0) else g.cast(i, node.dtype)
+        for k, i in enumerate(node.inputs)
+    ]
+    within = _Values()
+    partials = POINTWISE[node.op].derivative(within, within.value(node), *map(within.value, operands))
+    given = {node, *operands}
+    result: list[Node | None] = []
+    for i, partial in zip(node.inputs, partials, strict=True):
+        if i not in active or partial is None:
+            result.append(None)
+            continue
+        scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial, given)
+        result.append(None if scaled is None else summed_to(scaled, i.shape, node.shape))
+    return result
+
+
+def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -> Node | None:
+    """A cotangent times a partial derivative, None for zero.
+
+    Choices choose between products, so that what is shut out is 0 even of an infinite cotangent; quotients divide, and
+    round once. What the chain itself gave is a factor whatever it is: a choice is made before the product, and zero
+    times infinity is NaN.
+    """
+    if isinstance(partial, Node) and partial in given and (partial.op in ("where", "cast") or _is_zero(partial)):
+        return g.pointwise("multiply", cotangent, partial)
+    if isinstance(partial, Node) and partial.op == "cast" and partial.inputs[0].op == "where":
+        condition, *choices = partial.inputs[0].inputs
+        dtype = partial.dtype
+        partial = g.pointwise("where", condition, *(c if c.op == "const" else g.cast(c, dtype) for c in choices))
+    if isinstance(partial, Node) and partial.op == "const" and "name" not in partial.attrs:
+        partial = float(partial.attrs["value"])
+    if not isinstance(partial, Node):
+        if partial in (0.0, 1.0, -1.0):
+            return None if partial == 0.0 else cotangent if partial == 1.0 else g.pointwise("negative", cotangent)
+        return g.pointwise("multiply", cotangent, g.const(partial))
+    if partial.op == "where":
+        condition, *branches = partial.inputs
+        if condition.op == "const":
+            return times(cotangent, branches[0 if condition.attrs["value"] else 1], given)
+        products = [times(cotangent, branch, given) for branch in branches]
+        if products == [None, None]:
+            return None
+        return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
+    if partial.op == "divide" and partial.inputs[0].op == "const":
+        upper = times(cotangent, partial.inputs[0])
+        return None if upper is None else g.pointwise("divide", upper, partial.inputs[1])
+    return g.pointwise("multiply", cotangent, partial)
+
+
+def _is_zero(node: Node) -> bool:
+    return node.op == "const" and "name" not in node.attrs and node.attrs["value"] == 0
+
+
+def _through_reduction(node: Node, cotangent: Node) -> Node | None:
+    x, axis = node.inputs[0], node.axis
+    row = REDUCTIONS[node.op]
+    if x.shape[axis] == 1 and row.identity_on_one:
+        return cotangent
+    if node.op == "prod":
+        return g.pointwise("multiply", cotangent, product_of_others(x, node, (axis,)))
+    if node.op in ("max", "min"):
+        return through_extreme(node, cotangent)
+    within = _Values()
+    result = g.reduce(row.about, x, axis) if row.about else node
+    partial = row.derivative(within, within.value(result), within.value(x))
+    scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial)
+    assert scaled is not None
+    if node.op in ("mean", "moment2"):
+        return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
+    return scaled
+
+
+class _Values:
+    """The namespace that derivatives are written against, on traced values; what they do is nobody's call to report."""
+
+    def __init__(self) -> None:
+        self._trace = Trace()
+        self._trace._quiet = True
+
+    def value(self, node: Node) -> Tracer:
+        return self._trace.array(node, (0, 1))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *x: apply(name, *x)
+
+
+def _through_matmul(node: Node, cotangent: Node) -> list[Node | None]:
+    a, b = node.inputs
+    whole = g.repeat(cotangent, node.shape)
+    return [g.matmul(whole, g.transpose(b)), g.matmul(g.transpose(a), whole)]
+
+
+def _through_reshape(node: Node, cotangent: Node) -> list[Node | None]:
+    same = cotangent.shape == (1, 1)
+    return [cotangent if same else g.reshape(g.repeat(cotangent, node.shape), node.inputs[0].shape)]
+
+
+def _through_slopes(node: Node, cotangent: Node) -> list[Node | None]:
+    value, *rest = node.inputs
+    operands, slopes = rest[::2], rest[1::2]
+    given = {value, *operands}
+    result: list[Node | None] = [None]
+    for x, slope in zip(operands, slopes, strict=True):
+        scaled = times(cotangent, slope, given)
+        result += [None if scaled is None else summed_to(scaled, x.shape, node.shape), None]
+    return result
+
+
+_RULES: dict[str, Callable[[Node, Node], list[Node | None]]] = {
+    "cast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
+    "transpose": lambda node, cotangent: [g.transpose(cotangent)],
+    "reshape": _through_reshape,
+    "matmul": _through_matmul,
+    "sloped": _through_slopes,
+}
+
+
+# Two passes out of one graph ----------------------------------------------------------------------------------------
+
+
+def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Node]:
+    """What a forward pass hands to its backward pass, beside its arguments; all else is computed again.
+
+    These are products and reductions down the columns that the gradients need. Where they need a product for nothing
+    but reductions along its rows, it is the reductions that are saved, and the product need not be computed at all.
+    Where gradients go to the elements that equal an extreme, it is the elements that are saved: computed again they may
+    be rounded otherwise, and none would equal it.
+
+    Parameters
+    ----------
+    forward, gradients : sequence of Node
+        The roots of the two passes, in one graph.
+    """
+    computed = dict.fromkeys(g.topological(forward))
+    found = _compared(computed, gradients)
+    compared = [n for n in computed if n in found]  # what is inside of another first
+    kept: set[Node] = set()
+
+    def saved(node: Node) -> bool:
+        down = node.reduction and node.axis == 0 and node not in compared
+        return node in computed and (node.op == "matmul" or down or node in kept)
+
+    for extreme in compared:
+        kept.update(_rounded([extreme.inputs[0]], saved))
+
+    above = {n for n in computed if n.op == "matmul"}
+    for node in g.topological(forward):
+        if any(i in above for i in node.inputs):
+            above.add(node)
+
+    def short(node: Node) -> bool:
+        return node in above and node in computed and node.reduction and node.axis == 1 and node not in compared
+
+    needed = _reached(gradients, lambda n: saved(n) or short(n))
+    direct = {n for n in needed if n.op == "matmul"}
+
+    known: dict[Node, bool] = {}
+
+    def stops(node: Node) -> bool:
+        if not short(node):
+            return saved(node)
+        if node not in known:
+            known[node] = not any(p in direct for p in _reached([node.inputs[0]], saved))
+        return known[node]
+
+    return [n for n in _reached(gradients, stops) if stops(n)]
+
+
+def _compared(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
+    """The extremes whose own elements are compared with them."""
+
+    def stop(node: Node) -> bool:
+        return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
+
+    pairs = [n.inputs for n in _reached(gradients, stop) if n.op == "equal"]
+    return {b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a}
+
+
+_EXTREMES = ("max", "min")
+# What gives the same bits of the same bits, in whichever kernel and beside whichever operations.
+_EXACT = {
+    *_EXTREMES,
+    *("transpose", "reshape", "negative", "absolute", "maximum", "minimum", "clip", "where", "relu", "isnan"),
+    *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
+    *("logical_and", "logical_or", "logical_not"),
+}
+
+
+def _exact(node: Node) -> bool:
+    if node.op == "cast":
+        source = node.inputs[0]
+        return source.op == "const" or dtypes.promote(source.dtype, node.dtype) == node.dtype
+    return node.op in _EXACT or not node.inputs
+
+
+def _rounded(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
+    """What has to be saved so that these values can be had again to the last bit."""
+    found = [n for n in _reached(roots, lambda n: saved(n) or not _exact(n)) if not saved(n) and not _exact(n)]
+    return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
+
+
+def stored(node: Node) -> Node:
+    """A saved value as it is handed over: statistics of 16 bits in float32, in which they were computed."""
+    return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
+
+
+def _is_stored(node: Node) -> bool:
+    if node.op != "cast" or not node.inputs[0].reduction:
+        return False
+    return g.signature(node) == g.signature(stored(node.inputs[0]))
+
+
+def _reached(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
+    return list(g.topological(roots, lambda n: () if stop(n) else n.inputs))
+
+
+def as_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Graph:
+    """A graph of its own, whose arguments stand for nodes of another.
+
+    Parameters
+    ----------
+    outputs : sequence of Node
+    leaves : sequence of (Node, str)
+        The nodes that are arguments, in their order, and their names; one that nothing needs is an argument all the
+        same. One that widens another node, as `stored` makes it, stands for that too.
+    """
+    inputs: list[Node] = []
+    done: dict[Node, Node] = {}
+    for number, (node, name) in enumerate(leaves):
+        ndim = node.attrs.get("ndim", 2) if node.op == "input" else 2
+        leaf = Node("input", (), node.shape, node.dtype, {"arg": number, "name": name, "ndim": ndim})
+        inputs.append(leaf)
+        done.setdefault(node, leaf)
+        if _is_stored(node):
+            done.setdefault(node.inputs[0], leaf)
+    for node in g.topological(outputs, lambda n: () if n in done else n.inputs):
+        if node not in done:
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+    return Graph(inputs, [done[n] for n in outputs])

@@ -1,0 +1,143 @@
+"""The algebra of shapes: which axis of a node each axis of the user's array is, through broadcasts and reshapes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..ir import graph as g
+from .axes import Axes
+from .tracer import Tracer
+from .user_code import fail, user_line
+
+
+def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
+    """Bring operands to a common meaning of rows and columns; returns their nodes and the result's axes."""
+    rank = max(t.ndim for t in operands)
+    shapes = [t.shape for t in operands]
+    try:
+        result = np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"{operation}: operands could not be broadcast together with shapes {' '.join(map(str, shapes))}\n"
+            f"  at {user_line()}"
+        ) from None
+    if sum(n != 1 for n in result) > 2:
+        fail(operation, f"its result has shape {result}; at most two dimensions may differ from 1")
+    assigned: list[int | None] = [None] * rank
+    # Matrices keep their orientation before vectors, computed values before arguments, which can turn at no cost.
+    order = sorted(
+        range(len(operands)),
+        key=lambda i: (-sum(n != 1 for n in shapes[i]), g.is_leaf(operands[i]._node)),
+    )
+    nodes = [t._node for t in operands]
+    for i in order:
+        labels = labels_of(operands[i], rank)
+        if not _consistent(labels, assigned):
+            labels = {p: 1 - a for p, a in labels.items()}
+            if not _consistent(labels, assigned):
+                fail(operation, f"its operands of shapes {shapes} mix rows and columns")
+            nodes[i] = g.transpose(nodes[i])
+        for p, a in labels.items():
+            assigned[p] = a
+    return nodes, _complete(assigned, operands)
+
+
+def labels_of(tracer: Tracer, rank: int) -> dict[int, int]:
+    offset = rank - tracer.ndim
+    return {offset + p: a for p, a in enumerate(tracer._axes) if a is not None and tracer._node.shape[a] != 1}
+
+
+def _consistent(labels: dict[int, int], assigned: list[int | None]) -> bool:
+    for p, a in labels.items():
+        taken = assigned[p]
+        if (taken is not None and taken != a) or (taken is None and a in assigned):
+            return False
+    return True
+
+
+def _complete(assigned: list[int | None], operands: list[Tracer]) -> Axes:
+    """Keep, for axes of length one, the label that an operand of full rank gives them."""
+    for tracer in operands:
+        if tracer.ndim == len(assigned):
+            for p, a in enumerate(tracer._axes):
+                if assigned[p] is None and a is not None and a not in assigned:
+                    assigned[p] = a
+    return tuple(assigned)
+
+
+def relabel(tracer: Tracer, axes: Axes) -> Tracer:
+    """The same array with the given axes, transposing its node where they ask for it."""
+    want = {p: a for p, a in enumerate(axes) if a is not None and tracer.shape[p] != 1}
+    have = labels_of(tracer, len(axes))
+    node = tracer._node if have == want else g.transpose(tracer._node)
+    return tracer._trace.array(node, axes)
+
+
+def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """`numpy.broadcast_to`: another view of the same memory."""
+    view = repeated(tracer, shape)
+    tracer._viewed = view._viewed = True
+    return view
+
+
+def repeated(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """The values in a larger shape; adding zeros of that shape is not exact for -0.0, so a cast node carries them."""
+    try:
+        fits = np.broadcast_shapes(tracer.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"an array of shape {tracer.shape} cannot be broadcast to {shape}\n  at {user_line()}")
+    if sum(n != 1 for n in shape) > 2:
+        fail("broadcast_to", f"at most two dimensions of {shape} may differ from 1")
+    rank = len(shape)
+    assigned: list[int | None] = [None] * rank
+    for p, a in labels_of(tracer, rank).items():
+        assigned[p] = a
+    free = [a for a in (1, 0) if a not in assigned]
+    for p in reversed(range(rank)):
+        if shape[p] != 1 and assigned[p] is None:
+            assigned[p] = free.pop(0)
+    sizes = {a: shape[p] for p, a in enumerate(assigned) if a is not None}
+    node = g.Node("cast", (tracer._node,), (sizes.get(0, 1), sizes.get(1, 1)), tracer._node.dtype)
+    return tracer._trace.array(node, tuple(assigned))
+
+
+def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
+    """Reshape to another arrangement of the same axes, to a vector, or to a matrix."""
+    known = math.prod(n for n in shape if n != -1)
+    wanted = shape
+    if shape.count(-1) == 1 and known > 0:
+        shape = tuple(x.size // known if n == -1 else n for n in shape)
+    if min(shape, default=0) < 0 or math.prod(shape) != x.size:
+        raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {wanted}\n  at {user_line()}")
+    if order != "C":
+        fail(f"reshape with order={order!r}", "only C order is supported")
+    if [n for n in shape if n != 1] == [n for n in x.shape if n != 1]:
+        kept = [a for a, n in zip(x._axes, x.shape, strict=True) if n != 1]
+        return x._view(tuple(kept.pop(0) if n != 1 else None for n in shape))
+    solid = [n for n in shape if n != 1]
+    if len(solid) > 2:
+        fail(f"reshape to {shape}", "at most two dimensions may differ from 1")
+    if labels_of(x, x.ndim) and list(labels_of(x, x.ndim).values()) == [1, 0]:
+        x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes))
+    rows, cols = (solid[0], solid[1]) if len(solid) == 2 else (1, solid[0] if solid else 1)
+    labels = [0, 1] if len(solid) == 2 else [1]
+    x._viewed = True
+    result = x._trace.array(
+        g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
+    )
+    result._viewed = True
+    return result
+
+
+def matrix_node(x: Tracer) -> g.Node:
+    """The node of a rank-2 tracer with its first axis as rows."""
+    labels = labels_of(x, 2)
+    turned = any(p != a for p, a in labels.items())
+    node = x._node
+    if turned or (not labels and node.shape != x.shape):
+        node = g.transpose(node)
+    return node
