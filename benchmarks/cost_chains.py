@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cupyfuse.torch.chain import Call, Chain, Meta
+from cupyfuse.torch.chains.chain import Call, Chain, Meta
 from cupyfuse.torch.rules import RULES
-from cupyfuse.torch.symbols import Ref
+from cupyfuse.torch.rules.symbols import Ref
 
 NORMALIZED = 1e-5  # epsilon
 Built = tuple[Chain, list[Meta]]

@@ -30,10 +30,11 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 
 import cupyfuse.torch as ct
-from cupyfuse.torch import partition, worth
 from cupyfuse.torch.backend import backend, fuse_module
-from cupyfuse.torch.lowering import AsOperator
-from cupyfuse.torch.running import Options
+from cupyfuse.torch.chains.running import Options
+from cupyfuse.torch.cost import worth
+from cupyfuse.torch.graphs import partition
+from cupyfuse.torch.graphs.lowering import AsOperator
 
 Wrap = Callable[[Any], Any]
 LIMIT = timedelta(seconds=60)  # for one collective operation: where one process failed the other waits no longer

@@ -58,7 +58,7 @@ def halves(select: str) -> tuple[str, ...]:
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
 
 
-ENTRY, PREPARED, CHANGES = (f"cupyfuse/torch/{name}.py" for name in ("entry", "prepared", "changes"))
+ENTRY, PREPARED, CHANGES = (f"cupyfuse/torch/chains/{name}.py" for name in ("entry", "prepared", "changes"))
 
 
 def stale(select: str) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch_ways import WAYS, Code, graded, operators, plain, same, step, ways
 
 import cupyfuse.torch as ct
-from cupyfuse.torch import worth
-from cupyfuse.torch.partition import Verdict
+from cupyfuse.torch.cost import worth
+from cupyfuse.torch.graphs.partition import Verdict
 
 
 @pytest.fixture(autouse=True)

@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import cupyfuse.torch as ct
-from cupyfuse.torch import library
 from cupyfuse.torch.backend import backend, fuse_graph
-from cupyfuse.torch.chain import Call, Chain
-from cupyfuse.torch.library import options_text
-from cupyfuse.torch.running import Options
-from cupyfuse.torch.symbols import Ref
+from cupyfuse.torch.chains import library
+from cupyfuse.torch.chains.chain import Call, Chain
+from cupyfuse.torch.chains.library import options_text
+from cupyfuse.torch.chains.running import Options
+from cupyfuse.torch.rules.symbols import Ref
 
 
 @pytest.fixture(autouse=True)

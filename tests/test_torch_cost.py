@@ -11,10 +11,11 @@ import pytest
 
 from benchmarks import cost_chains as chains
 from cupyfuse import devices
-from cupyfuse.torch import cost, rates
-from cupyfuse.torch.chain import Call, Chain
-from cupyfuse.torch.cost import Estimate, Time, estimate
-from cupyfuse.torch.symbols import Ref
+from cupyfuse.torch.chains.chain import Call, Chain
+from cupyfuse.torch.cost import fused as cost
+from cupyfuse.torch.cost import rates
+from cupyfuse.torch.cost.fused import Estimate, Time, estimate
+from cupyfuse.torch.rules.symbols import Ref
 
 HEAD = (1024, 8192, 8192)
 BERT = (4096, 768, 3072)  # 32 sequences of 128 tokens
@@ -213,7 +214,7 @@ def test_a_bias_costs_inductor_nothing():
 
 
 def test_all_rules_of_the_table_are_there():
-    from cupyfuse.torch.eager_cost import _TABLE
+    from cupyfuse.torch.cost.eager import _TABLE
     from cupyfuse.torch.rules import RULES
 
     assert set(_TABLE) <= set(RULES)

@@ -13,7 +13,7 @@ from torch_rules import agree, canonical, check, draw, follow, not_fused, number
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.rules import RULES, Refused, find
-from cupyfuse.torch.values import Value
+from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace
 
 F = torch.nn.functional

@@ -23,8 +23,8 @@ from cupyfuse.settings import DEFAULT_WORKSPACE, Settings
 
 torch = pytest.importorskip("torch", reason="needs torch")
 
-from cupyfuse.torch.runtime import device_of, dtype_name, layout_of, on_device, ready  # noqa: E402
-from cupyfuse.torch.tensors import Tensors, from_numpy, to_numpy  # noqa: E402
+from cupyfuse.torch.chains.runtime import device_of, dtype_name, layout_of, on_device, ready  # noqa: E402
+from cupyfuse.torch.chains.tensors import Tensors, from_numpy, to_numpy  # noqa: E402
 
 Tensor = torch.Tensor
 FLOATS = ("float16", "bfloat16", "float32", "float64")

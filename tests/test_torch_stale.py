@@ -22,8 +22,8 @@ import cupyfuse.torch as ct
 from cupyfuse.cuda import fingerprint
 from cupyfuse.engines import row_blocks as streaming
 from cupyfuse.engines.cuda import CudaExecutable
-from cupyfuse.torch import changes, entry, prepared
-from cupyfuse.torch.tensors import to_numpy
+from cupyfuse.torch.chains import changes, entry, prepared
+from cupyfuse.torch.chains.tensors import to_numpy
 
 HEADS = [models.HeadLogSumExp, models.HeadSum, models.HeadSoftmax]
 DROP_INS = [ct.HeadLogSumExp, ct.HeadSum, ct.HeadSoftmax, ct.LinearGELU]

@@ -16,9 +16,9 @@ from cupyfuse.errors import TraceError
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
-from cupyfuse.torch.differentiate import _as_node as as_node
+from cupyfuse.torch.chains.differentiate import _as_node as as_node
 from cupyfuse.torch.rules import Found, Rule, find
-from cupyfuse.torch.values import Value
+from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace
 from cupyfuse.trace.autodiff import as_graph, gradients
 

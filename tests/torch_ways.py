@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import cupyfuse.torch as ct
-from cupyfuse.torch import worth
 from cupyfuse.torch.backend import fuse_module
-from cupyfuse.torch.lowering import AsOperator
-from cupyfuse.torch.running import Options
+from cupyfuse.torch.chains.running import Options
+from cupyfuse.torch.cost import worth
+from cupyfuse.torch.graphs.lowering import AsOperator
 
 
 class Code(nn.Module):

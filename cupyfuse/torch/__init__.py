@@ -6,7 +6,7 @@
 >>> compiled = torch.compile(model, backend="cupyfuse")    # the same in graphs of `torch.compile`
 """
 
-from . import library as library  # the operators of compiled graphs
+from .chains import library as library  # the operators of compiled graphs
 from .explain import Explanation, Part, explain
 from .functions import (
     linear_gelu,

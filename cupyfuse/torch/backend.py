@@ -12,13 +12,13 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
-from . import worth
-from .importer import Imported
-from .inplace import functionalise, leave_out_dropouts
-from .lowering import AsOperator, Lowering, lower
-from .partition import Judge, Partition, partition
-from .regions import checkpoint_eagerly, regions
-from .running import Options
+from .chains.running import Options
+from .cost import worth
+from .graphs.importer import Imported
+from .graphs.inplace import functionalise, leave_out_dropouts
+from .graphs.lowering import AsOperator, Lowering, lower
+from .graphs.partition import Judge, Partition, partition
+from .graphs.regions import checkpoint_eagerly, regions
 
 _OURS = "cupyfuse."
 

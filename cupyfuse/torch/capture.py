@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from . import worth
 from .backend import fuse_module
+from .chains.running import Options, Runner
+from .cost import worth
 from .explain import Part, refusals
-from .importer import NO_TENSOR
-from .lowering import AsOperator, Direct
-from .partition import Partition
-from .running import Options, Runner
+from .graphs.importer import NO_TENSOR
+from .graphs.lowering import AsOperator, Direct
+from .graphs.partition import Partition
 
 # Where Dynamo's defaults are not what the user of one fused module expects. Modules with many instances and shapes go
 # on being captured; hooks that are added later run; a frame that cannot be captured runs as it is; counters in modules

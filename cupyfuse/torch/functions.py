@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import torch
 
 from . import rules
-from .chain import Call, Chain
-from .running import Runner
-from .symbols import Ref
+from .chains.chain import Call, Chain
+from .chains.running import Runner
+from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
 # An operation by name, its arguments behind the first, those by keyword.

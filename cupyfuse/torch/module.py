@@ -15,10 +15,10 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_prepared, check_workspace
+from .chains.running import Options
 from .copies import exchanged, slots
 from .distributed import adopt, flattens
 from .explain import explain
-from .running import Options
 
 M = TypeVar("M", bound=torch.nn.Module)
 # What a module has of its own, and shares with no copy.

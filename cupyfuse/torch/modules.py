@@ -16,11 +16,11 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks
 
+from .chains.running import Runner
 from .explain import Part, explain, refusals
 from .functions import Step, chain_of, log_softmax, softmax
 from .module import Offered, refresh
-from .running import Runner
-from .symbols import Ref
+from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
 _WEIGHT, _BIAS = Ref(1), Ref(2)

@@ -9,10 +9,10 @@ import torch
 
 from ... import trace
 from ...ir import graph as g
-from ..values import Value, reduced_shape, refuse
 from .meaning import along, cast_to, floats, pointwise, sloped
 from .spelling import Call, spell
 from .table import Refused, rule
+from .values import Value, reduced_shape, refuse
 
 F = torch.nn.functional
 NN = torch._C._nn

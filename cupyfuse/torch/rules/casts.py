@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ...dtypes import is_float
-from ..values import Value, refuse
 from .meaning import as_mask
 from .spelling import Call, is_tensor, spell, two
 from .table import Refused, rule
+from .values import Value, refuse
 
 T = torch.Tensor
 

@@ -15,13 +15,13 @@ import torch
 
 from ...dtypes import is_float
 from ...ir import graph as g
-from ..values import Value, positions, refuse
 from .activations import log_normalizer, log_softmax
 from .linear import linear
 from .meaning import constant, floats, pointwise
 from .reductions import reduced
 from .spelling import spell
 from .table import Refused, rule
+from .values import Value, positions, refuse
 
 F = torch.nn.functional
 T = torch.Tensor

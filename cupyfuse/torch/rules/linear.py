@@ -11,10 +11,10 @@ import torch
 from ... import trace
 from ...ir import graph as g
 from ...trace import Axes, Tracer, matrix_node
-from ..values import Value, broadcast_shapes, refuse
 from .meaning import floats, pointwise
 from .spelling import spell, spell_refused, two
 from .table import Refused, rule
+from .values import Value, broadcast_shapes, refuse
 
 F = torch.nn.functional
 T = torch.Tensor

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..values import Value, refuse
 from .meaning import as_mask, pointwise
 from .spelling import spell, swapped, two
 from .table import Operand, rule
+from .values import Value, refuse
 
 T = torch.Tensor
 

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from ...dtypes import is_float
-from ..values import Value, refuse
 from .labels import loss, reduced_loss
 from .meaning import constant, floats, pointwise, promoted, sloped
 from .reductions import reduced, vector_norm
 from .spelling import spell
 from .table import rule
+from .values import Value, refuse
 
 F = torch.nn.functional
 T = torch.Tensor

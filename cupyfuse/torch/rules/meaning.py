@@ -13,7 +13,7 @@ from ...ir import graph as g
 from ...ir.operators import POINTWISE
 from ...trace import Tracer
 from ...trace.broadcasting import align
-from ..values import Shape, Value, aligned, lengthwise, positions, reduced_shape, refuse
+from .values import Shape, Value, aligned, lengthwise, positions, reduced_shape, refuse
 
 _COMPARISONS = ("greater", "greater_equal", "less", "less_equal", "equal", "not_equal")
 _LOGICAL = ("logical_and", "logical_or", "logical_not")

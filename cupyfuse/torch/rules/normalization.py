@@ -10,11 +10,11 @@ import torch
 from ... import trace
 from ...dtypes import compute, is_float
 from ...trace import ScalarArgument
-from ..values import Value, lengthwise, refuse
 from .meaning import floats, pointwise
 from .reductions import vector_norm
 from .spelling import Call, spell
 from .table import Refused, rule
+from .values import Value, lengthwise, refuse
 
 F = torch.nn.functional
 

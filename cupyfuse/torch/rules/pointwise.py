@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ...dtypes import is_float
-from ..values import Value, refuse
 from .meaning import pointwise, promoted, sloped
 from .spelling import spell, spell_refused, swapped
 from .table import Operand, Refused, rule
+from .values import Value, refuse
 
 # Arithmetic ---------------------------------------------------------------------------------------------------------
 

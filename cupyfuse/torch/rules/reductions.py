@@ -13,10 +13,10 @@ from ...dtypes import is_float
 from ...ir import graph as g
 from ...ir.adjoints import product_of_others
 from ...trace import Tracer
-from ..values import Value, refuse
 from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction
 from .spelling import Call, is_tensor, spell, spell_refused
 from .table import Refused, rule
+from .values import Value, refuse
 
 Dim = int | tuple[int, ...] | None
 T = torch.Tensor

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ..values import Shape, Value, expanded, permuted, positions, refuse
 from .meaning import constant
 from .spelling import is_tensor, spell, spell_refused, two
 from .table import Refused, rule
+from .values import Shape, Value, expanded, permuted, positions, refuse
 
 F = torch.nn.functional
 T = torch.Tensor

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ...dtypes import NAMES
-from ..symbols import Size
+from .symbols import Size
 from .table import RULES, Found, Refused
 
 Adapter = Callable[..., Any]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..values import Value
+from .values import Value
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from typing import Any
 
 import torch
 
-from .. import devices
-from ..cuda.compile import check_process, load_together
-from ..cuda.gemm import Gemm, Operand, OwnersBlas, library_name
-from ..cuda.kernel import Kernel
-from ..cuda.runtime import Function, load_unless_capturing
-from ..devices import Device
-from ..engines import row_blocks as streaming
-from ..engines.cuda import CudaExecutable
-from ..engines.numpy import NumpyExecutable
-from ..errors import EngineError
-from ..plan.plan import Plan
+from ... import devices
+from ...cuda.compile import check_process, load_together
+from ...cuda.gemm import Gemm, Operand, OwnersBlas, library_name
+from ...cuda.kernel import Kernel
+from ...cuda.runtime import Function, load_unless_capturing
+from ...devices import Device
+from ...engines import row_blocks as streaming
+from ...engines.cuda import CudaExecutable
+from ...engines.numpy import NumpyExecutable
+from ...errors import EngineError
+from ...plan.plan import Plan
 from .tensors import Tensors, Workspace, changed, dtype_name, from_numpy, layout_of, to_numpy
 
 __all__ = ["TorchRuntime", "device_of", "dtype_name", "layout_of", "on_device", "ready"]

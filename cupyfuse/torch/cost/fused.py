@@ -13,15 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .. import devices, dtypes
-from ..devices import Device
-from ..ir import graph as g
-from ..ir.graph import Node
-from ..plan.build import build
-from ..plan.schedule import Step, resolve, schedule
-from ..settings import Settings
-from .chain import Chain, Meta, Tracing
-from .eager_cost import eager
+from ... import devices, dtypes
+from ...devices import Device
+from ...ir import graph as g
+from ...ir.graph import Node
+from ...plan.build import build
+from ...plan.schedule import Step, resolve, schedule
+from ...settings import Settings
+from ..chains.chain import Chain, Meta, Tracing
+from .eager import eager
 from .rates import (
     ALU,
     ALU_ROWS,

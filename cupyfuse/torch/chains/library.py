@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from ..errors import TraceError
-from ..ir.graph import Node
-from ..plan.build import build
-from ..settings import Settings
-from ..trace.autodiff import stored
+from ...errors import TraceError
+from ...ir.graph import Node
+from ...plan.build import build
+from ...settings import Settings
+from ...trace.autodiff import stored
+from ..rules.symbols import references
 from .chain import Chain, Tracing, sizes
 from .differentiate import Backward
 from .running import Options
 from .runtime import device_of, dtype_name, layout_of, ready
-from .symbols import references
 from .tensors import as_matrix, owning
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")

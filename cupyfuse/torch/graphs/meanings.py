@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import rules
-from .chain import Call
+from .. import rules
+from ..chains.chain import Call
+from ..rules.symbols import Ref, references
 from .importer import KEEPS_STATISTICS
 from .record import Operation, Record, storage_of
-from .symbols import Ref, references
 
 
 @dataclass

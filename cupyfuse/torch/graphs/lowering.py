@@ -16,17 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..errors import TraceError
-from . import library
-from .chain import sizes as shape_of
+from ...errors import TraceError
+from ..chains import library
+from ..chains.chain import sizes as shape_of
+from ..chains.prepared import Budget
+from ..chains.running import Options, Runner
+from ..chains.runtime import dtype_name
+from ..rules.symbols import hints
 from .importer import Imported
 from .inplace import in_place_again
 from .partition import Fused, Partition
-from .prepared import Budget
 from .record import storage_of
-from .running import Options, Runner
-from .runtime import dtype_name
-from .symbols import hints
 
 Add = Callable[..., Node]
 

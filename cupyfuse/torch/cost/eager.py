@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .. import dtypes
-from .chain import Call, Tracing
+from ... import dtypes
+from ..chains.chain import Call, Tracing
+from ..rules import RULES
+from ..rules.symbols import references
 from .rates import COLUMNS, EAGER, EAGER_GRADED, EAGER_PRODUCT, EAGER_VIEW, LAUNCH, STREAM, Machine, Time, total
-from .rules import RULES
-from .symbols import references
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from ..errors import TraceError
-from ..ir import graph as g
-from ..plan.plan import Traced
-from ..trace import Trace
-from ..trace.autodiff import stored
-from .rules import RULES
-from .symbols import Ref, Size
-from .values import Value
+from ...errors import TraceError
+from ...ir import graph as g
+from ...plan.plan import Traced
+from ...trace import Trace
+from ...trace.autodiff import stored
+from ..rules import RULES
+from ..rules.symbols import Ref, Size
+from ..rules.values import Value
 
 Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
 

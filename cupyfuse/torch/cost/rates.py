@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .. import dtypes
-from ..devices import Device
-from ..ir import graph as g
-from ..ir.graph import Node
-from ..plan.schedule.products import LEAST_DEPTH, halves_time
+from ... import dtypes
+from ...devices import Device
+from ...ir import graph as g
+from ...ir.graph import Node
+from ...plan.schedule.products import LEAST_DEPTH, halves_time
 
 US = 1e-6
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ..plan.build import build
-from ..settings import DEFAULT_WORKSPACE, Settings
+from ...plan.build import build
+from ...settings import DEFAULT_WORKSPACE, Settings
 from .chain import Chain
 from .changes import NEVER, Count, gradients_of, steps
 from .differentiate import Backward

@@ -12,10 +12,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from ..errors import TraceError
-from ..ir import graph as g
-from ..trace import Trace, Tracer
-from ..trace.broadcasting import repeated
+from ...errors import TraceError
+from ...ir import graph as g
+from ...trace import Trace, Tracer
+from ...trace.broadcasting import repeated
 
 Shape = tuple[int, ...]
 Fold = tuple[int, int]

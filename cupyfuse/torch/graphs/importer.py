@@ -18,10 +18,10 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
+from ..rules import draws
+from ..rules.symbols import Ref, Size, references
 from .inplace import SYMBOLIC, writes
 from .record import Operation, Record, storage_of
-from .rules import draws
-from .symbols import Ref, Size, references
 
 NO_TENSOR = "it returns no tensor"
 # Functions that update running statistics where a flag says so, and their parameters: Python's, and built-in ones.

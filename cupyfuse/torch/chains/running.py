@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..errors import TraceError
+from ...errors import TraceError
 from .chain import Chain
 from .entry import Entry, Options, Tensors
 from .modes import PLAIN, elsewhere, matmul_precision

@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from .. import dtypes
-from ..ir import graph as g
-from ..ir.graph import Node
-from ..plan.build import build
-from ..plan.plan import Plan, Traced
-from ..settings import Settings
-from ..trace.autodiff import as_graph, gradients, saved_values, stored
+from ... import dtypes
+from ...ir import graph as g
+from ...ir.graph import Node
+from ...plan.build import build
+from ...plan.plan import Plan, Traced
+from ...settings import Settings
+from ...trace.autodiff import as_graph, gradients, saved_values, stored
+from ..rules.values import Value
 from .chain import Tracing
 from .runtime import layout_of, ready
 from .tensors import as_matrix
-from .values import Value
 
 
 @dataclass(frozen=True)

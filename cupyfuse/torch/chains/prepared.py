@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint
-from ..engines.cuda import CudaExecutable
-from ..plan.plan import Plan
+from ...cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint
+from ...engines.cuda import CudaExecutable
+from ...plan.plan import Plan
 from .runtime import on_device, ready
 
 Tensors = Sequence[Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .chain import Chain, sizes
-from .cost import estimate
-from .partition import Judge, Verdict, anything
-from .running import Options
-from .runtime import device_of, dtype_name
+from ..chains.chain import Chain, sizes
+from ..chains.running import Options
+from ..chains.runtime import device_of, dtype_name
+from ..graphs.partition import Judge, Verdict, anything
+from .fused import estimate
 
 
 def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .symbols import references
+from ..rules.symbols import references
 
 
 @dataclass

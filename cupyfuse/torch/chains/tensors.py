@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import dtypes
-from ..api.arrays import strided_layout
-from ..plan.schedule import Layout
+from ... import dtypes
+from ...api.arrays import strided_layout
+from ...plan.schedule import Layout
 
 _DTYPES = {name: getattr(torch, name) for name in dtypes.NAMES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}

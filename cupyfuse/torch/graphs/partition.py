@@ -13,16 +13,16 @@ from typing import Any
 
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..errors import TraceError
-from ..trace import Trace
-from . import rules
-from .chain import Call, Chain, sizes, traced_call
-from .explain import VIEW
+from ...errors import TraceError
+from ...trace import Trace
+from .. import rules
+from ..chains.chain import Call, Chain, sizes, traced_call
+from ..chains.runtime import dtype_name
+from ..explain import VIEW
+from ..rules.symbols import Ref, Size, hints, references, symbolic
+from ..rules.values import Value
 from .meanings import Meanings
 from .record import Operation, Record
-from .runtime import dtype_name
-from .symbols import Ref, Size, hints, references, symbolic
-from .values import Value
 
 
 @dataclass

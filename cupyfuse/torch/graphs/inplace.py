@@ -17,9 +17,9 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from ..rules import draws
+from ..rules.spelling import SPELLINGS
 from .record import storage_of
-from .rules import draws
-from .rules.spelling import SPELLINGS
 
 F = torch.nn.functional
 _IN_PLACE = {

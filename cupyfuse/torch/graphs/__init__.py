@@ -1,0 +1,1 @@
+"""From a captured graph to one in which chains run: import, partition, lowering."""
