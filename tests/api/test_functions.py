@@ -1,4 +1,4 @@
-"""The public functions, called on arrays: PyTorch's activations, NumPy's statistics. SciPy's: test_reductions.py."""
+"""The public functions, called on arrays: PyTorch's activations, NumPy's statistics. SciPy's: test_row_functions.py."""
 
 from __future__ import annotations
 
@@ -10,21 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import NAN, Engine, assert_close, compute, dtype_of, normal, unit
+from support import NAN, SHAPES_AND_AXES, Engine, assert_close, compute, dtype_of, normal, unit
 from torch.nn import functional as torch_functions
 
 import cupyfuse as cf
-
-AXES: dict[tuple[int, ...], tuple[Any, ...]] = {
-    (7,): (None, 0, -1, (0,)),
-    (5, 8): (None, 0, 1, -2, (0, 1), (1,), (-1, 0)),
-    (3, 4, 5): (None, 0, 1, 2, -1, (0, 1), (0, 2), (2, 1), (0, 1, 2)),
-    (2, 3, 4, 5): (None, 1, (1, 3), (0, 2)),
-    (1, 6): (0, 1, None),
-    (6, 1): (0, 1, None),
-}
-CASES = [(shape, axis) for shape, axes in AXES.items() for axis in axes]
-
 
 # PyTorch's ----------------------------------------------------------------------------------------------------------
 
@@ -139,7 +128,7 @@ def test_linear_checks_shapes(x: Any, weight: Any, bias: Any, words: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "max", "min", "var", "std"])
-@pytest.mark.parametrize(("shape", "axis"), CASES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 def test_statistics(engine: Engine, name: str, shape: tuple[int, ...], axis: Any, rng: np.random.Generator) -> None:
     a = normal(rng, shape)
     for options in ({}, {"keepdims": True}, *([{"ddof": 1}] if name in ("var", "std") else [])):

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import special as scipy_special
-from support import INF, NAN, Engine, assert_close, compute, dtype_of, normal, sprinkle, unit
-from test_functions import CASES
+from support import INF, NAN, SHAPES_AND_AXES, Engine, assert_close, compute, dtype_of, normal, sprinkle, unit
 
 import cupyfuse as cf
 
@@ -24,7 +23,7 @@ def rounding(value: Any, dtype: str, terms: int) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize(("shape", "axis"), CASES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 def test_logsumexp(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str, rng: np.random.Generator) -> None:
     a = normal(rng, shape, dtype, 3.0)
     for keepdims in (False, True):
@@ -39,7 +38,7 @@ def test_logsumexp(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str
 
 @pytest.mark.parametrize("function", ["softmax", "log_softmax"])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize(("shape", "axis"), CASES)
+@pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 def test_softmax(
     engine: Engine, function: str, shape: tuple[int, ...], axis: Any, dtype: str, rng: np.random.Generator
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support import ROOT
 
 import cupyfuse as cf
 from cupyfuse import heads, selftest
@@ -24,7 +25,6 @@ from cupyfuse.selftest.progress import Progress
 from cupyfuse.selftest.report import Report
 from cupyfuse.selftest.target import Failure
 
-ROOT = Path(cf.__file__).resolve().parent.parent
 TINY = ["--rows", "8", "--in-features", "12", "--out-features", "20"]
 HAS_GPU = machine.array_module("auto") is not np
 

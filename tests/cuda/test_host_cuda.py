@@ -4,40 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import struct
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from host_cuda.library import CompileError, HostCudaError, sanitizer_environment
-from support import HOST
-
-from cupyfuse.cuda.configure import Config
-from cupyfuse.cuda.kernel import Kernel
-
-THREADS, TURNS = 64, 6
-TESTS = Path(__file__).parent
-
-
-def kernel(body: str) -> Kernel:
-    """A kernel of an array of floats `x` of length `n`; the first line of `body` is its line 4."""
-    source = 'struct Program { float* x; long long n; };\nextern "C" __global__ void\ntrial(const Program p) {\n'
-    return Kernel("trial", f"{source}{body}\n}}\n", (), Config("none", THREADS, 1, 1))
-
-
-def run(body: str, grid: tuple[int, int, int] = (1, 1, 1), threads: int = THREADS, values: Any = None) -> Any:
-    """The array after each of several launches, the threads in another order in each."""
-    function = HOST.runtime.function(kernel(body))
-    results = []
-    for _ in range(TURNS):
-        x = HOST.xp.asarray(np.arange(256, dtype=np.float32) if values is None else values)
-        program = np.frombuffer(struct.pack("=Qq", HOST.runtime.address(x), x.size), "V16")
-        function(grid, (threads, 1, 1), (program,))
-        results.append(x.get())
-    return results
+from host_trial import THREADS, run
+from support import HELPERS, ROOT
 
 
 def all_the_same(results: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
@@ -201,20 +176,24 @@ def test_what_does_not_compile_is_told_with_its_line() -> None:
 def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Python in a process of its own, kernels compiled with AddressSanitizer (and the checks of undefined behaviour,
     which are always on)."""
-    environment = {**os.environ, **sanitizer_environment(), "PYTHONPATH": f"{TESTS.parent}{os.pathsep}{TESTS}"}
+    environment = {
+        **os.environ,
+        **sanitizer_environment(),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HELPERS}",
+    }
     command = [sys.executable, *arguments]
-    return subprocess.run(command, env=environment, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("index", ["p.n", "-1", "p.n + 100"])
 def test_address_sanitizer_names_the_line(index: str) -> None:
-    done = sanitized("-c", f"from test_host_cuda import run; run('float y = p.x[{index}];\\np.x[0] = y;')")
+    done = sanitized("-c", f"from host_trial import run; run('float y = p.x[{index}];\\np.x[0] = y;')")
     assert done.returncode == 99
     assert "AddressSanitizer: use-after-poison" in done.stderr
     assert re.search(r"emitted trial:4", done.stderr)
 
 
 def test_the_kernels_run_clean_under_address_sanitizer() -> None:
-    done = sanitized("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_kernels.py", "-k", "host")
+    done = sanitized("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda/test_kernels.py", "-k", "host")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert re.search(r"\d{3} passed", done.stdout)

@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 import sanitize
-from support import missing_gpu
+from support import ROOT, missing_gpu
 
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 300  # seconds, after which a process counts as stuck
 
 needs_gpu = pytest.mark.skipif(bool(missing_gpu()), reason=missing_gpu() or "needs a GPU")

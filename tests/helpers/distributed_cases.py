@@ -1,4 +1,4 @@
-"""Two processes train together: the cases of `test_torch_distributed.py`, and what runs them in one of the processes.
+"""Two processes train together: the cases of `torch/test_distributed.py`, and what runs them in one of the processes.
 
 `python distributed_cases.py FOLDER` with RANK and WORLD_SIZE set; a line of `FOLDER/RANK` tells how a case went.
 """

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -22,6 +23,9 @@ from host_cuda.runtime import HostArrays, HostRuntime, installed
 from scipy import special as scipy_special
 
 import cupyfuse as cf
+
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout
+HELPERS = ROOT / "tests" / "helpers"
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 INF, NAN = float("inf"), float("nan")
@@ -161,6 +165,17 @@ def sprinkle(rng: np.random.Generator, values: np.ndarray[Any, Any], share: floa
     """The values with about `share` of them exchanged for special ones."""
     hit = rng.random(values.shape) < share
     return np.where(hit, rng.choice(np.array(specials), values.shape), values.astype(np.float64)).astype(values.dtype)
+
+
+AXES: dict[tuple[int, ...], tuple[Any, ...]] = {
+    (7,): (None, 0, -1, (0,)),
+    (5, 8): (None, 0, 1, -2, (0, 1), (1,), (-1, 0)),
+    (3, 4, 5): (None, 0, 1, 2, -1, (0, 1), (0, 2), (2, 1), (0, 1, 2)),
+    (2, 3, 4, 5): (None, 1, (1, 3), (0, 2)),
+    (1, 6): (0, 1, None),
+    (6, 1): (0, 1, None),
+}
+SHAPES_AND_AXES = [(shape, axis) for shape, axes in AXES.items() for axis in axes]
 
 
 # Comparisons --------------------------------------------------------------------------------------------------------

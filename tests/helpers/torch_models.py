@@ -162,6 +162,8 @@ def groups(y: Tensor, width: int) -> Tensor:
     return F.avg_pool1d(y.unsqueeze(1), width).squeeze(1)
 
 
+HEADS = (HeadLogSumExp, HeadSum, HeadSoftmax)
+
 TAILS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid, sum, logsumexp": lambda y: torch.logsumexp(torch.sigmoid(y).sum(dim=1, keepdim=True), dim=0),
     "swish, scale": lambda y: y * torch.sigmoid(y) * 2.0,

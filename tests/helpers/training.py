@@ -1,4 +1,4 @@
-"""Ways to train a small model, for `test_torch_training.py`: each a function of a `Run` that yields losses."""
+"""Ways to train a small model, for `torch/test_training.py`: each a function of a `Run` that yields losses."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_float32_meaning_is_accurate(row: Operator, dtype: str, rng: np.random.G
     assert np.all(np.abs(actual - expected) <= 16 * u * conditioned)
 
 
-# The ends of the range (special values have tables of their own: test_special_tables.py) ------------------------------
+# The ends of the range (special values have tables of their own: test_specials.py) ------------------------------
 
 
 @pytest.mark.parametrize("x", [30.0, 100.0, 1e4, 5e37])

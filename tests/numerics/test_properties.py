@@ -1,12 +1,12 @@
 """Random chains drawn from the whole language: fused = float64 within derived bounds, in every dtype and layout.
 
-`CUPYFUSE_EXAMPLES=100000 python -m pytest tests/test_properties.py` looks further, at other chains in every run.
+`CUPYFUSE_EXAMPLES=100000 python -m pytest tests/numerics/test_properties.py` draws more chains,
+others in every run.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import bounds
@@ -14,25 +14,13 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from chains import SIZES, Chain, chains
-from hypothesis import given, seed, settings
+from searched import EXAMPLES, searched
 from support import CUDA, FLOATS, HOST, LAYOUTS, NUMPY, Engine, dtype_of, lay_out
 
 import cupyfuse as cf
 
-EXAMPLES = settings().max_examples
 SHARE = EXAMPLES // 5  # of a variation on the main property
 PARTS, FEWER_PARTS = 16, 4  # in which examples are drawn, for several processes to take
-
-
-def searched(part: int, count: int, **strategies: Any) -> Callable[[Callable[..., None]], Callable[[], None]]:
-    """`given`, with the same examples in every run, or with others in each if CUPYFUSE_EXAMPLES says how many."""
-    number = part if settings().derandomize else random.randrange(2**32)
-
-    def decorate(test: Callable[..., None]) -> Callable[[], None]:
-        chosen = settings(max_examples=max(1, count), derandomize=False, database=None)
-        return seed(number)(chosen(given(**strategies)(test)))  # type: ignore[no-any-return]
-
-    return decorate
 
 
 @pytest.fixture(params=[pytest.param(NUMPY, id="numpy"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from support import FLOATS, INF, NAN
+from support import FLOATS, INF, NAN, ROOT
 
-import cupyfuse as cf
 from cupyfuse import selftest
 from cupyfuse.selftest import oracle, samples
 from cupyfuse.selftest.formats import FORMATS, Format, available
 from cupyfuse.selftest.measure import Allowance, Measured, measure
 
-ROOT = Path(cf.__file__).resolve().parent.parent
 HALF, SINGLE = FORMATS["float16"], FORMATS["float32"]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import FLOATS, HOST, NUMPY, Engine
+from support import FLOATS, HOST, NUMPY, ROOT, Engine
 
 import cupyfuse as cf
 from cupyfuse import heads, selftest
@@ -24,7 +24,6 @@ from cupyfuse.selftest.formats import FORMATS
 from cupyfuse.selftest.report import Report
 from cupyfuse.selftest.target import Failure, Target
 
-ROOT = Path(cf.__file__).resolve().parent.parent
 HALF, SINGLE = FORMATS["float16"], FORMATS["float32"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNELS = "tests/test_kernels.py"
+KERNELS = "tests/cuda/test_kernels.py"
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def kernels(select: str) -> tuple[str, ...]:
     return (KERNELS, "-k", f"host and ({select})")
 
 
-ON_GPU = "tests/test_cuda_engine.py"
+ON_GPU = "tests/engines/test_cuda.py"
 REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh", "kernels_cu/stages.cuh"
 TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
 
@@ -52,7 +52,7 @@ TILES, PIECES, TURNED = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.c
 
 
 def halves(select: str) -> tuple[str, ...]:
-    return ("tests/test_halves.py", "-k", f"host and ({select})")
+    return ("tests/cuda/test_halves.py", "-k", f"host and ({select})")
 
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
@@ -62,11 +62,11 @@ ENTRY, PREPARED, CHANGES = (f"cupyfuse/torch/chains/{name}.py" for name in ("ent
 
 
 def stale(select: str) -> tuple[str, ...]:
-    return ("tests/test_torch_stale.py", "-k", f"not cuda and not cpu and ({select})")
+    return ("tests/torch/test_stale.py", "-k", f"not cuda and not cpu and ({select})")
 
 
 def fingerprints(select: str) -> tuple[str, ...]:
-    return ("tests/test_fingerprint.py", "-k", f"host and ({select})")
+    return ("tests/cuda/test_fingerprint.py", "-k", f"host and ({select})")
 
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -480,7 +480,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TYPES,
         "max.NaN.f32",
         "max.f32",
-        ("tests/test_kernels.py", "-k", "cuda and special"),
+        ("tests/cuda/test_kernels.py", "-k", "cuda and special"),
         gpu=True,
     ),
     Mutant(
@@ -488,7 +488,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TYPES,
         "min.NaN.f32",
         "min.f32",
-        ("tests/test_kernels.py", "-k", "cuda and special"),
+        ("tests/cuda/test_kernels.py", "-k", "cuda and special"),
         gpu=True,
     ),
     Mutant(
@@ -496,7 +496,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TYPES,
         "cvt.rn.bf16x2.f32",
         "cvt.rz.bf16x2.f32",
-        ("tests/test_kernels.py", "-k", "cuda and ties"),
+        ("tests/cuda/test_kernels.py", "-k", "cuda and ties"),
         gpu=True,
     ),
     Mutant(
@@ -504,7 +504,7 @@ MUTANTS: tuple[Mutant, ...] = (
         TYPES,
         "cvt.rn.f16.f32",
         "cvt.rz.f16.f32",
-        ("tests/test_kernels.py", "-k", "cuda and ties"),
+        ("tests/cuda/test_kernels.py", "-k", "cuda and ties"),
         gpu=True,
     ),
     Mutant(

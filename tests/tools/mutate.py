@@ -1,8 +1,8 @@
 """Breaks the library on purpose, one way at a time, and shows that the tests see each.
 
-    python tests/mutate.py            every mutant that the CPU can show, in copies of the checkout
-    python tests/mutate.py --gpu      those that only a GPU can show, on one
-    python tests/mutate.py --list
+    python tests/tools/mutate.py            every mutant that the CPU can show, in copies of the checkout
+    python tests/tools/mutate.py --gpu      those that only a GPU can show, on one
+    python tests/tools/mutate.py --list
 
 A mutant is one exchange of text in one file. It is caught if its tests fail, and only counts if they pass without it.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mutants import KERNELS, MUTANTS, Mutant
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("cupyfuse", "kernels_cu", "tests", "setup.cfg")
 
 
@@ -56,7 +56,7 @@ def check(mutant: Mutant, root: Path = ROOT) -> Outcome:
 
 def pytest(root: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}"}
+    environment = {**os.environ, "PYTHONPATH": str(root)}
     return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -1,4 +1,4 @@
-"""Run the kernels under compute-sanitizer: `python tests/sanitize.py [--tool memcheck ...] [--log FILE]`.
+"""Run the kernels under compute-sanitizer: `python tests/tools/sanitize.py [--tool memcheck ...] [--log FILE]`.
 
 Runs `sanitized_cases.py` as it is, which compiles all kernels, and then under each tool. Every tool's command, summary
 and findings go to one log; the exit status is 1 where there is a finding, or a tool did not come to its end.
@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ROOT / "tests" / "helpers" / "sanitized_cases.py"
 TOOLS = {
     # Space behind each allocation, so that a stray access lands in none; CuPy itself reports failing calls.
     "memcheck": ["--padding", "512", "--report-api-errors", "no"],
@@ -89,7 +90,7 @@ def run(command: list[str], seconds: float) -> tuple[int | None, str]:
     """Exit status (None where it ran out of time) and everything that was written."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
     }
     try:
         done = subprocess.run(
@@ -122,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--timeout", type=float, default=900, metavar="SECONDS", help="of each tool; default: %(default)s"
     )
-    parser.add_argument("--cases", type=Path, default=HERE / "sanitized_cases.py", help=argparse.SUPPRESS)
+    parser.add_argument("--cases", type=Path, default=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     start = sanitizer()
     if not start:

@@ -4,87 +4,24 @@ import importlib.util
 import json
 import math
 import sys
-import time
 import types
 
 import numpy as np
 import pytest
 import scipy.special
+from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice
 
 from benchmarks import __main__ as command
 from benchmarks import charts, environment, families, gemm, heads, rows, tails, timing
-from benchmarks.cases import WRONG, Lab, Rival, Unavailable, errors_of, laboratory, run
+from benchmarks.cases import WRONG, Rival, Unavailable, errors_of, laboratory, run
 from benchmarks.device import GRAPH_CALLS, Device
 from benchmarks.report import Case, Report, Result, heads_markdown, number, rows_markdown, table
 from benchmarks.verdicts import gemm_markdown, judge, margin
 from cupyfuse.settings import PRECISIONS
 
 
-class FakeCupy(types.ModuleType):
-    """NumPy under CuPy's name."""
-
-    def __getattr__(self, name):
-        return getattr(np, name)
-
-    @staticmethod
-    def get_default_memory_pool():
-        return types.SimpleNamespace(free_all_blocks=lambda: None)
-
-
-class FakeDevice:
-    """A GPU whose clock is the host's."""
-
-    name = "Fake GPU 9000"
-    synchronize = evict = staticmethod(lambda: None)
-    hold = staticmethod(lambda microseconds: None)
-    record = staticmethod(time.perf_counter)
-
-    def elapsed(self, start, end):
-        return (end - start) * 1e6
-
-    def copy(self, target, source):
-        target[...] = source
-
-    def capture(self, call):
-        call()
-        return lambda: [call() for _ in range(GRAPH_CALLS)]
-
-
-@pytest.fixture
-def lab():
-    return Lab(FakeDevice(), FakeCupy("cupy"), scipy.special, None, "not installed")
-
-
-@pytest.fixture
-def torch_lab(lab, monkeypatch):
-    """With PyTorch on the CPU, where nothing is compiled or captured."""
-    import torch
-
-    from benchmarks import rivals
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more only quarrel with NumPy's over these small arrays
-    monkeypatch.setattr(rivals, "poison", lambda size: None)
-    monkeypatch.setattr(rivals, "release", lambda: None)
-    monkeypatch.setattr(rivals, "compiled", lambda function, mode="default", backend="inductor": function)
-    lab.torch = rivals
-    yield lab
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def hasty(monkeypatch):
-    """One repeat of everything, on little data."""
-    monkeypatch.setattr(timing, "bounded", lambda wanted, low, high: 1)
-    monkeypatch.setattr(timing, "_HOST_CALLS", 2)
-    monkeypatch.setattr(rows, "QUICK_BYTES", 1 << 14)
-
-
 def measured(*medians, rival="cupyfuse", figure="gpu_evicted"):
     return Result(rival, 1e-7, {figure: timing.summarize(medians)})
-
-
-ENVIRONMENT = {"gpu": "Fake GPU 9000", "cupy": "14.2.0", "torch": None}
 
 
 # Statistics and turns -----------------------------------------------------------------------------------------------

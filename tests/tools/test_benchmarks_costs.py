@@ -3,14 +3,13 @@
 import json
 
 import pytest
-import test_benchmarks as shared
 import torch
+from benchmark_lab import ENVIRONMENT
 
 from benchmarks import __main__ as command
 from benchmarks import cost_chains, cost_report, costs, rivals, timing
 from benchmarks.report import Case, Report, Result
 
-lab, torch_lab, hasty = shared.lab, shared.torch_lab, shared.hasty
 OURS, EAGER, INDUCTOR, NOTHING = cost_report.OURS, cost_report.EAGER, cost_report.INDUCTOR, cost_report.NOTHING
 
 
@@ -33,7 +32,7 @@ def made_up(predicted, ours, theirs, nothing=None):
 
 
 def report_of(*cases):
-    return Report("costs", shared.ENVIRONMENT, {"seconds": 1}, cases=list(cases))
+    return Report("costs", ENVIRONMENT, {"seconds": 1}, cases=list(cases))
 
 
 def test_a_right_decision_costs_nothing():

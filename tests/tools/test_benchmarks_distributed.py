@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import ROOT
 
 from benchmarks import __main__ as command
 from benchmarks import distributed
@@ -21,7 +22,7 @@ CHOSEN = ["distributed", "--processes", "2", "--heads", "head_sum", "--dtypes", 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.delenv("RANK", raising=False)
 
 

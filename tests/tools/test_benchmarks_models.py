@@ -4,11 +4,11 @@ import dataclasses
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import test_benchmarks as shared
 import torch
+from benchmark_lab import ENVIRONMENT, FakeDevice
+from support import ROOT
 
 from benchmarks import __main__ as command
 from benchmarks import models, models_report, rivals, timing
@@ -16,7 +16,6 @@ from benchmarks.models_report import Log, decoded, merged, models_markdown, rati
 from benchmarks.networks import NETWORKS
 from benchmarks.report import OUT_OF_TIME, Case, Report, Result
 
-lab, torch_lab, hasty = shared.lab, shared.torch_lab, shared.hasty
 EAGER, COMPILED, FUSED, BACKEND = models.EAGER, models.COMPILED, models.FUSED, models.BACKEND
 
 
@@ -34,7 +33,7 @@ def late(name="llama, large"):
 
 
 def report(*cases):
-    return Report("models", shared.ENVIRONMENT, {"quick": False}, cases=list(cases))
+    return Report("models", ENVIRONMENT, {"quick": False}, cases=list(cases))
 
 
 # Reports ------------------------------------------------------------------------------------------------------------
@@ -121,7 +120,7 @@ def test_what_is_written(tmp_path):
 def test_calls_in_a_loop_and_calls_that_are_queued():
     order = []
 
-    class Clock(shared.FakeDevice):
+    class Clock(FakeDevice):
         hold = staticmethod(lambda microseconds: order.append("hold"))
         record = staticmethod(lambda: order.append("record") or 0.0)
         synchronize = staticmethod(lambda: order.append("wait"))
@@ -168,7 +167,7 @@ def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
             assert set(result.times) == set(models.FIGURES)
             assert result.error < 1e-5, (case.group, result)  # sums of 100 terms, some tens of operations in a row
             assert case.facts[f"first call s, {result.rival}"] > 0
-    models_markdown(Report("models", shared.ENVIRONMENT, {}, cases=found))
+    models_markdown(Report("models", ENVIRONMENT, {}, cases=found))
 
 
 def test_settings(torch_lab, hasty, on_cpu, monkeypatch):
@@ -250,4 +249,4 @@ def test_options():
 
 def test_torch_and_the_libraries_are_imported_when_they_are_needed():
     code = "import sys, benchmarks.__main__; assert not {'torch', 'transformers', 'timm'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

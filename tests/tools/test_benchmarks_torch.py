@@ -4,8 +4,8 @@ import importlib.util
 import json
 
 import pytest
-import test_benchmarks as shared
 import torch
+from benchmark_lab import ENVIRONMENT, FakeDevice
 
 from benchmarks import __main__ as command
 from benchmarks import rivals, timing, torch_heads
@@ -13,7 +13,8 @@ from benchmarks.report import Case, Report, Result
 from benchmarks.torch_report import torch_markdown, verdicts
 from cupyfuse import dtypes
 
-lab, torch_lab, hasty = shared.lab, shared.torch_lab, shared.hasty
+pytestmark = pytest.mark.usefixtures("every_chain")
+
 EAGER, COMPILED, AUTOTUNED = torch_heads.EAGER, torch_heads.COMPILED, torch_heads.AUTOTUNED
 FUSED, BOUND = torch_heads.FUSED, torch_heads.BOUND
 
@@ -43,7 +44,7 @@ def made_up():
         case = Case(torch_heads.LAUNCH, f"softmax, {name}", torch_heads.SMALL, "float32")
         case.results = [timed(FUSED, host=12.0), timed(EAGER, host=5.0)]
         cases.append(case)
-    return Report("torch", shared.ENVIRONMENT, {"dtype": "float32"}, cases=cases)
+    return Report("torch", ENVIRONMENT, {"dtype": "float32"}, cases=cases)
 
 
 def find(report, group, name="head_sum"):
@@ -128,7 +129,7 @@ def test_the_report(tmp_path):
 def test_what_is_done_before_a_call_is_not_timed():
     order = []
 
-    class Clock(shared.FakeDevice):
+    class Clock(FakeDevice):
         record = staticmethod(lambda: order.append("record") or 0.0)
         evict = staticmethod(lambda: order.append("evict"))
 
@@ -167,7 +168,7 @@ def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
             assert set(result.times) == set(torch_heads.FIGURES[case.group])
             # Of 32 and 40 terms; in bfloat16 also of what training divides by a standard deviation.
             assert result.error < (1e-5 if dtype == "float32" else 0.05), (case.group, case.name, result)
-    report = Report("torch", shared.ENVIRONMENT, {"dtype": dtype}, cases=cases)
+    report = Report("torch", ENVIRONMENT, {"dtype": dtype}, cases=cases)
     assert report.failed() == []
     json.dumps(report.cases[0].facts, allow_nan=False)
     torch_markdown(report)
@@ -176,7 +177,7 @@ def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
 def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
     monkeypatch.setattr(torch_heads, "fused", lambda module, **options: _left(module))
     cases = list(torch_heads.cases(torch_lab, torch_heads.Options(**OPTIONS), ["head_sum"]))
-    failures = Report("torch", shared.ENVIRONMENT, {}, cases=cases).failed()
+    failures = Report("torch", ENVIRONMENT, {}, cases=cases).failed()
     assert failures and all("not all of the module is fused: sort: no rule" in failure for failure in failures)
 
 

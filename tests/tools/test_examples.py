@@ -7,16 +7,13 @@ import inspect
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import ROOT
 
-import cupyfuse
-
-ROOT = Path(cupyfuse.__file__).resolve().parent.parent
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py") if path.name != "common.py")
 KERNEL_BENCHMARK = sorted((EXAMPLES / "kernel_benchmark").glob("*.py"))
 

@@ -10,20 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from test_torch_fuse import fused_chains
 from torch import nn
 from torch.nn import functional as F
+from torch_support import fused_chains
 from torch_ways import WAYS, Code, graded, operators, plain, same, step, ways
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.cost import worth
 from cupyfuse.torch.graphs.partition import Verdict
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 # Python around tensors ----------------------------------------------------------------------------------------------

@@ -13,13 +13,7 @@ from torch import nn
 import cupyfuse.torch as ct
 from cupyfuse.torch.chains.prepared import Budget
 
-pytestmark = pytest.mark.choice
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.choice, pytest.mark.usefixtures("fresh_dynamo")]
 
 
 def fused_after(module: nn.Module, x: Any, **options: Any) -> Any:

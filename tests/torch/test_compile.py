@@ -5,16 +5,16 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo.testing
 import torch_models as models
-from test_torch_fuse import DEVICES, HEADS, close, device, pair  # noqa: F401
+from support import ROOT
 from torch import nn
 from torch.nn import functional as F
+from torch_support import Graphs, close, pair
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.backend import backend, fuse_graph
@@ -24,28 +24,7 @@ from cupyfuse.torch.chains.library import options_text
 from cupyfuse.torch.chains.running import Options
 from cupyfuse.torch.rules.symbols import Ref
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-
-
-class Graphs:
-    """A backend that keeps the graphs as the pass leaves them, and runs them as they are."""
-
-    def __init__(self) -> None:
-        self.seen: list[torch.fx.GraphModule] = []
-
-    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
-        fuse_graph(module.graph)
-        module.recompile()
-        self.seen.append(module)
-        return module.forward
-
-    def chains(self) -> list[tuple[str, ...]]:
-        nodes = [n for m in self.seen for n in m.graph.nodes if n.target is torch.ops.cupyfuse.chain.default]
-        return [Chain.from_json(str(n.args[2])).operations for n in nodes]
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def everything(y: Any) -> list[Any]:
@@ -59,8 +38,8 @@ def step(module: Any, x: Any) -> list[Any]:
     return [y.detach() for y in outputs] + [p.grad for p in module.parameters()]
 
 
-@pytest.mark.parametrize("model", [*HEADS, models.Products, models.InPlace])
-def test_the_backend(model: type[nn.Module], device: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("model", [*models.HEADS, models.Products, models.InPlace])
+def test_the_backend(model: type[nn.Module], device: str) -> None:
     plain, _, _ = pair(model(), device)
     compiled = torch.compile(copy.deepcopy(plain), backend=backend, fullgraph=True)
     for rows in (5, 8):
@@ -70,7 +49,7 @@ def test_the_backend(model: type[nn.Module], device: str) -> None:  # noqa: F811
         close(a, b)
 
 
-@pytest.mark.parametrize("model", [*HEADS, models.Products, models.InPlace])
+@pytest.mark.parametrize("model", [*models.HEADS, models.Products, models.InPlace])
 def test_heads_are_one_chain_in_the_graph(model: type[nn.Module]) -> None:
     graphs = Graphs()
     plain = model()
@@ -224,7 +203,7 @@ def test_a_buffer_is_read_before_it_is_updated() -> None:
     close(compiled.centre, plain.centre)
 
 
-def test_only_what_the_backward_pass_reads_is_kept(device: str) -> None:  # noqa: F811
+def test_only_what_the_backward_pass_reads_is_kept(device: str) -> None:
     graphs = Graphs()
     x, w = torch.randn(6, 8, device=device, requires_grad=True), torch.randn(7, 8, device=device)
     compiled = torch.compile(lambda x, w: torch.softmax(x @ w.t(), -1), backend=graphs)
@@ -305,11 +284,11 @@ assert "cupyfuse" in torch._dynamo.list_backends()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    text = (Path(ct.__file__).parents[2] / "setup.cfg").read_text()
+    text = (ROOT / "setup.cfg").read_text()
     assert "cupyfuse = cupyfuse.torch.backend:backend" in text
 
 
-def test_fused_modules_can_be_compiled(device: str) -> None:  # noqa: F811
+def test_fused_modules_can_be_compiled(device: str) -> None:
     plain, fused, x = pair(models.HeadSoftmax(), device)
     close(step(torch.compile(fused, backend=Graphs(), fullgraph=True), x), step(plain, x))
 
@@ -333,7 +312,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("gradients", [False, True])
-def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) -> None:  # noqa: F811
+def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) -> None:
     chain = CHAINS[name]
     shapes = [(5, 12), (7, 12), (7,)][: len(chain.names)]
     tensors = [torch.randn(s, device=device, requires_grad=gradients) for s in shapes]
@@ -387,7 +366,7 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shape", [(), (5,), (4, 5), (3, 4, 5), (2, 3, 4, 5), (0, 3), (2, 0, 3)], ids=str)
-def test_functions_of_any_rank(name: str, shape: tuple[int, ...], device: str) -> None:  # noqa: F811
+def test_functions_of_any_rank(name: str, shape: tuple[int, ...], device: str) -> None:
     fused, plain = FUNCTIONS[name]
     for dim in range(-max(len(shape), 1), max(len(shape), 1)):
         results = []
@@ -401,7 +380,7 @@ def test_functions_of_any_rank(name: str, shape: tuple[int, ...], device: str) -
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_functions_with_a_linear_layer(bias: bool, device: str) -> None:  # noqa: F811
+def test_functions_with_a_linear_layer(bias: bool, device: str) -> None:
     x, w = torch.randn(2, 3, 12, device=device), torch.randn(7, 12, device=device)
     b = torch.randn(7, device=device) if bias else None
     y = F.linear(x, w, b)
@@ -435,7 +414,7 @@ def test_functions_in_a_compiled_graph() -> None:
 
 
 @pytest.mark.parametrize("name", ["HeadLogSumExp", "HeadSum", "HeadSoftmax"])
-def test_drop_in_heads(name: str, device: str) -> None:  # noqa: F811
+def test_drop_in_heads(name: str, device: str) -> None:
     torch.manual_seed(3)
     plain = getattr(models, name)(12, 7).to(device)
     torch.manual_seed(3)
@@ -460,7 +439,7 @@ def test_drop_in_heads(name: str, device: str) -> None:  # noqa: F811
         ("LinearReLU", F.relu),
     ],
 )
-def test_drop_in_layers(name: str, tail: Any, device: str) -> None:  # noqa: F811
+def test_drop_in_layers(name: str, tail: Any, device: str) -> None:
     torch.manual_seed(3)
     linear = nn.Linear(12, 7, bias=False).to(device)
     torch.manual_seed(3)
@@ -472,7 +451,7 @@ def test_drop_in_layers(name: str, tail: Any, device: str) -> None:  # noqa: F81
     assert ct.explain(layer).fused
 
 
-def test_drop_in_reductions(device: str) -> None:  # noqa: F811
+def test_drop_in_reductions(device: str) -> None:
     x = torch.randn(3, 4, 5, device=device)
     close(ct.Softmax(dim=-1)(x), x.softmax(-1))
     close(ct.LogSoftmax(dim=-1)(x), x.log_softmax(-1))

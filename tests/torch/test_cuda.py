@@ -10,17 +10,11 @@ import pytest
 import torch
 import torch_models as models
 from support import missing_gpu
-from test_torch_fuse import HEADS
 from torch import nn
 
 import cupyfuse.torch as ct
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(missing_gpu()), reason=missing_gpu() or "there is a GPU")]
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 def pair(head: Any, k: int = 256, n: int = 512, rows: int = 128) -> tuple[Any, Any, Any]:
@@ -39,7 +33,7 @@ def warmed(function: Any) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_captured_calls_see_new_inputs_and_new_weights(head: Any, dtype: torch.dtype) -> None:
     plain, fused, x = pair(head)
@@ -168,7 +162,7 @@ def test_threads_with_streams_of_their_own() -> None:
     assert not failures, failures[0]
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 def test_allocations_are_results_and_one_workspace(head: Any) -> None:
     _, fused, x = pair(head)
     with torch.no_grad():

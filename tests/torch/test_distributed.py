@@ -9,12 +9,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import distributed_cases
 import pytest
+from support import HELPERS, ROOT
 
-HERE = Path(__file__).resolve().parent
 LIMIT = 400  # seconds for all cases
 
 
@@ -22,9 +21,9 @@ LIMIT = 400  # seconds for all cases
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """For each case, how it failed in each of the processes that finished it; empty texts where it did not."""
     folder = tmp_path_factory.mktemp("distributed")
-    paths = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(HELPERS), str(ROOT), os.environ.get("PYTHONPATH", "")])
     common = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
-    command = [sys.executable, str(HERE / "distributed_cases.py"), str(folder)]
+    command = [sys.executable, str(HELPERS / "distributed_cases.py"), str(folder)]
     with open(folder / "log", "w") as log:
         started = [
             subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=log, stderr=log) for rank in range(2)

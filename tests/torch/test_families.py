@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, Family, padded, pretrained, spread, tensors
-from test_torch_fuse import device  # noqa: F401
 from torch import nn
 from transformers.activations import ACT2FN
 
@@ -146,7 +145,7 @@ def judge(found: Found, eager: Found, exact: Found, dtype: torch.dtype = torch.f
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_fused_models_learn_the_same(name: str, training: bool, device: str) -> None:  # noqa: F811
+def test_fused_models_learn_the_same(name: str, training: bool, device: str) -> None:
     if name == "LSTM" and device == "cuda" and not training:
         pytest.skip("cuDNN has no gradients of recurrent layers in evaluation")
     model, inputs = made(FAMILIES[name], device)
@@ -156,7 +155,7 @@ def test_fused_models_learn_the_same(name: str, training: bool, device: str) -> 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_fused_models_infer_the_same(name: str, device: str) -> None:  # noqa: F811
+def test_fused_models_infer_the_same(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device)
     fused = ct.fuse(model)
     for _ in range(2):  # the second call may find weights prepared
@@ -164,13 +163,13 @@ def test_fused_models_infer_the_same(name: str, device: str) -> None:  # noqa: F
 
 
 @pytest.mark.parametrize("name", ["BERT", "Llama", "ViT", "MLP-Mixer"])
-def test_fused_models_in_bfloat16(name: str, device: str) -> None:  # noqa: F811
+def test_fused_models_in_bfloat16(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device, torch.bfloat16)
     judge(inferred(ct.fuse(model), inputs), *oracle(name, device, None, torch.bfloat16), torch.bfloat16)
 
 
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "MLP-Mixer"])
-def test_sizes_may_change_from_call_to_call(name: str, device: str) -> None:  # noqa: F811
+def test_sizes_may_change_from_call_to_call(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device)
     fused = ct.fuse(copy.deepcopy(model))
     for rows in (2, 1, 2):
@@ -178,7 +177,7 @@ def test_sizes_may_change_from_call_to_call(name: str, device: str) -> None:  # 
         judge(inferred(fused, given), inferred(model, given), inferred(*widened(model, given)))
 
 
-def test_dropout_draws_what_pytorch_draws(device: str) -> None:  # noqa: F811
+def test_dropout_draws_what_pytorch_draws(device: str) -> None:
     """With the same seed the same elements are dropped: else every result is another."""
     settings: dict[str, Any] = {"vocab_size": 61, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
     settings |= {"intermediate_size": 40, "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
@@ -195,7 +194,7 @@ def test_dropout_draws_what_pytorch_draws(device: str) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled_models_learn_and_infer_the_same(name: str, device: str) -> None:  # noqa: F811
+def test_compiled_models_learn_and_infer_the_same(name: str, device: str) -> None:
     model, inputs = made(FAMILIES[name], device)
     compiled = torch.compile(copy.deepcopy(model), backend="cupyfuse")
     judge(learned(compiled.train(), inputs), *oracle(name, device, True))

@@ -10,50 +10,18 @@ from typing import Any
 import pytest
 import torch
 import torch_models as models
-from support import missing_gpu
 from torch import nn
 from torch.nn import functional as F
+from torch_support import close, fused_chains, pair
 
 import cupyfuse.torch as ct
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-HEADS = [models.HeadLogSumExp, models.HeadSum, models.HeadSoftmax]
-
-
-@pytest.fixture(params=DEVICES)
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and missing_gpu():
-        pytest.skip(missing_gpu())
-    return str(request.param)
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
-
-
-def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Equal but for roundings: sums of a few dozen numbers of size one, in another order."""
-    tolerance = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
-
-
-def fused_chains(module: Any) -> list[tuple[str, ...]]:
-    return [part.operations for part in ct.explain(module).fused]
-
-
-def pair(module: nn.Module, device: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Any]:
-    """A module, its fused form with parameters of its own, and an input."""
-    module = module.to(device, dtype)
-    return module, ct.fuse(copy.deepcopy(module)), torch.randn(5, 12, device=device, dtype=dtype)
-
 
 # The same results ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 def test_the_heads(head: type[nn.Module], training: bool, dtype: torch.dtype, device: str) -> None:
     plain, fused, x = pair(head(), device, dtype)
     plain.train(training)

@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch_models as models
-from test_torch_fuse import DEVICES, HEADS, close, device, fused_chains, pair  # noqa: F401
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+from torch_support import close, fused_chains, pair
 
 import cupyfuse.torch as ct
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 def gradients(module: nn.Module, x: Any, weights: Callable[[Any], Any] = torch.sin) -> list[Any]:
@@ -33,8 +28,8 @@ def gradients(module: nn.Module, x: Any, weights: Callable[[Any], Any] = torch.s
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("head", HEADS)
-def test_the_heads(head: type[nn.Module], training: bool, device: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("head", models.HEADS)
+def test_the_heads(head: type[nn.Module], training: bool, device: str) -> None:
     plain, fused, x = pair(head(), device, torch.float64)
     plain.train(training), fused.train(training)
     for _ in range(2):
@@ -44,16 +39,16 @@ def test_the_heads(head: type[nn.Module], training: bool, device: str) -> None: 
 
 
 @pytest.mark.parametrize("name", models.TAILS)
-def test_chains(name: str, device: str) -> None:  # noqa: F811
+def test_chains(name: str, device: str) -> None:
     plain, fused, x = pair(models.Written(models.TAILS[name]), device, torch.float64)
     for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
     assert fused_chains(fused)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_single_and_half_precision(head: type[nn.Module], dtype: torch.dtype, device: str) -> None:  # noqa: F811
+def test_single_and_half_precision(head: type[nn.Module], dtype: torch.dtype, device: str) -> None:
     plain, fused, x = pair(head(), device, dtype)
     exact = copy.deepcopy(plain).double()
     truth = gradients(exact, x.double())
@@ -65,8 +60,8 @@ def test_single_and_half_precision(head: type[nn.Module], dtype: torch.dtype, de
         assert error <= 2 * allowed + 16 * torch.finfo(dtype).eps * largest
 
 
-@pytest.mark.parametrize("head", HEADS)
-def test_gradcheck(head: type[nn.Module], device: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("head", models.HEADS)
+def test_gradcheck(head: type[nn.Module], device: str) -> None:
     _, fused, x = pair(head(), device, torch.float64)
     names = [name for name, _ in fused.named_parameters()]
 
@@ -78,7 +73,7 @@ def test_gradcheck(head: type[nn.Module], device: str) -> None:  # noqa: F811
     assert torch.autograd.gradgradcheck(run, (x, *values))
 
 
-def test_what_is_detached_gets_no_gradient(device: str) -> None:  # noqa: F811
+def test_what_is_detached_gets_no_gradient(device: str) -> None:
     plain, fused, x = pair(models.Products(), device, torch.float64)
     for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
@@ -87,7 +82,7 @@ def test_what_is_detached_gets_no_gradient(device: str) -> None:  # noqa: F811
     assert not a.requires_grad and b.requires_grad and not c.requires_grad
 
 
-def test_frozen_parameters(device: str) -> None:  # noqa: F811
+def test_frozen_parameters(device: str) -> None:
     plain, fused, x = pair(models.HeadSoftmax(), device, torch.float64)
     for module in (plain, fused):
         module.gemm.requires_grad_(False)
@@ -100,7 +95,7 @@ def test_frozen_parameters(device: str) -> None:  # noqa: F811
         assert (got is None) == (wanted is None)
 
 
-def test_some_gradients_of_some_outputs(device: str) -> None:  # noqa: F811
+def test_some_gradients_of_some_outputs(device: str) -> None:
     tail = lambda y: (y.softmax(1), y.logsumexp(1), F.gelu(y))  # noqa: E731
     plain, fused, x = pair(models.Written(tail), device, torch.float64)
     for pick in (0, 1, 2):
@@ -109,7 +104,7 @@ def test_some_gradients_of_some_outputs(device: str) -> None:  # noqa: F811
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_second_derivatives(device: str) -> None:  # noqa: F811
+def test_second_derivatives(device: str) -> None:
     results = []
     plain, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)
     for module in (plain, fused):
@@ -121,7 +116,7 @@ def test_second_derivatives(device: str) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing(reentrant: bool, device: str) -> None:  # noqa: F811
+def test_checkpointing(reentrant: bool, device: str) -> None:
     plain, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)
     wanted = gradients(plain, x)
     fused.zero_grad()
@@ -132,7 +127,7 @@ def test_checkpointing(reentrant: bool, device: str) -> None:  # noqa: F811
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
-def test_a_weight_changed_before_the_backward_pass_is_an_error(device: str) -> None:  # noqa: F811
+def test_a_weight_changed_before_the_backward_pass_is_an_error(device: str) -> None:
     _, fused, x = pair(models.HeadLogSumExp(), device)
     y = fused(x.requires_grad_())
     with torch.no_grad():
@@ -141,7 +136,7 @@ def test_a_weight_changed_before_the_backward_pass_is_an_error(device: str) -> N
         y.sum().backward()
 
 
-def test_backward_twice_is_pytorchs_error(device: str) -> None:  # noqa: F811
+def test_backward_twice_is_pytorchs_error(device: str) -> None:
     _, fused, x = pair(models.HeadLogSumExp(), device)
     loss = fused(x).sum()
     loss.backward(retain_graph=True)
@@ -150,7 +145,7 @@ def test_backward_twice_is_pytorchs_error(device: str) -> None:  # noqa: F811
         loss.backward()
 
 
-def test_hooks_of_tensors_and_of_gradients(device: str) -> None:  # noqa: F811
+def test_hooks_of_tensors_and_of_gradients(device: str) -> None:
     _, fused, x = pair(models.HeadLogSumExp(), device)
     seen: list[Any] = []
     fused.linear.weight.register_hook(lambda g: seen.append("weight"))
@@ -159,7 +154,7 @@ def test_hooks_of_tensors_and_of_gradients(device: str) -> None:  # noqa: F811
     assert sorted(seen) == ["module", "weight"]
 
 
-def test_autocast(device: str) -> None:  # noqa: F811
+def test_autocast(device: str) -> None:
     plain, fused, x = pair(models.HeadSoftmax(), device)
     with torch.autocast(device, torch.bfloat16):
         wanted, got = gradients(plain, x), gradients(fused, x)
@@ -168,9 +163,9 @@ def test_autocast(device: str) -> None:  # noqa: F811
         torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
 
 
-def test_saved_memory_is_no_more_than_eagers(device: str) -> None:  # noqa: F811
+def test_saved_memory_is_no_more_than_eagers(device: str) -> None:
     """What autograd holds of a call between the passes, beside parameters and arguments."""
-    for head in HEADS:
+    for head in models.HEADS:
         held = []
         plain, fused, x = pair(head(), device)
         for module in (plain, fused):
@@ -190,7 +185,7 @@ def test_saved_memory_is_no_more_than_eagers(device: str) -> None:  # noqa: F811
         assert held[1] <= held[0], head
 
 
-def test_training_takes_the_same_steps(device: str) -> None:  # noqa: F811
+def test_training_takes_the_same_steps(device: str) -> None:
     plain, fused, _ = pair(models.HeadSoftmax(), device, torch.float64)
     optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in (plain, fused)]
     for _ in range(10):

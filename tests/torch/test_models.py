@@ -14,22 +14,18 @@ from typing import Any
 import pytest
 import torch
 from support import missing_gpu
-from test_torch_fuse import fused_chains
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+from torch_support import fused_chains
 from torch_ways import Code, graded, operators, plain, same, ways
 
 import cupyfuse.torch as ct
 from cupyfuse.torch import rules
 from cupyfuse.torch.rules import spelling, table
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 # Results, numbers, devices ------------------------------------------------------------------------------------------

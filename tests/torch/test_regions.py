@@ -7,19 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_torch_fuse import fused_chains
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch_support import fused_chains
 from torch_ways import WAYS, Code, graded, same, ways
 
 import cupyfuse.torch as ct
 
-
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch.manual_seed(0)
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def _region(m: Any, h: Any) -> Any:

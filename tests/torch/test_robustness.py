@@ -15,23 +15,17 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from test_properties import EXAMPLES, searched
-from test_torch_compile import Graphs
-from test_torch_fuse import DEVICES, close, device, fused_chains, pair  # noqa: F401
+from searched import EXAMPLES, searched
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 from torch_models import Tail
+from torch_support import Graphs, close, fused_chains, pair
 
 import cupyfuse.torch as ct
 
 DOUBLE = torch.float64
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 class Code(nn.Module):
@@ -84,7 +78,7 @@ def same_steps(module: nn.Module, change: Callable[[Any], Any] | None = None, ti
 
 @pytest.mark.parametrize("trained", [[], ["0.bias"], ["0.weight"], ["0.weight", "0.bias"]], ids=str)
 @pytest.mark.parametrize("of_input", [True, False])
-def test_second_derivatives_where_some_are_frozen(trained: list[str], of_input: bool, device: str) -> None:  # noqa: F811
+def test_second_derivatives_where_some_are_frozen(trained: list[str], of_input: bool, device: str) -> None:
     plain, fused, x = pair(nn.Sequential(nn.Linear(12, 7), nn.GELU(), nn.Softmax(1)), device, DOUBLE)
     found: list[Any] = []
     for module in (plain, fused):
@@ -100,7 +94,7 @@ def test_second_derivatives_where_some_are_frozen(trained: list[str], of_input: 
     near(found[1], found[0])
 
 
-def test_steps_have_gradients_of_zero(device: str) -> None:  # noqa: F811
+def test_steps_have_gradients_of_zero(device: str) -> None:
     plain, fused, x = pair(Code(lambda m, y: y.exp().floor() * 2), device, DOUBLE)
     near(step(fused, x), step(plain, x))
     assert fused(x).requires_grad
@@ -118,7 +112,7 @@ def test_steps_have_gradients_of_zero(device: str) -> None:  # noqa: F811
     ],
     ids=["amin(0)", "max(0)", "amax(-1)", "max", "norm"],
 )
-def test_extremes_of_computed_values(tail: Any, norm: Any, device: str) -> None:  # noqa: F811
+def test_extremes_of_computed_values(tail: Any, norm: Any, device: str) -> None:
     for seed in range(5):
         torch.manual_seed(seed)
         plain, fused, _ = pair(nn.Sequential(norm(12), Tail(tail)), device, DOUBLE)
@@ -138,7 +132,7 @@ def test_extremes_of_computed_values(tail: Any, norm: Any, device: str) -> None:
     ],
     ids=["clamp(min)", "clamp(max)", "clamp", "max", "amax", "maximum"],
 )
-def test_gradients_of_ties(tail: Any, device: str) -> None:  # noqa: F811
+def test_gradients_of_ties(tail: Any, device: str) -> None:
     x = torch.randint(-2, 3, (4, 6), device=device).to(DOUBLE)
     plain = Tail(lambda y: tail(y * 1) * 1)
     near(step(ct.fuse(plain), x), step(plain, x))
@@ -176,7 +170,7 @@ def test_what_autograd_is_told_within(code: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (4, 6), (5,)], ids=str)
-def test_results_can_be_changed_in_place(shape: tuple[int, ...], device: str) -> None:  # noqa: F811
+def test_results_can_be_changed_in_place(shape: tuple[int, ...], device: str) -> None:
     plain = nn.Sequential(nn.Tanh(), nn.GELU(), nn.LeakyReLU(0.1))
     fused, found = ct.fuse(plain), []
     for module in (plain, fused):
@@ -597,7 +591,7 @@ def test_results_of_any_type(pack: Any) -> None:
         empty.append(1)
 
 
-def test_modes_that_watch_functions(device: str) -> None:  # noqa: F811
+def test_modes_that_watch_functions(device: str) -> None:
     class Exchanging(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return torch.relu(*args) if func is F.gelu else func(*args, **(kwargs or {}))

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import HOST, assert_close, assert_equal, dtype_of, info, missing_gpu, normal, unit
+import torch
+from support import assert_close, assert_equal, dtype_of, info, missing_gpu, normal, unit
+from torch_support import OnHost
 
 import cupyfuse as cf
 from cupyfuse import dtypes
@@ -20,32 +22,11 @@ from cupyfuse.errors import EngineError
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
 from cupyfuse.settings import DEFAULT_WORKSPACE, Settings
-
-torch = pytest.importorskip("torch", reason="needs torch")
-
-from cupyfuse.torch.chains.runtime import device_of, dtype_name, layout_of, on_device, ready  # noqa: E402
-from cupyfuse.torch.chains.tensors import Tensors, from_numpy, to_numpy  # noqa: E402
+from cupyfuse.torch.chains.runtime import device_of, dtype_name, layout_of, on_device, ready
+from cupyfuse.torch.chains.tensors import from_numpy, to_numpy
 
 Tensor = torch.Tensor
 FLOATS = ("float16", "bfloat16", "float32", "float64")
-
-
-class OnHost(Tensors):
-    """Tensors on the CPU for kernels that run there (see host_cuda/README.md): new memory lies between guards."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"))
-        host = HOST.runtime
-        self.processors, self.device = host.processors, host.device
-        self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
-        self.workspace, self.function, self.product = host.workspace, host.function, host.product
-
-    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Tensor]:
-        kind = dtypes.to_numpy(dtype_name(dtype))
-        return lambda: from_numpy(np.asarray(HOST.runtime.empty(shape, kind)))
-
-    def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Tensor:
-        return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(dtype_name(dtype)), strides))
 
 
 class Place:

@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_torch_losses import LOSSES
-from torch_rules import agree, draw, eager_vjp, fill, parts, pointwise, vjp
+from torch_rules import LOSSES, agree, draw, eager_vjp, fill, parts, pointwise, vjp
 
 from cupyfuse.torch.rules import RULES
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch_models as models
 from support import HOST, missing_gpu
-from test_torch_runtime import OnHost
 from torch import nn
 from torch.nn import functional as F
+from torch_support import OnHost
 
 import cupyfuse.torch as ct
 from cupyfuse.cuda import fingerprint
@@ -25,7 +25,6 @@ from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.torch.chains import changes, entry, prepared
 from cupyfuse.torch.chains.tensors import to_numpy
 
-HEADS = [models.HeadLogSumExp, models.HeadSum, models.HeadSoftmax]
 DROP_INS = [ct.HeadLogSumExp, ct.HeadSum, ct.HeadSoftmax, ct.LinearGELU]
 gpu = pytest.mark.gpu
 
@@ -83,11 +82,6 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def cuda() -> None:
     if missing_gpu() or not torch.cuda.is_available():
         pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
-
-
-@pytest.fixture(autouse=True)
-def _seed() -> None:
-    torch.manual_seed(0)
 
 
 def sizes(device: str) -> tuple[int, int, int]:
@@ -172,7 +166,7 @@ WAYS = [data_add, data_copy, preserved, one_row, one_column, averaged, swapped, 
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 @pytest.mark.parametrize("needs", [True, False], ids=["trained", "not trained"])
 def test_every_way_to_change_a_weight(head: Any, way: Callable[[Any], None], needs: bool, device: str) -> None:
     plain, fused, x = pair(head, device)
@@ -183,7 +177,7 @@ def test_every_way_to_change_a_weight(head: Any, way: Callable[[Any], None], nee
         agree(fused, plain, x)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 def test_a_bias_changes(head: Any, device: str) -> None:
     """Every element of an array of a few thousand counts."""
     plain, fused, x = pair(head, device)
@@ -362,7 +356,7 @@ def test_a_teacher_that_follows_its_student(device: str) -> None:
 # Sharded parameters -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 def test_memory_that_comes_and_goes(head: Any, device: str) -> None:
     """As fully sharded modules do it: gathered before the call, given back after it, versions as they were."""
     plain, fused, x = pair(head, device)
@@ -593,7 +587,7 @@ def near(got: Any, want: Any) -> None:
 
 @gpu
 @pytest.mark.parametrize("way", [data_add, data_copy, preserved, one_row, one_column, averaged])
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 def test_replays_see_changes(head: Any, way: Callable[[Any], None], cuda: None) -> None:
     plain, fused, x = pair(head, "cuda")
     with torch.no_grad():
@@ -691,7 +685,7 @@ def test_more_streams_and_graphs_than_states(cuda: None) -> None:
 
 
 @gpu
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", models.HEADS)
 def test_streams_check_for_themselves(head: Any, cuda: None) -> None:
     plain, fused, x = pair(head, "cuda")
     streams = [torch.cuda.Stream() for _ in range(3)]

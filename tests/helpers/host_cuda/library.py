@@ -13,7 +13,7 @@ from pathlib import Path
 from cupyfuse.cuda.kernel import Kernel
 
 HERE = Path(__file__).resolve().parent
-KERNELS = HERE.parents[1] / "kernels_cu"
+KERNELS = HERE.parents[2] / "kernels_cu"
 TEMPLATES = ("row_lanes", "row_block", "row_persistent", "row_stream", "elementwise", "column_stats")
 TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint")
 COMPILER = os.environ.get("CXX", "g++")
