@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from host_cuda.library import SHARED_BUILD
 from hypothesis import HealthCheck, settings
 from support import CUDA, HOST, NUMPY, Engine
 
@@ -19,6 +22,25 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("cupyfuse")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """With workers (`-n`): neighbouring tests stay together, so that what a file prepares is prepared once."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    if getattr(config.option, "numprocesses", None):
+        # Workers keep all processors busy: threads of theirs would only wait for each other.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
+    if SHARED_BUILD not in os.environ:
+        folder = os.environ[SHARED_BUILD] = tempfile.mkdtemp(prefix="host_cuda_")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture
