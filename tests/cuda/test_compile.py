@@ -7,6 +7,7 @@ import re
 import sys
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from types import SimpleNamespace
 
