@@ -230,7 +230,7 @@ def plans(device: Engine) -> Iterator[tuple[str, Any, list[Any]]]:
         traced, _ = cf.fuse(function).trace([cf.spec(a.shape, "float32") for a in arrays])
         plan = build(traced, None, Settings(), frozenset(range(1, len(arrays)))).prepare
         assert plan is not None, name
-        yield name, plan, [device.array(arrays[n.attrs["arg"]]) for n in plan.graph.inputs]
+        yield name, plan, [device.array(arrays[n.argument]) for n in plan.graph.inputs]
 
 
 def test_conditional_plans(device: Engine) -> None:

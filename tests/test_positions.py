@@ -21,7 +21,7 @@ R, C = 37, 45
 
 
 def leaf(number: int, shape: tuple[int, int], dtype: str = "float32") -> Node:
-    return Node("input", (), shape, dtype, {"arg": number, "name": f"x{number}", "ndim": 2})
+    return g.argument(number, f"x{number}", shape, dtype)
 
 
 def planned(inputs: list[Node], *outputs: Node, settings: Settings | None = None) -> Plan:

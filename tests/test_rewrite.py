@@ -105,7 +105,7 @@ def test_long_chains_of_vectors_are_turned(step: str) -> None:
 @pytest.mark.parametrize("name", sorted(REDUCTIONS))
 def test_reductions_of_one_element(name: str, axis: int) -> None:
     shape = (1, 4) if axis == 0 else (4, 1)
-    x = g.Node("input", (), shape, "float64", {"arg": 0, "name": "x"})
+    x = g.argument(0, "x", shape, "float64")
     result = rewrite.reduction_over_one(g.reduce(name, x, axis))
     if REDUCTIONS[name].identity_on_one:
         assert result is x

@@ -52,7 +52,7 @@ class Scope:
         kind = c_type(dtype)
         if node in self.program.loaded:
             return f"static_cast<{kind}>({self.program.names[node]})"
-        return literal(node.attrs["value"], kind)
+        return literal(node.value, kind)
 
     def direct(self, node: Node, row: str, col: str) -> str:
         """One element, loaded on its own."""

@@ -354,7 +354,7 @@ class _KernelLaunch:
     def _list_arguments(self) -> None:
         for p, place in zip(self.program.parameters, self.places, strict=True):
             if place is None:
-                self.arguments.append(float(p.node.attrs["value"]))
+                self.arguments.append(float(p.node.value))
                 self.format += "d"
                 continue
             self.holes.append((len(self.arguments), place.slot))

@@ -166,7 +166,7 @@ class _Block:
 
     def operand(self, node: Node, dtype: str) -> Any:
         if node.op == "const":
-            return np.asarray(node.attrs["value"], dtypes.to_numpy(dtypes.compute(dtype)))
+            return np.asarray(node.value, dtypes.to_numpy(dtypes.compute(dtype)))
         return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:

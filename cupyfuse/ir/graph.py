@@ -7,12 +7,12 @@ are only these.
 Operators of a node:
 
 ====================  ==================================================================================================
-input                 argument number `attrs["arg"]`
-const                 Python number `attrs["value"]`, weak in promotion
-positions             0, 1, 2, ... along `attrs["axis"]`: (n, 1) or (1, n), computed where it is read
+input                 the argument of number `argument`, called `name`, of `ndim` dimensions
+const                 the Python number `value`, weak in promotion; one with a `name` is a parameter of the kernel
+positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n), computed where it is read
 cast                  the value in the node's dtype
 a pointwise operator  a row of `operators.POINTWISE`
-a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
+a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
 halves                a float32 matrix as fp16 halves, row by row, in the layout of `kernels_cu/split_rows.cu`
 split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
@@ -25,8 +25,7 @@ sloped                `sloped(value, x, slope, ...)`: value, with the partial de
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -38,16 +37,40 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One value of the graph. Nodes compare by identity."""
+    """One value of the graph. Nodes compare by identity.
+
+    The fields after `dtype` belong to some operators only; elsewhere they keep their defaults.
+
+    Attributes
+    ----------
+    axis : of a reduction or of positions
+    value : of a const
+    name : of an input, or of a const that is a kernel parameter
+    argument, ndim : of an input: its argument number, and the dimensions of the user's array
+    gradient : of an extreme: which elements get its gradient, see `adjoints.extreme_adjoint`
+    partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
+    by_columns : of a split: whether columns are contiguous in memory
+    how : of a matrix product: how it is computed, and why
+    constant : of a cast: whether no gradient flows through it
+    """
 
     op: str
     inputs: tuple[Node, ...]
     shape: Shape
     dtype: str
-    attrs: dict[str, Any] = field(default_factory=dict)
+    axis: int = -1
+    value: float = 0.0
+    name: str = ""
+    argument: int = -1
+    ndim: int = 2
+    gradient: str = ""
+    partial: bool = False
+    by_columns: bool = False
+    how: str = ""
+    constant: bool = False
 
     def __repr__(self) -> str:
-        extra = "".join(f" {k}={v}" for k, v in self.attrs.items())
+        extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
         return f"<{self.op} {self.shape[0]}x{self.shape[1]} {self.dtype}{extra}>"
 
     @property
@@ -57,10 +80,6 @@ class Node:
     @property
     def reduction(self) -> bool:
         return self.op in REDUCTIONS
-
-    @property
-    def axis(self) -> int:
-        return int(self.attrs["axis"])
 
     @property
     def size(self) -> int:
@@ -108,9 +127,14 @@ class Graph:
 # Constructors -------------------------------------------------------------------------------------------------------
 
 
-def const(value: float | int | bool) -> Node:
+def argument(number: int, name: str, shape: Shape, dtype: str, ndim: int = 2) -> Node:
+    """An input of the graph; `ndim` is that of the user's array."""
+    return Node("input", (), shape, dtype, argument=number, name=name, ndim=ndim)
+
+
+def const(value: float | int | bool, name: str = "") -> Node:
     dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
-    return Node("const", (), (1, 1), dtype, {"value": value})
+    return Node("const", (), (1, 1), dtype, value=value, name=name)
 
 
 def count(n: int, axis: int) -> Node:
@@ -118,10 +142,7 @@ def count(n: int, axis: int) -> Node:
 
     That of rows changes from call to call: a named constant is a parameter of the emitted kernel.
     """
-    node = const(float(n))
-    if axis == 0:
-        node.attrs["name"] = "row_count"
-    return node
+    return const(float(n), "row_count" if axis == 0 else "")
 
 
 def broadcast(*shapes: Shape) -> Shape:
@@ -152,13 +173,13 @@ def _rounded(node: Node, dtype: str) -> Node:
     """A Python number as an array of a 16-bit dtype is compared with it: rounded to that dtype."""
     if node.op != "const" or node.dtype == "bool":
         return node
-    return const(float(np.asarray(node.attrs["value"]).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
+    return const(float(np.asarray(node.value).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
 
 
 def _folded(row: Operator, inputs: tuple[Node, ...]) -> Node:
     """A function of Python numbers is a Python number: it stays weak in promotion."""
     with np.errstate(all="ignore"):
-        value = row.numpy(*(np.asarray(n.attrs["value"], dtype=_python_dtype(row, n)) for n in inputs)).item()
+        value = row.numpy(*(np.asarray(n.value, dtype=_python_dtype(row, n)) for n in inputs)).item()
     return const(value)
 
 
@@ -169,7 +190,7 @@ def _python_dtype(row: Operator, node: Node) -> str:
 def promoted(nodes: Iterable[Node]) -> str:
     nodes = list(nodes)
     strong = [n.dtype for n in nodes if n.op != "const"]
-    return dtypes.promote_weak(strong, [n.attrs["value"] for n in nodes if n.op == "const"])
+    return dtypes.promote_weak(strong, [n.value for n in nodes if n.op == "const"])
 
 
 def operand_dtype(node: Node) -> str:
@@ -188,12 +209,12 @@ def positions(n: int, axis: int, dtype: str = "") -> Node:
     dtype = dtype or ("float32" if n <= 1 << 24 else "float64")
     if n == 1:
         return cast(const(0), dtype)
-    return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, {"axis": axis})
+    return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, axis=axis)
 
 
 def constant(node: Node) -> Node:
     """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
-    return Node("cast", (node,), node.shape, node.dtype, {"constant": True})
+    return Node("cast", (node,), node.shape, node.dtype, constant=True)
 
 
 def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
@@ -206,9 +227,9 @@ def repeat(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("cast", (node,), shape, node.dtype)
 
 
-def reduce(op: str, node: Node, axis: int) -> Node:
+def reduce(op: str, node: Node, axis: int, gradient: str = "") -> Node:
     shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
-    return Node(op, (node,), shape, node.dtype, {"axis": axis})
+    return Node(op, (node,), shape, node.dtype, axis=axis, gradient=gradient)
 
 
 def matmul(a: Node, b: Node) -> Node:
@@ -259,17 +280,24 @@ def guard(fast: Node, exact: Node) -> Node:
     return Node("guard", (fast, exact), fast.shape, fast.dtype)
 
 
-def with_inputs(node: Node, inputs: Sequence[Node]) -> Node:
-    """The node on other inputs; itself where they are its own."""
-    if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) -> Node:
+    """The operator on other inputs, in another shape where one is given; the node itself where nothing changes."""
+    shape = shape or node.shape
+    if shape == node.shape and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
         return node
-    return Node(node.op, tuple(inputs), node.shape, node.dtype, node.attrs)
+    return replace(node, inputs=tuple(inputs), shape=shape)
+
+
+def operation(node: Node) -> tuple[object, ...]:
+    """All of a node but its inputs, as a key."""
+    # The text of a number tells -0.0 from 0.0, and equals itself for NaN.
+    own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
+    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how, node.constant
 
 
 def signature(node: Node) -> tuple[object, ...]:
-    """What two nodes share that are the same value: all but their identity."""
-    attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
-    return node.op, node.inputs, node.shape, node.dtype, attrs
+    """A key that is equal for nodes of the same value: the operation and the inputs."""
+    return *operation(node), node.inputs
 
 
 # Walks --------------------------------------------------------------------------------------------------------------

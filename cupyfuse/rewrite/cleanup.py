@@ -58,7 +58,7 @@ def push_transposes(graph: Graph) -> Graph:
                 continue
             if turns(inner):
                 inputs = tuple(turned[i] for i in inner.inputs)
-                turned[inner] = Node(inner.op, inputs, inner.shape[::-1], inner.dtype, inner.attrs)
+                turned[inner] = g.with_inputs(inner, inputs, (inner.shape[1], inner.shape[0]))
             else:
                 turned[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
         return turned[node.inputs[0]]
@@ -78,5 +78,4 @@ def convert_matmul_operands(node: Node) -> Node:
             return g.transpose(g.cast(operand.inputs[0], node.dtype))
         return g.cast(operand, node.dtype)
 
-    a, b = (converted(i) for i in node.inputs)
-    return node if (a, b) == node.inputs else Node("matmul", (a, b), node.shape, node.dtype, node.attrs)
+    return g.with_inputs(node, [converted(i) for i in node.inputs])

@@ -183,7 +183,7 @@ def widened(factor: Node, dtype: str) -> Node:
     """An operand in the float dtype of the operation it belongs to, in which it would have been used."""
     if factor.op == "const":
         # Integers would overflow where they meet before the floats, and True + True is True.
-        return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.attrs["value"]))
+        return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.value))
     return drop_empty_casts(g.cast(factor, dtype))
 
 

@@ -66,7 +66,7 @@ class _Copies:
             return None
         if node.op == "cast" and (inputs[0].shape, inputs[0].dtype) == (shape, node.dtype):
             return inputs[0]
-        return Node(node.op, tuple(inputs), shape, node.dtype, node.attrs)
+        return g.with_inputs(node, inputs, shape)
 
     def shortest(self, node: Node) -> Node:
         """One of its copies along both axes, as far as it repeats."""
@@ -88,7 +88,7 @@ def _of_one_copy(node: Node, copies: _Copies) -> Node:
         short = [copies.shortest(i) for i in node.inputs]
         if any(a is not b for a, b in zip(short, node.inputs, strict=True)):
             shape = g.broadcast(*(i.shape for i in short))
-            return g.repeat(Node(node.op, tuple(short), shape, node.dtype, node.attrs), node.shape)
+            return g.repeat(g.with_inputs(node, short, shape), node.shape)
     return node
 
 
@@ -136,7 +136,7 @@ def turn_products(graph: Graph) -> Graph:
         inputs = [done[i] for i in node.inputs]
         if node.op == "transpose" and turns(node.inputs[0]):
             a, b = (done[i] for i in node.inputs[0].inputs)
-            done[node] = Node("matmul", (g.transpose(b), g.transpose(a)), node.shape, node.dtype, node.inputs[0].attrs)
+            done[node] = g.with_inputs(node.inputs[0], (g.transpose(b), g.transpose(a)), node.shape)
         else:
             done[node] = g.with_inputs(node, inputs)
     return graph.replace(done)

@@ -48,7 +48,7 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     targets = set(wanted)
     active: set[Node] = set()
     for node in forward:
-        flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+        flows = dtypes.is_float(node.dtype) and not node.constant
         if dtypes.is_float(node.dtype) and (node in targets or (flows and any(i in active for i in node.inputs))):
             active.add(node)
     gathered: dict[Node, Node] = {}
@@ -61,7 +61,7 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     for output, cotangent in zip(outputs, cotangents, strict=True):
         give(output, cotangent)
     for node in reversed(forward):
-        if node in gathered and node.inputs and not node.attrs.get("constant"):
+        if node in gathered and node.inputs and not node.constant:
             for i, cotangent in zip(node.inputs, _pulled_back(node, gathered[node], active), strict=True):
                 give(i, cotangent)
     found = [g.repeat(gathered[n], n.shape) if n in gathered else None for n in wanted]
@@ -140,8 +140,8 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
         condition, *choices = partial.inputs[0].inputs
         dtype = partial.dtype
         partial = g.pointwise("where", condition, *(c if c.op == "const" else g.cast(c, dtype) for c in choices))
-    if isinstance(partial, Node) and partial.op == "const" and "name" not in partial.attrs:
-        partial = float(partial.attrs["value"])
+    if isinstance(partial, Node) and partial.op == "const" and not partial.name:
+        partial = float(partial.value)
     if not isinstance(partial, Node):
         if partial in (0.0, 1.0, -1.0):
             return None if partial == 0.0 else cotangent if partial == 1.0 else g.pointwise("negative", cotangent)
@@ -149,7 +149,7 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
     if partial.op == "where":
         condition, *branches = partial.inputs
         if condition.op == "const":
-            return times(cotangent, branches[0 if condition.attrs["value"] else 1], given)
+            return times(cotangent, branches[0 if condition.value else 1], given)
         products = [times(cotangent, branch, given) for branch in branches]
         if products == [None, None]:
             return None
@@ -161,7 +161,7 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
 
 
 def _is_zero(node: Node) -> bool:
-    return node.op == "const" and "name" not in node.attrs and node.attrs["value"] == 0
+    return node.op == "const" and not node.name and node.value == 0
 
 
 def _through_reduction(node: Node, cotangent: Node) -> Node | None:
@@ -340,8 +340,7 @@ def as_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Gra
     inputs: list[Node] = []
     done: dict[Node, Node] = {}
     for number, (node, name) in enumerate(leaves):
-        ndim = node.attrs.get("ndim", 2) if node.op == "input" else 2
-        leaf = Node("input", (), node.shape, node.dtype, {"arg": number, "name": name, "ndim": ndim})
+        leaf = g.argument(number, name, node.shape, node.dtype, node.ndim)
         inputs.append(leaf)
         done.setdefault(node, leaf)
         if _is_stored(node):

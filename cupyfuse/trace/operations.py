@@ -25,9 +25,7 @@ def as_tracer(value: Any, trace: Recorder) -> Tracer:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
         return value
     if isinstance(value, ScalarArgument):
-        node = g.const(float(value))
-        node.attrs["name"] = value.name
-        return trace.array(node, ())
+        return trace.array(g.const(float(value), value.name), ())
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         return trace.array(g.const(value), ())
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:

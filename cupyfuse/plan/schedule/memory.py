@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
@@ -41,7 +41,7 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     if node.op == "transpose":
         return layout_of(node.inputs[0], layouts).transposed
     if node.op == "input":
-        return layouts.get(node.attrs["arg"]) or Layout(unit_rows=min(node.shape) <= 1)
+        return layouts.get(node.argument) or Layout(unit_rows=min(node.shape) <= 1)
     return Layout(unit_rows=min(node.shape) <= 1)
 
 
@@ -82,7 +82,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
             inputs = tuple(fit(node, i) for i in inputs)
         done[node] = g.with_inputs(node, inputs)
         if node.op == "halves" and not readable_by_rows(inputs[0], layouts):
-            done[node] = Node(node.op, inputs, node.shape, node.dtype, {**node.attrs, "by_columns": True})
+            done[node] = replace(done[node], by_columns=True)
     return graph.replace(done)
 
 

@@ -180,7 +180,7 @@ def _ours(tracing: Tracing, graded: tuple[bool, ...], machine: Machine, frozen: 
     plan = build(tracing.as_traced(), None, settings, chain.fixed)
     times = [Time(0.0, CALL), *(_our_step(step, machine) for step in plan.steps)]
     if plan.prepare is not None:
-        needed = {int(n.attrs["arg"]) for n in plan.prepare.graph.inputs}
+        needed = {n.argument for n in plan.prepare.graph.inputs}
         launches = plan.prepare.launches
         if any(graded[k] for k in needed):  # a step of training changes them, and has them prepared once
             times += [_our_step(step, machine) for step in plan.prepare.steps]
@@ -315,7 +315,7 @@ def _flowing(steps: Iterable[Step], chain: Chain, graded: tuple[bool, ...]) -> s
         numbers |= set(range(len(graded), 2 * len(graded) + 64))  # what is prepared from them
     found: set[Node] = set()
     for node in g.topological([n for step in steps for n in step.outputs]):
-        if node.attrs.get("arg") in numbers if node.op == "input" else any(i in found for i in node.inputs):
+        if node.argument in numbers if node.op == "input" else any(i in found for i in node.inputs):
             found.add(node)
     return found
 
