@@ -54,7 +54,7 @@ CASES: dict[str, Case] = {
         lambda x, k: x.max(0, keepdims=True) + np.arange(x.shape[1], dtype=np.float32),
     ),
     "the numbers alone": (
-        lambda x, label: g.repeat(g.positions(x.shape[1], 1, "int64"), x.shape),
+        lambda x, label: g.broadcast(g.positions(x.shape[1], 1, "int64"), x.shape),
         lambda x, k: np.broadcast_to(np.arange(x.shape[1]), x.shape),
     ),
     "of a product": (

@@ -247,8 +247,8 @@ def test_other_products_stay(text: str) -> None:
         ("np.broadcast_to(b, (6, 7)).min(axis=0) + b", "min"),
         ("np.broadcast_to(b, (6, 7)).sum(axis=0)", "sum"),
         ("np.tanh(np.broadcast_to(r[:, None], (6, 7))).mean(axis=1)", "mean"),
-        ("np.broadcast_to(r[:, None], (6, 7)) * z", "cast"),
-        ("(np.broadcast_to(r[:, None], (6, 7)).T + 1) * z.T", "cast"),
+        ("np.broadcast_to(r[:, None], (6, 7)) * z", "broadcast"),
+        ("(np.broadcast_to(r[:, None], (6, 7)).T + 1) * z.T", "broadcast"),
     ],
 )
 def test_what_repeats_is_computed_once(text: str, gone: str, rng: np.random.Generator) -> None:

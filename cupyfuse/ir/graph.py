@@ -11,6 +11,8 @@ input                 the argument of number `argument`, called `name`, of `ndim
 const                 the Python number `value`, weak in promotion; one with a `name` is a parameter of the kernel
 positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n), computed where it is read
 cast                  the value in the node's dtype
+broadcast             the value repeated along its axes of length one, to the node's shape
+stop_gradient         the value, through which no gradient flows
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
@@ -34,6 +36,9 @@ from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
 
+# The operators that pass on their one input, in another dtype, in a larger shape, or without its gradient.
+PASS_THROUGH = ("cast", "broadcast", "stop_gradient")
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -51,7 +56,6 @@ class Node:
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
     how : of a matrix product: how it is computed, and why
-    constant : of a cast: whether no gradient flows through it
     """
 
     op: str
@@ -67,7 +71,6 @@ class Node:
     partial: bool = False
     by_columns: bool = False
     how: str = ""
-    constant: bool = False
 
     def __repr__(self) -> str:
         extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
@@ -75,7 +78,7 @@ class Node:
 
     @property
     def pointwise(self) -> bool:
-        return self.op in POINTWISE or self.op in ("cast", "guard", "sloped")
+        return self.op in POINTWISE or self.op in (*PASS_THROUGH, "guard", "sloped")
 
     @property
     def reduction(self) -> bool:
@@ -145,7 +148,7 @@ def count(n: int, axis: int) -> Node:
     return const(float(n), "row_count" if axis == 0 else "")
 
 
-def broadcast(*shapes: Shape) -> Shape:
+def broadcast_shapes(*shapes: Shape) -> Shape:
     rows = {s[0] for s in shapes} - {1}
     cols = {s[1] for s in shapes} - {1}
     if len(rows) > 1 or len(cols) > 1:
@@ -166,7 +169,7 @@ def pointwise(op: str, *inputs: Node) -> Node:
         if dtypes.compute(dtype) != dtype:
             inputs = tuple(_rounded(n, dtype) for n in inputs)
         dtype = "bool"
-    return Node(op, inputs, broadcast(*(n.shape for n in inputs)), dtype)
+    return Node(op, inputs, broadcast_shapes(*(n.shape for n in inputs)), dtype)
 
 
 def _rounded(node: Node, dtype: str) -> Node:
@@ -195,7 +198,7 @@ def promoted(nodes: Iterable[Node]) -> str:
 
 def operand_dtype(node: Node) -> str:
     """The type in which a node's operands meet: its own, except that a comparison's is not bool."""
-    if node.dtype != "bool" or node.op in ("cast", "where"):
+    if node.dtype != "bool" or node.op in (*PASS_THROUGH, "where"):
         return node.dtype
     return promoted(node.inputs)
 
@@ -212,9 +215,8 @@ def positions(n: int, axis: int, dtype: str = "") -> Node:
     return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, axis=axis)
 
 
-def constant(node: Node) -> Node:
-    """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
-    return Node("cast", (node,), node.shape, node.dtype, constant=True)
+def stop_gradient(node: Node) -> Node:
+    return Node("stop_gradient", (node,), node.shape, node.dtype)
 
 
 def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
@@ -222,9 +224,9 @@ def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
     return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
-def repeat(node: Node, shape: Shape) -> Node:
-    """The value in a larger shape, repeated along its axes of length one."""
-    return node if node.shape == shape else Node("cast", (node,), shape, node.dtype)
+def broadcast(node: Node, shape: Shape) -> Node:
+    """Repeat a value along its axes of length one."""
+    return node if node.shape == shape else Node("broadcast", (node,), shape, node.dtype)
 
 
 def reduce(op: str, node: Node, axis: int, gradient: str = "") -> Node:
@@ -292,7 +294,7 @@ def operation(node: Node) -> tuple[object, ...]:
     """All of a node but its inputs, as a key."""
     # The text of a number tells -0.0 from 0.0, and equals itself for NaN.
     own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
-    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how, node.constant
+    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how
 
 
 def signature(node: Node) -> tuple[object, ...]:

@@ -16,12 +16,13 @@ def share_common_subexpressions(graph: Graph) -> Graph:
     return g.rewrite(graph, rule)
 
 
-def drop_empty_casts(node: Node) -> Node:
-    """A cast to the dtype and shape that a value has already is that value. Exact."""
-    if node.op == "cast" and node.inputs[0].op != "const":
-        source = node.inputs[0]
-        if source.dtype == node.dtype and source.shape == node.shape:
-            return source
+def drop_no_ops(node: Node) -> Node:
+    """A cast to a value's own dtype, a broadcast to its own shape, and a stop_gradient are that value. Exact.
+
+    A number stays cast, since it would take part in promotion otherwise than an array does.
+    """
+    if node.op in g.PASS_THROUGH and (node.inputs[0].dtype, node.inputs[0].shape) == (node.dtype, node.shape):
+        return g.cast(node.inputs[0], node.dtype)
     return node
 
 

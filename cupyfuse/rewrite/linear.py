@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from .cleanup import drop_empty_casts
+from .cleanup import drop_no_ops
 from .notes import Note
 
 _MOST_TERMS = 4096  # y + y doubles the terms of y: a value of more than these is not taken apart
@@ -184,7 +184,7 @@ def widened(factor: Node, dtype: str) -> Node:
     if factor.op == "const":
         # Integers would overflow where they meet before the floats, and True + True is True.
         return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.value))
-    return drop_empty_casts(g.cast(factor, dtype))
+    return drop_no_ops(g.cast(factor, dtype))
 
 
 def widened_or_one(factor: Node | None, dtype: str) -> Node | None:

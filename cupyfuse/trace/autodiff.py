@@ -48,7 +48,7 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     targets = set(wanted)
     active: set[Node] = set()
     for node in forward:
-        flows = dtypes.is_float(node.dtype) and not node.constant
+        flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
         if dtypes.is_float(node.dtype) and (node in targets or (flows and any(i in active for i in node.inputs))):
             active.add(node)
     gathered: dict[Node, Node] = {}
@@ -61,10 +61,10 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     for output, cotangent in zip(outputs, cotangents, strict=True):
         give(output, cotangent)
     for node in reversed(forward):
-        if node in gathered and node.inputs and not node.constant:
+        if node in gathered and node.inputs and node.op != "stop_gradient":
             for i, cotangent in zip(node.inputs, _pulled_back(node, gathered[node], active), strict=True):
                 give(i, cotangent)
-    found = [g.repeat(gathered[n], n.shape) if n in gathered else None for n in wanted]
+    found = [g.broadcast(gathered[n], n.shape) if n in gathered else None for n in wanted]
     return _shared(forward, found)
 
 
@@ -134,9 +134,9 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
     round once. What the chain itself gave is a factor whatever it is: a choice is made before the product, and zero
     times infinity is NaN.
     """
-    if isinstance(partial, Node) and partial in given and (partial.op in ("where", "cast") or _is_zero(partial)):
+    if isinstance(partial, Node) and partial in given and (partial.op in _CHOICES or _is_zero(partial)):
         return g.pointwise("multiply", cotangent, partial)
-    if isinstance(partial, Node) and partial.op == "cast" and partial.inputs[0].op == "where":
+    if isinstance(partial, Node) and partial.op in g.PASS_THROUGH and partial.inputs[0].op == "where":
         condition, *choices = partial.inputs[0].inputs
         dtype = partial.dtype
         partial = g.pointwise("where", condition, *(c if c.op == "const" else g.cast(c, dtype) for c in choices))
@@ -158,6 +158,9 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
         upper = times(cotangent, partial.inputs[0])
         return None if upper is None else g.pointwise("divide", upper, partial.inputs[1])
     return g.pointwise("multiply", cotangent, partial)
+
+
+_CHOICES = ("where", *g.PASS_THROUGH)
 
 
 def _is_zero(node: Node) -> bool:
@@ -199,13 +202,13 @@ class _Values:
 
 def _through_matmul(node: Node, cotangent: Node) -> list[Node | None]:
     a, b = node.inputs
-    whole = g.repeat(cotangent, node.shape)
+    whole = g.broadcast(cotangent, node.shape)
     return [g.matmul(whole, g.transpose(b)), g.matmul(g.transpose(a), whole)]
 
 
 def _through_reshape(node: Node, cotangent: Node) -> list[Node | None]:
     same = cotangent.shape == (1, 1)
-    return [cotangent if same else g.reshape(g.repeat(cotangent, node.shape), node.inputs[0].shape)]
+    return [cotangent if same else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
 
 
 def _through_slopes(node: Node, cotangent: Node) -> list[Node | None]:
@@ -220,7 +223,8 @@ def _through_slopes(node: Node, cotangent: Node) -> list[Node | None]:
 
 
 _RULES: dict[str, Callable[[Node, Node], list[Node | None]]] = {
-    "cast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
+    "cast": lambda node, cotangent: [cotangent],
+    "broadcast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
     "transpose": lambda node, cotangent: [g.transpose(cotangent)],
     "reshape": _through_reshape,
     "matmul": _through_matmul,
@@ -293,7 +297,20 @@ _EXTREMES = ("max", "min")
 # What gives the same bits of the same bits, in whichever kernel and beside whichever operations.
 _EXACT = {
     *_EXTREMES,
-    *("transpose", "reshape", "negative", "absolute", "maximum", "minimum", "clip", "where", "relu", "isnan"),
+    *(
+        "broadcast",
+        "stop_gradient",
+        "transpose",
+        "reshape",
+        "negative",
+        "absolute",
+        "maximum",
+        "minimum",
+        "clip",
+        "where",
+        "relu",
+        "isnan",
+    ),
     *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
     *("logical_and", "logical_or", "logical_not"),
 }

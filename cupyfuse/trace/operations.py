@@ -139,7 +139,7 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         total = g.reduce("sum", g.reduce("sum", node, 1), 0)
         node = g.pointwise("divide", total, g.const(float(x._node.size)))
     elif op == "expsum" and not labels:
-        node = g.pointwise("exp", g.pointwise("subtract", node, g.constant(node)))
+        node = g.pointwise("exp", g.pointwise("subtract", node, g.stop_gradient(node)))
     else:
         for label in labels:
             node = g.reduce(op, node, label)  # type: ignore[arg-type]

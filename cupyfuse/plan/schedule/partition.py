@@ -191,7 +191,7 @@ class Scheduler:
         nodes, inputs, rare = self._collect(roots, read)
         if not any(n.reduction for n in nodes):
             # What it was to follow is in memory already: it is as wide as what it computes.
-            domain = g.broadcast(*(n.shape for n in nodes))
+            domain = g.broadcast_shapes(*(n.shape for n in nodes))
         return step_of("RowProgram", domain, nodes, inputs, roots, rare)
 
     def _column_step(self, roots: list[Node], domain: Shape) -> Step:

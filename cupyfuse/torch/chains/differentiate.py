@@ -191,7 +191,7 @@ class Backward:
 
 def _passing(node: Node) -> Sequence[Node]:
     """The inputs that a node's gradient flows to."""
-    flows = dtypes.is_float(node.dtype) and not node.constant
+    flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
     return [i for i in node.inputs if dtypes.is_float(i.dtype)] if flows else []
 
 

@@ -241,7 +241,7 @@ def _inductor(tracing: Tracing, graded: tuple[bool, ...], machine: Machine) -> T
 
 def _is_bias(step: Step, products: set[Node]) -> bool:
     """Whether all that a step does is to add a bias to a product, which cuBLAS does as it stores it."""
-    work = [n for n in step.nodes if n.op not in ("cast", "transpose", "reshape")]
+    work = [n for n in step.nodes if n.op not in (*g.PASS_THROUGH, "transpose", "reshape")]
     sources = [resolve(n) for n in step.inputs]
     return (
         [n.op for n in work] == ["add"]
