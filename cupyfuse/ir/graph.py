@@ -16,8 +16,8 @@ stop_gradient         the value, through which no gradient flows
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
-halves                a float32 matrix as fp16 halves, row by row, in the layout of `kernels_cu/split_rows.cu`
-split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
+split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
+split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with the partial derivative slope by each x
@@ -242,21 +242,21 @@ def is_product(node: Node) -> bool:
     return node.op in ("matmul", "split_matmul")
 
 
-def halves(node: Node) -> Node:
-    """The rows of a float32 matrix, each scaled by a power of two, as sums of two float16 numbers."""
-    return Node("halves", (node,), halves_shape(node.shape), "float16")
+def split(node: Node) -> Node:
+    """The hi/lo split of a float32 matrix: rows scaled by a power of two, elements as sums of two float16 numbers."""
+    return Node("split", (node,), split_shape(node.shape), "float16")
 
 
-def halves_shape(shape: Shape) -> Shape:
-    """The memory that holds the halves of a matrix: whole tiles of 8 rows x 64 columns, and a float for each row."""
+def split_shape(shape: Shape) -> Shape:
+    """The memory of a hi/lo split: whole tiles of 8 rows x 64 columns, and one float for each row."""
     rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
     return rows, 2 * cols + 2
 
 
 def split_matmul(left: Node, right: Node) -> Node:
-    """`left @ right.T` of float32 matrices by way of their halves."""
+    """`left @ right.T` of float32 matrices from their hi/lo splits."""
     shape = (left.shape[0], right.shape[0])
-    return Node("split_matmul", (halves(left), halves(right), left, right), shape, "float32")
+    return Node("split_matmul", (split(left), split(right), left, right), shape, "float32")
 
 
 def transpose(node: Node) -> Node:
@@ -367,7 +367,7 @@ def flops(node: Node) -> int:
         return 2 * node.size * node.inputs[0].shape[1]
     if node.op == "split_matmul":
         return 3 * 2 * node.size * node.inputs[2].shape[1]
-    if node.op == "halves":
+    if node.op == "split":
         return 5 * node.inputs[0].size
     if node.op in POINTWISE:
         return POINTWISE[node.op].flops * node.size

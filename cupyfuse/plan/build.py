@@ -15,7 +15,7 @@ from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 
 # What reads its operands from memory, in the dtype in which they are stored.
-_OWN_DTYPE = ("matmul", "split_matmul", "halves", "copy")
+_OWN_DTYPE = ("matmul", "split_matmul", "split", "copy")
 
 
 def build(
@@ -116,7 +116,7 @@ def _kept(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
     if settings.keep_halves:
         return fixed
     users = g.users(graph.roots)
-    return {n for n in fixed if n.op != "halves" or all(u in fixed for u in users.get(n, ()))}
+    return {n for n in fixed if n.op != "split" or all(u in fixed for u in users.get(n, ()))}
 
 
 def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:

@@ -51,7 +51,7 @@ def _chosen(node: Node, settings: Settings, right_kept: bool, left_kept: bool, s
         return replace(node, how=reason)
     left, right = _operands(node, shared)
     product = g.split_matmul(left, right)
-    parts = [shared.setdefault(("halves", i.inputs[0]), i) for i in product.inputs[:2]]
+    parts = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
     how = "fp16 halves on tensor cores, 3 products with float32 sums, scales and special values settled as it is stored"
     return replace(product, inputs=(*parts, left, right), how=how)
 
@@ -88,7 +88,7 @@ def _against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) 
         return f"cuBLAS {kind}, as the precision {settings.precision!r} asks"
     if settings.device is None:
         return library
-    if not settings.device.halves:
+    if not settings.device.split:
         return f"{library}: halves on the tensor cores are not faster on an {settings.device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
@@ -108,7 +108,7 @@ def halves_time(node: Node, device: Device, right_kept: bool = False, left_kept:
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
-    compute = max(flops / device.halves, _operand_bytes(node) / device.bandwidth)
+    compute = max(flops / device.split, _operand_bytes(node) / device.bandwidth)
     split = 8 * depth * (rows * (not left_kept) + cols * (not right_kept)) / (0.85 * device.bandwidth)
     return compute + split + _OVERHEAD
 

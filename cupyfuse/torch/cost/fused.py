@@ -196,7 +196,7 @@ def _our_step(step: Step, machine: Machine) -> Time:
         return Time(_row_time(step, machine, step.reads + step.writes, _our_share(step)), OUR_LAUNCH * step.launches)
     gpu, host = 0.0, 0.0
     for node in step.nodes:
-        if node.op == "halves":
+        if node.op == "split":
             gpu += machine.memory(8.0 * node.inputs[0].size)
             host += OUR_LAUNCH
         elif node.op == "matmul":
