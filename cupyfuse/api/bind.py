@@ -167,7 +167,7 @@ class Bound:
 
     def prepared(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
         """The values of a preparing plan; computed once, whichever shapes of the other arguments asked for it."""
-        needed = [leaves[node.attrs["arg"]] for node in plan.graph.inputs]
+        needed = [leaves[node.argument] for node in plan.graph.inputs]
         key = (*signature_of(plan), *map(id, needed))
         if key not in self._preparations:
             execute = engine(plan, needed)
@@ -204,6 +204,5 @@ def signature_of(plan: Plan) -> list[Hashable]:
     lines: list[Hashable] = []
     for node in g.topological(plan.graph.roots):
         numbers[node] = len(numbers)
-        attributes = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
-        lines.append((node.op, tuple(numbers[i] for i in node.inputs), node.shape, node.dtype, attributes))
+        lines.append((g.operation(node), tuple(numbers[i] for i in node.inputs)))
     return [*lines, tuple(numbers[n] for n in plan.graph.outputs)]

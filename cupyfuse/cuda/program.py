@@ -88,7 +88,7 @@ class Program:
 
     def place(self, node: Node) -> str:
         rows, cols = self.domain
-        if rows == 1 < cols and node.attrs.get("ndim") == 1 and node.shape == (1, cols) and not self.by_columns:
+        if rows == 1 < cols and node.ndim == 1 and node.shape == (1, cols) and not self.by_columns:
             # A vector stays per-column where there is one row, so that the row is computed as it is among others.
             return COLUMN
         if node.shape == (rows, cols):
@@ -117,7 +117,7 @@ class Program:
     def _named_numbers(self) -> list[Node]:
         """Numbers that the function was called with: parameters, so that another value needs no other kernel."""
         everything = g.topological(self.step.nodes, lambda n: () if n in self.loaded else n.inputs)
-        return [n for n in everything if n.op == "const" and "name" in n.attrs]
+        return [n for n in everything if n.op == "const" and n.name]
 
     def _stage_of(self, node: Node) -> int:
         """The stage whose elements, or after whose reductions, a value can be computed; -1 before the first."""
@@ -178,7 +178,7 @@ class Program:
 
 def _hint(node: Node, base: Node) -> str:
     """A readable parameter name that no other name of the emitted text can be mistaken for."""
-    name = re.sub(r"\W", "_", str(node.attrs.get("name") or base.attrs.get("name") or f"{base.op}_")).lstrip("_")
+    name = re.sub(r"\W", "_", node.name or base.name or f"{base.op}_").lstrip("_")
     if base is not node:
         name += "_T" if node.op == "transpose" else "_view"
     if _GENERATED.fullmatch(name) or name in _RESERVED or not name[:1].isalpha():

@@ -171,7 +171,7 @@ class CudaExecutable:
     # Making steps ready
     def _ready(self, step: Step) -> list[Launch]:
         if step.kind in ("Gemm", "Split"):
-            kinds = {"matmul": self._gemm, "halves": self._split, "split_matmul": self._split_product}
+            kinds = {"matmul": self._gemm, "split": self._split, "split_matmul": self._split_product}
             return [kinds[node.op](node) for node in step.nodes]
         if step.kind == "Copy":
             return [self._copy(step)]
@@ -354,7 +354,7 @@ class _KernelLaunch:
     def _list_arguments(self) -> None:
         for p, place in zip(self.program.parameters, self.places, strict=True):
             if place is None:
-                self.arguments.append(float(p.node.attrs["value"]))
+                self.arguments.append(float(p.node.value))
                 self.format += "d"
                 continue
             self.holes.append((len(self.arguments), place.slot))

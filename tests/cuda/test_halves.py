@@ -11,7 +11,7 @@ from support import CUDA, HOST, Engine
 
 from cupyfuse.cuda import halves
 from cupyfuse.cuda.products import Split, SplitProduct
-from cupyfuse.ir.graph import halves_shape
+from cupyfuse.ir.graph import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 
 F32 = np.float32
@@ -42,7 +42,7 @@ def runtime_of(device: Engine) -> Any:
 def split(device: Engine, matrix: Any) -> Any:
     """The memory that holds the halves of a matrix; poisoned before."""
     runtime = runtime_of(device)
-    memory = device.xp.empty(halves_shape(matrix.shape), np.float16)
+    memory = device.xp.empty(split_shape(matrix.shape), np.float16)
     memory[...] = np.nan
     step = Split(runtime, *matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4))
     step(runtime.address(matrix), runtime.address(memory))

@@ -287,10 +287,10 @@ def _stored(module: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-COPIES = [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _stored, ct.fuse, nn.DataParallel]
+PASS_THROUGH = [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _stored, ct.fuse, nn.DataParallel]
 
 
-@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("way", PASS_THROUGH)
 def test_copies_of_fused_modules(way: Any) -> None:
     fused, x = ct.fuse(Head()), torch.randn(5, 12)
     want = fused(x)

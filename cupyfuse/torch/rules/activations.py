@@ -207,7 +207,7 @@ def log_normalizer(input: Value, dim: int, name: str) -> tuple[Value, Value]:
 
 def _constant(x: Any) -> Any:
     """What exponentials are taken relative to counts as a number: the result does not depend on it."""
-    return x._trace.array(g.constant(x._node), x._axes)
+    return x._trace.array(g.stop_gradient(x._node), x._axes)
 
 
 def _sum_exp(distance: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ... import trace
 from ...dtypes import is_float
 from ...ir import graph as g
 from ...ir.adjoints import product_of_others
+from ...ir.graph import Node
 from ...trace import Tracer
 from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction
 from .spelling import Call, is_tensor, spell, spell_refused
@@ -34,16 +36,20 @@ def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "", grad
     x, axis, dims = along(value, None if dim == () else dim, name or op)
     try:
         result = trace.reduce(op, x, axis)
-        steps = [result._node] if result._node is not x._node else []
-        if op in ("max", "min") and axis is None and result._node.inputs[0].op == op:
-            # All elements that equal the extreme share its gradient, whichever row they are in.
-            steps.append(result._node.inputs[0])
-            steps[-1].attrs["part"] = True
-        for step in steps:
-            step.attrs.update({"gradient": gradient} if gradient else {})
+        if op in ("max", "min") and result._node is not x._node:
+            result = result._trace.array(_graded(result._node, x._node, gradient), result._axes)
         return like_rows(result, value, dims, keepdim)
     except ValueError as error:
         refuse(name or op, str(error).splitlines()[0])
+
+
+def _graded(extreme: Node, x: Node, gradient: str) -> Node:
+    """An extreme of `x`, in one step or two, with the way its gradient goes."""
+    inner = extreme.inputs[0]
+    if inner is not x:
+        # All elements that equal the extreme share its gradient, whichever row they are in.
+        inner = replace(inner, gradient=gradient, partial=True)
+    return replace(extreme, inputs=(inner,), gradient=gradient)
 
 
 # Sums ---------------------------------------------------------------------------------------------------------------
