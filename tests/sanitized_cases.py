@@ -77,8 +77,8 @@ def run(cupy: Any, case: Case) -> int:
 
 def run_products(cupy: Any) -> int:
     """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
-    from cupyfuse.cuda.products import Split, SplitProduct
     from cupyfuse.cuda.runtime import on_device
+    from cupyfuse.cuda.split_launch import Split, SplitProduct
     from cupyfuse.ir.graph import halves_shape
 
     runtime, launches = on_device(0), 0

@@ -257,7 +257,7 @@ def test_conditional_plans(device: Engine) -> None:
 
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -> None:
-    from cupyfuse.cuda.products import Split
+    from cupyfuse.cuda.split_launch import Split
     from cupyfuse.ir.graph import halves_shape
 
     runtime = runtime_of(device)

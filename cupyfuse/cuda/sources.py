@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step
-from . import halves
+from . import split
 from .configure import default_config, fitting_vec
 from .emit import emit
 from .kernel import Kernel, inlined
@@ -35,7 +35,7 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
                     library = "cuBLAS gemmEx" if node.op == "matmul" else "a device copy"
                     texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {library}")
                 else:
-                    texts += [finish(k.source) for k in halves.kernels_of(node)]
+                    texts += [finish(k.source) for k in split.kernels_of(node)]
         else:
             texts += [finish(k.source) for k in kernels_of(step, plan.scheduled.storage)]
     return texts

@@ -17,9 +17,9 @@ from ..cuda.emit import emit
 from ..cuda.gemm import Operand
 from ..cuda.kernel import Kernel
 from ..cuda.launch import launcher
-from ..cuda.products import Split, SplitProduct
 from ..cuda.program import COLUMN, FULL, Program
 from ..cuda.runtime import Runtime
+from ..cuda.split_launch import Split, SplitProduct
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, resolve

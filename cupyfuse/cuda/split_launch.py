@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..plan.schedule.products import TILE_ROWS, tile_width
-from .halves import (
+from .launch import launcher
+from .runtime import Runtime
+from .split import (
     GEMM_THREADS,
     REPAIR_THREADS,
     WARPS_A_TILE,
@@ -16,8 +18,6 @@ from .halves import (
     split_columns_kernel,
     split_kernel,
 )
-from .launch import launcher
-from .runtime import Runtime
 
 
 class Split:
