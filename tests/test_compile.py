@@ -69,7 +69,7 @@ def test_the_heads_compile(dtype, architecture):
 
 def test_the_kernels_of_halves_compile():
     """Those that name Hopper's instructions for it alone, the others for every architecture."""
-    kernels = [split.split_kernel(), split.split_columns_kernel(), split.repair_kernel()]
+    kernels = [split.split_rows_kernel(), split.split_columns_kernel(), split.repair_kernel()]
     kernels += map(split.gemm_kernel, TILE_WIDTHS)
     for kernel in kernels:
         for architecture in [f"sm_{kernel.arch}"] if kernel.arch else ARCHITECTURES:
@@ -79,7 +79,7 @@ def test_the_kernels_of_halves_compile():
 def test_what_checks_and_prepares_weights_compiles():
     """The fingerprint, and every kernel that runs only where it has changed."""
     texts = {fingerprint_kernel(count).source for count in (1, 2, 7, MOST_MATRICES)}
-    texts |= {split.split_kernel(True).source, split.split_columns_kernel(True).source}
+    texts |= {split.split_rows_kernel(True).source, split.split_columns_kernel(True).source}
     for shape in SHAPES[:2]:
         plan = list(plans("float32", shape))[-2]
         for step in plan.steps:

@@ -262,8 +262,8 @@ def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -
 
     runtime = runtime_of(device)
     x = device.array(normal(rng, (37, 130)), "contiguous" if by == "rows" else "fortran")
-    split = Split(runtime, 37, 130, (x.strides[0] // 4, x.strides[1] // 4), conditional=True)
-    plainly = Split(runtime, 37, 130, (x.strides[0] // 4, x.strides[1] // 4))
+    split = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4), conditional=True).load(runtime)
+    plainly = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4)).load(runtime)
     memory, other = (device.xp.empty(halves_shape(x.shape), np.float16) for _ in range(2))
     memory[...], other[...] = -7, -7
     flag = device.array(np.zeros(1, np.uint32))

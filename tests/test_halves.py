@@ -44,8 +44,8 @@ def split(device: Engine, matrix: Any) -> Any:
     runtime = runtime_of(device)
     memory = device.xp.empty(halves_shape(matrix.shape), np.float16)
     memory[...] = np.nan
-    step = Split(runtime, *matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4))
-    step(runtime.address(matrix), runtime.address(memory))
+    launch = Split(*matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4)).load(runtime)
+    launch(runtime.address(matrix), runtime.address(memory))
     return memory
 
 
@@ -162,10 +162,10 @@ def product(device: Engine, a: Any, b: Any, operands: Any = None) -> Any:
     result[...] = np.nan
     tiles = [split(device, device.array(m)) for m in (a, b)]
     strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
-    multiply = SplitProduct(runtime, (*result.shape, left.shape[1]), *strides)
+    multiply = SplitProduct((*result.shape, left.shape[1]), *strides, runtime.processors)
     at = runtime.address
-    doubts = runtime.workspace(multiply.doubts)
-    multiply([at(t) for t in tiles], (at(left), at(right)), at(result), doubts.ptr)
+    workspace = runtime.workspace(multiply.workspace)
+    multiply.load(runtime)([at(t) for t in tiles], (at(left), at(right)), at(result), workspace.ptr)
     return device.host(result)
 
 

@@ -1,8 +1,8 @@
-"""Launches of products from fp16 halves: splitting, product, repair."""
+"""Launches of products by the hi/lo split: split the operands, multiply, repair."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan.schedule.products import TILE_ROWS, tile_width
@@ -16,16 +16,15 @@ from .split import (
     inverse_at,
     repair_kernel,
     split_columns_kernel,
-    split_kernel,
+    split_rows_kernel,
 )
 
 
 class Split:
-    """The splitting of a (rows, cols) float32 matrix.
+    """The hi/lo split of a (rows, cols) float32 matrix.
 
     Parameters
     ----------
-    runtime : Runtime
     rows, cols : int
     strides : tuple of int
         In elements, from row to row and from column to column; one of them is 1.
@@ -33,59 +32,87 @@ class Split:
         Write nothing where a flag on the device is 0.
     """
 
-    def __init__(self, runtime: Runtime, rows: int, cols: int, strides: tuple[int, int], conditional: bool = False):
-        by_rows = strides[1] == 1 or cols <= 1
-        kernel = split_kernel(conditional) if by_rows else split_columns_kernel(conditional)
-        blocks = -(-rows // 8) * 8 if by_rows else -(-rows // 32)
-        block = (kernel.config.threads, 1, 1)
-        form = "QqQQqq" + "Q" * conditional
-        self._launch = launcher(runtime.function(kernel), (blocks, 1, 1), block, form, kernel.shared)
-        self._shape, self._stride = (rows, cols), strides[0 if by_rows else 1]
-        self._inverse = inverse_at(rows, cols)
+    def __init__(self, rows: int, cols: int, strides: tuple[int, int], conditional: bool = False):
+        self._by_rows = strides[1] == 1 or cols <= 1
+        self.kernel = (split_rows_kernel if self._by_rows else split_columns_kernel)(conditional)
+        self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
+        self._form = "QqQQqq" + "Q" * conditional
 
-    def __call__(self, matrix: int, halves: int, stream: Any = None, *changed: int) -> None:
-        """Launch, with the addresses of the matrix, of its halves and, if conditional, of the flag."""
-        self._launch((matrix, self._stride, halves, halves + self._inverse, *self._shape, *changed), stream)
+    def load(self, runtime: Runtime) -> Callable[..., None]:
+        """Load the kernel.
+
+        Returns
+        -------
+        callable
+            `launch(matrix, tiles, stream, *flag)`, given the addresses of the matrix, of the memory for its split tiles
+            and, if conditional, of the flag.
+        """
+        kernel, rows, stride = self.kernel, self._shape[0], self._stride
+        blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32)
+        run = launcher(
+            runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), self._form, kernel.shared
+        )
+        inverse = inverse_at(*self._shape)
+
+        def launch(matrix: int, tiles: int, stream: Any = None, *flag: int) -> None:
+            run((matrix, stride, tiles, tiles + inverse, *self._shape, *flag), stream)
+
+        return launch
 
 
 class SplitProduct:
-    """C = A B' of float32 matrices from their halves.
+    """C = A B' of float32 matrices that are split.
 
     Parameters
     ----------
-    runtime : Runtime
     shape : tuple of int
         Rows of A, rows of B, columns of both.
     left, right : tuple of int
         Strides of A and of B in elements, from row to row and from column to column.
+    processors : int
+        Multiprocessors of the GPU.
 
     Attributes
     ----------
-    doubts : int
-        Bytes of memory that a call needs for its own use.
+    kernels : tuple of Kernel
+    workspace : int
+        Bytes of device memory for the flagged elements of each tile.
     """
 
-    def __init__(self, runtime: Runtime, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int]):
-        m, n, k = shape
-        width = tile_width(m, n, runtime.processors)
-        multiply, repair = gemm_kernel(width), repair_kernel()
-        tiles = -(-m // TILE_ROWS) * -(-n // width)
-        self._width = width
-        self.doubts = tiles * WARPS_A_TILE * 4
-        grid, block = (min(tiles, runtime.processors), 1, 1), (GEMM_THREADS, 1, 1)
-        self._multiply = launcher(runtime.function(multiply), grid, block, "QQQqqQQQq", multiply.shared)
-        grid, block = (runtime.processors, 1, 1), (REPAIR_THREADS, 1, 1)
-        self._repair = launcher(runtime.function(repair), grid, block, "QqqQqQqqQqQqQq", repair.shared)
-        self._shape, self._left, self._right = shape, left, right
-        self._inverses = inverse_at(m, k), inverse_at(n, k)
+    def __init__(self, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], processors: int):
+        m, n, _ = shape
+        self._width = tile_width(m, n, processors)
+        self._tiles = -(-m // TILE_ROWS) * -(-n // self._width)
+        self.kernels = gemm_kernel(self._width), repair_kernel()
+        self.workspace = self._tiles * WARPS_A_TILE * 4
+        self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
-    def __call__(
-        self, halves: Sequence[int], operands: Sequence[int], target: int, doubts: int, stream: Any = None
-    ) -> None:
-        """Launch, with the addresses of the halves of A and of B, of A and B themselves, of C, of `doubts` bytes."""
-        m, n, k = self._shape
-        (a, b), (left, right) = halves, operands
-        inverse_a, inverse_b = a + self._inverses[0], b + self._inverses[1]
-        self._multiply((a, b, target, m, n, inverse_a, inverse_b, doubts, k), stream)
-        repaired = (left, *self._left, inverse_a, m, right, *self._right, inverse_b, n, target, k, doubts, self._width)
-        self._repair(repaired, stream)
+    def load(self, runtime: Runtime) -> Callable[..., None]:
+        """Load the kernels.
+
+        Returns
+        -------
+        callable
+            `launch(tiles, operands, target, workspace, stream)`, given the addresses of the split tiles of A and B, of
+            A and B themselves, of C and of the workspace.
+        """
+        (m, n, k), left, right, width = self._shape, self._left, self._right, self._width
+        gemm, repair = self.kernels
+        grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
+        run_gemm = launcher(runtime.function(gemm), grid, block, "QQQqqQQQq", gemm.shared)
+        grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
+        run_repair = launcher(runtime.function(repair), grid, block, "QqqQqQqqQqQqQq", repair.shared)
+        offset_a, offset_b = inverse_at(m, k), inverse_at(n, k)
+
+        def launch(
+            tiles: Sequence[int], operands: Sequence[int], target: int, workspace: int, stream: Any = None
+        ) -> None:
+            (a, b), (x, y) = tiles, operands
+            inverse_a, inverse_b = a + offset_a, b + offset_b
+            run_gemm((a, b, target, m, n, inverse_a, inverse_b, workspace, k), stream)
+            run_repair(
+                (x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, width),
+                stream,
+            )
+
+        return launch
