@@ -1,8 +1,8 @@
 """Kernels of float32 products by the hi/lo split, on Hopper's fp16 tensor cores.
 
 `split_rows.cu` splits an operand and `split_columns.cu` a transposed one, `split_gemm.cu` multiplies, and
-`split_repair.cu` recomputes what fp16 cannot hold. Here is what depends on the shape: the width of the tiles, and with it
-the text of one instruction.
+`split_repair.cu` recomputes what fp16 cannot hold. Here is what depends on the shape: the width of the tiles, and the
+text of one instruction.
 """
 
 from __future__ import annotations

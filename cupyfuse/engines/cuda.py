@@ -112,7 +112,7 @@ class CudaExecutable:
         return copies
 
     def _in_place(self, node: Node, source: Node) -> bool:
-        """Whether a step may write `node` over `source`: it reads each element where it writes, and no later step reads."""
+        """Whether a step may write `node` over `source`: no other element and no later step needs the old value."""
         written = False
         for step in self.plan.steps:
             reads = [n for n in (*step.inputs, *step.rare) if resolve(n) is source]
