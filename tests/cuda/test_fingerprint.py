@@ -257,13 +257,13 @@ def test_conditional_plans(device: Engine) -> None:
 
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -> None:
-    from cupyfuse.cuda.products import Split
+    from cupyfuse.cuda.split_launch import Split
     from cupyfuse.ir.graph import split_shape
 
     runtime = runtime_of(device)
     x = device.array(normal(rng, (37, 130)), "contiguous" if by == "rows" else "fortran")
-    split = Split(runtime, 37, 130, (x.strides[0] // 4, x.strides[1] // 4), conditional=True)
-    plainly = Split(runtime, 37, 130, (x.strides[0] // 4, x.strides[1] // 4))
+    split = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4), conditional=True).load(runtime)
+    plainly = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4)).load(runtime)
     memory, other = (device.xp.empty(split_shape(x.shape), np.float16) for _ in range(2))
     memory[...], other[...] = -7, -7
     flag = device.array(np.zeros(1, np.uint32))
