@@ -14,7 +14,7 @@ from torch_rules import call_of, draw
 
 from cupyfuse.torch.rules import RULES
 from cupyfuse.torch.rules.random import _FUNCTIONAL, draws
-from cupyfuse.torch.rules.spelling import SPELLINGS
+from cupyfuse.torch.rules.overloads import SPELLINGS
 
 F = torch.nn.functional
 T = torch.Tensor

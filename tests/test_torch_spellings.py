@@ -14,7 +14,7 @@ from torch_rules import Operand, agree, call_of, canonical, check, draw, execute
 
 from cupyfuse.errors import TraceError
 from cupyfuse.torch.rules import RULES, Found, Refused, inplace_result
-from cupyfuse.torch.rules.spelling import SPELLINGS
+from cupyfuse.torch.rules.overloads import SPELLINGS
 
 F = torch.nn.functional
 T = torch.Tensor

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..rules import draws
 from ..rules.symbols import Ref, Size, references
 from .inplace import SYMBOLIC, writes
-from .record import Operation, Record, storage_of
+from .captured import Operation, Record, storage_of
 
 NO_TENSOR = "it returns no tensor"
 # Functions that update running statistics where a flag says so, and their parameters: Python's, and built-in ones.

@@ -18,8 +18,8 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..rules import draws
-from ..rules.spelling import SPELLINGS
-from .record import storage_of
+from ..rules.overloads import SPELLINGS
+from .captured import storage_of
 
 F = torch.nn.functional
 _IN_PLACE = {

@@ -26,7 +26,7 @@ from ..rules.symbols import hints
 from .importer import Imported
 from .inplace import in_place_again
 from .partition import Fused, Partition
-from .record import storage_of
+from .captured import storage_of
 
 Add = Callable[..., Node]
 

@@ -21,8 +21,8 @@ from ..chains.runtime import dtype_name
 from ..explain import VIEW
 from ..rules.symbols import Ref, Size, hints, references, symbolic
 from ..rules.values import Value
-from .meanings import Meanings
-from .record import Operation, Record
+from .semantics import Meanings
+from .captured import Operation, Record
 
 
 @dataclass

@@ -18,7 +18,7 @@ from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
 from .random import draws
-from .spelling import find, inplace_result
+from .overloads import find, inplace_result
 from .table import RULES, Found, Refused, Rule
 
 __all__ = ["RULES", "Found", "Refused", "Rule", "draws", "find", "inplace_result"]

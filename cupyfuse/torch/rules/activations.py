@@ -9,8 +9,8 @@ import torch
 
 from ... import trace
 from ...ir import graph as g
-from .meaning import along, cast_to, floats, pointwise, sloped
-from .spelling import Call, spell
+from .promotion import along, cast_to, floats, pointwise, sloped
+from .overloads import Call, spell
 from .table import Refused, rule
 from .values import Value, reduced_shape, refuse
 

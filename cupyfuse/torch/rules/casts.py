@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...dtypes import is_float
-from .meaning import as_mask
-from .spelling import Call, is_tensor, spell, two
+from .promotion import as_mask
+from .overloads import Call, is_tensor, spell, two
 from .table import Refused, rule
 from .values import Value, refuse
 

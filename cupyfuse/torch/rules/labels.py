@@ -17,9 +17,9 @@ from ...dtypes import is_float
 from ...ir import graph as g
 from .activations import log_normalizer, log_softmax
 from .linear import linear
-from .meaning import constant, floats, pointwise
+from .promotion import constant, floats, pointwise
 from .reductions import reduced
-from .spelling import spell
+from .overloads import spell
 from .table import Refused, rule
 from .values import Value, positions, refuse
 

@@ -11,8 +11,8 @@ import torch
 from ... import trace
 from ...ir import graph as g
 from ...trace import Axes, Tracer, matrix_node
-from .meaning import floats, pointwise
-from .spelling import spell, spell_refused, two
+from .promotion import floats, pointwise
+from .overloads import spell, spell_refused, two
 from .table import Refused, rule
 from .values import Value, broadcast_shapes, refuse
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .meaning import as_mask, pointwise
-from .spelling import spell, swapped, two
+from .promotion import as_mask, pointwise
+from .overloads import spell, swapped, two
 from .table import Operand, rule
 from .values import Value, refuse
 

@@ -11,9 +11,9 @@ import torch
 
 from ...dtypes import is_float
 from .labels import loss, reduced_loss
-from .meaning import constant, floats, pointwise, promoted, sloped
+from .promotion import constant, floats, pointwise, promoted, sloped
 from .reductions import reduced, vector_norm
-from .spelling import spell
+from .overloads import spell
 from .table import rule
 from .values import Value, refuse
 

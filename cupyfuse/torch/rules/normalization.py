@@ -10,9 +10,9 @@ import torch
 from ... import trace
 from ...dtypes import compute, is_float
 from ...trace import ScalarArgument
-from .meaning import floats, pointwise
+from .promotion import floats, pointwise
 from .reductions import vector_norm
-from .spelling import Call, spell
+from .overloads import Call, spell
 from .table import Refused, rule
 from .values import Value, lengthwise, refuse
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...dtypes import is_float
-from .meaning import pointwise, promoted, sloped
-from .spelling import spell, spell_refused, swapped
+from .promotion import pointwise, promoted, sloped
+from .overloads import spell, spell_refused, swapped
 from .table import Operand, Refused, rule
 from .values import Value, refuse
 

@@ -13,8 +13,8 @@ from ...dtypes import is_float
 from ...ir import graph as g
 from ...ir.adjoints import product_of_others
 from ...trace import Tracer
-from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction
-from .spelling import Call, is_tensor, spell, spell_refused
+from .promotion import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction
+from .overloads import Call, is_tensor, spell, spell_refused
 from .table import Refused, rule
 from .values import Value, refuse
 

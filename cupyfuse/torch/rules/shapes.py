@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .meaning import constant
-from .spelling import is_tensor, spell, spell_refused, two
+from .promotion import constant
+from .overloads import is_tensor, spell, spell_refused, two
 from .table import Refused, rule
 from .values import Shape, Value, expanded, permuted, positions, refuse
 

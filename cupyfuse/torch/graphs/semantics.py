@@ -8,7 +8,7 @@ from .. import rules
 from ..chains.chain import Call
 from ..rules.symbols import Ref, references
 from .importer import KEEPS_STATISTICS
-from .record import Operation, Record, storage_of
+from .captured import Operation, Record, storage_of
 
 
 @dataclass
