@@ -45,7 +45,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "var_mean of a test"
     rule = table.Rule(name, inspect.signature(var_mean), torch.var_mean, var_mean, several=True)
     monkeypatch.setitem(rules.RULES, name, rule)
-    monkeypatch.setitem(overloads.SPELLINGS, torch.var_mean, overloads.Spelling(name, lambda x, dim: (x, dim)))
+    monkeypatch.setitem(overloads.OVERLOADS, torch.var_mean, overloads.Overload(name, lambda x, dim: (x, dim)))
 
 
 SEVERAL: dict[str, Any] = {
