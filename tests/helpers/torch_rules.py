@@ -16,7 +16,7 @@ from cupyfuse.errors import TraceError
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
-from cupyfuse.torch.chains.differentiate import _as_node as as_node
+from cupyfuse.torch.chains.backward import _as_node as as_node
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace

@@ -17,10 +17,10 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import TraceError
-from ..chains import library
+from ..chains import custom_op
 from ..chains.chain import sizes as shape_of
-from ..chains.prepared import Budget
-from ..chains.running import Options, Runner
+from ..chains.prepacked import Budget
+from ..chains.runner import Options, Runner
 from ..chains.runtime import dtype_name
 from ..rules.symbols import hints
 from .captured import storage_of
@@ -53,7 +53,7 @@ class Lowering(Protocol):
             `add(target, arguments, example)` adds a node behind the last one.
         fused : FusedChain
         nodes, tensors : the chain's inputs, as nodes and as fake tensors
-        saved : what a backward pass wants saved, see `library.saves`; "[]" without gradients
+        saved : what a backward pass wants saved, see `custom_op.saves`; "[]" without gradients
         """
 
 
@@ -105,8 +105,8 @@ class AsOperator:
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
         with mode or nullcontext():
-            results = library.fake(list(tensors), sizes, text, saved)
-        options = library.options_text(self.options)
+            results = custom_op.fake(list(tensors), sizes, text, saved)
+        options = custom_op.options_text(self.options)
         target = torch.ops.cupyfuse.chain.default
         call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)
         outputs = [add(operator.getitem, (call, k), results[k]) for k in range(len(fused.outputs))]
@@ -206,10 +206,10 @@ class _Lowerer:
             return "[]"
         chain = fused.chain.with_sizes(hints(fused.sizes))
         try:
-            saved = library.saves(chain, tensors, needs)
+            saved = custom_op.saves(chain, tensors, needs)
         except TraceError:
             return None
-        later = library.read_later(chain.to_json(), saved, tensors, needs)
+        later = custom_op.read_later(chain.to_json(), saved, tensors, needs)
         return None if changed & {storage_of(tensors[k]) for k in later} else saved
 
 
