@@ -26,7 +26,7 @@ def page() -> str:
     sections = (
         "# Supported functions and operations",
         "Generated from the tables in `cupyfuse/` by `python docs/scripts/supported.py`; a test compares them.",
-        "## NumPy\nThese trace in fused functions, as do Python's operators, array methods of the same names, and those "
+        "## NumPy\nThese trace in fused functions, as do Python's operators, array methods of those names, and those "
         "of CuPy that share a name.",
         f"**Functions**: {_listed(numpy_functions())}.",
         f"**Ufuncs**: {_listed(numpy_ufuncs())}.",
