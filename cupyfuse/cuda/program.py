@@ -195,7 +195,7 @@ sizeof static struct switch template this throw true try typedef typename union 
 while i64 u32 u64 f16 bf16 row col rows cols partial shares changed e j k r o p t tile totals team begin load element
 store finish commit peek add stages reduces slot mask upper members settle merge exchange lead widen narrow infinity
 nan_max nan_min divide_by reciprocal_of exp_in_sum plus_log quick_divide quick_exp
-load_pack store_pack load_columns largest_of guarded shared_finish
+load_pack store_pack load_columns largest_of has_exact shared_finish
 exact_element again fine total repair
 """
 _CALLED = {name for operator in POINTWISE.values() for name in re.findall(r"([a-z_0-9]+)\(", operator.cuda)}

@@ -11,11 +11,11 @@ from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
     drop_no_ops,
+    drop_redundant_guards,
     drop_slopes,
     push_transposes,
     share_common_subexpressions,
 )
-from .guards import drop_needless_guards
 from .notes import Note
 from .order import simplify
 from .pools import pool_weights
@@ -31,7 +31,7 @@ __all__ = [
     "collapse_sum",
     "convert_matmul_operands",
     "drop_no_ops",
-    "drop_needless_guards",
+    "drop_redundant_guards",
     "drop_repeats",
     "drop_slopes",
     "fold_affine",

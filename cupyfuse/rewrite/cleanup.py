@@ -80,3 +80,13 @@ def convert_matmul_operands(node: Node) -> Node:
         return g.cast(operand, node.dtype)
 
     return g.with_inputs(node, [converted(i) for i in node.inputs])
+
+
+def drop_redundant_guards(graph: Graph) -> Graph:
+    """guard(fast, exact) = exact, where something else computes `exact` anyway. Exact."""
+    live = set(g.topological(graph.roots, g.eager_inputs))
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        redundant = node.op == "guard" and node.inputs[1] in live
+        done[node] = done[node.inputs[1]] if redundant else g.with_inputs(node, [done[i] for i in node.inputs])
+    return graph.replace(done)

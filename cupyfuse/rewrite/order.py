@@ -11,11 +11,11 @@ from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
     drop_no_ops,
+    drop_redundant_guards,
     drop_slopes,
     push_transposes,
     share_common_subexpressions,
 )
-from .guards import drop_needless_guards
 from .notes import Note
 from .pools import pool_products
 from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
@@ -56,4 +56,4 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     graph = collapse_sums(graph, notes)
     graph = push_transposes(_apply_to_all(graph, reduction_over_one))
     graph = fold_chains(share_common_subexpressions(graph), notes)
-    return drop_needless_guards(share_common_subexpressions(graph)), notes
+    return drop_redundant_guards(share_common_subexpressions(graph)), notes
