@@ -20,7 +20,7 @@ from .notes import Note
 from .order import simplify
 from .pools import pool_weights
 from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
-from .repeats import drop_repeats, turn_products
+from .repeats import drop_repeats, transpose_products
 from .sums import collapse_sum
 
 __all__ = [
@@ -42,5 +42,5 @@ __all__ = [
     "recognize_expsum",
     "reduction_over_one",
     "share_common_subexpressions",
-    "turn_products",
+    "transpose_products",
 ]

@@ -45,24 +45,23 @@ def push_transposes(graph: Graph) -> Graph:
 
     Arguments can be read either way at no cost, computed values would have to be stored first.
     """
-    turned: dict[Node, Node] = {}
+    done: dict[Node, Node] = {}  # the transposes of values
 
-    def turns(node: Node) -> bool:
-        by_rows = node.op == "guard" and node.inputs[1].reduction
-        return node.pointwise and 1 in node.shape and node.shape != (1, 1) and not by_rows
+    def pointwise_vector(node: Node) -> bool:
+        row_wise = node.op == "guard" and node.inputs[1].reduction
+        return node.pointwise and 1 in node.shape and node.shape != (1, 1) and not row_wise
 
     def rule(node: Node) -> Node:
-        if node.op != "transpose" or not turns(node.inputs[0]):
+        if node.op != "transpose" or not pointwise_vector(node.inputs[0]):
             return node
-        for inner in g.topological(node.inputs, lambda n: n.inputs if turns(n) and n not in turned else ()):
-            if inner in turned:
+        for inner in g.topological(node.inputs, lambda n: n.inputs if pointwise_vector(n) and n not in done else ()):
+            if inner in done:
                 continue
-            if turns(inner):
-                inputs = tuple(turned[i] for i in inner.inputs)
-                turned[inner] = g.with_inputs(inner, inputs, (inner.shape[1], inner.shape[0]))
+            if pointwise_vector(inner):
+                done[inner] = g.with_inputs(inner, [done[i] for i in inner.inputs], (inner.shape[1], inner.shape[0]))
             else:
-                turned[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
-        return turned[node.inputs[0]]
+                done[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
+        return done[node.inputs[0]]
 
     return g.rewrite(graph, rule)
 

@@ -19,7 +19,7 @@ from .cleanup import (
 from .notes import Note
 from .pools import pool_products
 from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
-from .repeats import drop_repeats, turn_products
+from .repeats import drop_repeats, transpose_products
 from .sums import collapse_sums
 
 
@@ -39,7 +39,7 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     notes: list[Note] = []
     for rule in (drop_slopes, drop_no_ops, cancel_transposes, convert_matmul_operands):
         graph = _apply_to_all(graph, rule)
-    graph = turn_products(drop_repeats(share_common_subexpressions(graph), notes))
+    graph = transpose_products(drop_repeats(share_common_subexpressions(graph), notes))
     graph = pool_products(share_common_subexpressions(graph), notes)
     graph = _apply_to_all(graph, reduction_over_one, counts)
     for node in counts.get("reduction_over_one", []):

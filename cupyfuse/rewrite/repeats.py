@@ -110,31 +110,31 @@ def _product(node: Node, copies: _Copies) -> Node:
 
 
 def _total(matrix: Node, axis: int, weights: Node | None = None) -> Node:
-    """The sums along an axis of a matrix, of each row or column times its weight; of a turned one as it lies."""
+    """The sums along an axis of a matrix, of each row or column times its weight; a transpose is not materialised."""
     if matrix.op == "transpose":
         return g.transpose(_total(matrix.inputs[0], 1 - axis, None if weights is None else g.transpose(weights)))
     return g.reduce("sum", matrix if weights is None else g.pointwise("multiply", matrix, weights), axis)
 
 
-def turn_products(graph: Graph) -> Graph:
-    """The transpose of a product is the product of the transposes: (A B)^T = B^T A^T. Exact.
+def transpose_products(graph: Graph) -> Graph:
+    """(A B)^T = B^T A^T, where every reader takes the transpose. Exact.
 
-    Where nothing reads the product as it is: it comes to lie in memory as its readers need it, which saves a copy. What
-    is a right operand next stays turned, since its sums run along the rows of the product as it lies.
+    Saves the copy that a transposed reader would need. The right operand of another product stays transposed, since the
+    sums of that product run along rows of A B.
     """
     users = g.users(graph.roots)
     roots = set(graph.roots)
 
-    def turned(reader: Node) -> bool:
+    def transposes(reader: Node) -> bool:
         return reader.op == "transpose" and not any(u.op == "matmul" and u.inputs[1] is reader for u in users[reader])
 
-    def turns(node: Node) -> bool:
-        return node.op == "matmul" and node not in roots and all(map(turned, users.get(node, [node])))
+    def always_transposed(node: Node) -> bool:
+        return node.op == "matmul" and node not in roots and all(map(transposes, users.get(node, [node])))
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         inputs = [done[i] for i in node.inputs]
-        if node.op == "transpose" and turns(node.inputs[0]):
+        if node.op == "transpose" and always_transposed(node.inputs[0]):
             a, b = (done[i] for i in node.inputs[0].inputs)
             done[node] = g.with_inputs(node.inputs[0], (g.transpose(b), g.transpose(a)), node.shape)
         else:

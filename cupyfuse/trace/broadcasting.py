@@ -26,7 +26,7 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
     if sum(n != 1 for n in result) > 2:
         fail(operation, f"its result has shape {result}; at most two dimensions may differ from 1")
     assigned: list[int | None] = [None] * rank
-    # Matrices keep their orientation before vectors, computed values before arguments, which can turn at no cost.
+    # Matrices keep their orientation before vectors, computed values before arguments, whose transpose is free.
     order = sorted(
         range(len(operands)),
         key=lambda i: (-sum(n != 1 for n in shapes[i]), g.is_leaf(operands[i]._node)),
@@ -136,8 +136,5 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
 def matrix_node(x: Tracer) -> g.Node:
     """The node of a rank-2 tracer with its first axis as rows."""
     labels = labels_of(x, 2)
-    turned = any(p != a for p, a in labels.items())
-    node = x._node
-    if turned or (not labels and node.shape != x.shape):
-        node = g.transpose(node)
-    return node
+    transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
+    return g.transpose(x._node) if transposed else x._node
