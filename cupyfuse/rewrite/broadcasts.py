@@ -1,4 +1,4 @@
-"""Values that repeat along an axis: what is done to one of the copies is done to all."""
+"""Broadcasts moved towards the results, and transposes of products."""
 
 from __future__ import annotations
 
@@ -7,112 +7,108 @@ from ..ir.graph import Graph, Node
 from .notes import Note
 
 
-def drop_repeats(graph: Graph, notes: list[Note] | None = None) -> Graph:
-    """What is computed of a value that repeats along an axis is computed of one copy.
+def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
+    """Compute before broadcasting: f(broadcast(x)) = broadcast(f(x)).
 
-    A function of such values, element by element, repeats as they do, and so does the transpose. A value that meets a
-    longer one need not be repeated first. The largest and the smallest of n copies are the copy. All that is exact.
+    Exact for pointwise functions and transposes, and for max and min along the broadcast axis. To rounding for sums,
+    n x, and for products with x broadcast to equal columns, A x. With c broadcast along the summed axis, c B = c sum(B)
+    holds to rounding for finite values; an infinite c may give infinity for NaN.
 
-    The sum of n copies is n times the copy; with x repeated over its columns A x repeats over its columns, a weighted
-    sum of A's columns: the same terms, which agree to rounding. With c repeated along the sums of a product, each of
-    its elements is c times a sum: c B = c sum(B). That agrees to rounding for finite values; where c is infinite, an
-    infinity can come out instead of NaN.
-
-    Saves the copies, and every matrix product with an operand that repeats: 2 R K C floating-point operations.
+    Saves the copies, and matrix products with a broadcast operand: 2 R K C floating-point operations.
     """
-    copies = _Copies()
+    compact = _Compact()
 
     def rule(node: Node) -> Node:
-        result = _of_one_copy(node, copies)
+        result = _before_broadcast(node, compact)
         if node.op == "matmul" and result is not node and notes is not None:
             (rows, inner), cols = node.inputs[0].shape, node.shape[1]
             what = f"({rows} x {inner}) @ ({inner} x {cols})"
             notes.append(Note(_NOTE, what, f"{g.flops(node) - 2 * max(i.size for i in node.inputs):.3g} FLOPs"))
         for axis in (0, 1):
-            copies.one(result, axis)
+            compact.along(result, axis)
         return result
 
     graph = g.rewrite(graph, rule)
-    return graph.replace({n: g.broadcast(copies.shortest(n), n.shape) for n in graph.roots})
+    return graph.replace({n: g.broadcast(compact.along_both(n), n.shape) for n in graph.roots})
 
 
 _NOTE = "a product with a value that repeats is a weighted sum (infinite values may give inf for NaN)"
 
 
-class _Copies:
-    """For each value one of its copies along an axis: the same value, of length one there."""
+class _Compact:
+    """Values without their broadcasts: of length one along axes on which they are constant."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Node, int], Node | None] = {}
 
-    def one(self, node: Node, axis: int) -> Node | None:
-        """The value with length one along an axis along which it repeats, or None."""
+    def along(self, node: Node, axis: int) -> Node | None:
+        """The value with length one along an axis, or None where it is not constant along it."""
         if node.shape[axis] == 1:
             return node
         key = node, axis
         if key not in self._found:
-            self._found[key] = self._one(node, axis)
+            self._found[key] = self._along(node, axis)
         return self._found[key]
 
-    def _one(self, node: Node, axis: int) -> Node | None:
+    def _along(self, node: Node, axis: int) -> Node | None:
         if node.op == "transpose":
-            inner = self.one(node.inputs[0], 1 - axis)
+            inner = self.along(node.inputs[0], 1 - axis)
             return None if inner is None else g.transpose(inner)
         if not node.pointwise or node.op == "guard" or not node.inputs:
             return None
         shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
-        inputs = [i for k in node.inputs if (i := self.one(k, axis)) is not None]
+        inputs = [i for k in node.inputs if (i := self.along(k, axis)) is not None]
         if len(inputs) < len(node.inputs):
             return None
         if node.op in g.PASS_THROUGH and (inputs[0].shape, inputs[0].dtype) == (shape, node.dtype):
             return inputs[0]
         return g.with_inputs(node, inputs, shape)
 
-    def shortest(self, node: Node) -> Node:
-        """One of its copies along both axes, as far as it repeats."""
+    def along_both(self, node: Node) -> Node:
+        """The value with length one along each axis on which it is constant."""
         for axis in (0, 1):
-            node = self.one(node, axis) or node
+            node = self.along(node, axis) or node
         return node
 
 
-def _of_one_copy(node: Node, copies: _Copies) -> Node:
+def _before_broadcast(node: Node, compact: _Compact) -> Node:
     if node.op == "matmul":
-        return _product(node, copies)
+        return _product(node, compact)
     if node.reduction and node.op in ("sum", "max", "min") and node.inputs[0].shape[node.axis] > 1:
-        one = copies.one(node.inputs[0], node.axis)
+        one = compact.along(node.inputs[0], node.axis)
         if one is None:
             return node
         n = node.inputs[0].shape[node.axis]
         return g.pointwise("multiply", one, g.count(n, node.axis)) if node.op == "sum" else one
     if node.pointwise and node.op not in (*g.PASS_THROUGH, "guard"):
-        short = [copies.shortest(i) for i in node.inputs]
+        short = [compact.along_both(i) for i in node.inputs]
         if any(a is not b for a, b in zip(short, node.inputs, strict=True)):
             shape = g.broadcast_shapes(*(i.shape for i in short))
             return g.broadcast(g.with_inputs(node, short, shape), node.shape)
     return node
 
 
-def _product(node: Node, copies: _Copies) -> Node:
-    """A matrix product with an operand that repeats, as a weighted sum."""
+def _product(node: Node, compact: _Compact) -> Node:
+    """Compute a matrix product with a broadcast operand as a weighted sum."""
     a, b = node.inputs
     depth = a.shape[1]
     if 1 in (depth, *node.shape) or 0 in (depth, *node.shape):
         return node
-    for operand, factor, axis in ((b, copies.one(a, 1), 0), (a, copies.one(b, 0), 1)):
+    for operand, factor, axis in ((b, compact.along(a, 1), 0), (a, compact.along(b, 0), 1)):
         if factor is not None:
-            return g.broadcast(g.pointwise("multiply", factor, _total(operand, axis)), node.shape)
-    column, row = copies.one(b, 1), copies.one(a, 0)
+            return g.broadcast(g.pointwise("multiply", factor, _weighted_sum(operand, axis)), node.shape)
+    column, row = compact.along(b, 1), compact.along(a, 0)
     if column is not None:
-        return g.broadcast(_total(a, 1, g.transpose(column)), node.shape)
+        return g.broadcast(_weighted_sum(a, 1, g.transpose(column)), node.shape)
     if row is not None:
-        return g.broadcast(_total(b, 0, g.transpose(row)), node.shape)
+        return g.broadcast(_weighted_sum(b, 0, g.transpose(row)), node.shape)
     return node
 
 
-def _total(matrix: Node, axis: int, weights: Node | None = None) -> Node:
-    """The sums along an axis of a matrix, of each row or column times its weight; a transpose is not materialised."""
+def _weighted_sum(matrix: Node, axis: int, weights: Node | None = None) -> Node:
+    """Weighted sums of a matrix along an axis, without materialising a transpose."""
     if matrix.op == "transpose":
-        return g.transpose(_total(matrix.inputs[0], 1 - axis, None if weights is None else g.transpose(weights)))
+        return g.transpose(_weighted_sum(matrix.inputs[0], 1 - axis, None if weights is None else g.transpose(weights)))
     return g.reduce("sum", matrix if weights is None else g.pointwise("multiply", matrix, weights), axis)
 
 
