@@ -39,7 +39,7 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     return graph.replace(done)
 
 
-# What several products may need of one operand, by what is done to it: turned, split, rounded.
+# What several products may need of one operand, by what is done to it: transposed, split, rounded.
 _Shared = dict[tuple[str, Node], Node]
 
 
@@ -67,7 +67,7 @@ def _to_be_rounded(node: Node, settings: Settings) -> bool:
 def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
     """The operands of a product, both with the sums along their rows."""
     right = node.inputs[1]
-    return node.inputs[0], shared.setdefault(("turned", right), g.transpose(right))
+    return node.inputs[0], shared.setdefault(("transposed", right), g.transpose(right))
 
 
 def _rounded(node: Node, shared: _Shared) -> Node:

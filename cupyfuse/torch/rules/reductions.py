@@ -12,7 +12,7 @@ import torch
 from ... import trace
 from ...dtypes import is_float
 from ...ir import graph as g
-from ...ir.adjoints import product_of_others
+from ...ir.adjoints import exclusive_product
 from ...ir.graph import Node
 from ...trace import Tracer
 from .overloads import Call, is_tensor, leave_unfused, overload
@@ -90,7 +90,7 @@ def _product_of_all(value: Value, result: Value) -> Value:
     zeros = g.pointwise("where", g.pointwise("equal", node, zero), g.cast(g.const(1.0), node.dtype), zero)
     for each in axes:
         zeros = g.reduce("sum", zeros, each)
-    others = g.pointwise("add", product_of_others(node, tracer._node, axes), zero)  # a factor, not a choice
+    others = g.pointwise("add", exclusive_product(node, tracer._node, axes), zero)  # a factor, not a choice
     slope = g.pointwise("where", g.pointwise("greater", zeros, g.const(1.0)), zero, others)
     return Value(sloped_reduction(tracer, x, x._trace.array(slope, x._axes)), result.shape)
 

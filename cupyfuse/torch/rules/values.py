@@ -15,7 +15,7 @@ from typing import NoReturn
 from ...errors import TraceError
 from ...ir import graph as g
 from ...trace import Trace, Tracer
-from ...trace.broadcasting import repeated
+from ...trace.broadcasting import expand
 
 Shape = tuple[int, ...]
 Fold = tuple[int, int]
@@ -202,13 +202,13 @@ def _fold_within(shape: Shape, result: Shape, k: int) -> Fold | None:
 
 
 def expanded(value: Value, shape: Shape, operation: str = "expand") -> Value:
-    """The value repeated to a larger shape."""
+    """The value expand to a larger shape."""
     if value.shape == shape:
         return value
     if broadcast_shapes([value.shape, shape], operation) != shape:
         refuse(operation, f"a value of shape {value.shape} does not expand to {shape}")
     (tracer,), _, fold = aligned([value], operation, shape)
-    return Value(repeated(tracer, fold), shape)
+    return Value(expand(tracer, fold), shape)
 
 
 # Axes ---------------------------------------------------------------------------------------------------------------
