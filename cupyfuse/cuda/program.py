@@ -98,7 +98,7 @@ class Program:
 
     def place(self, node: Node) -> str:
         rows, cols = self.domain
-        if rows == 1 < cols and node.attrs.get("ndim") == 1 and node.shape == (1, cols) and not self.by_columns:
+        if rows == 1 < cols and node.ndim == 1 and node.shape == (1, cols) and not self.by_columns:
             # A vector is per-column for a single row too, so that a row's bits do not depend on the number of rows.
             return COLUMN
         if node.shape == (rows, cols):
@@ -127,7 +127,7 @@ class Program:
     def _named_numbers(self) -> list[Node]:
         """Number arguments of the function: parameters, so that another value needs no other kernel."""
         everything = g.topological(self.step.nodes, lambda n: () if n in self.loaded else n.inputs)
-        return [n for n in everything if n.op == "const" and "name" in n.attrs]
+        return [n for n in everything if n.op == "const" and n.name]
 
     def _stage_of(self, node: Node) -> int:
         """The stage in which a value can be computed: per element, or after its reductions; -1 before the first."""
@@ -188,7 +188,7 @@ class Program:
 
 def _input_name(node: Node, base: Node) -> str:
     """A parameter's name: after the user's argument, with a prefix that no other emitted name has."""
-    name = str(node.attrs.get("name") or base.attrs.get("name") or base.op)
+    name = node.name or base.name or base.op
     suffix = "" if base is node else "_T" if node.op == "transpose" else "_view"
     return "in_" + re.sub(r"\W", "_", name, flags=re.ASCII) + suffix
 

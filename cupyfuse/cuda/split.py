@@ -85,8 +85,8 @@ def repair_kernel() -> Kernel:
 
 def kernels_of(node: Node) -> list[Kernel]:
     """The kernels that compute a split or a split product, with tiles chosen for the default GPU."""
-    if node.op == "halves":
-        return [split_columns_kernel() if node.attrs.get("by_columns") else split_rows_kernel()]
+    if node.op == "split":
+        return [split_columns_kernel() if node.by_columns else split_rows_kernel()]
     return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
 
 

@@ -136,7 +136,7 @@ class CudaExecutable:
     # Launches
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
-            kinds = {"matmul": self._gemm, "halves": self._split, "split_matmul": self._split_product}
+            kinds = {"matmul": self._gemm, "split": self._split, "split_matmul": self._split_product}
             return [kinds[node.op](node) for node in step.nodes]
         if step.kind == "Copy":
             return [self._copy(step)]

@@ -93,7 +93,7 @@ class KernelLaunch:
 
     def _add_member(self, parameter: Parameter, place: Place | None) -> None:
         if place is None:
-            self.members.append(float(parameter.node.attrs["value"]))
+            self.members.append(float(parameter.node.value))
             self.format += "d"
             return
         self.pointers.append((len(self.members), place.slot))
