@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..rules import draws
-from ..rules.overloads import OVERLOADS
+from ..rules.table import OVERLOADS
 from .captured import storage_of
 
 F = torch.nn.functional

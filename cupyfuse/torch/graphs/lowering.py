@@ -22,7 +22,6 @@ from ..chains.chain import sizes as shape_of
 from ..chains.prepared import Budget
 from ..chains.running import Options, Runner
 from ..chains.runtime import dtype_name
-from ..rules.symbols import hints
 from .captured import storage_of
 from .importer import Imported
 from .inplace import in_place_again
@@ -82,7 +81,7 @@ class Direct:
         count = len(fused.outputs)
         outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
         metas = [(shape_of(t), str(dtype_name(t.dtype))) for t in tensors]
-        traced = fused.chain.with_sizes(hints(fused.sizes)).trace(metas).outputs
+        traced = fused.with_hints().trace(metas).outputs
         # A transposed result is a view of the one that is computed.
         return [
             output if value.tracer._axes == (0, 1) else add("contiguous", (output,))
@@ -204,7 +203,7 @@ class _Lowerer:
         needs = [graded and bool(t.requires_grad) for t in tensors]
         if not any(needs) or (self.lowering.differentiates and not changed):
             return "[]"
-        chain = fused.chain.with_sizes(hints(fused.sizes))
+        chain = fused.with_hints()
         try:
             saved = library.saves(chain, tensors, needs)
         except TraceError:
