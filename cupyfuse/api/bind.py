@@ -164,7 +164,7 @@ class Bound:
 
     def _precompute(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
         """Run a plan over bound arrays; calls of other shapes share its results."""
-        needed = [leaves[node.attrs["arg"]] for node in plan.graph.inputs]
+        needed = [leaves[node.argument] for node in plan.graph.inputs]
         key = (*_plan_signature(plan), *map(id, needed))
         if key not in self._precomputed:
             execute = engine(plan, needed)
@@ -201,6 +201,5 @@ def _plan_signature(plan: Plan) -> list[Hashable]:
     lines: list[Hashable] = []
     for node in g.topological(plan.graph.roots):
         numbers[node] = len(numbers)
-        attributes = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
-        lines.append((node.op, tuple(numbers[i] for i in node.inputs), node.shape, node.dtype, attributes))
+        lines.append((g.operation(node), tuple(numbers[i] for i in node.inputs)))
     return [*lines, tuple(numbers[n] for n in plan.graph.outputs)]

@@ -105,7 +105,7 @@ def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
     """Check that arguments modified in place are writable and share no memory with other arguments."""
     spans = [arrays.span(leaf) for leaf in leaves]
     for arg, _ in plan.graph.effects:
-        name = plan.graph.inputs[arg].attrs["name"]
+        name = plan.graph.inputs[arg].name
         if isinstance(leaves[arg], np.ndarray) and not leaves[arg].flags.writeable:
             raise ValueError(f"argument {name!r}: the function changes it in place, but the array is read-only")
         low, high = spans[arg]
@@ -113,7 +113,7 @@ def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
             if other != arg and low < stop and start < high:
                 raise ValueError(
                     f"argument {name!r}: the function changes it in place, but it shares memory with argument "
-                    f"{plan.graph.inputs[other].attrs['name']!r}; pass a copy of one of them"
+                    f"{plan.graph.inputs[other].name!r}; pass a copy of one of them"
                 )
 
 

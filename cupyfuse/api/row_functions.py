@@ -193,7 +193,7 @@ def softmax(x: Any, axis: Any = None) -> Any:
 
 def _stop_gradient(x: Tracer) -> Tracer:
     """Return the same values, treated as constants by differentiation."""
-    return x._trace.array(g.constant(x._node), x._axes)
+    return x._trace.array(g.stop_gradient(x._node), x._axes)
 
 
 def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
