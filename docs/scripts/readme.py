@@ -49,7 +49,7 @@ CASES = (
         ("torch TF32", None, "cupyfuse tf32, bound"),
     ),
     *(
-        Case(f"{title}, {mode}", "models", section, f"{model}, large", WALL, "ms", ("torch eager", "torch.compile", ours))
+        Case(f"{title}, {mode}", "models", section, f"{model}, large", WALL, "ms", (*HEAD[:2], ours))
         for title, model, section, mode, ours in (
             ("BERT-base", "bert", 'Inference, float32 at "highest"', "float32, inference", FUSE),
             ("Llama, 8 layers", "llama", 'Inference, float32 at "highest"', "float32, inference", BACKEND),
