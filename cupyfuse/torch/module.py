@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_prepared, check_workspace
-from .chains.running import Options
+from .chains.runner import Options
 from .copies import exchanged, slots
 from .distributed import adopt, flattens
 from .explain import explain
@@ -48,7 +48,7 @@ def refresh(module: torch.nn.Module) -> None:
             runner.refresh()
 
 
-class Offered:
+class OfferedMethod:
     """A function of a module as a method of fused ones, as long as nothing of the user's has its name."""
 
     def __init__(self, function: Callable[..., Any]):
@@ -72,8 +72,8 @@ class FusedModule(torch.nn.Module):
 
     _cupyfuse_original: ClassVar[type[torch.nn.Module]]
 
-    explain = Offered(explain)
-    refresh = Offered(refresh)
+    explain = OfferedMethod(explain)
+    refresh = OfferedMethod(refresh)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Classes that `fuse` makes are nothing that the user's code asked for.

@@ -18,7 +18,7 @@ from support import HOST
 import cupyfuse as cf
 from cupyfuse import heads
 from cupyfuse.cuda import compile as compiling
-from cupyfuse.cuda import emit, halves
+from cupyfuse.cuda import emit, split
 from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.configure import Config, default_config
 from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
@@ -94,15 +94,15 @@ def test_every_text_is_compiled_for_a_newer_architecture(dtype):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_kernels_of_halves_compile(architecture):
-    for kernel in (halves.split_kernel(), halves.split_columns_kernel(), halves.repair_kernel()):
+def test_the_kernels_of_the_split_compile(architecture):
+    for kernel in (split.split_rows_kernel(), split.split_columns_kernel(), split.repair_kernel()):
         assert compiles(kernel.source, architecture)
 
 
 @pytest.mark.parametrize("width", TILE_WIDTHS)
-def test_the_products_of_halves_compile(width):
+def test_the_split_products_compile(width):
     """For Hopper alone, whose instructions they name."""
-    kernel = halves.gemm_kernel(width)
+    kernel = split.gemm_kernel(width)
     assert compiles(kernel.source, f"sm_{kernel.arch}")
 
 
@@ -114,7 +114,7 @@ def test_the_largest_fingerprint_compiles():
 def test_what_checks_and_prepares_weights_compiles(architecture):
     """The fingerprint, and every kernel that runs only where it has changed."""
     texts = {fingerprint_kernel(count).source for count in (1, 2, 7)}
-    texts |= {halves.split_kernel(True).source, halves.split_columns_kernel(True).source}
+    texts |= {split.split_rows_kernel(True).source, split.split_columns_kernel(True).source}
     for shape in SHAPES[:2]:
         plan = list(plans("float32", shape))[-2]
         for step in plan.steps:
@@ -364,7 +364,7 @@ def own_cache(monkeypatch, tmp_path):
     def loaded(cupy):
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(compiling, "_functions", {})
-        return load(halves.gemm_kernel(64), 0)
+        return load(split.gemm_kernel(64), 0)
 
     return SimpleNamespace(loaded=loaded, folder=tmp_path / "cache")
 
@@ -374,7 +374,7 @@ def test_a_binary_for_a_named_architecture_is_kept(own_cache):
     function = own_cache.loaded(first)
     assert own_cache.loaded(second).binary == function.binary
     assert first.compiled == [(*compiling.OPTIONS, "-arch=sm_90a", "-ftz=true")] and not second.compiled
-    assert first.attributes == second.attributes == [(7, 8, halves.gemm_kernel(64).shared)]
+    assert first.attributes == second.attributes == [(7, 8, split.gemm_kernel(64).shared)]
     assert [path.suffix for path in own_cache.folder.iterdir()] == [".cubin"], "no part is left"
 
 

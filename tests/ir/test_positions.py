@@ -10,7 +10,7 @@ import pytest
 from passes import execute
 
 from cupyfuse.engines.numpy import NumpyExecutable
-from cupyfuse.engines.row_blocks import ready
+from cupyfuse.engines.row_blocks import load
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.graph import Graph, Node
 from cupyfuse.plan.build import build
@@ -21,7 +21,7 @@ R, C = 37, 45
 
 
 def leaf(number: int, shape: tuple[int, int], dtype: str = "float32") -> Node:
-    return Node("input", (), shape, dtype, {"arg": number, "name": f"x{number}", "ndim": 2})
+    return g.argument(number, f"x{number}", shape, dtype)
 
 
 def planned(inputs: list[Node], *outputs: Node, settings: Settings | None = None) -> Plan:
@@ -54,7 +54,7 @@ CASES: dict[str, Case] = {
         lambda x, k: x.max(0, keepdims=True) + np.arange(x.shape[1], dtype=np.float32),
     ),
     "the numbers alone": (
-        lambda x, label: g.repeat(g.positions(x.shape[1], 1, "int64"), x.shape),
+        lambda x, label: g.broadcast(g.positions(x.shape[1], 1, "int64"), x.shape),
         lambda x, k: np.broadcast_to(np.arange(x.shape[1]), x.shape),
     ),
     "of a product": (
@@ -90,7 +90,7 @@ def test_blocks_of_rows_know_their_columns_and_not_their_rows() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(x.shape), rng.integers(0, 300, (4000, 1)), rng.standard_normal(w.shape)]
     arrays = [a.astype(n.dtype) for a, n in zip(arrays, (x, k, w), strict=True)]
-    (found,) = ready(NumpyExecutable, plan, arrays)(arrays, [None])
+    (found,) = load(NumpyExecutable, plan, arrays)(arrays, [None])
     wanted = np.take_along_axis(arrays[0] @ arrays[2], arrays[1], 1)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     numbered = g.reduce("max", g.pointwise("multiply", y, g.positions(4000, 0)), 1)

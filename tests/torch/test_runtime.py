@@ -16,7 +16,7 @@ from torch_support import OnHost
 import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.api import arrays
-from cupyfuse.engines import row_blocks as streaming
+from cupyfuse.engines import row_blocks
 from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.errors import EngineError
 from cupyfuse.plan.build import build
@@ -56,7 +56,7 @@ class Place:
 
     def ready(self, plan: Plan, tensors: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
         if self.name == "host":
-            return streaming.ready(lambda *args: CudaExecutable(*args, runtime=OnHost()), plan, tensors)
+            return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=OnHost()), plan, tensors)
         return ready(plan, tensors)
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Tensor], outs: Any = None, **choices: Any) -> Any:
@@ -247,7 +247,7 @@ def test_prepared_values_follow_the_arguments(place: Place, rng: np.random.Gener
     tensors = place.tensors(normal(rng, (10, 30)), normal(rng, (20, 30)), normal(rng, 20))
     plan = place.plan(summed, tensors, bound=frozenset((1, 2)))
     assert plan.prepare is not None
-    needed = [tensors[n.attrs["arg"]] for n in plan.prepare.graph.inputs]
+    needed = [tensors[n.argument] for n in plan.prepare.graph.inputs]
     prepared = place.ready(plan.prepare, needed)(needed, [None] * len(plan.prepare.outputs))
     got = place.ready(plan, [*tensors, *prepared])([*tensors, *prepared], [None])
     check(got, summed(*wide(tensors)), roundings=64)

@@ -91,13 +91,13 @@ class EveryCall:
     needed : list of int
         The numbers of the inputs that the plan takes.
     when : str
-        When it runs, as `Plan.prepared`.
+        When it runs, as `Plan.prepare_note`.
     """
 
     when = "in every call: {}"
 
     def __init__(self, plan: Plan, matrices: Tensors):
-        self.needed = [int(n.attrs["arg"]) for n in plan.graph.inputs]
+        self.needed = [n.argument for n in plan.graph.inputs]
         self._none = [None] * len(plan.outputs)
         self._execute: Any = self._ready(plan, [matrices[k] for k in self.needed])
 

@@ -11,13 +11,13 @@ import torch
 
 from ...plan.build import build
 from ...settings import DEFAULT_WORKSPACE, Settings
+from .backward import Backward
 from .chain import Chain
-from .changes import NEVER, Count, gradients_of, steps
-from .differentiate import Backward
-from .modes import matmul_precision
-from .prepared import Budget, capturing_now, preparing
+from .options import matmul_precision
+from .prepacked import Budget, capturing_now, preparing
 from .runtime import device_of, dtype_name, layout_of, ready
 from .tensors import as_matrix, owning
+from .weight_changes import NEVER, Count, gradients_of, steps
 
 Tensors = Sequence[Any]
 
@@ -149,7 +149,7 @@ class Entry:
             self._prepared = None
             if self.plan.prepare is not None:
                 self._prepared = preparing(self.plan.prepare, matrices, options.frozen, budget)
-                self.plan.prepared = self._prepared.when
+                self.plan.prepare_note = self._prepared.when
             if self._execute is None:
                 arrays = matrices if self._prepared is None else [*matrices, *self._prepared.anew(matrices)]
                 self._execute = made.execute = ready(self.plan, arrays)

@@ -14,7 +14,7 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Plan, Traced
 from ...settings import Settings
-from ...trace.autodiff import as_graph, gradients, saved_values, stored
+from ...trace.autodiff import extract_graph, gradients, saved_values, stored
 from ..rules.values import Value
 from .chain import Tracing
 from .runtime import layout_of, ready
@@ -63,8 +63,7 @@ class Backward:
         reached = _depending(tracing, wanted)
         self.differentiable = [dtypes.is_float(v.dtype) and v.tracer._node in reached for v in tracing.outputs]
         self._cotangents = [
-            Node("input", (), v.tracer._node.shape, v.dtype, {"arg": k, "name": f"gradient{k}", "ndim": 2})
-            for k, v in enumerate(tracing.outputs)
+            g.argument(k, f"gradient{k}", v.tracer._node.shape, v.dtype) for k, v in enumerate(tracing.outputs)
         ]
         roots = self._gradients(tuple(self.differentiable), self.needs)
         forward = [v.tracer._node for v in tracing.outputs]
@@ -113,7 +112,7 @@ class Backward:
         leaves = [(self.tracing.inputs[k].tracer._node, names[k]) for k in self.inputs]
         leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
         leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
-        graph = as_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
+        graph = extract_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
         axes = tuple(self.tracing.inputs[k].tracer._axes for k in places)
         return Traced(f"backward of {self.tracing.chain.name}", graph, axes, ()), places
 
@@ -192,7 +191,7 @@ class Backward:
 
 def _passing(node: Node) -> Sequence[Node]:
     """The inputs that a node's gradient flows to."""
-    flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+    flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
     return [i for i in node.inputs if dtypes.is_float(i.dtype)] if flows else []
 
 

@@ -1,0 +1,142 @@
+"""Semantics of a captured graph: which operations have a rule, and what has to run before what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import rules
+from ..chains.chain import Call
+from ..rules.symbols import Ref, references
+from .captured import CapturedGraph, Operation, storage_of
+from .importer import KEEPS_STATISTICS
+
+
+@dataclass
+class Fusible:
+    """An operation that has a rule: its call, and the (target, new value) pairs of what it updates in place."""
+
+    call: Call
+    updates: list[tuple[int, int]]
+
+
+class GraphSemantics:
+    """The operations of a captured graph, resolved and ordered.
+
+    Attributes
+    ----------
+    fusible : the operations that have a rule, by number
+    left : why the others are left to PyTorch, by number
+    storages : for each value, a number that values share if they share memory
+    producer : for each value, the operation that makes it
+    before : for each operation, those that have to run first
+    """
+
+    def __init__(self, captured: CapturedGraph):
+        self.captured = captured
+        self.fusible: dict[int, Fusible] = {}
+        self.left: dict[int, str] = {}
+        self.storages = [storage_of(t) for t in captured.tensors]
+        self._used = set(references(captured.result)).union(*(o.read for o in captured.operations))
+        for k, operation in enumerate(captured.operations):
+            found = self._classify(k, operation)
+            if isinstance(found, str):
+                self.left[k] = found
+            else:
+                self.fusible[k] = found
+        self.producer: dict[int, int] = {}
+        for k, operation in enumerate(captured.operations):
+            for number in operation.results:
+                self.producer.setdefault(number, k)
+        self.before = self._dependencies()
+
+    def _classify(self, k: int, operation: Operation) -> Fusible | str:
+        """An operation's call and updates, or why it is left to PyTorch."""
+        found = operation.left or self._resolve(operation)
+        if isinstance(found, str):
+            return found
+        rule, arguments = found.rule, found.arguments
+        if found.inplace:
+            return "it changes a tensor in place that others can see"
+        if operation.ordered and not rule.updates:
+            return "it makes a tensor out of nothing"
+        results = list(operation.results) if rule.several else list(operation.results[:1])
+        updates: list[tuple[int, int]] = []
+        training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
+        for name in rule.updates:
+            target = arguments[rule.parameters.index(name)]
+            results.append(self.new_value(target.number) if isinstance(target, Ref) and training else -1)
+            if results[-1] >= 0:
+                updates.append((target.number, results[-1]))
+        operation.written |= {target for target, _ in updates}
+        if any(target in later.read for target, _ in updates for later in self.captured.operations[k + 1 :]):
+            return "what it changes in place is read again"
+        if any(target in self.captured.operations[n].read for target, _ in updates for n in self.left if n < k):
+            # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
+            return "what it changes in place was read before"
+        operation.ordered = False
+        return Fusible(Call(rule.name, arguments, tuple(results)), updates)
+
+    def _resolve(self, operation: Operation) -> rules.Found | str:
+        found = rules.find(operation.target, operation.args, operation.kwargs)
+        if found is None:
+            return "cupyfuse has no rule for it"
+        if isinstance(found, rules.Refused):
+            return found.reason
+        only_first = not found.rule.updates and not found.rule.several
+        if only_first and any(n in self._used for n in operation.results[1:]):
+            return "more than its first result is used"
+        return found
+
+    def new_value(self, like: int) -> int:
+        """Add a value with the shape and dtype of another."""
+        self.captured.tensors.append(self.captured.tensors[like])
+        self.storages.append(-len(self.storages) - 1)
+        return len(self.captured.tensors) - 1
+
+    def _dependencies(self) -> list[set[int]]:
+        before: list[set[int]] = []
+        memories = self._memories()
+        readers: dict[int, list[int]] = {}
+        writers: dict[int, int] = {}
+        last_ordered: int | None = None
+        barrier: int | None = None
+        for k, operation in enumerate(self.captured.operations):
+            needs = set(operation.after)
+            if operation.barrier:
+                needs.update(range(barrier or 0, k))
+            elif barrier is not None:
+                needs.add(barrier)
+            barrier = k if operation.barrier else barrier
+            needs |= {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
+            read = {memories[n] for n in operation.read}
+            written = {memories[n] for n in operation.written}
+            needs |= {writers[s] for s in read | written if s in writers}
+            for s in written:
+                needs |= set(readers.get(s, ()))
+            if operation.ordered:
+                if last_ordered is not None:
+                    needs.add(last_ordered)
+                last_ordered = k
+            for s in read:
+                readers.setdefault(s, []).append(k)
+            for s in written:
+                writers[s] = k
+                readers[s] = []
+            before.append({n for n in needs if n < k})
+        return before
+
+    def _memories(self) -> list[int]:
+        """For each value, a number that values share if they may share memory.
+
+        The graph is captured with inputs of separate memory, and may be called with inputs that share theirs. That
+        matters as soon as one is changed: all inputs of its dtype then count as one memory.
+        """
+        inputs = [*self.captured.arguments, *self.captured.parameters]
+        own = {self.storages[n] for n in inputs}
+        written = {n for o in self.captured.operations if o.name not in KEEPS_STATISTICS for n in o.written}
+        dtypes = {self.captured.tensors[n].dtype for n in written if self.storages[n] in own}
+        merged: dict[int, int] = {}
+        for dtype in dtypes:
+            alike = [self.storages[n] for n in inputs if self.captured.tensors[n].dtype is dtype]
+            merged.update(dict.fromkeys(alike, alike[0]))
+        return [merged.get(storage, storage) for storage in self.storages]

@@ -1,0 +1,61 @@
+"""PyTorch's promotion of dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ...dtypes import is_float
+
+
+def is_number(operand: Any) -> bool:
+    return isinstance(operand, (bool, int, float))
+
+
+def promote(*operands: Any) -> str:
+    """The common dtype of traced values and Python numbers.
+
+    Tensors with dimensions decide, unless those without are of a higher category (bool, integer, floating point), and
+    these in turn unless the numbers are.
+    """
+    tensors = [v for v in operands if not is_number(v)]
+    with_dimensions = _widest(v.dtype for v in tensors if v.ndim)
+    without = _widest(v.dtype for v in tensors if not v.ndim)
+    numbers = _widest(_number_dtype(v) for v in operands if is_number(v))
+    return _decided(_decided(with_dimensions, without), numbers) or "bool"
+
+
+def default_float() -> str:
+    return str(torch.get_default_dtype()).removeprefix("torch.")
+
+
+def can_cast(source: str, target: str) -> bool:
+    """Whether PyTorch writes results of one dtype to tensors of another."""
+    return torch.can_cast(getattr(torch, source), getattr(torch, target))
+
+
+def _number_dtype(value: Any) -> str:
+    return "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else default_float()
+
+
+def _category(dtype: str) -> int:
+    return 2 if is_float(dtype) else ("bool", "int64").index(dtype)
+
+
+def _decided(first: str, second: str) -> str:
+    """The first dtype, unless there is none or the second is of a higher category."""
+    if not first or not second:
+        return first or second
+    return second if _category(second) > _category(first) else first
+
+
+def _widest(dtypes: Iterable[str]) -> str:
+    result = ""
+    for dtype in dtypes:
+        if not result or _category(dtype) > _category(result):
+            result = dtype
+        elif _category(dtype) == _category(result) and dtype != result:
+            result = "float64" if "float64" in (dtype, result) else "float32"
+    return result
