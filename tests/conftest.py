@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from host_cuda.library import SHARED_BUILD
+from host_cuda.library import SHARED_BUILD, locked
 from hypothesis import HealthCheck, settings
 from support import CUDA, HOST, NUMPY, Engine
 
@@ -47,6 +49,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that are the same in every run, and others in every test."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture(scope="session")
+def shared_result(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
+    """Return what a function computes, as JSON can hold it: computed once, whichever worker asks first."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def result(name: str, compute: Callable[[], Any]) -> Any:
+        path = folder / f"{name}.json"
+        with locked(folder / f"{name}.lock"):
+            if not path.exists():
+                path.write_text(json.dumps(compute()))
+            return json.loads(path.read_text())
+
+    return result
 
 
 ENGINES = (
