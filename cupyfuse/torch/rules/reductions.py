@@ -31,7 +31,7 @@ def _dtype(name: str | None) -> Any:
 def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "", gradient: str = "") -> Value:
     """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions.
 
-    `gradient` says how that of an extreme goes to elements, where it is not as that of `amax`: see `gradients.py`.
+    `gradient` is an extreme's rule for ties where it is not that of `amax`, see `adjoints.extreme_adjoint`.
     """
     x, axis, dims = along(value, None if dim == () else dim, name or op)
     try:

@@ -202,7 +202,7 @@ def _fold_within(shape: Shape, result: Shape, k: int) -> Fold | None:
 
 
 def expanded(value: Value, shape: Shape, operation: str = "expand") -> Value:
-    """The value expand to a larger shape."""
+    """The value broadcast to a larger shape."""
     if value.shape == shape:
         return value
     if broadcast_shapes([value.shape, shape], operation) != shape:
