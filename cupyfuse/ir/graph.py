@@ -111,12 +111,6 @@ class Graph:
     def roots(self) -> list[Node]:
         return [*self.outputs, *(node for _, node in self.effects)]
 
-    def of(self, outputs: Sequence[int]) -> Graph:
-        """The subgraph of some outputs, with the inputs that they need and without effects."""
-        wanted = [self.outputs[k] for k in outputs]
-        reached = set(topological(wanted))
-        return Graph([n for n in self.inputs if n in reached], wanted)
-
     def replace(self, mapping: dict[Node, Node]) -> Graph:
         """The graph with its roots mapped to other nodes."""
         return Graph(
