@@ -14,7 +14,7 @@ from ... import dtypes
 from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
-from ...plan.schedule.products import LEAST_DEPTH, halves_time
+from ...plan.schedule.products import LEAST_DEPTH, split_time
 
 US = 1e-6
 
@@ -106,7 +106,7 @@ class Machine:
     def halves(self, m: int, k: int, n: int, kept: tuple[bool, bool] = (False, False)) -> float:
         """Seconds of a product from fp16 halves; `kept` says which operands are split already."""
         left, right = (Node("input", (), shape, "float32") for shape in ((m, k), (k, n)))
-        return halves_time(g.matmul(left, right), self.device, kept[1], kept[0])
+        return split_time(g.matmul(left, right), self.device, kept[1], kept[0])
 
     def halves_instead(self, m: int, k: int, n: int, dtype: str) -> float | None:
         """Seconds of a product from fp16 halves, both operands split for it; None where cuBLAS is to compute it."""
