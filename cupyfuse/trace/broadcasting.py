@@ -108,10 +108,10 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     """Reshape to another arrangement of the same axes, to a vector, or to a matrix."""
-    known = math.prod(n for n in shape if n != -1)
+    rest = math.prod(n for n in shape if n != -1)
     wanted = shape
-    if shape.count(-1) == 1 and known > 0:
-        shape = tuple(x.size // known if n == -1 else n for n in shape)
+    if shape.count(-1) == 1 and rest > 0:
+        shape = tuple(x.size // rest if n == -1 else n for n in shape)
     if min(shape, default=0) < 0 or math.prod(shape) != x.size:
         raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {wanted}\n  at {user_line()}")
     if order != "C":

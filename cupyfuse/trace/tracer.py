@@ -289,16 +289,14 @@ class Tracer(TracedValue):
         return self._trace.apply("sqrt", self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out))
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
-        if 0 in self.shape:
-            return self._trace.apply("greater", self._trace.reduce("sum", truth, axis, keepdims, out=out), 0.0)
-        return self._trace.apply("greater", self._trace.reduce("max", truth, axis, keepdims, out=out), 0.0)
+        return self._reduce_truth("sum" if 0 in self.shape else "max", axis, out, keepdims)
 
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        return self._reduce_truth("prod" if 0 in self.shape else "min", axis, out, keepdims)
+
+    def _reduce_truth(self, op: str, axis: Any, out: Any, keepdims: bool) -> Tracer:
         truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
-        if 0 in self.shape:
-            return self._trace.apply("greater", self._trace.reduce("prod", truth, axis, keepdims, out=out), 0.0)
-        return self._trace.apply("greater", self._trace.reduce("min", truth, axis, keepdims, out=out), 0.0)
+        return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
         return self._trace.clip(self, min, max, out=out)
