@@ -20,7 +20,7 @@ from ...errors import TraceError
 from ...ir.graph import Node
 from ...plan.build import build
 from ...settings import Settings
-from ...trace.autodiff import stored
+from ...trace.saved import stored
 from ..rules.symbols import references
 from .backward import Backward
 from .chain import Chain, Tracing, sizes

@@ -25,7 +25,7 @@ T = torch.Tensor
 def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient: str = "") -> Value:
     """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions.
 
-    `gradient` names how an extreme hands its gradient to elements, where not as `amax` does: see `ir/adjoints.py`.
+    `gradient` is an extreme's rule for ties where it is not that of `amax`, see `adjoints.extreme_adjoint`.
     """
     dims = normalize_dims(None if dim == () else dim, value.ndim, op)
     x, axis = matrix_along(value, dims, op)
