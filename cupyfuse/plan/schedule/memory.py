@@ -33,7 +33,7 @@ class Layout:
 
 
 # A column-major operand with at least so many rows, or with no fewer rows than columns, is split without a copy. Fewer
-# rows make too few blocks for two passes: 2048 x 8192 takes 90 us on an H200, 75 us with a copy. For larger operands see
+# rows make too few blocks for two passes: 2048 x 8192 takes 90 us on an H200, 75 us with a copy. Larger ones are in
 # docs/gemm.md.
 _SPLIT_BY_COLUMNS = 4096
 
