@@ -46,7 +46,7 @@ class _Writer:
         self.element_fields: dict[str, str] = {}
         # Values that an earlier stage has left in the Element.
         self.held: set[Node] = set()
-        self.guarded: set[int] = set()
+        self.exact_stages: set[int] = set()
         # Stages after which all threads need the per-row values: all but the last, and those with a joint repair.
         self.shared_finish = set(range(program.stages - 1))
 
@@ -78,12 +78,12 @@ class _Writer:
         reducing = " || ".join(f"stage == {s}" for s in stages if self.program.reductions(s)) or "stage < 0"
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
-        guarded = " || ".join(f"stage == {s}" for s in sorted(self.guarded)) or "stage < 0"
+        exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
         sections = [
             "\n".join(self.members()),
             f"static constexpr int stages = {self.program.stages};\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
-            f"__host__ __device__ static constexpr bool guarded(int stage) {{ return {guarded}; }}\n"
+            f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             _struct("Row", self.row_fields),
             _struct("Element", self.element_fields),
@@ -195,7 +195,7 @@ class _Writer:
 
         fast = write_body(optimistic=True)
         if fast.checks:
-            self.guarded.add(stage)
+            self.exact_stages.add(stage)
             self.held = set(held)
         exact = write_body(optimistic=False) if fast.checks else None
         return self._stage_functions(stage, fast, exact, [program.outputs[n] for n in outputs])

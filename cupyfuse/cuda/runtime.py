@@ -115,7 +115,7 @@ class CupyRuntime(ArraysLikeNumpys):
         self._current = cupy.cuda.runtime.getDevice
         try:
             name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
-            self.device = devices.find(name) if devices.known(name) else None
+            self.device = devices.find(name) if devices.is_known(name) else None
             self.processors = int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise EngineError(

@@ -309,6 +309,6 @@ def test_unknown_gpus() -> None:
     ],
 )
 def test_names_of_gpus_as_drivers_report_them(reported: str, name: str | None) -> None:
-    assert devices.known(reported) == (name is not None)
+    assert devices.is_known(reported) == (name is not None)
     if name is not None:
         assert devices.find(reported).name == name

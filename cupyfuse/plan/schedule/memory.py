@@ -78,8 +78,8 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         layout = layout_of(value, layouts)
         if layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts):
             return value
-        long = value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
-        return value if reader.op == "split" and layout.unit_rows and long else copied(value)
+        tall = value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
+        return value if reader.op == "split" and layout.unit_rows and tall else copied(value)
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):

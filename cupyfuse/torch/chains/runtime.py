@@ -120,7 +120,7 @@ class TorchRuntime(Tensors):
         super().__init__(torch.device("cuda", index))
         self._index = index
         properties = torch.cuda.get_device_properties(index)
-        self.device = devices.find(properties.name) if devices.known(properties.name) else None
+        self.device = devices.find(properties.name) if devices.is_known(properties.name) else None
         self.processors = int(properties.multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
         self._empty = _allocation(self.place)

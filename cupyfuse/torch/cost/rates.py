@@ -30,7 +30,7 @@ CHECK = 2.0 * US  # a launch that finds prepared weights unchanged; an estimate
 # Shares of the bandwidth
 STREAM = 0.88  # pointwise work and reductions along rows: rows, copy and logsumexp at 4.2 of 4.8 TB/s
 COLUMNS = 0.7  # reductions down columns; an estimate
-TURNED = 0.6  # copies that transpose; an estimate
+TRANSPOSED = 0.6  # copies that transpose; an estimate
 HELD_COLUMNS, REREAD = 32768, 0.57  # softmax of longer rows: rows, 2.6 to 2.8 TB/s
 INDUCTOR_HELD = 1024  # the longest row that Inductor keeps in registers
 INDUCTOR_WIDE = {2: (0.35, 0.42), 4: (0.65, 0.70)}  # longer rows, by itemsize, written back or only reduced: rows
