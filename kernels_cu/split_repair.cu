@@ -1,9 +1,9 @@
-// The elements of a product that fp16 halves cannot give, computed from the float32 operands themselves.
+// Repair of C = A B' after split_gemm.cu: recompute in float32 what the hi/lo split cannot give.
 //
-// A (m, k) and B (n, k) have any strides; C is (m, n), contiguous. Rows of an operand with infinities or NaN are marked by
-// split_rows.cu; sixteen of them are gathered at a time and multiplied with all rows of the other operand. Elements of
-// which split_gemm.cu has doubts are summed by a warp each. Both sum in one order, so that no element depends on which
-// others are repaired. Subnormal numbers count. What needs no repair is not touched.
+// A (m, k), B (n, k): any strides. C: (m, n), contiguous; only repaired elements are written.
+// Rows that split_rows.cu marked (infinities or NaN) are gathered sixteen at a time and multiplied with all rows of the other
+// operand. Elements that split_gemm.cu flagged are summed by a warp each. Both sum in the same order, so that no element
+// depends on which others are repaired. Subnormal numbers count.
 // Launch: 256 threads, any number of blocks.
 #pragma once
 
