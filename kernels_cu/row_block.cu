@@ -10,7 +10,7 @@
 //   load<V>(At<S>, row, col, tile)           loads V elements of each full input of stage S
 //   load_columns<V>(At<S>, col, tile)        the same for per-column inputs
 //   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j; false if it has to be recomputed by
-//   exact_element(...)                       the same as it was written, without rewrites; present if guarded(S)
+//   exact_element(...)                       the same as it was written, without rewrites; present if has_exact(S)
 //   store<V>(At<S>, row, col, out)           stores the stage's full results
 //   peek, add(At<S>, e, totals)              accumulate an element
 //   finish(At<S>, totals, team, row, r)      computes the per-row values that follow

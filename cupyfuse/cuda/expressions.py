@@ -70,13 +70,8 @@ class Scope:
 class Body:
     """The lines of one function, and the values that they compute.
 
-    Parameters
-    ----------
-    scope : Scope
-    tile : bool
-        Read full and per-column parameters from the tile.
-    optimistic : bool
-        Compute the fast forms of guards without branches; `checks` lists what then has to be finite.
+    With `tile`, full and per-column parameters are read from the tile. If `optimistic`, guards compute their fast forms
+    without branches, and `checks` lists what then has to be finite.
     """
 
     def __init__(self, scope: Scope, tile: bool = False, optimistic: bool = False):

@@ -47,17 +47,7 @@ class Parameter:
 
 @dataclass
 class Program:
-    """A step analysed for emission.
-
-    Attributes
-    ----------
-    names : dict
-        The name of each parameter and of each value that the step computes.
-    outputs, loaded : dict
-        The parameters that are written and read, by node.
-    stage : dict
-        The stage of each value, see `_stage_of`.
-    """
+    """A step analysed for emission: names of values, and the parameters that are written and loaded, by node."""
 
     step: Step
     storage: dict[Node, str]

@@ -116,22 +116,10 @@ def _prepacked(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
 
 
 def _split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:
-    """Split a graph in two: the computation of static values, and the rest.
+    """Split a graph into the rest and the computation of the static values that the rest reads.
 
-    Parameters
-    ----------
-    graph : Graph
-    static : set of Node
-        Values that depend on no other argument than those of the static part.
-    name : str
-        Prefix of the names of the new inputs.
-    cheap : bool
-        Split off pointwise work on arguments too, not only where a product reads it.
-
-    Returns
-    -------
-    rest, static part : Graph
-        The static values that the rest reads are its inputs, numbered after the arguments.
+    These become inputs of the rest, numbered after the arguments. Without `cheap`, pointwise work on arguments stays in
+    the rest unless a product reads it.
     """
     reducing: dict[Node, bool] = {}
     for node in g.topological(graph.roots):

@@ -12,14 +12,7 @@ from ...ir.graph import Graph, Node
 class Layout:
     """The memory layout of an argument, as rows x columns, as far as a plan depends on it.
 
-    Attributes
-    ----------
-    unit_cols, unit_rows : bool
-        Whether the stride from column to column, or from row to row, is one element.
-    contiguous : bool
-        Whether it is C-contiguous.
-    blas : bool
-        Whether cuBLAS can read it.
+    Whether the stride between columns (between rows) is 1; whether it is C-contiguous; whether cuBLAS can read it.
     """
 
     unit_cols: bool = True

@@ -16,36 +16,22 @@ _IN_MEMORY = {"input", "transpose", "reshape", *_ALONE}
 
 
 class Scheduler:
-    """The partition of one graph.
-
-    Attributes
-    ----------
-    live_set : set of Node
-        Values that are computed in every call, not by guards alone.
-    reducing : dict
-        Whether a value follows a reduction within its step.
-    layer, home : dict
-        The layer of each value, and the domain of the row program that computes it.
-    column_group : dict
-        The layer and domain of the column step that computes a value.
-    read_back : set of Node
-        Stored values that column steps read rather than recompute.
-    """
+    """The partition of one graph."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.live_set = set(g.topological(graph.roots, g.eager_inputs))
-        self.read_back: set[Node] = set()
+        self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without what guards alone compute
+        self.read_back: set[Node] = set()  # stored values that column steps read rather than recompute
         self._place_all()
         self.read_back = self._worth_reading_back()
         if self.read_back:
             self._place_all()
 
     def _place_all(self) -> None:
-        self.reducing: dict[Node, bool] = {}
+        self.reducing: dict[Node, bool] = {}  # whether a value follows a reduction within its step
         self.layer: dict[Node, int] = {}
-        self.home: dict[Node, Shape] = {}
-        self.column_group: dict[Node, tuple[int, Shape]] = {}
+        self.home: dict[Node, Shape] = {}  # the domain of the row program that computes a value
+        self.column_group: dict[Node, tuple[int, Shape]] = {}  # layer and domain of the column step that computes it
         for node in g.topological(self.graph.roots):
             self._place(node)
 

@@ -13,22 +13,9 @@ from .memory import resolve
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a plan.
+    """One step of a plan (see `Plan.steps`), over `domain`, the rows and columns of its elements.
 
-    Attributes
-    ----------
-    kind : str
-        "Gemm", "MatVec", "ColumnStats", "RowProgram", "Split" or "Copy".
-    fused : tuple of str
-        Names of its operators.
-    reads, writes, flops, launches : int
-        Bytes, floating-point operations, GPU launches.
-    domain : tuple of int
-        Rows and columns over which it runs.
-    nodes, inputs, outputs : tuple of Node
-        Values that it computes, reads, and writes.
-    rare : tuple of Node
-        Values that only guards read.
+    It computes the values `nodes` from `inputs`, writes `outputs`, and reads `rare` in guards only.
     """
 
     kind: str
