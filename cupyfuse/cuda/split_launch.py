@@ -81,7 +81,7 @@ class SplitProduct:
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernels; call them with the addresses of the tiles of A and B, of A and B, of C and the workspace."""
+            """Load the kernels; call them with the addresses of both operands' tiles, of A, B and C, and the workspace."""
         (m, n, k), left, right, width = self._shape, self._left, self._right, self._width
         gemm, repair = self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
