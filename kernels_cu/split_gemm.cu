@@ -4,7 +4,7 @@
 // A (m, k) and B (n, k), k > 0: split into hi and lo f16 parts by split_rows.cu, in atoms whose layout suits tiles of any
 //   size (split_pieces.cuh).
 // C: (m, n) float32, contiguous. An element has the same bits whatever m, n and Columns are.
-// split_repair.cu recomputes what this kernel cannot give: rows with infinities or NaN, and the elements flagged in `doubts`.
+// split_repair.cu recomputes what this kernel cannot give: rows with infinities or NaN, and the elements marked in `flags`.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
 // copies the operands, 64 columns per stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they sum
@@ -36,7 +36,7 @@ struct Target {
     float* c;
     i64 m, n;
     const float *inverse_a, *inverse_b;
-    u32* doubts;
+    u32* flags;
 };
 
 // Store the tile at (row, col) from the accumulators of both consumer warpgroups.
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_tile(
     const bool top = row < to.m, bottom = row + 8 < to.m;
     const SplitRow upper = top ? SplitRow::of(to.inverse_a[row]) : SplitRow::none();
     const SplitRow lower = bottom ? SplitRow::of(to.inverse_a[row + 8]) : SplitRow::none();
-    bool doubtful = false;
+    bool flagged = false;
 #pragma unroll
     for (int j = 0; j < Columns / 8; ++j) {
         const bool one = 8 * j < left, two = 8 * j + 1 < left;
@@ -63,7 +63,8 @@ __device__ __forceinline__ void store_tile(
             const SplitRow of_row = h ? lower : upper;
             float* const element = at + 8 * h * to.n + 8 * j;
             const float u = sum[4 * j + 2 * h], v = sum[4 * j + 2 * h + 1];
-            doubtful |= fabsf(u) < of_row.doubt() + here.doubt() || fabsf(v) < of_row.doubt() + beside.doubt();
+            flagged |= fabsf(u) < of_row.accurate_from() + here.accurate_from() ||
+                       fabsf(v) < of_row.accurate_from() + beside.accurate_from();
             const float x = scaled(u, of_row.exponent() + here.exponent());
             const float y = scaled(v, of_row.exponent() + beside.exponent());
             if (h ? bottom : top) {
@@ -78,9 +79,9 @@ __device__ __forceinline__ void store_tile(
             }
         }
     }
-    const u32 lanes = __ballot_sync(0xffffffffu, doubtful);
+    const u32 lanes = __ballot_sync(0xffffffffu, flagged);
     if (lane == 0 && tile >= 0) {
-        to.doubts[tile * warps_a_tile + threadIdx.x / 32] = lanes;
+        to.flags[tile * warps_a_tile + threadIdx.x / 32] = lanes;
     }
 }
 

@@ -40,7 +40,7 @@ struct SplitRow {
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
     // The least magnitude at which a sum is accurate. Each small element errs by at most 2^-36 and is multiplied with less
     // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them.
-    __device__ __forceinline__ float doubt() const {
+    __device__ __forceinline__ float accurate_from() const {
         const bool none = bits >> 31 || is_marked();
         return none ? -1e30f : 4.0f * static_cast<float>(bits & 0x7fffffu);
     }

@@ -89,13 +89,13 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
 
 def results_in_memory(graph: Graph) -> Graph:
     """Copy results that are arguments, views, constants or the same value as another result, by a row program."""
-    taken: set[Node] = set()
+    used: set[Node] = set()
 
     def own(node: Node) -> Node:
         base = resolve(node)
-        fresh = base.op not in ("input", "const") and base not in taken
+        fresh = base.op not in ("input", "const") and base not in used
         result = node if fresh else Node("cast", (node,), node.shape, node.dtype)
-        taken.add(resolve(result))
+        used.add(resolve(result))
         return result
 
     return Graph(graph.inputs, [own(n) for n in graph.outputs], [(arg, own(n)) for arg, n in graph.effects])
