@@ -44,7 +44,7 @@ class _Runners:
     def parts(self, path: str) -> list[Part]:
         """What was fused, for `explain`."""
         found = [
-            Part(path, r.chain.operations, tuple(e.plan for e in r.all_entries)) for r in self.runners if r.all_entries
+            Part(path, r.chain.operations, tuple(e.plan for e in r.executors)) for r in self.runners if r.executors
         ]
         return [*found, *refusals(path, self.runners)]
 

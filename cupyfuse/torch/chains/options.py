@@ -1,40 +1,59 @@
-"""What of PyTorch's state a call depends on."""
+"""The options of fused modules, and the precision that PyTorch is set to."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-# Tensors that are no more than that.
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+from ...settings import DEFAULT_WORKSPACE
 
-_newer = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a fused module.
+
+    Attributes
+    ----------
+    precision : str or None
+        Of float32 products; None follows `torch.get_float32_matmul_precision`.
+    max_workspace : int
+        Bytes of workspace a call may take; larger chains run in blocks of rows where they can.
+    keep_halves : bool
+        Whether the fp16 hi/lo split of weights is cached.
+    frozen : bool
+        The caller's promise that weights never change without a new version: prepacked weights are cached without
+        checks, on the CPU too.
+    only_gains : bool
+        Whether chains that the cost model expects to lose are left to PyTorch.
+    max_prepared : int or None
+        Bytes of prepacked weights that may be cached; None for a share of the free memory.
+    """
+
+    precision: str | None = None
+    max_workspace: int = DEFAULT_WORKSPACE
+    keep_halves: bool = True
+    frozen: bool = False
+    only_gains: bool = True
+    max_prepared: int | None = None
+
+    def current_precision(self) -> str:
+        return self.precision or matmul_precision()
+
+
+_backend_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # of newer versions
 
 
 def matmul_precision() -> str:
-    """PyTorch's precision of float32 products: of `set_float32_matmul_precision`, or of the switches by backend."""
-    switch = _newer("cuda", "matmul") if _newer is not None else "none"
+    """Return PyTorch's precision of float32 products.
+
+    It is set by `set_float32_matmul_precision`, or by the newer switches for each backend.
+    """
+    switch = _backend_precision("cuda", "matmul") if _backend_precision is not None else "none"
     if switch == "ieee":
         return "highest"
     try:
         precision = str(torch._C._get_float32_matmul_precision())
-    except RuntimeError:  # where both were used
+    except RuntimeError:  # both were used
         precision = "highest"
     return "high" if switch == "tf32" and precision == "highest" else precision
-
-
-_transforms = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_tracing = torch._C._get_tracing_state
-_forward_mode = torch.autograd.forward_ad
-
-
-def elsewhere() -> bool:
-    """Whether tensors may be more than they look: transforms of functions, modes that watch operations, tracing."""
-    return bool(
-        _transforms()
-        or _dispatch_modes()
-        or _function_modes()
-        or _tracing() is not None
-        or _forward_mode._current_level >= 0
-    )

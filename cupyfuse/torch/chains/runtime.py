@@ -28,12 +28,12 @@ from ...errors import EngineError
 from ...plan.plan import Plan
 from .tensors import Tensors, Workspace, changed, dtype_name, from_numpy, layout_of, to_numpy
 
-__all__ = ["TorchRuntime", "device_of", "dtype_name", "layout_of", "on_device", "ready"]
+__all__ = ["TorchRuntime", "device_of", "dtype_name", "layout_of", "runtime_of", "load"]
 
 Execute = Callable[[Sequence[torch.Tensor], Sequence["torch.Tensor | None"]], list[torch.Tensor]]
 
 
-def ready(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
+def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     """Make a plan ready for tensors like those given: the plan's arguments, then its prepared values.
 
     They have at most two dimensions and are on one device, a CPU or a GPU. They may require gradients: nothing is
@@ -54,13 +54,18 @@ def ready(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     index = tensors[0].get_device()
     if index < 0:
         return _OnCpu(plan, tensors)
-    execute: Execute = streaming.ready(functools.partial(CudaExecutable, runtime=on_device(index)), plan, tensors)
+    execute: Execute = streaming.ready(functools.partial(CudaExecutable, runtime=runtime_of(index)), plan, tensors)
     return execute
 
 
 def device_of(tensor: torch.Tensor) -> Device | None:
     """What plans may know of the GPU that a tensor is on; None for one that is not in the table, and for a CPU."""
-    return on_device(tensor.get_device()).device if tensor.is_cuda else None
+    return runtime_of(tensor.get_device()).device if tensor.is_cuda else None
+
+
+def is_capturing() -> bool:
+    """Whether the current stream captures a CUDA graph."""
+    return bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 class _OnCpu:
@@ -146,10 +151,10 @@ class TorchRuntime(Tensors):
         return Workspace(self._empty((nbytes,), (1,), torch.uint8))
 
     def function(self, kernel: Kernel) -> Function:
-        return load_unless_capturing(kernel, self._index, torch.cuda.is_current_stream_capturing())
+        return load_unless_capturing(kernel, self._index, is_capturing())
 
     def load_together(self, kernels: Sequence[Kernel]) -> None:
-        if not torch.cuda.is_current_stream_capturing():
+        if not is_capturing():
             load_together(kernels, self._index)
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
@@ -166,7 +171,7 @@ def _allocation(place: torch.device) -> Callable[..., torch.Tensor]:
 
 
 @lru_cache(maxsize=64)
-def on_device(index: int) -> TorchRuntime:
+def runtime_of(index: int) -> TorchRuntime:
     """The runtime of a GPU."""
     return TorchRuntime(index)
 

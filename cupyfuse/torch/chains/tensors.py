@@ -31,7 +31,7 @@ def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() <= 2 else tensor.detach().reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
-def owning(tensor: torch.Tensor) -> torch.Tensor:
+def as_base(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as one that is no view: views that custom operations return cannot be changed in place."""
     return tensor.new_empty(0).set_(tensor) if tensor._is_view() else tensor
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..chains.chain import Chain, sizes
-from ..chains.runner import Options
-from ..chains.runtime import device_of, dtype_name
+from ..chains.chain import Chain, metas_of
+from ..chains.options import Options
+from ..chains.runtime import device_of
 from ..graphs.partition import Judge, Verdict, anything
 from .estimate import estimate
 
@@ -27,11 +27,10 @@ def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge
         return anything
 
     def judge(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
-        metas = [(sizes(t), str(dtype_name(t.dtype))) for t in inputs]
         graded = any(t.requires_grad for t in outputs)
         found = estimate(
             chain,
-            metas,
+            metas_of(inputs),
             graded=tuple(bool(t.requires_grad) for t in inputs) if graded else (),
             precision=options.current_precision(),
             device=device_of(inputs[0]),

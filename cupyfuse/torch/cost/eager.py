@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ... import dtypes
-from ..chains.chain import Call, Tracing
+from ..chains.chain import Call, TracedChain
 from ..rules import RULES
 from ..rules.symbols import references
 from .rates import COLUMNS, EAGER, EAGER_GRADED, EAGER_PRODUCT, EAGER_VIEW, LAUNCH, STREAM, Machine, Time, total
@@ -96,7 +96,7 @@ def _softmax(value: Any) -> Kernels:
     return Kernels(rate=rate)
 
 
-def _kernels(call: Call, tracing: Tracing) -> Kernels | None:
+def _kernels(call: Call, tracing: TracedChain) -> Kernels | None:
     """How a call is computed; None where it is a view."""
     rule = RULES[call.rule]
     operands = list(references(call.arguments))
@@ -110,7 +110,7 @@ def _kernels(call: Call, tracing: Tracing) -> Kernels | None:
     return found
 
 
-def eager(tracing: Tracing, graded: tuple[bool, ...], machine: Machine) -> Time:
+def eager_time(tracing: TracedChain, graded: tuple[bool, ...], machine: Machine) -> Time:
     """What PyTorch eager takes for a chain; forward and backward where gradients are wanted."""
     flowing = {k for k, wanted in enumerate(graded) if wanted}
     times: list[Time] = []
@@ -128,7 +128,7 @@ def eager(tracing: Tracing, graded: tuple[bool, ...], machine: Machine) -> Time:
     return total(times)
 
 
-def _operation(call: Call, flows: list[int], tracing: Tracing, machine: Machine) -> Time:
+def _operation(call: Call, flows: list[int], tracing: TracedChain, machine: Machine) -> Time:
     kernels = _kernels(call, tracing)
     if kernels is None:
         return Time(0.0, EAGER_VIEW * (2 if flows else 1))
@@ -151,7 +151,7 @@ def _operation(call: Call, flows: list[int], tracing: Tracing, machine: Machine)
     return Time(gpu, host)
 
 
-def _product(call: Call, flows: list[int], tracing: Tracing, machine: Machine) -> Time:
+def _product(call: Call, flows: list[int], tracing: TracedChain, machine: Machine) -> Time:
     """A product, to which cuBLAS adds the bias as it stores the result."""
     numbers = list(references(call.arguments))
     if call.rule == "addmm":
@@ -170,7 +170,7 @@ def _product(call: Call, flows: list[int], tracing: Tracing, machine: Machine) -
     return total(times)
 
 
-def _size(tracing: Tracing, number: int) -> float:
+def _size(tracing: TracedChain, number: int) -> float:
     """Bytes of a value of the chain; 0 of a result that nobody needs."""
     value = tracing.values.get(number)
     return float(value.size * dtypes.ITEMSIZE[value.dtype]) if value is not None else 0.0

@@ -20,8 +20,8 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.schedule import Step, resolve, schedule
 from ...settings import Settings
-from ..chains.chain import Chain, Meta, Tracing
-from .eager import eager
+from ..chains.chain import Chain, Meta, TracedChain
+from .eager import eager_time
 from .rates import (
     ALU,
     ALU_ROWS,
@@ -163,7 +163,7 @@ def _computed(
 ) -> Estimate:
     tracing = chain.trace(metas)
     machine = Machine(device, precision)
-    theirs = _inductor if compiled else eager
+    theirs = _inductor if compiled else eager_time
     return Estimate(_ours(tracing, graded, machine, frozen), theirs(tracing, graded, machine))
 
 
@@ -173,7 +173,7 @@ _cached = lru_cache(maxsize=4096)(_computed)
 # Ours ---------------------------------------------------------------------------------------------------------------
 
 
-def _ours(tracing: Tracing, graded: tuple[bool, ...], machine: Machine, frozen: bool) -> Time:
+def _ours(tracing: TracedChain, graded: tuple[bool, ...], machine: Machine, frozen: bool) -> Time:
     """What the plan takes that would run; blocks of rows are left out, which cost little beside their work."""
     chain = tracing.chain
     settings = Settings(machine.precision, machine.device, max_workspace=1 << 62)
@@ -230,7 +230,7 @@ def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> floa
 # Inductor's ---------------------------------------------------------------------------------------------------------
 
 
-def _inductor(tracing: Tracing, graded: tuple[bool, ...], machine: Machine) -> Time:
+def _inductor(tracing: TracedChain, graded: tuple[bool, ...], machine: Machine) -> Time:
     """What Inductor takes: the same grouping of row work, nothing rewritten, products and their biases by cuBLAS."""
     whole = schedule(tracing.as_traced().graph, {}).steps
     products = {n for s in whole if s.kind == "Gemm" for n in s.outputs}
@@ -267,7 +267,9 @@ def _inductor_step(step: Step, machine: Machine) -> Time:
 # Backward -----------------------------------------------------------------------------------------------------------
 
 
-def _backward(steps: Sequence[Step], tracing: Tracing, graded: tuple[bool, ...], machine: Machine, ours: bool) -> Time:
+def _backward(
+    steps: Sequence[Step], tracing: TracedChain, graded: tuple[bool, ...], machine: Machine, ours: bool
+) -> Time:
     """What the backward pass of a forward schedule takes.
 
     Two products for one, and row work from its inputs anew. Gradients that neither writes, as those of weights that

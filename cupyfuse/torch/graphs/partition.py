@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ...errors import TraceError
 from ...trace import Trace
 from .. import rules
-from ..chains.chain import Call, Chain, sizes, traced_call
+from ..chains.chain import Call, Chain, concrete_sizes, traced_call
 from ..chains.runtime import dtype_name
 from ..explain import VIEW
 from ..rules.symbols import Ref, Size, hints, references, symbolic
@@ -254,7 +254,9 @@ class _Partitioner(Meanings):
                 raise TraceError(f"an operand that is a {type(tensor).__name__}")
             if tensor.device.type not in ("cpu", "cuda"):
                 raise TraceError(f"an operand on the device {tensor.device}")
-            cluster.values[number] = Value.argument(cluster.trace, self._name(number), sizes(tensor), dtype)
+            cluster.values[number] = Value.argument(
+                cluster.trace, self._name(number), concrete_sizes(tensor.shape), dtype
+            )
             cluster.inputs.append(number)
         return cluster.values[number]
 
@@ -273,9 +275,10 @@ class _Partitioner(Meanings):
     def _check(self, cluster: Cluster, number: int) -> None:
         """Shape and dtype have to be what PyTorch's are."""
         value, tensor = cluster.values[number], self.record.tensors[number]
-        if tuple(value.shape) != sizes(tensor) or value.dtype != dtype_name(tensor.dtype):
+        shape = concrete_sizes(tensor.shape)
+        if tuple(value.shape) != shape or value.dtype != dtype_name(tensor.dtype):
             raise TraceError(
-                f"it would be {value.dtype} {tuple(value.shape)} where PyTorch gives {tensor.dtype} {sizes(tensor)}"
+                f"it would be {value.dtype} {tuple(value.shape)} where PyTorch gives {tensor.dtype} {shape}"
             )
 
     def _convex(self, k: int, clusters: Sequence[Cluster]) -> bool:
