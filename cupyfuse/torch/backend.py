@@ -59,7 +59,7 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
             leave_out_dropouts(graph)
             functionalise(graph)
             imported = Imported(graph)
-            parts = partition(imported.record, judge)
+            parts = partition(imported.captured, judge)
             if not parts.chains:
                 found.append(parts)  # the graph stays as it was captured
                 continue
@@ -84,7 +84,7 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     leave_out_dropouts(graph)
     functionalise(graph)
     imported = Imported(graph)
-    lower(imported, partition(imported.record, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
+    lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
 
 

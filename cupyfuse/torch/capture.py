@@ -77,7 +77,7 @@ class Capture:
             by_chain.setdefault(id(runner.chain), []).append(runner)
         found: dict[Any, Part] = {}
         for partition in list(self.partitions):
-            operations = partition.record.operations
+            operations = partition.captured.operations
             graph = tuple((o.path, o.name) for o in operations)
             occurred: Counter[Any] = Counter()
             for fused in partition.chains:

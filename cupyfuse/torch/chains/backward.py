@@ -60,7 +60,7 @@ class Backward:
         self._inputs = [v.tracer._node for v in traced.inputs]
         self._outputs = [v.tracer._node for v in traced.outputs]
         self._cotangents = [
-            Node("input", (), n.shape, v.dtype, {"arg": k, "name": f"gradient{k}", "ndim": 2})
+            g.argument(k, f"gradient{k}", n.shape, v.dtype)
             for k, (n, v) in enumerate(zip(self._outputs, traced.outputs, strict=True))
         ]
         dependent = self._dependent_nodes(needs)
@@ -173,7 +173,7 @@ class Backward:
 
 def _differentiable_inputs(node: Node) -> Sequence[Node]:
     """The inputs of a node that its gradient flows to."""
-    flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+    flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
     return [i for i in node.inputs if dtypes.is_float(i.dtype)] if flows else []
 
 

@@ -93,7 +93,7 @@ class Uncached:
     when = "in every call: {}"
 
     def __init__(self, plan: Plan, matrices: Tensors):
-        self.needed = [int(n.attrs["arg"]) for n in plan.graph.inputs]
+        self.needed = [n.argument for n in plan.graph.inputs]
         self._device = matrices[0].get_device()
         self._buffers: Any = None
         self._none = [None] * len(plan.outputs)

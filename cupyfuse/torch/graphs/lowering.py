@@ -23,10 +23,10 @@ from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Runner
 from ..rules.symbols import hints
+from .captured import storage_of
 from .importer import Imported
 from .inplace import in_place_again
-from .partition import Fused, Partition
-from .record import storage_of
+from .partition import FusedChain, Partition
 
 Add = Callable[..., Node]
 
@@ -42,14 +42,16 @@ class Lowering(Protocol):
 
     differentiates: bool
 
-    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+    def call(
+        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+    ) -> list[Node]:
         """Add the call; one node for each output of the chain.
 
         Parameters
         ----------
         add : callable
             `add(target, arguments, example)` adds a node behind the last one.
-        fused : Fused
+        fused : FusedChain
         nodes, tensors : the chain's inputs, as nodes and as fake tensors
         saved : what a backward pass wants saved, see `custom_op.saves`; "[]" without gradients
         """
@@ -71,7 +73,9 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+    def call(
+        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+    ) -> list[Node]:
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
@@ -93,7 +97,9 @@ class AsOperator:
     def __init__(self, options: Options):
         self.options = options
 
-    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+    def call(
+        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+    ) -> list[Node]:
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
@@ -117,15 +123,15 @@ class _Lowerer:
     def __init__(self, imported: Imported, lowering: Lowering):
         self.imported = imported
         self.graph: Graph = imported.graph
-        self.record = imported.record
+        self.captured = imported.captured
         self.lowering = lowering
 
     def run(self, parts: Partition) -> None:
         ours: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
-        written = [(k, self._storages(o.written)) for k, o in enumerate(self.record.operations) if o.written]
+        written = [(k, self._storages(o.written)) for k, o in enumerate(self.captured.operations) if o.written]
         for item in parts.items:
-            if not isinstance(item, Fused):
+            if not isinstance(item, FusedChain):
                 order += self.imported.parts_of(item)
                 continue
             begun, own = item.members[0], set(item.members)
@@ -146,15 +152,15 @@ class _Lowerer:
         in_place_again(self.graph, ours)
 
     def _storages(self, numbers: Iterable[int]) -> set[int]:
-        return {storage_of(self.record.tensors[n]) for n in numbers}
+        return {storage_of(self.captured.tensors[n]) for n in numbers}
 
-    def _exchange(self, fused: Fused, changed: set[int]) -> list[Node]:
+    def _exchange(self, fused: FusedChain, changed: set[int]) -> list[Node]:
         """One call in the place of a chain's operations, with what takes its results apart; empty where there is none.
 
         `changed` are the memories that other operations change in place after the chain has begun.
         """
-        tensors = [self.record.tensors[n] for n in fused.inputs]
-        examples = [self.record.tensors[n] for n in fused.outputs]
+        tensors = [self.captured.tensors[n] for n in fused.inputs]
+        examples = [self.captured.tensors[n] for n in fused.outputs]
         orders = [_order_in_memory(t) for t in examples]
         if None in orders:
             return []
@@ -192,7 +198,7 @@ class _Lowerer:
                     self.graph.erase_node(node)
         return new
 
-    def _saved(self, fused: Fused, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
+    def _saved(self, fused: FusedChain, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
         """What the backward pass wants saved; None where it would not find what the forward pass read."""
         needs = [graded and bool(t.requires_grad) for t in tensors]
         if not any(needs) or (self.lowering.differentiates and not changed):

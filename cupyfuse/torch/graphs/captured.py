@@ -1,0 +1,83 @@
+"""A captured forward as data: its values, its operations in order, and where values come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..rules.symbols import references
+
+
+@dataclass
+class Operation:
+    """One operation of a record.
+
+    Attributes
+    ----------
+    target : callable, or a tensor's method by name; None for what is neither
+    args, kwargs : with `Ref` in the places of tensors, `Size` in those of symbolic sizes
+    result : what it returns, likewise
+    path : of the module in whose forward it is
+    written : numbers of the values that it changes in place
+    ordered : whether it has to stay between its neighbours that are ordered too: it draws random numbers, say
+    view : whether a result shares memory with an operand
+    barrier : whether it changes the meaning of what follows, such as the grad mode: nothing passes it
+    drawn : whether it takes numbers from a random generator
+    after : numbers of the operations that make its inputs, sizes included
+    left : why it stays with PyTorch whatever rule there is for it; empty if it does not
+    """
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    path: str = ""
+    written: frozenset[int] = frozenset()
+    ordered: bool = False
+    view: bool = False
+    barrier: bool = False
+    drawn: bool = False
+    after: frozenset[int] = frozenset()
+    left: str = ""
+
+    @property
+    def read(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(references((self.args, self.kwargs))))
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.target, "__name__", self.target))
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        return tuple(references(self.result))
+
+
+@dataclass
+class CapturedGraph:
+    """What one forward does.
+
+    Attributes
+    ----------
+    tensors : for each value, a fake tensor
+    arguments : the numbers of the values that are inputs and no parameters
+    parameters : the numbers of those that are a module's parameters or buffers, with their dotted names
+    operations : in the order in which they were called
+    result : what is returned, with `Ref` for tensors
+    autocast : whether PyTorch chose the dtypes of operations
+    """
+
+    tensors: list[Any] = field(default_factory=list)
+    arguments: list[int] = field(default_factory=list)
+    parameters: dict[int, str] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    result: Any = None
+    autocast: bool = False
+
+
+def storage_of(tensor: Any) -> int:
+    """A number that tensors share if they share memory."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return -id(tensor)
