@@ -1,4 +1,4 @@
-"""Whether a chain of a captured graph is worth running, by the cost model."""
+"""Decide by the cost model which chains of a captured graph run through this library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .estimate import estimate
 
 
 def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge:
-    """The judge for chains that would else run eagerly, or be compiled by Inductor.
+    """Return the judge of chains that would otherwise run eagerly, or be compiled by Inductor.
 
     Parameters
     ----------
