@@ -22,8 +22,8 @@ from cupyfuse.errors import EngineError
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
 from cupyfuse.settings import DEFAULT_WORKSPACE, Settings
-from cupyfuse.torch.chains.runtime import device_of, dtype_name, layout_of, load, runtime_of
-from cupyfuse.torch.chains.tensors import from_numpy, to_numpy
+from cupyfuse.torch.chains.runtime import device_of, load, runtime_of
+from cupyfuse.torch.chains.tensors import dtype_name, from_numpy, layout_of, to_numpy
 
 Tensor = torch.Tensor
 FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from .tensors import as_base
+from .tensors import Tensors, as_base
 
 
 class _ChainFunction(torch.autograd.Function):
@@ -65,7 +64,7 @@ def _unmodified_leaves(ctx: Any) -> dict[int, Any]:
 _apply = super(torch.autograd.Function, _ChainFunction).apply
 
 
-def apply(executor: Any, tensors: Sequence[Any]) -> tuple[Any, ...]:
+def apply(executor: Any, tensors: Tensors) -> tuple[Any, ...]:
     """Run an executor, and have its backward pass run when gradients of the outputs arrive."""
     outputs: tuple[Any, ...] = _apply(executor, *tensors)
     return outputs

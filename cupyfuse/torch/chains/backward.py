@@ -16,8 +16,8 @@ from ...settings import Settings
 from ...trace.autodiff import as_graph, gradients, saved_values, stored
 from ..rules.values import Value
 from .chain import TracedChain
-from .runtime import layout_of, load
-from .tensors import as_matrix
+from .runtime import load
+from .tensors import Tensors, as_matrix, layout_of
 
 Flags = tuple[bool, ...]
 
@@ -99,7 +99,7 @@ class Backward:
         zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in above]
         return any(root is not None for root in roots), zero
 
-    def __call__(self, tensors: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
         """Compute the gradients, one for each input of the chain; None where nothing depends on it.
 
         Parameters
@@ -129,7 +129,7 @@ class Backward:
             result[k] = grad.reshape(self.traced.inputs[k].shape)
         return result
 
-    def _load(self, given: Flags, wanted: Flags, arrays: Sequence[Any]) -> _LoadedPlan:
+    def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         roots = {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
         leaves = [(self._inputs[k], self.traced.chain.names[k]) for k in self.inputs]
         leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
@@ -143,7 +143,7 @@ class Backward:
         value = self.traced.inputs[number]
         return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device)
 
-    def eagerly(self, known: Mapping[int, Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    def eagerly(self, known: Mapping[int, Any], cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
         """Compute the gradients by PyTorch's own operations, to be differentiated again.
 
         Parameters

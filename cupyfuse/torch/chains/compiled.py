@@ -12,10 +12,8 @@ from ...plan.plan import Plan
 from ...settings import Settings
 from .backward import Backward
 from .chain import TracedChain
-from .runtime import layout_of, load
-from .tensors import as_matrix
-
-Tensors = Sequence[Any]
+from .runtime import load
+from .tensors import Tensors, as_matrix, layout_of
 
 
 class CompiledChain:

@@ -26,7 +26,7 @@ from .chain import Chain, TracedChain, concrete_sizes, metas_of
 from .compiled import CompiledChain
 from .options import Options
 from .runtime import device_of
-from .tensors import as_base
+from .tensors import Tensors, as_base
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -56,7 +56,7 @@ _MAX_COMPILED = 1024
 _compiled: dict[Hashable, CompiledChain] = {}
 
 
-def _compile(tensors: Sequence[Any], sizes: Sequence[int], chain: str, saved: str, options_json: str) -> CompiledChain:
+def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options_json: str) -> CompiledChain:
     options = _parse_options(options_json)
     precision = options.current_precision()
     signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
@@ -80,7 +80,7 @@ def _saved_nodes(traced: TracedChain, saved: str) -> list[Node]:
 # Saved values -------------------------------------------------------------------------------------------------------
 
 
-def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
+def saves(chain: Chain, tensors: Tensors, needs: Sequence[bool]) -> str:
     """Return, as text, the values that the backward pass reads for tensors like these.
 
     Each has its place in `TracedChain.computed`, a value of the chain, its shape beside that value's (as a place in
@@ -108,7 +108,7 @@ def saves(chain: Chain, tensors: Sequence[Any], needs: Sequence[bool]) -> str:
     return json.dumps(found)
 
 
-def backward_inputs(chain: str, saved: str, tensors: Sequence[Any], needs: Sequence[bool]) -> tuple[int, ...]:
+def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bool]) -> tuple[int, ...]:
     """Return the inputs, by number, that the backward pass reads beside saved values."""
     return _backward_inputs(chain, saved, metas_of(tensors), tuple(needs))
 
@@ -195,7 +195,7 @@ def _set_up_context(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*kept, *output[len(output) - len(json.loads(ctx.saves)) :])
 
 
-def _needs(ctx: Any, tensors: Sequence[Any]) -> list[bool]:
+def _needs(ctx: Any, tensors: Tensors) -> list[bool]:
     """For each of the inputs, whether its gradient is wanted."""
     needs = ctx.needs_input_grad[0]
     return list(needs) if isinstance(needs, (list, tuple)) else [t.requires_grad for t in tensors]

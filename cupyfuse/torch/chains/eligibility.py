@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from .chain import Chain
-from .tensors import dtype_name
+from .tensors import Tensors, dtype_name
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
@@ -43,7 +43,7 @@ def is_intercepted() -> bool:
     )
 
 
-def signature_of(chain: Chain, tensors: Sequence[Any], numbers: Iterable[int]) -> tuple[Any, ...] | str:
+def signature_of(chain: Chain, tensors: Tensors, numbers: Iterable[int]) -> tuple[Any, ...] | str:
     """Return what plans depend on of these inputs; for one that is no plain tensor, why it cannot be fused."""
     signature: list[Any] = []
     for k in numbers:
@@ -57,7 +57,7 @@ def signature_of(chain: Chain, tensors: Sequence[Any], numbers: Iterable[int]) -
     return tuple(signature)
 
 
-def unsupported(chain: Chain, tensors: Sequence[Any]) -> str:
+def unsupported(chain: Chain, tensors: Tensors) -> str:
     """Say why no engine takes these tensors; empty if one does."""
     devices = {t.device for t in tensors}
     if len(devices) > 1:

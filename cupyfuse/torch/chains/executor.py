@@ -15,9 +15,8 @@ from .compiled import CompiledChain
 from .options import Options
 from .prepacked import Budget, weight_cache
 from .runtime import device_of, is_capturing
+from .tensors import Tensors
 from .weight_changes import FixedInputs
-
-Tensors = Sequence[Any]
 
 _MAX_COMPILED = 256
 # Compiled chains by signature: layers of a model that are alike share one.

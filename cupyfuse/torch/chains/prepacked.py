@@ -9,7 +9,6 @@ for replays of CUDA graphs. The fingerprint samples the elements; changes that t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from ...cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerpr
 from ...engines.cuda import CudaExecutable
 from ...plan.plan import Plan
 from .runtime import is_capturing, load, runtime_of
-
-Tensors = Sequence[Any]
+from .tensors import Tensors
 
 _STATES = 32  # streams and captured graphs that one cache serves; further ones prepack in every call
 _FREE_SHARE = 0.25  # of the free memory, for one cache: the model allocates more later

@@ -11,9 +11,10 @@ import torch
 from ...errors import TraceError
 from .chain import Chain
 from .eligibility import is_intercepted, signature_of, unsupported
-from .executor import Executor, Tensors
+from .executor import Executor
 from .options import Options
 from .prepacked import Budget
+from .tensors import Tensors
 
 _MAX_EXECUTORS = 256
 

@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
-Tensors = Sequence[Any]
+from .tensors import Tensors
 
 
 class Counter:

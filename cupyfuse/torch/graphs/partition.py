@@ -17,7 +17,7 @@ from ...errors import TraceError
 from ...trace import Trace
 from .. import rules
 from ..chains.chain import Call, Chain, concrete_sizes, traced_call
-from ..chains.runtime import dtype_name
+from ..chains.tensors import dtype_name
 from ..explain import VIEW
 from ..rules.symbols import Ref, Size, hints, references, symbolic
 from ..rules.values import Value
