@@ -34,23 +34,15 @@ class Backward:
 
     Parameters
     ----------
-    traced : TracedChain
-    needs : sequence of bool
-        For each input, whether its gradient is wanted.
-    settings : Settings
-    saved : sequence of Node, optional
-        What the forward pass saves; chosen unless given.
+    needs : for each input, whether its gradient is wanted
+    saved : the forward values that it reads; chosen unless given
 
     Attributes
     ----------
-    differentiable : list of bool
-        For each output, whether it depends on an input whose gradient is wanted.
-    inputs : list of int
-        The inputs that the backward pass reads.
-    beneath : list of int
-        Further inputs, which saved values depend on; only derivatives of the gradients read them.
-    saved : list of Node
-        The forward values that it reads: products, and statistics of columns. All else is recomputed.
+    differentiable : for each output, whether it depends on an input whose gradient is wanted
+    inputs : the inputs that the backward pass reads
+    beneath : further inputs, which saved values depend on; only derivatives of the gradients read them
+    saved : the forward values that it reads: products, and statistics of columns; all else is recomputed
     """
 
     def __init__(

@@ -71,18 +71,12 @@ class Chain:
 
     Attributes
     ----------
-    names : tuple of str
-        One for each input, as plans print it.
-    calls : tuple of Call
-        In an order in which they can run.
-    outputs : tuple of int
-        The values that are returned.
-    updates : tuple of (int, int)
-        (input, value): inputs that are overwritten with a value once all else is computed.
-    fixed : frozenset of int
-        The inputs that seldom change, parameters and buffers; what depends on them alone is prepacked.
-    sizes : int
-        How many symbolic sizes its arguments name; `with_sizes` fills them in.
+    names : one for each input, as plans print it
+    calls : in an order in which they can run
+    outputs : the numbers of the values that are returned
+    updates : (input, value) for each input that is overwritten with a value once all else is computed
+    fixed : the inputs that seldom change, parameters and buffers; what depends on them alone is prepacked
+    sizes : how many symbolic sizes the arguments name; `with_sizes` fills them in
     """
 
     names: tuple[str, ...]
@@ -142,22 +136,15 @@ class Chain:
     # As text
     def to_json(self) -> str:
         """Write the chain as text, which `from_json` reads."""
-        calls = [[c.rule, [_encoded(a) for a in c.arguments], list(c.results)] for c in self.calls]
-        updates = [list(u) for u in self.updates]
-        return json.dumps([list(self.names), calls, list(self.outputs), updates, sorted(self.fixed), self.sizes])
+        calls = [(c.rule, c.arguments, c.results) for c in self.calls]
+        fields = (self.names, calls, self.outputs, self.updates, sorted(self.fixed), self.sizes)
+        return json.dumps(fields, default=_encoded)
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def from_json(text: str) -> Chain:
-        names, calls, outputs, updates, fixed, sizes = json.loads(text)
-        return Chain(
-            tuple(names),
-            tuple(Call(rule, tuple(map(_decoded, arguments)), tuple(results)) for rule, arguments, results in calls),
-            tuple(outputs),
-            tuple((int(a), int(b)) for a, b in updates),
-            frozenset(fixed),
-            sizes,
-        )
+        names, calls, outputs, updates, fixed, sizes = _as_tuples(json.loads(text, object_hook=_decoded))
+        return Chain(names, tuple(Call(*call) for call in calls), outputs, updates, frozenset(fixed), sizes)
 
 
 @lru_cache(maxsize=4096)
@@ -252,19 +239,12 @@ def _encoded(argument: Any) -> Any:
         return {"value": argument.number}
     if isinstance(argument, Size):
         return {"size": argument.of}
-    if isinstance(argument, tuple):
-        return [_encoded(a) for a in argument]
-    if isinstance(argument, float):
-        return {"float": argument.hex()}
-    if argument is None or isinstance(argument, (bool, int, str)):
-        return argument
     raise TypeError(f"an argument of type {type(argument).__name__} cannot be part of a chain")
 
 
-def _decoded(argument: Any) -> Any:
-    if isinstance(argument, list):
-        return tuple(map(_decoded, argument))
-    if isinstance(argument, dict):
-        ((kind, value),) = argument.items()
-        return Ref(value) if kind == "value" else Size(value) if kind == "size" else float.fromhex(value)
-    return argument
+def _decoded(argument: dict[str, int]) -> Ref | Size:
+    return Ref(argument["value"]) if "value" in argument else Size(argument["size"])
+
+
+def _as_tuples(tree: Any) -> Any:
+    return tuple(map(_as_tuples, tree)) if isinstance(tree, list) else tree

@@ -21,25 +21,11 @@ class CompiledChain:
 
     Parameters
     ----------
-    traced : TracedChain
-    tensors : sequence of Tensor
-        Like those that it will be called with.
-    settings : Settings
-    needs : sequence of bool
-        For each input, whether its gradient is wanted: what is saved is chosen for these.
-    saved : sequence of Node
-        What is saved for backward passes, where `needs` does not choose.
-    prepacked : frozenset of int
-        The inputs from which weights are prepacked, by a plan of their own.
-    in_place : bool
-        Whether updates are written to the inputs; else they are results, behind the outputs.
-
-    Attributes
-    ----------
-    plan : Plan
-        Its results are the outputs, the updates unless made in place, and what is saved.
-    returns_views : bool
-        Whether some results are views of what the plan computes.
+    tensors : inputs like those that it will be called with
+    needs : for each input, whether its gradient is wanted; the values saved for the backward pass are chosen for these
+    saved : the saved values, where `needs` does not choose them
+    prepacked : the inputs from which weights are prepacked, by a plan of their own
+    in_place : whether updates are written to the inputs; else they are results, after the outputs
     """
 
     def __init__(
@@ -65,6 +51,7 @@ class CompiledChain:
 
     @cached_property
     def plan(self) -> Plan:
+        """The plan; its results are the outputs, the updates unless made in place, and the saved values."""
         return build(self.traced.as_traced(self.saved, self._in_place), self._layouts, self.settings, self._prepacked)
 
     @cached_property
@@ -78,6 +65,7 @@ class CompiledChain:
 
     @property
     def returns_views(self) -> bool:
+        """Whether results may be views of what the plan computes."""
         return bool(self._reshaped) or not all(output.direct for output in self.plan.outputs)
 
     def backward(self, needs: Sequence[bool]) -> Backward:
@@ -97,17 +85,17 @@ class CompiledChain:
         return matrices
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         return self._execute is not None
 
     def load(self, arrays: Tensors) -> None:
-        """Load the plan for arrays like these, as a call gets them."""
+        """Load the plan for arguments like those of a call."""
         self._execute = load(self.plan, arrays)
         self._outs = [None] * len(self.plan.outputs)
 
     def __call__(self, arrays: Tensors) -> list[Any]:
         """Run on matrices, then prepacked weights; return the plan's results in their own shapes."""
-        if self._execute is None:
+        if not self.is_loaded:
             self.load(arrays)
         results: list[Any] = self._execute(arrays, self._outs)
         for k, shape in self._reshaped:

@@ -159,14 +159,7 @@ def fake(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str, option
 
 
 def _run_backward(
-    inputs: list[Any],
-    saved: list[Any],
-    gradients: list[Any],
-    sizes: list[int],
-    chain: str,
-    saves: str,
-    needs: list[bool],
-    options: str,
+    inputs: Any, saved: Any, gradients: Any, sizes: Any, chain: str, saves: str, needs: list[bool], options: str
 ) -> list[Any]:
     with torch.no_grad():
         backward = _compile(inputs, sizes, chain, saves, options).backward(needs)
@@ -176,8 +169,8 @@ def _run_backward(
 
 
 def _fake_backward(
-    inputs: list[Any], saved: Any, gradients: Any, sizes: Any, chain: Any, saves: Any, needs: list[bool], options: Any
-) -> Any:
+    inputs: Any, saved: Any, gradients: Any, sizes: Any, chain: str, saves: str, needs: list[bool], options: str
+) -> list[Any]:
     return [torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,18 +13,8 @@ from .tensors import Tensors, dtype_name
 
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
-_UNSUPPORTED_KEYS = (
-    "Negative",
-    "Conjugate",
-    "Sparse",
-    "Quantized",
-    "ZeroTensor",
-    "Nested",
-    "Mkldnn",
-    "Meta",
-    "FuncTorch",
-    "Python",
-)
+# Dispatch keys of tensors that are more than strided memory.
+_UNSUPPORTED_KEYS = re.compile("Negative|Conjugate|Sparse|Quantized|ZeroTensor|Nested|Mkldnn|Meta|FuncTorch|Python")
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -65,8 +56,7 @@ def unsupported(chain: Chain, tensors: Tensors) -> str:
     if devices and next(iter(devices)).type not in ("cpu", "cuda"):
         return f"its tensors are on the device {next(iter(devices))}"
     for name, t in zip(chain.names, tensors, strict=True):
-        keys = str(torch._C._dispatch_keys(t))
-        if t.layout is not torch.strided or any(key in keys for key in _UNSUPPORTED_KEYS):
+        if t.layout is not torch.strided or _UNSUPPORTED_KEYS.search(str(torch._C._dispatch_keys(t))):
             return f"{name} is not a plain strided tensor"
         if dtype_name(t.dtype) is None:
             return f"{name} is of dtype {t.dtype}"

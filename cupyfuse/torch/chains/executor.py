@@ -29,24 +29,12 @@ class Executor:
 
     Parameters
     ----------
-    chain : Chain
-    options : Options
-    tensors : sequence of Tensor
-        Like those that it will be called with.
-    needs : sequence of bool
-        For each input, whether its gradient is wanted.
-    budget : Budget, optional
-        Of the memory for prepacked weights.
+    tensors : inputs like those that it will be called with
+    needs : for each input, whether its gradient is wanted
+    budget : limits the cache of prepacked weights
     """
 
-    def __init__(
-        self,
-        chain: Chain,
-        options: Options,
-        tensors: Tensors,
-        needs: Sequence[bool],
-        budget: Budget | None = None,
-    ):
+    def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool], budget: Budget):
         self.chain = chain
         settings = Settings(
             options.current_precision(), device_of(tensors[0]), options.max_workspace, options.keep_halves
@@ -68,7 +56,7 @@ class Executor:
             if self.plan.prepare is not None:
                 self._weights = weight_cache(self.plan.prepare, matrices, options.frozen, budget)
                 self.plan.prepared = self._weights.when
-            if not compiled.loaded:
+            if not compiled.is_loaded:
                 compiled.load([*matrices, *(self._weights.compute(matrices) if self._weights is not None else ())])
         self.backward = compiled.backward(needs) if any(needs) else None
         self.returns_views = compiled.returns_views
@@ -77,7 +65,7 @@ class Executor:
         needed = sorted(self._weights.needed) if self._weights is not None else []
         trained = [] if options.frozen else [k for k in needed if tensors[k].requires_grad]
         self._inputs = FixedInputs(sorted(chain.fixed), needed, trained)
-        self.is_current = self._inputs.unchanged
+        self.is_current = self._inputs.unchanged  # whether `bind` has nothing to do
         self._lock = threading.RLock()
 
     @property
@@ -87,7 +75,7 @@ class Executor:
 
     # Weights
     def bind(self, tensors: Tensors) -> None:
-        """Take these fixed inputs, after which `is_current` holds for them; prepack anew what has changed."""
+        """Take these fixed inputs; weights prepacked from others, or before a change, are stale."""
         if self._inputs.recorded and self.is_current(tensors):
             return
         with self._lock:

@@ -11,24 +11,7 @@ from ...settings import DEFAULT_WORKSPACE
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a fused module.
-
-    Attributes
-    ----------
-    precision : str or None
-        Of float32 products; None follows `torch.get_float32_matmul_precision`.
-    max_workspace : int
-        Bytes of workspace a call may take; larger chains run in blocks of rows where they can.
-    keep_halves : bool
-        Whether the fp16 hi/lo split of weights is cached.
-    frozen : bool
-        The caller's promise that weights never change without a new version: prepacked weights are cached without
-        checks, on the CPU too.
-    only_gains : bool
-        Whether chains that the cost model expects to lose are left to PyTorch.
-    max_prepared : int or None
-        Bytes of prepacked weights that may be cached; None for a share of the free memory.
-    """
+    """Options of a fused module, as the parameters of `cupyfuse.torch.fuse`."""
 
     precision: str | None = None
     max_workspace: int = DEFAULT_WORKSPACE

@@ -30,10 +30,7 @@ _in_graphs = WeakIdKeyDictionary()
 class Budget:
     """A limit on the bytes of prepacked weights that are cached together, as by one fused module.
 
-    Parameters
-    ----------
-    limit : int, optional
-        Bytes; without it, each cache may take a share of the memory that is free when it is made.
+    Without a limit, each cache may take a share of the memory that is free when it is made.
     """
 
     def __init__(self, limit: int | None = None):
@@ -54,13 +51,13 @@ class Budget:
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return nbytes <= _FREE_SHARE * (torch.cuda.mem_get_info(device)[0] + reserved)
 
-    def add(self, buffers: _Buffers) -> None:
+    def charge(self, buffers: _Buffers) -> None:
+        """Count buffers for as long as they live."""
         self._buffers.add(buffers)
 
 
-def weight_cache(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget | None = None) -> Uncached:
+def weight_cache(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget) -> Uncached:
     """Return the cache for a prepacking plan and inputs like these."""
-    budget = budget or Budget()
     device = matrices[0].get_device()
     checked = device >= 0 and plan.conditional and len(plan.graph.inputs) <= MOST_MATRICES
     if not frozen and not checked:
@@ -75,17 +72,13 @@ class Uncached:
 
     Parameters
     ----------
-    plan : Plan
-        The prepacking plan.
-    matrices : sequence of Tensor
-        The inputs of the chain, of at most two dimensions; the plan takes some of them.
+    plan : the prepacking plan
+    matrices : the inputs of the chain, of at most two dimensions; the plan takes some of them
 
     Attributes
     ----------
-    needed : list of int
-        The numbers of the inputs that the plan takes.
-    when : str
-        When the plan runs, as `Plan.prepared`.
+    needed : the numbers of the inputs that the plan takes
+    when : when the plan runs, as `Plan.prepared`
     """
 
     when = "in every call: {}"
@@ -150,7 +143,7 @@ class FrozenCache(Uncached):
             if capturing:
                 return arrays  # in the graph's memory: each replay prepacks
             self._buffers = _Buffers(arrays, self._device)
-            self._budget.add(self._buffers)
+            self._budget.charge(self._buffers)
         elif capturing:
             self._buffers.hold(self._taken_by_plan(tensors))
         elif self._device >= 0:
@@ -187,7 +180,7 @@ class CheckedCache(Uncached):
             with torch.inference_mode(False):
                 buffers = self._buffers = _CheckedBuffers(self._execute.allocate(), self._device)
             self._all.add(buffers)
-            self._budget.add(buffers)
+            self._budget.charge(buffers)
         stream = self._runtime.stream()
         if capturing:
             state = buffers.graph_state(stream.ptr)
@@ -229,14 +222,7 @@ def _geometry(tensor: Any) -> tuple[int, int, int, int, int]:
 
 
 class _Buffers:
-    """Cached arrays in PyTorch's memory, and the streams that use them.
-
-    Parameters
-    ----------
-    arrays : list of Tensor
-    device : int
-        Of the GPU; -1 for the CPU.
-    """
+    """Cached arrays in PyTorch's memory on a device, -1 for the CPU, and the streams that use them."""
 
     def __init__(self, arrays: list[Any], device: int):
         self.arrays = arrays

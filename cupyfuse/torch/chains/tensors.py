@@ -69,20 +69,6 @@ class TensorMemory:
         target.detach().copy_(source.detach())
 
 
-class Workspace:
-    """Memory of PyTorch's allocator, for as long as the object lives.
-
-    It may be given away again on the same stream, ordered behind the launches that use it; while a CUDA graph is
-    captured it comes from the graph's own pool.
-    """
-
-    __slots__ = ("ptr", "tensor")
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-        self.ptr = tensor.data_ptr()
-
-
 def _interface(address: int, shape: Any, typestr: str, itemsize: int, strides: Any) -> dict[str, Any]:
     return {
         "version": 3,

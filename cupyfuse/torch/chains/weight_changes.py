@@ -60,17 +60,9 @@ class FixedInputs:
 
     Parameters
     ----------
-    numbers : sequence of int
-        Their places among the chain's inputs.
-    prepacked : sequence of int
-        Those that weights are prepacked from.
-    trained : sequence of int
-        Those for which optimizer steps and gradients count as changes.
-
-    Attributes
-    ----------
-    gradients : list of (int, Counter)
-        The gradient counters of `trained`.
+    numbers : their places among the chain's inputs
+    prepacked : those that weights are prepacked from
+    trained : those for which optimizer steps and gradients count as changes; `gradients` has their gradient counters
     """
 
     def __init__(self, numbers: Sequence[int], prepacked: Sequence[int], trained: Sequence[int]):

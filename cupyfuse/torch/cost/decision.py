@@ -17,11 +17,8 @@ def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge
 
     Parameters
     ----------
-    options : Options
-    compiled : bool
-        Whether Inductor would compile them.
-    replayed : bool
-        Whether they run in CUDA graphs, where the host's time does not count.
+    compiled : whether Inductor would compile them
+    replayed : whether they run in CUDA graphs, where the host's time does not count
     """
     if not options.only_gains:
         return anything

@@ -82,20 +82,13 @@ def estimate(
 
     Parameters
     ----------
-    chain : Chain
-    metas : sequence of (shape, dtype)
-        Of its inputs.
-    graded : sequence of bool
-        For each input, whether its gradient is wanted; then forward and backward are estimated. Empty for inference.
-    precision : str
-        Of float32 products.
-    device : Device or None
-        None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the same
-        as there, though the plan that runs may not be.
-    compiled : bool
-        Whether Inductor would run the chain, not PyTorch eager.
-    frozen : bool
-        Whether fixed inputs never change, so that prepacked weights are not checked.
+    metas : shapes and dtypes of the inputs
+    graded : for each input, whether its gradient is wanted; then the backward pass counts too. Empty for inference
+    precision : of float32 products
+    device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
+        same as there, though the plan that runs may not be
+    compiled : whether Inductor would run the chain, not PyTorch eager
+    frozen : whether fixed inputs never change, so that prepacked weights are not checked
     """
     try:
         wanted = tuple(map(bool, graded)) or (False,) * len(chain.names)
