@@ -13,7 +13,7 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Traced
 from ...settings import Settings
-from ...trace.autodiff import as_graph, gradients, saved_values, stored
+from ...trace.autodiff import extract_graph, gradients, saved_values, stored
 from ..rules.values import Value
 from .chain import TracedChain
 from .runtime import load
@@ -127,7 +127,7 @@ class Backward:
         leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
         leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
         axes = tuple(self.traced.inputs[k].tracer._axes for k in roots)
-        traced = Traced(f"backward of {self.traced.chain.name}", as_graph(list(roots.values()), leaves), axes, ())
+        traced = Traced(f"backward of {self.traced.chain.name}", extract_graph(list(roots.values()), leaves), axes, ())
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
         return _LoadedPlan(load(plan, arrays), list(roots))
 

@@ -21,7 +21,7 @@ from ...plan.plan import Traced
 from ...trace import Trace
 from ...trace.autodiff import stored
 from ..rules import RULES
-from ..rules.symbols import Ref, Size
+from ..rules.symbols import Ref, Size, substitute
 from ..rules.values import Value
 from .tensors import dtype_name
 
@@ -113,8 +113,12 @@ class Chain:
 
     def _run(self, inputs: Iterable[Any], apply: Callable[[Call, list[Any]], Any]) -> dict[int, Any]:
         values = dict(enumerate(inputs))
+
+        def fill(argument: Any) -> Any:
+            return substitute(argument, lambda ref: values[ref.number], lambda size: size)
+
         for call in self.calls:
-            result = apply(call, [_substitute(a, values) for a in call.arguments])
+            result = apply(call, list(map(fill, call.arguments)))
             results = result if isinstance(result, tuple) else (result,)
             values.update((n, value) for n, value in zip(call.results, results, strict=False) if n >= 0)
         return values
@@ -149,12 +153,10 @@ class Chain:
 
 @lru_cache(maxsize=4096)
 def _filled(chain: Chain, sizes: Sequence[Any]) -> Chain:
-    def filled(argument: Any) -> Any:
-        if isinstance(argument, Size):
-            return sizes[argument.of]
-        return tuple(map(filled, argument)) if isinstance(argument, tuple) else argument
+    def fill(argument: Any) -> Any:
+        return substitute(argument, lambda ref: ref, lambda size: sizes[size.of])
 
-    calls = tuple(Call(c.rule, tuple(map(filled, c.arguments)), c.results) for c in chain.calls)
+    calls = tuple(Call(c.rule, tuple(map(fill, c.arguments)), c.results) for c in chain.calls)
     return replace(chain, calls=calls, sizes=0)
 
 
@@ -226,12 +228,6 @@ def concrete_sizes(sizes: Iterable[Any]) -> tuple[int, ...]:
 def metas_of(tensors: Iterable[Any]) -> tuple[Meta, ...]:
     """Shapes and dtypes of tensors."""
     return tuple((concrete_sizes(t.shape), str(dtype_name(t.dtype))) for t in tensors)
-
-
-def _substitute(argument: Any, values: dict[int, Any]) -> Any:
-    if isinstance(argument, Ref):
-        return values[argument.number]
-    return tuple(_substitute(a, values) for a in argument) if isinstance(argument, tuple) else argument
 
 
 def _encoded(argument: Any) -> Any:

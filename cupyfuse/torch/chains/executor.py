@@ -55,7 +55,7 @@ class Executor:
             self._weights = None
             if self.plan.prepare is not None:
                 self._weights = weight_cache(self.plan.prepare, matrices, options.frozen, budget)
-                self.plan.prepared = self._weights.when
+                self.plan.prepare_note = self._weights.when
             if not compiled.is_loaded:
                 compiled.load([*matrices, *(self._weights.compute(matrices) if self._weights is not None else ())])
         self.backward = compiled.backward(needs) if any(needs) else None

@@ -78,7 +78,7 @@ class Uncached:
     Attributes
     ----------
     needed : the numbers of the inputs that the plan takes
-    when : when the plan runs, as `Plan.prepared`
+    when : when the plan runs, as `Plan.prepare_note`
     """
 
     when = "in every call: {}"

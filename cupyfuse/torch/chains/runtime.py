@@ -22,7 +22,7 @@ from ...cuda.gemm import Gemm, Operand, OwnersBlas, library_name
 from ...cuda.kernel import Kernel
 from ...cuda.runtime import Function, load_unless_capturing
 from ...devices import Device
-from ...engines import row_blocks as streaming
+from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
 from ...engines.numpy import NumpyExecutable
 from ...errors import EngineError
@@ -53,7 +53,7 @@ def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     index = tensors[0].get_device()
     if index < 0:
         return _CpuPlan(plan, tensors)
-    execute: Execute = streaming.ready(functools.partial(CudaExecutable, runtime=runtime_of(index)), plan, tensors)
+    execute: Execute = row_blocks.load(functools.partial(CudaExecutable, runtime=runtime_of(index)), plan, tensors)
     return execute
 
 
@@ -71,7 +71,7 @@ class _CpuPlan:
     """A plan loaded for CPU tensors, whose memory NumPy works on."""
 
     def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor]):
-        self._execute = streaming.ready(NumpyExecutable, plan, [to_numpy(t) for t in tensors])
+        self._execute = row_blocks.load(NumpyExecutable, plan, [to_numpy(t) for t in tensors])
         self._changed = [arg for arg, _ in plan.graph.effects]
 
     def __call__(self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -105,7 +105,7 @@ class TorchRuntime(TensorMemory):
         super().__init__(torch.device("cuda", index))
         self._index = index
         properties = torch.cuda.get_device_properties(index)
-        self.device = devices.find(properties.name) if devices.known(properties.name) else None
+        self.device = devices.find(properties.name) if devices.is_known(properties.name) else None
         self.processors = int(properties.multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
         # What PyTorch's own compiled code calls costs a third of `torch.empty`.

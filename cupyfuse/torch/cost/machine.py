@@ -9,7 +9,7 @@ from ... import dtypes
 from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
-from ...plan.schedule.products import LEAST_DEPTH, halves_time
+from ...plan.schedule.products import LEAST_DEPTH, split_time
 from . import rates
 
 
@@ -59,7 +59,7 @@ class Machine:
     def split_product(self, m: int, k: int, n: int, presplit: bool = False) -> float:
         """Seconds of a product from the hi/lo split of its operands, which `presplit` ones have already."""
         left, right = (Node("input", (), shape, "float32") for shape in ((m, k), (k, n)))
-        return halves_time(g.matmul(left, right), self.device, presplit, presplit)
+        return split_time(g.matmul(left, right), self.device, presplit, presplit)
 
     def best_split_product(self, m: int, k: int, n: int, dtype: str) -> float | None:
         """Seconds of a product from a hi/lo split made for it; None where cuBLAS computes it."""
