@@ -426,7 +426,7 @@ def test_what_is_unchanged_is_not_prepared_again(device: str) -> None:
 def test_explanations_say_when_it_is_prepared(host: Launching) -> None:
     _, fused, x = pair(models.HeadSum, "cpu")
     fused(x)
-    assert "for which the device looks in every call" in ct.explain(fused).details()
+    assert "which the device checks in every call" in ct.explain(fused).details()
 
 
 def test_streams_of_their_own(host: Launching) -> None:

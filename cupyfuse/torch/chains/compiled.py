@@ -90,8 +90,8 @@ class CompiledChain:
 
     def load(self, arrays: Tensors) -> None:
         """Load the plan for arguments like those of a call."""
-        self._execute = load(self.plan, arrays)
         self._outs = [None] * len(self.plan.outputs)
+        self._execute = load(self.plan, arrays)
 
     def __call__(self, arrays: Tensors) -> list[Any]:
         """Run on matrices, then prepacked weights; return the plan's results in their own shapes."""

@@ -31,10 +31,7 @@ from .tensors import Tensors, as_base
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _CONTIGUOUS = torch.contiguous_format
-_LIBRARY.define(
-    "chain(Tensor[] inputs, SymInt[] sizes, str chain, str saved, str options) -> Tensor[]",
-    tags=_TAGS,
-)
+_LIBRARY.define("chain(Tensor[] inputs, SymInt[] sizes, str chain, str saved, str options) -> Tensor[]", tags=_TAGS)
 _LIBRARY.define(
     "chain_backward(Tensor[] inputs, Tensor[] saved, Tensor?[] gradients, SymInt[] sizes, str chain, str saves, "
     "bool[] needs, str options) -> Tensor[]",
@@ -43,7 +40,7 @@ _LIBRARY.define(
 
 
 def options_text(options: Options) -> str:
-    """Options as the operators take them."""
+    """Write options as the operators take them."""
     return json.dumps(asdict(options), sort_keys=True)
 
 
@@ -56,17 +53,16 @@ _MAX_COMPILED = 1024
 _compiled: dict[Hashable, CompiledChain] = {}
 
 
-def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options_json: str) -> CompiledChain:
-    options = _parse_options(options_json)
-    precision = options.current_precision()
+def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options: str) -> CompiledChain:
+    chosen = _parse_options(options)
     signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-    key = (chain, saved, options, precision, tuple(sizes), signature)
+    key = (chain, saved, options, chosen.current_precision(), tuple(sizes), signature)
     compiled = _compiled.get(key)
     if compiled is None:
         if len(_compiled) >= _MAX_COMPILED:
             _compiled.clear()
         traced = Chain.from_json(chain).with_sizes(tuple(sizes)).trace(metas_of(tensors))
-        settings = Settings(precision, device_of(tensors[0]), options.max_workspace, options.keep_halves)
+        settings = chosen.settings_on(device_of(tensors[0]))
         compiled = CompiledChain(traced, tensors, settings, saved=_saved_nodes(traced, saved), in_place=False)
         _compiled[key] = compiled
     return compiled

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from ...settings import Settings
 from . import autograd
 from .chain import Chain, metas_of
 from .compiled import CompiledChain
@@ -36,9 +35,7 @@ class Executor:
 
     def __init__(self, chain: Chain, options: Options, tensors: Tensors, needs: Sequence[bool], budget: Budget):
         self.chain = chain
-        settings = Settings(
-            options.current_precision(), device_of(tensors[0]), options.max_workspace, options.keep_halves
-        )
+        settings = options.settings_on(device_of(tensors[0]))
         prepacked = frozenset(k for k in chain.fixed if options.frozen or _is_cacheable(tensors[k]))
         signature = tuple((meta, t.stride()) for meta, t in zip(metas_of(tensors), tensors, strict=True))
         place = tensors[0].get_device(), torch.get_default_dtype()

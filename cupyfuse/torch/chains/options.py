@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...settings import DEFAULT_WORKSPACE
+from ...devices import Device
+from ...settings import DEFAULT_WORKSPACE, Settings
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Options:
 
     def current_precision(self) -> str:
         return self.precision or matmul_precision()
+
+    def settings_on(self, device: Device | None) -> Settings:
+        """Return the settings of plans for a device."""
+        return Settings(self.current_precision(), device, self.max_workspace, self.keep_halves)
 
 
 _backend_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # of newer versions

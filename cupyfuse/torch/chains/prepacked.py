@@ -124,13 +124,13 @@ class Uncached:
 class OverBudget(Uncached):
     """Weights prepacked in every call, for want of memory to cache them."""
 
-    when = "in every call, because keeping them would take more memory than they may: {}"
+    when = "in every call, because {} are more than may be kept"
 
 
 class FrozenCache(Uncached):
     """Weights prepacked once, and again when the host sees a change."""
 
-    when = "once, for as long as parameters are the same tensors of the same version (frozen): {} are kept"
+    when = "once for each version of the parameters (frozen): {} are kept"
 
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
         super().__init__(plan, matrices)
@@ -155,7 +155,7 @@ class FrozenCache(Uncached):
 class CheckedCache(Uncached):
     """Weights prepacked where the device finds that the inputs differ from those it prepacked last."""
 
-    when = "when the parameters have changed, for which the device looks in every call: {} are kept"
+    when = "when the parameters have changed, which the device checks in every call: {} are kept"
 
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
         self._budget = budget
