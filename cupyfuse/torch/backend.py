@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
-from .chains.runner import Options
+from .chains.options import Options
 from .cost import decision
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_idle_dropouts

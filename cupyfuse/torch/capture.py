@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from .backend import fuse_module
-from .chains.runner import Options, Runner
+from .chains.options import Options
+from .chains.runner import Runner
 from .cost import decision
 from .explain import Part, refusals
 from .graphs.importer import NO_TENSOR
@@ -81,7 +82,7 @@ class Capture:
             occurred: Counter[Any] = Counter()
             for fused in partition.chains:
                 where = operations[fused.members[0]].path
-                plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.all_entries)
+                plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.executors)
                 part = Part(where, fused.chain.operations, plans, "", fused.note)
                 _enter(found, graph, part, occurred)
             for k, reason in partition.left.items():

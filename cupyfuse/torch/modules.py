@@ -42,7 +42,7 @@ class _Runners:
 
     def parts(self, path: str) -> list[Part]:
         """What was fused, for `explain`."""
-        fused = [(r.chain.operations, tuple(e.plan for e in r.all_entries)) for r in self.runners]
+        fused = [(r.chain.operations, tuple(e.plan for e in r.executors)) for r in self.runners]
         return [*(Part(path, names, plans) for names, plans in fused if plans), *refusals(path, self.runners)]
 
 

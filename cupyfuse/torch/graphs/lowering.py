@@ -18,10 +18,10 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import TraceError
 from ..chains import custom_op
-from ..chains.chain import sizes as shape_of
+from ..chains.chain import metas_of
+from ..chains.options import Options
 from ..chains.prepacked import Budget
-from ..chains.runner import Options, Runner
-from ..chains.runtime import dtype_name
+from ..chains.runner import Runner
 from .captured import storage_of
 from .importer import ImportedGraph
 from .inplace import restore_in_place
@@ -80,8 +80,7 @@ class Direct:
         result = add(runner.as_function(), (*nodes, *fused.sizes))
         count = len(fused.outputs)
         outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
-        metas = [(shape_of(t), str(dtype_name(t.dtype))) for t in tensors]
-        traced = fused.with_hints().trace(metas).outputs
+        traced = fused.with_hints().trace(metas_of(tensors)).outputs
         # A transposed result is a view of the computed one.
         return [
             output if value.tracer._axes == (0, 1) else add("contiguous", (output,))
@@ -208,7 +207,7 @@ class _Lowerer:
             saved = custom_op.saves(chain, tensors, needs)
         except TraceError:
             return None
-        later = custom_op.read_later(chain.to_json(), saved, tensors, needs)
+        later = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
         return None if changed & {storage_of(tensors[k]) for k in later} else saved
 
 
