@@ -1,7 +1,7 @@
-"""Make the backend "cupyfuse" known to `torch.compile`, installed entry points or not.
+"""Register the backend "cupyfuse" with `torch.compile`, installed entry points or not.
 
-Dynamo takes a second to import, and only those who compile need it: the backend is entered into its registry when that
-is imported, or at once where it has been.
+Dynamo takes a second to import, and only those who compile need it: the backend is registered when Dynamo's registry is
+imported, or at once if it has been.
 """
 
 from __future__ import annotations
@@ -17,16 +17,12 @@ _REGISTRY = "torch._dynamo.backends.registry"
 
 
 def register() -> None:
-    """Have the backend registered as soon as there is a registry."""
+    """Register the backend, now or when the registry is imported."""
     registry = sys.modules.get(_REGISTRY)
     if registry is not None:
-        _enter(registry)
+        registry.register_backend(_backend, name="cupyfuse")
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-
-
-def _enter(registry: Any) -> None:
-    registry.register_backend(_backend, name="cupyfuse")
 
 
 def _backend(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -36,7 +32,7 @@ def _backend(module: Any, example_inputs: Sequence[Any], **options: Any) -> Call
 
 
 class _Finder(MetaPathFinder):
-    """Finds the registry as the path finder does, with a loader that enters the backend."""
+    """Finds the registry as the path finder does, with a loader that registers the backend."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != _REGISTRY:
@@ -58,7 +54,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        _enter(module)
+        module.register_backend(_backend, name="cupyfuse")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -30,32 +30,6 @@ from .partition import FusedChain, Partition
 Add = Callable[..., Node]
 
 
-class Lowering(Protocol):
-    """How a chain is called from a graph.
-
-    Attributes
-    ----------
-    differentiates : bool
-        Whether the call is differentiated by itself, and saves what its backward pass needs.
-    """
-
-    differentiates: bool
-
-    def call(
-        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
-    ) -> list[Node]:
-        """Add the call; one node for each output of the chain.
-
-        Parameters
-        ----------
-        add : callable
-            `add(target, arguments, example)` adds a node behind the last one.
-        fused : FusedChain
-        nodes, tensors : the chain's inputs, as nodes and as fake tensors
-        saved : the values saved for the backward pass, see `library.saves`; "[]" without gradients
-        """
-
-
 class Direct:
     """Call the runner of each chain: an autograd node of its own, with prepacked weights and plans by shape.
 
@@ -63,6 +37,8 @@ class Direct:
     ----------
     runners : list of Runner
         Those of all chains so far.
+    differentiates : bool
+        Whether the call is differentiated by itself, and saves what its backward pass needs.
     """
 
     differentiates = True
@@ -72,9 +48,8 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(
-        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
-    ) -> list[Node]:
+    def call(self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str) -> list[Node]:
+        """Add the call by `add(target, arguments, example)`; one node for each output of the chain."""
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
@@ -100,6 +75,7 @@ class AsOperator:
     def call(
         self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
+        """Add the call, which saves the values `saved` (see `library.saves`); one node for each output of the chain."""
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
@@ -112,6 +88,9 @@ class AsOperator:
         for k, (number, _) in enumerate(chain.updates, len(outputs)):
             add("copy_", (nodes[number], add(operator.getitem, (call, k), results[k])))
         return outputs
+
+
+Lowering = Direct | AsOperator
 
 
 def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> None:

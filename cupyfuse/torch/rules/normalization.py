@@ -206,15 +206,7 @@ def _move_average(running: Value | None, batch: Value, momentum: Operand) -> Val
 
 
 def _module_eager(
-    x: Any,
-    mean: Any,
-    var: Any,
-    weight: Any,
-    bias: Any,
-    count: Any,
-    training: bool,
-    momentum: float | None,
-    eps: float,
+    x: Any, mean: Any, var: Any, weight: Any, bias: Any, count: Any, training: bool, momentum: float | None, eps: float
 ) -> tuple[Any, Any, Any, Any]:
     """`BatchNorm1d.forward` without changing anything, and without waiting for the number of batches."""
     new_count = count + 1 if training and count is not None else None
