@@ -60,7 +60,7 @@ class Comparison:
 
 def _gains(times: tuple[float, ...]) -> bool:
     """The rule of `cupyfuse.torch.cost` for times in microseconds."""
-    from cupyfuse.torch.cost.fused import Estimate, Time
+    from cupyfuse.torch.cost.estimate import Estimate, Time
 
     a, b, c, d = (t * 1e-6 for t in times)
     return Estimate(Time(a, b), Time(c, d)).gains()

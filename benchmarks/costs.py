@@ -108,7 +108,7 @@ class _Chain:
     def predicted(self, compiled: bool) -> dict[str, float]:
         """What the model says, in microseconds; empty where it says nothing."""
         from cupyfuse.torch.chains.runtime import device_of
-        from cupyfuse.torch.cost.fused import estimate
+        from cupyfuse.torch.cost.estimate import estimate
 
         graded = [bool(t.requires_grad) for t in self._tensors]
         precision = self._torch.get_float32_matmul_precision()
@@ -121,7 +121,7 @@ class _Chain:
         return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
 
     def ours(self) -> Callable[[], Any]:
-        from cupyfuse.torch.chains.running import Runner
+        from cupyfuse.torch.chains.runner import Runner
 
         runner = Runner(self._question.chain)
         runner(self._tensors)

@@ -11,8 +11,8 @@ class Device:
     """Peak rates of one GPU: memory bandwidth in bytes/s, arithmetic in FLOP/s (dense, no sparsity).
 
     `simt` are the float32 units, `simt64` the float64 units, `tf32` and `half` the tensor cores; `processors` are its
-    multiprocessors. `halves` is the rate that products from fp16 halves tend to, as measured, their three products
-    counted; 0 where this library has no kernel for them.
+    multiprocessors. `split` is the rate measured for large products of hi/lo splits, all three products counted; 0
+    where this library has no kernel for them.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Device:
     tf32: float
     half: float
     processors: int
-    halves: float = 0.0
+    split: float = 0.0
 
 
 DEVICES: dict[str, Device] = {
@@ -48,16 +48,16 @@ def find(name: str) -> Device:
         No device of the table is named there.
     """
     for key, device in DEVICES.items():
-        if _named(key, name):
+        if _mentions(key, name):
             return device
     raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
 
 
-def known(name: str) -> bool:
+def is_known(name: str) -> bool:
     """Whether `find` would find a device."""
-    return any(_named(key, name) for key in DEVICES)
+    return any(_mentions(key, name) for key in DEVICES)
 
 
-def _named(key: str, name: str) -> bool:
+def _mentions(key: str, name: str) -> bool:
     """Whether a device's name stands as words of its own: an RTX A1000 is no A100."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![0-9])", name, re.IGNORECASE) is not None

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
-from .chains.running import Options
-from .cost import worth
+from .chains.runner import Options
+from .cost import decision
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_idle_dropouts
 from .graphs.lowering import AsOperator, Lowering, lower
@@ -38,7 +38,7 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
     own = {name for name in patches if name.startswith(_PREFIX)}
     chosen = Options(**{name.removeprefix(_PREFIX): patches.pop(name) for name in own})
     replayed = bool(patches.get("triton.cudagraphs"))
-    fuse_module(module, AsOperator(chosen), worth.judge_for(chosen, compiled=True, replayed=replayed))
+    fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, replayed=replayed))
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)
     return compiled
 
@@ -75,7 +75,7 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     """Replace the chains of a graph by calls, in place; serves as `torch._inductor.config.pre_grad_custom_pass`."""
     chosen = Options(only_gains=only_gains)
     imported = _import(graph)
-    lower(imported, partition(imported.captured, worth.judge_for(chosen, compiled=True)), AsOperator(chosen))
+    lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
 
 

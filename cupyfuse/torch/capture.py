@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from .backend import fuse_module
-from .chains.running import Options, Runner
-from .cost import worth
+from .chains.runner import Options, Runner
+from .cost import decision
 from .explain import Part, refusals
 from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
@@ -98,10 +98,10 @@ class Capture:
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with self._lock:
             if not self.graphs:
-                self.partitions += fuse_module(module, self._direct, worth.judge_for(self.options, compiled=False))
+                self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
                 forward: Callable[..., Any] = module.forward
                 return forward
-            judge = worth.judge_for(self.options, compiled=False, replayed=True)
+            judge = decision.judge_for(self.options, compiled=False, replayed=True)
             self.partitions += fuse_module(module, AsOperator(self.options), judge)
         replayed: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return replayed

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_prepared, check_workspace
-from .chains.running import Options
+from .chains.runner import Options
 from .copies import replace_modules, slots
 from .distributed import is_fsdp, share_state
 from .explain import explain

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from .chains.running import Runner
+from .chains.runner import Runner
 from .explain import Part, explain, refusals
 from .functions import Step, apply_steps, chain_of, log_softmax, softmax
 from .module import OfferedMethod, refresh

@@ -17,10 +17,10 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import TraceError
-from ..chains import library
+from ..chains import custom_op
 from ..chains.chain import sizes as shape_of
-from ..chains.prepared import Budget
-from ..chains.running import Options, Runner
+from ..chains.prepacked import Budget
+from ..chains.runner import Options, Runner
 from ..chains.runtime import dtype_name
 from .captured import storage_of
 from .importer import ImportedGraph
@@ -75,13 +75,13 @@ class AsOperator:
     def call(
         self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
-        """Add the call, which saves the values `saved` (see `library.saves`); one node for each output of the chain."""
+        """Add the call, which saves `saved` (see `custom_op.saves`); one node for each output of the chain."""
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
         with mode or nullcontext():
-            results = library.fake(list(tensors), sizes, text, saved)
-        options = library.options_text(self.options)
+            results = custom_op.fake(list(tensors), sizes, text, saved)
+        options = custom_op.options_text(self.options)
         target = torch.ops.cupyfuse.chain.default
         call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)
         outputs = [add(operator.getitem, (call, k), results[k]) for k in range(len(fused.outputs))]
@@ -184,10 +184,10 @@ class _Lowerer:
             return "[]"
         chain = fused.with_hints()
         try:
-            saved = library.saves(chain, tensors, needs)
+            saved = custom_op.saves(chain, tensors, needs)
         except TraceError:
             return None
-        later = library.read_later(chain.to_json(), saved, tensors, needs)
+        later = custom_op.read_later(chain.to_json(), saved, tensors, needs)
         return None if changed & {storage_of(tensors[k]) for k in later} else saved
 
 

@@ -164,7 +164,7 @@ def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
 def _relative_to_max(x: Tracer, axis: int | None) -> tuple[Tracer, Tracer, Tracer]:
     """The maximum, a constant for gradients since results do not depend on it, x - maximum, and its sum of exp."""
     top = trace.reduce("max", x, axis, keepdims=True)
-    top = top._trace.array(g.constant(top._node), top._axes)
+    top = top._trace.array(g.stop_gradient(top._node), top._axes)
     distance = x - top
     if axis is None:
         return top, distance, trace.reduce("sum", trace.apply("exp", distance), None, keepdims=True)

@@ -85,8 +85,8 @@ def _pool(op: str, input: Value, width: int, name: str) -> Value:
     if op == "mean":
         pooled = g.average_pool(node, width)
     else:
-        groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1)
-        groups.attrs["gradient"] = "last"  # the gradient is that of one element: the first, or the last NaN
+        # The gradient is that of one element: the first, or the last NaN.
+        groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1, gradient="last")
         pooled = g.reshape(groups, (rows, columns // width))
     return Value(Tracer(input.tracer._trace, pooled, axes), (*input.shape[:-1], columns // width))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from ... import trace
 from ...dtypes import is_float
 from ...ir import graph as g
-from ...ir.adjoints import product_of_others
+from ...ir.adjoints import exclusive_product
 from ...trace import Tracer
 from .axes import Dim, matrix_along, normalize_dims, reduced_shape
 from .overloads import is_tensor
@@ -31,14 +32,18 @@ def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient
         result = trace.reduce(op, x, axis)
     except ValueError as error:
         refuse(op, str(error).splitlines()[0])
-    steps = [result._node] if result._node is not x._node else []
-    if op in ("max", "min") and axis is None and result._node.inputs[0].op == op:
-        # All elements that equal the extreme share its gradient, whichever row they are in.
-        steps.append(result._node.inputs[0])
-        steps[-1].attrs["part"] = True
-    for step in steps:
-        step.attrs.update({"gradient": gradient} if gradient else {})
+    if op in ("max", "min") and result._node is not x._node:
+        result = result._trace.array(_with_gradient(result._node, x._node, gradient), result._axes)
     return Value(result, reduced_shape(value.shape, dims, keepdim))
+
+
+def _with_gradient(extreme: g.Node, x: g.Node, gradient: str) -> g.Node:
+    """An extreme of x, in one step or two, that hands on its gradient in the named way."""
+    inner = extreme.inputs[0]
+    if inner is not x:
+        # All elements that equal the extreme share its gradient, whichever row they are in.
+        inner = replace(inner, gradient=gradient, partial=True)
+    return replace(extreme, inputs=(inner,), gradient=gradient)
 
 
 def _with_slope(result: Tracer, x: Tracer, slope: Tracer) -> Tracer:
@@ -87,7 +92,7 @@ def _product_of_all(value: Value) -> Value:
     zeros = g.pointwise("where", g.pointwise("equal", node, zero), g.cast(g.const(1.0), node.dtype), zero)
     for each in axes:
         zeros = g.reduce("sum", zeros, each)
-    others = g.pointwise("add", product_of_others(node, tracer._node, axes), zero)  # a factor, not a choice
+    others = g.pointwise("add", exclusive_product(node, tracer._node, axes), zero)  # a factor, not a choice
     slope = g.pointwise("where", g.pointwise("greater", zeros, g.const(1.0)), zero, others)
     return Value(_with_slope(tracer, x, x._trace.array(slope, x._axes)), ())
 

@@ -19,7 +19,7 @@ from ...ir import graph as g
 from ...ir.operators import POINTWISE
 from ...trace import Trace, Tracer
 from ...trace.broadcasting import align as align_nodes
-from ...trace.broadcasting import repeated
+from ...trace.broadcasting import expand
 from .promotion import default_float, promote
 
 Shape = tuple[int, ...]
@@ -158,7 +158,7 @@ def _recompute(tracer: Tracer, fold: Fold) -> Tracer | None:
         elif node.op == "reshape":
             done[node] = done[node.inputs[0]]
         elif node.pointwise and len(done) < _CHEAP and all(i.size in (1, node.size) for i in node.inputs):
-            done[node] = g.Node(node.op, tuple(done[i] for i in node.inputs), fold, node.dtype, node.attrs)
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs], fold)
         else:
             return None
     return tracer._trace.array(done[tracer._node], (0, 1))
@@ -236,7 +236,7 @@ def expand_to(value: Value, shape: Shape) -> Value:
     if broadcast_shapes([value.shape, shape], "expand") != shape:
         refuse("expand", f"a value of shape {value.shape} does not expand to {shape}")
     (tracer,), _, fold = align([value], "expand", shape)
-    return Value(repeated(tracer, fold), shape)
+    return Value(expand(tracer, fold), shape)
 
 
 # Operators ----------------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ def require_float(value: Value, operation: str) -> Value:
 
 def stop_gradient(value: Value) -> Value:
     tracer = value.tracer
-    return Value(tracer._trace.array(g.constant(tracer._node), tracer._axes), value.shape)
+    return Value(tracer._trace.array(g.stop_gradient(tracer._node), tracer._axes), value.shape)
 
 
 def with_slopes(value: Value, *pairs: tuple[Value, Operand]) -> Value:

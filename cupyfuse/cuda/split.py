@@ -1,0 +1,131 @@
+"""Kernels of float32 products by the hi/lo split, on Hopper's fp16 tensor cores.
+
+`split_rows.cu` splits an operand and `split_columns.cu` a transposed one, `split_gemm.cu` multiplies, and
+`split_repair.cu` recomputes what fp16 cannot hold. Here is what depends on the shape: the width of the tiles, and the
+text of one instruction.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from .. import devices
+from ..ir.graph import Node
+from ..plan.schedule.products import TILE_ROWS, tile_width
+from .configure import Config
+from .kernel import CONDITION, Kernel, translation_unit
+
+ARCHITECTURE = "90a"
+WARPS_A_TILE = 8
+GEMM_THREADS = 384
+REPAIR_THREADS = 256
+_SHARED_BYTES = 232448  # most shared memory of a block
+_ROW_THREADS, _ROW_HELD = 256, 4  # of split_rows
+_COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
+_SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
+_SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
+
+
+def stages_for(width: int) -> int:
+    """Pipeline stages of both operands that fit into shared memory, up to 5."""
+    return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= _SHARED_BYTES))
+
+
+def _shared_bytes(width: int, stages: int) -> int:
+    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16)
+
+
+def inverse_at(rows: int, cols: int) -> int:
+    """Offset in bytes of the inverse row scales, which follow the tiles of a split matrix."""
+    return -(-rows // 8) * 8 * (-(-cols // 64) * 64) * 4
+
+
+@lru_cache
+def split_rows_kernel(conditional: bool = False) -> Kernel:
+    """The kernel that splits a row-major matrix; if conditional, only where its flag is not 0."""
+    call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}>({_SPLIT_ARGUMENTS})"
+    return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, conditional=conditional)
+
+
+@lru_cache
+def split_columns_kernel(conditional: bool = False) -> Kernel:
+    """The kernel that splits a column-major matrix; if conditional, only where its flag is not 0."""
+    call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}>({_SPLIT_ARGUMENTS})"
+    threads, shared = 32 * _COLUMN_WARPS, 8192 * _COLUMN_WARPS
+    return _kernel("split_columns", _SPLIT_MEMBERS, call, threads, shared=shared, conditional=conditional)
+
+
+@lru_cache
+def gemm_kernel(width: int) -> Kernel:
+    """The kernel that multiplies split operands, in tiles of `width` columns."""
+    stages = stages_for(width)
+    shared = _shared_bytes(width, stages)
+    return _kernel(
+        "split_gemm",
+        "const char* a; const char* b; Target to; i64 k;",
+        f"split_gemm<{width}, {stages}>(p.a, p.b, p.to, p.k)",
+        GEMM_THREADS,
+        instruction=_multiply_add(width),
+        check=f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");',
+        arch=ARCHITECTURE,
+        shared=shared,
+    )
+
+
+@lru_cache
+def repair_kernel() -> Kernel:
+    """The kernel that recomputes in float32 the rows, columns and elements that the split cannot give."""
+    return _kernel(
+        "split_repair",
+        "Matrix a; Matrix b; float* c; i64 cols; const u32* doubts; i64 width;",
+        "split_repair(p.a, p.b, p.c, p.cols, p.doubts, p.width)",
+        REPAIR_THREADS,
+    )
+
+
+def kernels_of(node: Node) -> list[Kernel]:
+    """The kernels that compute a split or a split product, with tiles chosen for the default GPU."""
+    if node.op == "split":
+        return [split_columns_kernel() if node.by_columns else split_rows_kernel()]
+    return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
+
+
+def _kernel(
+    name: str,
+    members: str,
+    call: str,
+    threads: int,
+    instruction: str = "",
+    check: str = "",
+    arch: str = "",
+    shared: int = 0,
+    conditional: bool = False,
+) -> Kernel:
+    members += f" {CONDITION}" * conditional
+    program = "\n".join([*([instruction, check, ""] if instruction else []), f"struct Program {{ {members} }};"])
+    entry = f"{name}_kernel"
+    source = translation_unit(name, program, entry, call, threads, conditional=conditional)
+    return Kernel(entry, source, (), Config(name, threads, 1, 1), arch, shared)
+
+
+def _multiply_add(width: int) -> str:
+    """The wgmma instruction for tiles of `width` columns, which names every accumulator register."""
+    count = width // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.f16.f16"
+    return f"""\
+#ifdef __CUDA_ARCH__
+template <>
+__device__ __forceinline__ void multiply_add<{count}>(float (&d)[{count}], u64 a, u64 b, int add) {{
+    asm volatile(
+        "{{\\n"
+        ".reg .pred p;\\n"
+        "setp.ne.b32 p, %{count + 2}, 0;\\n"
+        "{instruction} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n"
+        "}}"
+        : {operands}
+        : "l"(a), "l"(b), "r"(add));
+}}
+#endif
+"""

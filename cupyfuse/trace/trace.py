@@ -1,0 +1,93 @@
+"""`Trace`: what one run of the user's function has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import TraceError
+from ..ir import graph as g
+from . import broadcasting, numpy_functions, operations
+from .axes import Axes
+from .tracer import Tracer
+
+
+@dataclass(frozen=True)
+class Call:
+    """One array operation as the user wrote it, with what it costs when run on its own."""
+
+    name: str
+    reads: int
+    writes: int
+    flops: int
+
+
+class Trace:
+    """What one run of the function has recorded besides the nodes themselves, and the operations of its tracers."""
+
+    apply = staticmethod(operations.apply)
+    reduce = staticmethod(operations.reduce)
+    variance = staticmethod(operations.variance)
+    clip = staticmethod(operations.clip)
+    power = staticmethod(operations.power)
+    matmul = staticmethod(operations.matmul)
+    dot = staticmethod(operations.dot)
+    mask_logic = staticmethod(operations.mask_logic)
+    reshape = staticmethod(broadcasting.reshape)
+    expand = staticmethod(broadcasting.expand)
+    relabel = staticmethod(broadcasting.relabel)
+    call_ufunc = staticmethod(numpy_functions.call_ufunc)
+    call_function = staticmethod(numpy_functions.call_function)
+
+    def __init__(self) -> None:
+        self.inputs: list[g.Node] = []
+        self.effects: dict[int, g.Node] = {}
+        self.calls: list[Call] = []
+        self._quiet = False
+
+    @contextmanager
+    def call(self, name: str, operands: Iterable[Any]) -> Iterator[Callable[[Any], Any]]:
+        """Record the outermost of nested operations; the body hands its result to the function it is given."""
+        if self._quiet:
+            yield lambda result: result
+            return
+        before = [o._node for o in operands if isinstance(o, Tracer)]
+        results: list[g.Node] = []
+
+        def done(result: Tracer) -> Tracer:
+            results.append(result._node)
+            return result
+
+        self._quiet = True
+        try:
+            yield done
+        finally:
+            self._quiet = False
+        fresh = [n for n in g.topological(results, lambda n: () if n in before else n.inputs) if n not in before]
+        if results:
+            reads = sum(n.nbytes for n in set(before) if n.op != "const")
+            self.calls.append(Call(name, reads, sum(n.nbytes for n in results), sum(g.flops(n) for n in fresh)))
+
+    def array(self, node: g.Node, axes: Axes) -> Tracer:
+        """A stand-in for an array of the user's."""
+        return Tracer(self, node, axes)
+
+    def tracer_of(self, value: Any) -> Tracer:
+        """A stand-in for a number, or one that is this trace's own."""
+        return operations.as_tracer(value, self)
+
+    def argument(self, name: str, shape: tuple[int, ...], dtype: str) -> Tracer:
+        """A stand-in for one array argument of rank 0, 1 or 2."""
+        if len(shape) > 2:
+            raise TraceError(
+                f"argument {name!r} has {len(shape)} dimensions, shape {shape}: fused functions take arrays of at most "
+                "2; reshape it to (rows, columns) first, for example x.reshape(-1, x.shape[-1])"
+            )
+        node_shape = ((1, 1), (1, *shape), shape)[len(shape)]
+        node = g.argument(len(self.inputs), name, node_shape, dtype, len(shape))  # type: ignore[arg-type]
+        self.inputs.append(node)
+        tracer = self.array(node, ((), (1,), (0, 1))[len(shape)])
+        tracer._origin = node
+        return tracer

@@ -1,0 +1,174 @@
+"""Emission: what a step becomes in CUDA C."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import cupyfuse as cf
+from cupyfuse.cuda import sources
+from cupyfuse.cuda.configure import default_config, fitting_vec
+from cupyfuse.cuda.expressions import formatted, literal
+from cupyfuse.cuda.program import Program
+from cupyfuse.ir.operators import POINTWISE
+
+SOFTMAX = """\
+    template <int V>
+    __device__ bool element(At<0>, const Tile0<V>& tile, int j, i64 row, i64 col, const Row& r, Element& e, \
+Out0<V>& out) const {
+        const float at_in_x = widen(tile.in_x.v[j]);
+        e.in_x = at_in_x;
+        return true;
+    }"""
+
+SOFTMAX_END = """\
+    template <class Team>
+    __device__ void finish(At<0>, const Totals0& t, const Team& team, i64 row, Row& r) const {
+        r.v0 = t.t0.top();
+        r.v3 = t.t0.total();
+        r.v3_reciprocal = reciprocal_of(r.v3);
+    }"""
+
+
+def source(function, *specs, **options) -> str:
+    return cf.fuse(function).plan(*specs, **options).source()
+
+
+def test_softmax_is_the_text_that_a_reader_expects():
+    text = source(lambda x: cf.softmax(x, axis=1), cf.spec((64, 4096)))
+    assert SOFTMAX in text
+    assert SOFTMAX_END in text
+    assert "row_block<Program, 128, 8, 4>(p);" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [
+        (1, "float", "1.0f"),
+        (0.01, "float", "0.01f"),
+        (-2.5, "float", "(-2.5f)"),
+        (-0.0, "float", "(-0.0f)"),
+        (1e-30, "float", "1e-30f"),
+        (1e300, "float", "infinity<float>()"),
+        (-np.inf, "double", "(-infinity<double>())"),
+        (np.nan, "float", "(infinity<float>() - infinity<float>())"),
+        (0.1, "double", "0.1"),
+        (True, "bool", "true"),
+        (7, "i64", "7LL"),
+    ],
+)
+def test_literals(value, kind, text):
+    assert literal(value, kind) == text
+
+
+def test_constants_of_expressions_take_the_type():
+    assert formatted("T(0.5) * {0} + T({1} > 0)", ["a", "b"], "float") == "0.5f * a + float(b > 0)"
+
+
+@pytest.mark.parametrize("name", sorted(POINTWISE))
+def test_expressions_take_their_operands_and_leave_no_placeholder(name):
+    row = POINTWISE[name]
+    text = formatted(row.cuda, [f"operand{i}" for i in range(row.arity)], "double")
+    assert all(f"operand{i}" in text for i in range(row.arity))
+    assert not re.search(r"[{}]|\bT\(", text)
+
+
+def test_the_text_does_not_depend_on_the_number_of_rows():
+    def head(y, mean, var):
+        return cf.softmax(cf.batch_norm(y, mean, var, training=True), axis=1)
+
+    texts = {source(head, cf.spec((rows, 512)), cf.spec(512), cf.spec(512)) for rows in (300, 301, 400)}
+    assert len(texts) == 1
+
+
+def test_float_arguments_are_parameters_so_that_another_value_needs_no_compilation():
+    def scaled(x, slope):
+        return cf.leaky_relu(x, slope)
+
+    texts = {source(scaled, cf.spec((4, 8)), slope) for slope in (0.1, 0.2)}
+    assert len(texts) == 1
+    assert "double in_slope;" in texts.pop()
+
+
+@pytest.mark.parametrize("name", ["float", "row", "exp", "x_rows", "v0", "out0", "Program", "at_x", "_", "total"])
+def test_argument_names_cannot_break_the_text(name):
+    scope: dict[str, object] = {"cf": cf}
+    identifier = "arg_" if name == "float" else name
+    exec(f"def f(x, {identifier}): return cf.softmax(x * {identifier}, axis=1)", scope)
+    plan = cf.fuse(scope["f"]).plan(cf.spec((3, 8)), cf.spec(8))  # type: ignore[arg-type]
+    kernel = sources.kernels_of(plan.steps[0], plan.scheduled.storage)[0]
+    names = [p.name for p in kernel.parameters]
+    assert len(set(names)) == len(names) == 3
+    assert not {"float", "row", "exp", "v0", "Program", "total"} & set(names)
+
+
+def test_guards_are_computed_without_branches_first():
+    def affine(x, w, b, scale, shift):
+        return cf.relu(((x @ w.T) + b) * scale + shift)
+
+    text = source(affine, cf.spec((8, 16)), cf.spec((32, 16)), *[cf.spec(32)] * 3)
+    assert "return isfinite(" in text
+    assert "exact_element(At<0>" in text
+
+
+def test_collapsed_sums_can_be_repaired_by_the_threads_of_a_row():
+    text = source(lambda x, w: (x @ w.T).sum(axis=1), cf.spec((8, 16)), cf.spec((32, 16)))
+    assert "repair_" in text
+    assert "for (i64 col = 0; col < 32; ++col)" in text
+
+
+def test_headers_are_put_in_place_once():
+    plan = cf.fuse(lambda x: x.sum(axis=1)).plan(cf.spec((8, 4096)))
+    text = plan.source(inline=True)
+    assert "#include" not in text
+    assert text.count("struct ExpSum") == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "template"),
+    [
+        ((1000, 1), "float32", "row_lanes"),
+        ((1000, 31), "float32", "row_lanes"),
+        ((1000, 1024), "float32", "row_lanes"),
+        ((1000, 1025), "float32", "row_block"),
+        ((10, 8192), "float64", "row_block"),
+        ((10, 30000), "float32", "row_block"),
+        ((10, 1_000_003), "float32", "row_stream"),
+    ],
+)
+def test_the_template_follows_the_row_length(shape, dtype, template):
+    plan = (
+        cf.fuse(lambda x: cf.softmax(x, axis=1) if x.shape[1] > 1 else cf.softmax(x @ x.T[:, :], axis=1)).plan(
+            cf.spec(shape, dtype)
+        )
+        if shape[1] > 1
+        else cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(cf.spec((1000, 2), dtype))
+    )
+    program = Program(plan.steps[-1], plan.scheduled.storage)
+    assert default_config(program, fitting_vec(program)).template == template
+
+
+@pytest.mark.parametrize("cols", [1, 2, 3, 5, 31, 33, 100, 1023, 1025, 2047, 4096, 8191, 16385, 32768, 32769, 100001])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("form", ["softmax", "affine", "sum"])
+def test_configurations_cover_the_row(cols, dtype, form):
+    """Every element of a row has a thread, and blocks are of a size that GPUs take."""
+    functions = {
+        "softmax": lambda x, a: cf.softmax(x, axis=1) + 0 * x,
+        "affine": lambda x, a: cf.softmax(x * a + a, axis=1) - x,
+        "sum": lambda x, a: (x * a).sum(axis=1, keepdims=True),
+    }
+    plan = cf.fuse(functions[form]).plan(cf.spec((7, cols), dtype), cf.spec(cols, dtype))
+    for step in plan.steps:
+        program = Program(step, plan.scheduled.storage)
+        config = default_config(program, fitting_vec(program))
+        assert 32 <= config.threads <= 1024
+        assert config.threads % 32 == 0
+        assert cols % config.vec == 0
+        if config.template in ("row_block", "row_persistent"):
+            assert config.threads * config.items * config.vec >= cols
+        if config.template == "row_lanes":
+            assert config.group * config.items * config.vec >= cols
+            assert 32 % config.group == 0

@@ -1,0 +1,265 @@
+"""Products from fp16 halves: splitting, product and repair, by their kernels on the CPU or on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import CUDA, HOST, Engine
+
+from cupyfuse.cuda import split as split_kernels
+from cupyfuse.cuda.split_launch import Split, SplitProduct
+from cupyfuse.ir.graph import split_shape
+from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
+
+F32 = np.float32
+TINY, MAX = F32(2.0**-126), np.finfo(F32).max
+
+
+@pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    request.param.require()
+    if request.param is CUDA and not hopper():
+        pytest.skip("needs a GPU with Hopper's tensor cores")
+    with request.param.active():
+        yield request.param
+
+
+def hopper() -> bool:
+    import cupy
+
+    return cupy.cuda.Device().compute_capability == "90"
+
+
+def runtime_of(device: Engine) -> Any:
+    from cupyfuse.cuda.runtime import on_device
+
+    return on_device(0) if device is CUDA else device.runtime
+
+
+def split(device: Engine, matrix: Any) -> Any:
+    """The memory that holds the halves of a matrix; poisoned before."""
+    runtime = runtime_of(device)
+    memory = device.xp.empty(split_shape(matrix.shape), np.float16)
+    memory[...] = np.nan
+    launch = Split(*matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4)).load(runtime)
+    launch(runtime.address(matrix), runtime.address(memory))
+    return memory
+
+
+def turned(device: Engine, x: Any, layout: str = "contiguous") -> Any:
+    """The matrix with its columns side by side in memory, each a row of another one of this layout."""
+    return device.array(np.ascontiguousarray(x.T), layout).T
+
+
+def laid(device: Engine, x: Any, by: str) -> Any:
+    return device.array(x) if by == "rows" else turned(device, x)
+
+
+BY = pytest.mark.parametrize("by", ["rows", "columns"])
+
+
+def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
+    """(high, low, inverse scales, how many elements are small) as the layout has them, padding included."""
+    raw = memory.reshape(-1).view(np.uint8)
+    at = split_kernels.inverse_at(rows, cols)
+    bits = raw[at : at + 4 * rows].view(np.uint32)
+    small, inverse = bits & 0x7FFFFF, (bits & 0x7F800000).view(F32)
+    groups, blocks = -(-rows // 8), -(-cols // 64)
+    atoms = raw[:at].view(np.float16).reshape(blocks, groups, 2, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
+    row, piece = np.arange(8)[:, None], np.arange(8)[None, :]
+    atoms = atoms[:, :, :, row, piece ^ row, :]
+    parts = atoms.transpose(2, 1, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
+    return parts[0], parts[1], np.where(inverse == np.inf, np.nan, inverse), small
+
+
+def rows_of(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> Any:
+    x = rng.standard_normal(shape)
+    if kind == "scaled":
+        x *= 2.0 ** rng.integers(-100, 100, (shape[0], 1))
+    if kind == "zeros":
+        x[rng.random(shape) < 0.5] = 0
+        x[:: max(1, shape[0] // 3)] = 0
+    if kind == "extremes":
+        x = np.sign(x) * rng.choice([MAX, MAX / 2**20, 2.0**100], shape)
+    if kind == "tiny":
+        x = np.sign(x) * rng.choice([TINY, TINY * 3, TINY * 2**20], shape)
+    return x.astype(F32)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (8, 64), (9, 65), (17, 200), (5, 1000), (2, 9000), (70, 33)])
+@pytest.mark.parametrize("kind", ["normal", "scaled", "zeros", "extremes", "tiny"])
+@BY
+def test_halves_hold_22_bits(
+    device: Engine, kind: str, shape: tuple[int, int], by: str, rng: np.random.Generator
+) -> None:
+    x = rows_of(rng, kind, shape)
+    high, low, inverse, small = unpacked(device.host(split(device, laid(device, x, by))), *shape)
+    rows, cols = shape
+    assert (high[rows:] == 0).all() and (low[rows:] == 0).all()
+    assert (high[:, cols:] == 0).all() and (low[:, cols:] == 0).all()
+    assert (np.frexp(inverse)[0] == 0.5).all(), "powers of two"
+    sums = high.astype(np.float64) + low.astype(np.float64) / 2048
+    again = sums[:rows, :cols] * inverse.astype(np.float64)[:, None]
+    scaled = np.abs(x) / inverse.astype(np.float64)[:, None]
+    assert (np.abs(again - x) / inverse[:, None] <= np.maximum(2.0**-22 * scaled, 2.0**-36)).all()
+    assert (small == ((scaled > 0) & (scaled < 2.0**-14)).sum(axis=1)).all()
+    top = np.abs(high[:rows].astype(np.float64)).max(axis=1)
+    reach = top * inverse == np.abs(x).astype(np.float64).max(axis=1)
+    assert ((top >= 2.0**13) | (np.abs(x).max(axis=1) < 2.0**-112) | (top == 0)).all() or reach.all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@BY
+def test_rows_that_halves_cannot_hold_are_marked(device: Engine, value: float, by: str) -> None:
+    x = np.ones((4, 70), F32)
+    x[2, 61] = value
+    high, low, inverse, small = unpacked(device.host(split(device, laid(device, x, by))), *x.shape)
+    assert np.isnan(inverse).tolist() == [False, False, True, False] and not small[[0, 1, 3]].any()
+    assert (high[2] == 0).all() and (low[2] == 0).all() and (high[[0, 1, 3], :70] != 0).all()
+
+
+@pytest.mark.parametrize("values", [[1, 2.0**-29, 0], [MAX, TINY, 1], [1e-40, 0, 0], [1e-38, 1e-42, 1e-45]])
+@BY
+def test_small_elements_are_counted(device: Engine, values: list[float], by: str) -> None:
+    x = np.zeros((3, 70), F32)
+    x[1, 60:63] = values
+    high, low, inverse, small = unpacked(device.host(split(device, laid(device, x, by))), *x.shape)
+    again = (high + low.astype(np.float64) / 2048)[1, 60:63] * inverse.astype(np.float64)[1]
+    assert (np.abs(again - x[1, 60:63]) <= 2.0**-36 * inverse[1].astype(np.float64) + 2.0**-22 * np.abs(again)).all()
+    scaled = np.abs(x[1].astype(np.float64)) / inverse[1]
+    assert small.tolist() == [0, ((scaled > 0) & (scaled < 2.0**-14)).sum(), 0]
+
+
+@pytest.mark.parametrize("layout", ["row_gap", "offset", "contiguous"])
+def test_rows_that_lie_apart_or_misaligned(device: Engine, layout: str, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((5, 130)).astype(F32)
+    one, other = (device.host(split(device, device.array(x, how))) for how in (layout, "contiguous"))
+    for a, b in zip(unpacked(one, *x.shape), unpacked(other, *x.shape), strict=True):
+        assert (a == b).all()
+
+
+@pytest.mark.parametrize("layout", ["row_gap", "offset", "contiguous"])
+@pytest.mark.parametrize("shape", [(1, 1), (40, 3), (31, 64), (33, 130), (7, 1100), (300, 70)])
+def test_columns_are_split_as_rows_of_a_copy(
+    device: Engine, shape: tuple[int, int], layout: str, rng: np.random.Generator
+) -> None:
+    x = rows_of(rng, "scaled", shape)
+    x[:, 0] *= 2.0**-40
+    one = device.host(split(device, turned(device, x, layout)))
+    other = device.host(split(device, device.array(x)))
+    for a, b in zip(unpacked(one, *shape), unpacked(other, *shape), strict=True):
+        assert (a == b).all()
+
+
+def product(device: Engine, a: Any, b: Any, operands: Any = None) -> Any:
+    """The product as the engine makes it, written over NaN."""
+    runtime = runtime_of(device)
+    left, right = operands or (device.array(a), device.array(b))
+    result = device.xp.empty((left.shape[0], right.shape[0]), F32)
+    result[...] = np.nan
+    tiles = [split(device, device.array(m)) for m in (a, b)]
+    strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
+    multiply = SplitProduct((*result.shape, left.shape[1]), *strides, runtime.processors)
+    at = runtime.address
+    workspace = runtime.workspace(multiply.workspace)
+    multiply.load(runtime)([at(t) for t in tiles], (at(left), at(right)), at(result), workspace.ptr)
+    return device.host(result)
+
+
+def error(actual: Any, a: Any, b: Any) -> float:
+    """max |error| / (|a| |b|'), where there is something to divide by."""
+    with np.errstate(all="ignore"):
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        size = np.abs(a) @ np.abs(b).T
+        return float((np.abs(actual - a @ b.T) / np.where(size > 0, size, 1)).max())
+
+
+SHAPES = [(1, 1, 64), (3, 5, 70), (130, 9, 129), (65, 170, 64), (8, 64, 200)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["normal", "scaled", "zeros", "tiny"])
+def test_products_are_float32(device: Engine, kind: str, shape: tuple[int, int, int], rng: np.random.Generator) -> None:
+    m, n, k = shape
+    a, b = rows_of(rng, kind, (m, k)), rng.standard_normal((n, k)).astype(F32)
+    # Two representations of 22 bits, the dropped product of both low parts, sums over 64 columns.
+    assert error(product(device, a, b), a, b) <= 3 * 2.0**-22
+
+
+def test_what_needs_repair_is_as_float32_and_disturbs_nothing(device: Engine, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((40, 150), (35, 150)))
+    before = product(device, a, b)
+    a[3, 7], a[11, 0], a[39, 149] = np.inf, np.nan, 1e-30
+    b[0, 7], b[5, 3], b[34, 20] = 0, -np.inf, 1e-35
+    after = product(device, a, b)
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64).T
+    good = np.ix_([i for i in range(40) if i not in (3, 11, 39)], [j for j in range(35) if j not in (0, 5, 34)])
+    assert (before[good] == after[good]).all(), "rows that need no repair keep their bits"
+    finite = np.isfinite(expected)
+    np.testing.assert_array_equal(after[~finite], expected[~finite])
+    size = np.abs(np.nan_to_num(a, posinf=0, neginf=0)) @ np.abs(np.nan_to_num(b, posinf=0, neginf=0)).T
+    assert (np.abs(after[finite] - expected[finite]) <= 3 * 2.0**-22 * size[finite]).all()
+
+
+def test_small_elements_count_where_nothing_else_does(device: Engine, rng: np.random.Generator) -> None:
+    """The large elements of a row meet zeros, or cancel: the product is that of elements which halves barely hold."""
+    a, b = np.zeros((5, 140), F32), np.zeros((4, 140), F32)
+    a[:, 3], a[:, 7] = 1e15, rng.standard_normal(5)
+    b[0, 7], b[1, 7], b[1, 3], b[2, 5], b[3, 3], b[3, 4], b[3, 7] = 1.25, 3e-5, 1e-30, 1, 1, 1, 1
+    a[:, 4] = -1e15
+    a[4] = 0
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    for result in (product(device, a, b), product(device, b, a).T):
+        np.testing.assert_allclose(result[:, :3], expected[:, :3], rtol=3e-7)
+        assert error(result, a, b) <= 3 * 2.0**-22
+
+
+@pytest.mark.parametrize("spread", [10, 40, 120])
+def test_rows_of_many_magnitudes(device: Engine, spread: int, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(s) * 2.0 ** rng.integers(-spread, 1, s) for s in ((20, 150), (30, 150)))
+    b[:, rng.random(150) < 0.7] = 0
+    a, b = a.astype(F32), b.astype(F32)
+    assert error(product(device, a, b), a, b) <= 3 * 2.0**-22
+
+
+def test_a_repaired_element_does_not_depend_on_what_else_is_repaired(device: Engine, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((36, 140), (20, 140)))
+    a[4, 0] = b[5, 0] = np.inf
+    alone, whole = product(device, a[4:5], b), product(device, a, b)
+    np.testing.assert_array_equal(whole[4], alone[0])
+    a[:, 1] = np.nan
+    a[4, 1] = 1
+    np.testing.assert_array_equal(product(device, a, b)[4], product(device, a[4:5], b)[0])
+
+
+@pytest.mark.parametrize("columns", [0, 3])
+def test_the_ends_of_the_exponents(device: Engine, columns: int) -> None:
+    """Scales are undone without overflow or underflow on the way, also below the normal numbers."""
+    a, b = np.zeros((4, 66), F32), np.zeros((4, 66), F32)
+    a[:, columns] = [2.0**127, 2.0**-126, 2.0**-70, -(2.0**64)]
+    b[:, columns] = [2.0**-126, 2.0**127, 2.0**-75, 2.0**70]
+    result = product(device, a, b)
+    with np.errstate(all="ignore"):
+        expected = np.outer(a[:, columns], b[:, columns])
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_strided_operands_are_repaired(device: Engine, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((6, 90), (7, 90)))
+    a[2, 5], b[1, 6] = np.inf, 1e-33
+    b[:, 5] = np.abs(b[:, 5])
+    plain = product(device, a, b)
+    turned = product(device, a, b, (device.array(a, "fortran"), device.array(b, "row_gap")))
+    np.testing.assert_array_equal(plain, turned)
+    assert np.isinf(plain[2]).all() and np.isfinite(plain[[0, 1, 3, 4, 5]]).all()
+
+
+def test_widths_leave_few_processors_idle() -> None:
+    for rows, cols in ((1024, 8192), (64, 8192), (4096, 4096), (256, 131072), (1, 1), (130, 50257)):
+        width = tile_width(rows, cols, 132)
+        assert width in TILE_WIDTHS and split_kernels.stages_for(width) >= 2
+    assert tile_width(1024, 8192, 132) == 168 and tile_width(64, 8192, 132) == 64

@@ -1,0 +1,272 @@
+"""The device that the engine sees: host memory between guards, kernels run by the shim, products by NumPy."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import mmap
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cupyfuse import dtypes
+from cupyfuse.cuda.kernel import Kernel
+from cupyfuse.cuda.runtime import ArraysLikeNumpys
+from cupyfuse.devices import Device
+from host_cuda.library import HostCudaError, Library
+
+PAGE = mmap.PAGESIZE
+GUARD = 256
+# Where memory ends beside a page: like CuPy's pool as far as the widest access goes, not to its 512 bytes.
+ALIGNMENT = 16
+_PROCESS = ctypes.CDLL(None)
+_GUARD_BYTE, _POISON = 0xA5, 0xFF
+_MAP_NORESERVE = 0x4000  # of Linux; Python's mmap names it since 3.13
+DEVICE = "host"
+
+
+class Memory:
+    """What an array's `data` is in CuPy: an address on a device."""
+
+    def __init__(self, ptr: int):
+        self.ptr = ptr
+        self.device_id = DEVICE
+
+
+class HostArray(np.ndarray[Any, Any]):
+    """A NumPy array that the library takes for one on a device."""
+
+    @property
+    def data(self) -> Memory:  # type: ignore[override]
+        return Memory(self.ctypes.data)
+
+    def get(self) -> np.ndarray[Any, Any]:
+        return np.array(self, subok=False)
+
+
+class Workspace:
+    """Memory that ends (or, every other one, begins) beside a page that nobody may touch; the other side is guarded by
+    bytes that must not change. Every byte of it is poisoned: as floats of any size it holds NaN.
+
+    With AddressSanitizer, which names the line of an access, guards that it knows are on both sides instead.
+    """
+
+    _count = itertools.count()
+
+    def __init__(self, nbytes: int, asan: bool):
+        self.nbytes = nbytes
+        pages = -(-(nbytes + GUARD) // PAGE) * PAGE
+        # Arrays hold on to this one, as the base of what they look at.
+        self.raw = np.frombuffer(mmap.mmap(-1, pages + 2 * PAGE), np.uint8)
+        at_the_end = next(self._count) % 2
+        step = GUARD if asan else ALIGNMENT
+        self.start = PAGE + ((pages - nbytes) // step * step if at_the_end else 0)
+        self.ptr = self.raw.ctypes.data + self.start
+        self.bytes[:] = _POISON
+        first, last = self.raw[:PAGE], self.raw[PAGE + pages :]
+        for guard in guards(self.raw, self.start, nbytes):
+            guard[:] = _GUARD_BYTE
+        if asan:
+            for guard in (first, last, *guards(self.raw, self.start, nbytes)):
+                _poison(guard.ctypes.data, guard.nbytes)
+            weakref.finalize(self.raw, _unpoison, self.raw.ctypes.data, self.raw.nbytes)
+        else:
+            for page in (first, last):
+                _PROCESS.mprotect(ctypes.c_void_p(page.ctypes.data), ctypes.c_size_t(PAGE), 0)
+
+    @property
+    def bytes(self) -> np.ndarray[Any, Any]:
+        return self.raw[self.start : self.start + self.nbytes]
+
+
+def guards(raw: np.ndarray[Any, Any], start: int, nbytes: int) -> tuple[np.ndarray[Any, Any], ...]:
+    """What lies between the forbidden pages and the memory."""
+    return raw[PAGE:start], raw[start + nbytes : -PAGE]
+
+
+def _poison(address: int, nbytes: int) -> None:
+    _PROCESS.__asan_poison_memory_region(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+
+
+def _unpoison(address: int, nbytes: int) -> None:
+    _PROCESS.__asan_unpoison_memory_region(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
+
+
+class HostRuntime(ArraysLikeNumpys):
+    """A `cupyfuse.cuda.runtime.Runtime` without a GPU.
+
+    Attributes
+    ----------
+    seed : int
+        What the next launch draws the order of its threads from; each launch takes another.
+    dry : bool
+        Only collect the kernels, which are then compiled together; results hold nothing.
+    """
+
+    processors = 3
+    device: Device | None = None
+
+    def __init__(self, library: Library, address_sanitizer: bool = False):
+        self.library = library
+        self.seed = 0
+        self.dry = False
+        self.launched: set[str] = set()
+        self._asan = address_sanitizer
+        self._lock = threading.Lock()
+        self._live: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # (what arrays look at, where it begins, bytes)
+
+    def is_current(self) -> bool:
+        return True
+
+    def made_current(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def workspace(self, nbytes: int) -> Workspace:
+        memory = Workspace(nbytes, self._asan)
+        key = memory.ptr
+        self._live[key] = weakref.ref(memory.raw, lambda _: self._live.pop(key, None)), memory.start, nbytes
+        return memory
+
+    def empty(self, shape: Any, dtype: Any, order: str = "C") -> HostArray:
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        kind = np.dtype(dtype)
+        memory = self.workspace(int(np.prod(shape)) * kind.itemsize)
+        return np.ndarray(shape, kind, memory.bytes, order=order).view(HostArray)  # type: ignore[call-overload]
+
+    def allocator(self, shape: Any, dtype: Any) -> Callable[[], HostArray]:
+        return lambda: self.empty(shape, dtype)
+
+    def stream(self) -> None:
+        """Launches run at once."""
+
+    def view(self, address: int, shape: Any, dtype: Any, strides: Any) -> np.ndarray[Any, Any]:
+        kind = np.dtype(dtype)
+        strides = tuple(s * kind.itemsize for s in strides)
+        interface = {"data": (address, False), "shape": tuple(shape), "strides": strides, "version": 3}
+        low = min((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        assert low >= 0 or address + low > 0
+        holder = type("Holder", (), {"__array_interface__": interface | {"typestr": f"|V{kind.itemsize}"}})()
+        return np.asarray(holder).view(kind) if kind.itemsize else np.asarray(holder)
+
+    def load_together(self, kernels: Sequence[Kernel]) -> None:
+        for kernel in kernels:
+            self.library.want(kernel)
+
+    def function(self, kernel: Kernel) -> Callable[..., None]:
+        self.library.want(kernel)
+        launch = None if self.dry else self.library.launch(kernel)
+
+        def run(
+            grid: tuple[int, int, int],
+            block: tuple[int, int, int],
+            arguments: tuple[Any, ...],
+            shared: int = kernel.shared,
+            stream: Any = None,
+        ) -> None:
+            nonlocal launch
+            if self.dry:
+                return
+            with self._lock:
+                launch = launch or self.library.launch(kernel)
+                self.seed += 1
+                self.launched.add(kernel.source)
+                launch(arguments[0].tobytes(), grid, block, shared, self.seed)
+                self.check(kernel.name)
+
+        return run
+
+    def product(self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str) -> Callable[..., None]:
+        kind, out_kind = dtypes.to_numpy(dtype), dtypes.to_numpy(out_dtype)
+        wide = dtypes.to_numpy(dtypes.compute(dtype))
+
+        def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
+            if self.dry:
+                return
+            x, y = (
+                self.view(at, (o.rows, o.cols), kind, (o.row_stride, o.col_stride)) for at, o in ((a, left), (b, right))
+            )
+            shape = (left.rows, right.cols)
+            target = self.view(c, shape, out_kind, (right.cols, 1))
+            if any(np.may_share_memory(target, operand) for operand in (x, y)):
+                raise HostCudaError("a product is written over one of its operands, which cuBLAS does not allow")
+            with np.errstate(all="ignore"):
+                target[...] = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
+
+        return multiply
+
+    @contextlib.contextmanager
+    def only_collecting(self) -> Iterator[None]:
+        """Calls launch nothing: their kernels are collected, and compiled together at the end."""
+        self.dry = True
+        try:
+            yield
+        finally:
+            self.dry = False
+        self.library.compile()
+
+    def reserved(self, rows: int, cols: int, dtype: str) -> HostArray:
+        """An array of more memory than there is: pages exist once they are written to."""
+        kind = np.dtype(dtype)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        memory = mmap.mmap(-1, rows * cols * kind.itemsize, flags=flags)
+        return np.frombuffer(memory, kind).reshape(rows, cols).view(HostArray)
+
+    def check(self, kernel: str) -> None:
+        """After a launch: nobody has written outside of an array."""
+        if self._asan:
+            return
+        for key, (reference, start, nbytes) in list(self._live.items()):
+            raw = reference()
+            if raw is not None and not all((guard == _GUARD_BYTE).all() for guard in guards(raw, start, nbytes)):
+                del self._live[key]
+                raise HostCudaError(f"{kernel}: a write outside of an array of {nbytes} bytes")
+
+
+class HostArrays:
+    """The part of an array library's namespace that tests use, on arrays between guards."""
+
+    ndarray = HostArray
+
+    def __init__(self, runtime: HostRuntime):
+        self._runtime = runtime
+
+    def empty(self, shape: Any, dtype: Any = np.float64, order: str = "C") -> HostArray:
+        return self._runtime.empty(shape, dtype, order)
+
+    def asarray(self, values: Any, dtype: Any = None) -> HostArray:
+        if isinstance(values, HostArray) and dtype in (None, values.dtype):
+            return values
+        values = np.asarray(values, dtype)
+        array = self.empty(values.shape, values.dtype)
+        array[...] = values
+        return array
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(np, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            return self.asarray(result) if isinstance(result, np.ndarray) else result
+
+        return call if callable(function) and not isinstance(function, type) else function
+
+
+@contextlib.contextmanager
+def installed(runtime: HostRuntime) -> Iterator[HostRuntime]:
+    """Let the library find `runtime` where a HostArray says that it lies."""
+    import cupyfuse.cuda.runtime as runtimes
+    from cupyfuse.api import arrays
+
+    before = arrays.CUPY_ARRAY, runtimes.on_device
+    arrays.CUPY_ARRAY, runtimes.on_device = HostArray, lambda device: runtime  # type: ignore[assignment]
+    try:
+        yield runtime
+    finally:
+        arrays.CUPY_ARRAY, runtimes.on_device = before

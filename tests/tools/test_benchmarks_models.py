@@ -1,0 +1,252 @@
+"""The benchmark of whole models, without a GPU: ratios and reports on made-up figures, tiny models on the CPU."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from benchmark_lab import ENVIRONMENT, FakeDevice
+from support import ROOT
+
+from benchmarks import __main__ as command
+from benchmarks import models, models_report, rivals, timing
+from benchmarks.models_report import Log, decoded, merged, models_markdown, ratios
+from benchmarks.networks import NETWORKS
+from benchmarks.report import OUT_OF_TIME, Case, Report, Result
+
+EAGER, COMPILED, FUSED, BACKEND = models.EAGER, models.COMPILED, models.FUSED, models.BACKEND
+
+
+def made_up(name="bert, large", fused=5e3, setting="bfloat16"):
+    """Eager takes 10 ms, torch.compile and our backend 8 ms, ours what is asked for; graphs were left out."""
+    case = Case(models.title(models.INFERENCE, setting), name, (32, 128), "bfloat16")
+    for rival, median in ((EAGER, 10e3), (FUSED, fused), (BACKEND, 8e3), (COMPILED, 8e3)):
+        case.results.append(Result(rival, 1e-3, dict.fromkeys(models.FIGURES, timing.summarize([median]))))
+        case.facts[f"first call s, {rival}"] = 12.5
+    return case
+
+
+def late(name="llama, large"):
+    return dataclasses.replace(made_up(name), results=[Result(FUSED, failure=OUT_OF_TIME)], facts={})
+
+
+def report(*cases):
+    return Report("models", ENVIRONMENT, {"quick": False}, cases=list(cases))
+
+
+# Reports ------------------------------------------------------------------------------------------------------------
+
+
+def test_ratios_and_their_geometric_mean():
+    cases = [made_up(), made_up("gpt2, large", 20e3)]
+    found = [r for r in ratios(cases, ["wall_loop"]) if r.ours == FUSED]
+    assert [(r.other, r.value, r.behind) for r in found] == [(EAGER, 0.5, False), (EAGER, 2.0, True)]
+    assert models_report.mean(found) == pytest.approx(1.0)
+    assert models_report.mean([]) is None
+    cases[0].find(EAGER).failure = "RuntimeError: no"
+    assert [r.value for r in ratios(cases, ["wall_loop"]) if r.ours == FUSED] == [2.0]
+
+
+def test_the_threshold_lies_between_noise_and_being_behind():
+    behind = {time: next(ratios([made_up(fused=time)], ["wall_loop"])).behind for time in (10e3, 10.2e3, 10.3e3)}
+    assert behind == {10e3: False, 10.2e3: False, 10.3e3: True}
+
+
+def test_the_report_ends_with_verdicts():
+    failing = made_up("vit, small")
+    failing.find(BACKEND).failure = "RuntimeError: boom | bang"
+    text = models_markdown(report(made_up(), made_up("gpt2, large", 20e3), failing, late()))
+    assert "| cupyfuse.torch.fuse | 1.0e-03 | 5.00 | 5.00 | 2.00 | 2.00 | 12.5 |" in text
+    assert "- `bert`: BERT-base" in text and "`t5`" not in text
+    body, verdicts = text.split("## Verdicts")
+    assert "- cupyfuse backend: RuntimeError: boom" in body
+    row = next(line for line in verdicts.splitlines() if line.startswith("| Inference, bfloat16: bert, large"))
+    assert row.split("|")[2:6] == [" 0.50 ", " 0.50 ", " 1.00 ", " 1.00 "]
+    assert (
+        f"- {FUSED} / {EAGER}, wall, loop: geometric mean 0.79, worst 2.00, behind (above 1.02) in 1 of 3: "
+        "gpt2, large (Inference, bfloat16) 2.00." in verdicts
+    )
+    assert "- cupyfuse backend: failed in 1 of 3 cases." in verdicts
+    assert "Out of time: 1 cases: llama, large (Inference, bfloat16)." in verdicts
+    assert "llama" not in body.replace("`llama`", "")
+    assert "No rival failed." in models_markdown(report(made_up()))
+    assert "## Verdicts" in models_markdown(report(late()))
+
+
+def test_only_what_was_tried_counts_as_failed():
+    assert report(made_up(), late()).failed() == []
+    failing = made_up()
+    failing.find(FUSED).failure = "wrong result: relative error 3"
+    assert len(report(failing, late()).failed()) == 1
+
+
+def test_the_log_keeps_cases_as_they_come(tmp_path):
+    path = tmp_path / "models.jsonl"
+    Log(path, False).add(made_up(), {"gpu": "a"})
+    with path.open("a") as file:
+        file.write('{"case": {"gro')  # a run that was ended while it wrote
+    log = Log(path, True)
+    assert log.earlier == [made_up()]
+    assert decoded(json.loads(json.dumps(dataclasses.asdict(made_up())))) == made_up()
+    Log(path, False)
+    assert Log(path, True).earlier == []
+
+
+def test_later_cases_take_the_place_of_earlier_ones():
+    first, second, other = made_up(), made_up(fused=4e3), made_up(setting="float32")
+    missed = dataclasses.replace(late(), name="bert, large")
+    assert merged([first, other, made_up("mlp, small"), second, missed]) == [second, made_up("mlp, small"), other]
+    assert merged([missed, first]) == [first] and merged([missed]) == [missed]
+
+
+def test_what_is_written(tmp_path):
+    run = report()
+    for cases in ([made_up()], [made_up("gpt2, large"), late()]):
+        command._collect(run, iter(cases), tmp_path, "models", keep=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"models.json", "models.jsonl", "models.md"}
+    assert [c["name"] for c in json.loads((tmp_path / "models.json").read_text())["cases"]] == [
+        "bert, large", "gpt2, large", "llama, large",
+    ]  # fmt: skip
+    again = report()
+    command._collect(again, iter([]), tmp_path, "models", keep=True)
+    assert [case.name for case in again.cases] == ["bert, large", "gpt2, large"]
+
+
+# Timing -------------------------------------------------------------------------------------------------------------
+
+
+def test_calls_in_a_loop_and_calls_that_are_queued():
+    order = []
+
+    class Clock(FakeDevice):
+        hold = staticmethod(lambda microseconds: order.append("hold"))
+        record = staticmethod(lambda: order.append("record") or 0.0)
+        synchronize = staticmethod(lambda: order.append("wait"))
+
+        def elapsed(self, start, end):
+            return 1e4
+
+    contest = timing.Contest(Clock(), {"a": lambda: order.append("call")}, 1e-9)
+    order.clear()
+    assert contest.queued()["a"].n == 5
+    assert order == ["hold", "record", "call", "record"] * 5
+    order.clear()
+    assert contest.wall_loop()["a"].n == 5
+    calls = order.count("call") // 5
+    assert calls == 9  # 30 ms of calls of 10 / 3 ms
+    assert order == ["wait", *["call"] * calls, "wait"] * 5
+
+
+# The cases on the CPU -----------------------------------------------------------------------------------------------
+
+TINY = models.Options(tiny=True, quick=True, batches=("small",), settings=("float32",))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    monkeypatch.setattr(rivals, "place", lambda: "cpu")
+    monkeypatch.setattr(rivals, "peak", lambda call: call() or 0)
+    monkeypatch.setattr(rivals, "held", lambda: (0, 0))
+
+
+def run(torch_lab, **changed):
+    return list(models.cases(torch_lab, dataclasses.replace(TINY, **changed)))
+
+
+@pytest.mark.parametrize("name", [n for n, network in NETWORKS.items() if "timm" not in network.what])
+def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
+    rivals_of = ("eager", "fuse", "backend", "compile", "compile-graphs")  # nothing is compiled in this lab
+    found = run(torch_lab, models=(name,), rivals=rivals_of)
+    assert [case.group for case in found] == [models.title(mode, "float32") for mode in models.MODES]
+    for case in found:
+        assert case.shape[0] == NETWORKS[name].batches["small"]
+        for result in case.results:
+            assert result.failure == "", (case.group, result)
+            assert set(result.times) == set(models.FIGURES)
+            assert result.error < 1e-5, (case.group, result)  # sums of 100 terms, some tens of operations in a row
+            assert case.facts[f"first call s, {result.rival}"] > 0
+    models_markdown(Report("models", ENVIRONMENT, {}, cases=found))
+
+
+def test_settings(torch_lab, hasty, on_cpu, monkeypatch):
+    seen = []
+    begin = models.Trial.__init__
+
+    def watched(self, *args):
+        seen.append(torch.get_float32_matmul_precision())
+        begin(self, *args)
+
+    monkeypatch.setattr(models.Trial, "__init__", watched)
+    found = run(torch_lab, models=("mlp",), rivals=("eager",), settings=tuple(models.SETTINGS), modes=("inference",))
+    assert seen == ["highest", "high", "highest"] and torch.get_float32_matmul_precision() == "highest"
+    assert [case.dtype for case in found] == ["float32", "float32", "bfloat16"]
+    assert found[0].results[0].error < 1e-5 < found[2].results[0].error < 0.05
+    assert [case.group for case in found] == [
+        'Inference, float32 at "highest"', 'Inference, float32 at "high"', "Inference, bfloat16",
+    ]  # fmt: skip
+
+
+def test_a_rival_that_fails_is_a_cell_of_the_report(torch_lab, hasty, on_cpu, monkeypatch):
+    made = models.Trial._made
+
+    def broken(self, rival):
+        if rival == FUSED:
+            raise RuntimeError("boom")
+        if rival != BACKEND:
+            return made(self, rival)
+        other = torch.nn.Linear(32, 7)
+        return lambda input: other(input)  # of other weights
+
+    monkeypatch.setattr(models.Trial, "_made", broken)
+    (case,) = run(torch_lab, models=("mlp",), modes=("inference",), rivals=("eager", "fuse", "backend", "compile"))
+    failures = {result.rival: result.failure for result in case.results}
+    assert failures[FUSED] == "RuntimeError: boom" and failures[BACKEND].startswith("wrong result")
+    assert failures[EAGER] == failures[COMPILED] == "" and case.find(COMPILED).times
+
+
+def test_a_training_step_starts_every_rival_from_the_same_weights(torch_lab, hasty, on_cpu, monkeypatch):
+    monkeypatch.setattr(models, "LEARNING_RATE", 0.5)
+    (case,) = run(torch_lab, models=("mlp",), modes=("training",), rivals=("eager", "compile"))
+    first, second = case.results
+    assert first.error == second.error and first.error < 1e-5  # with BatchNorm's statistics
+
+
+def test_a_model_that_cannot_be_built_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
+    def missing(tiny):
+        raise ModuleNotFoundError("No module named 'timm'", name="timm")
+
+    monkeypatch.setitem(models.NETWORKS, "vit", dataclasses.replace(NETWORKS["vit"], build=missing))
+    found = run(torch_lab, models=("vit", "mlp"), modes=("inference",), rivals=("eager", "compile"))
+    assert [r.failure for r in found[0].results] == ["ModuleNotFoundError: No module named 'timm'"] * 2
+    assert not any(r.failure for r in found[1].results)
+
+
+def test_nothing_is_begun_once_the_time_is_over(torch_lab, hasty, on_cpu):
+    found = run(torch_lab, seconds=0.0)
+    assert len(found) == len(NETWORKS) * 2
+    assert {r.failure for case in found for r in case.results} == {OUT_OF_TIME}
+    assert all(models_report.unmeasured(case) for case in found)
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+
+def test_options():
+    arguments = "models --models bert,mlp --dtypes float32-high --modes training --rivals eager --seconds 90 --tiny"
+    name, stated, cases = command.plan(command.parser().parse_args(arguments.split()))
+    assert name == "models" and stated["seconds"] == 90 and stated["tiny"]
+    assert cases.keywords["options"] == models.Options(
+        ("bert", "mlp"), ("float32-high",), ("training",), models.BATCHES, ("eager",), 90, False, True, 0
+    )
+    _, stated, cases = command.plan(command.parser().parse_args(["models"]))
+    assert "seconds" not in stated  # JSON has no infinity
+    assert cases.keywords["options"] == models.Options()
+    with pytest.raises(SystemExit):
+        command.parser().parse_args(["models", "--models", "resnext"])
+
+
+def test_torch_and_the_libraries_are_imported_when_they_are_needed():
+    code = "import sys, benchmarks.__main__; assert not {'torch', 'transformers', 'timm'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

@@ -1,0 +1,251 @@
+"""The benchmark of the heads through PyTorch, without a GPU: verdicts on made-up figures, its cases on the CPU."""
+
+import importlib.util
+import json
+
+import pytest
+import torch
+from benchmark_lab import ENVIRONMENT, FakeDevice
+from benchmarks.torch_report import torch_markdown, verdicts
+
+from benchmarks import __main__ as command
+from benchmarks import rivals, timing, torch_heads
+from benchmarks.report import Case, Report, Result
+from cupyfuse import dtypes
+
+pytestmark = pytest.mark.usefixtures("every_chain")
+
+EAGER, COMPILED, AUTOTUNED = torch_heads.EAGER, torch_heads.COMPILED, torch_heads.AUTOTUNED
+FUSED, BOUND = torch_heads.FUSED, torch_heads.BOUND
+
+
+def timed(rival, error=1e-7, **medians):
+    return Result(rival, error, {figure: timing.summarize([median]) for figure, median in medians.items()})
+
+
+def made_up():
+    """Every case: ours takes 10 us, bind's 10 us, eager 2500 us, compiled 2400 us, autotuned 2300 us."""
+    cases = []
+    for name in torch_heads.NAMES:
+        for group, figures in torch_heads.FIGURES.items():
+            if group == torch_heads.LAUNCH:
+                continue
+            case = Case(group, name, (1024, 8192, 8192), "float32")
+            for rival, median in (
+                (FUSED, 10.0),
+                (BOUND, 10.0),
+                (EAGER, 2500.0),
+                (COMPILED, 2400.0),
+                (AUTOTUNED, 2300.0),
+            ):
+                case.results.append(timed(rival, **dict.fromkeys(figures, median)))
+            cases.append(case)
+    for name in ("no_grad", "with gradients"):
+        case = Case(torch_heads.LAUNCH, f"softmax, {name}", torch_heads.SMALL, "float32")
+        case.results = [timed(FUSED, host=12.0), timed(EAGER, host=5.0)]
+        cases.append(case)
+    return Report("torch", ENVIRONMENT, {"dtype": "float32"}, cases=cases)
+
+
+def find(report, group, name="head_sum"):
+    return next(case for case in report.cases if case.group == group and case.name == name)
+
+
+def found(report, *words):
+    return [v for v in verdicts(report) if all(word in v.what for word in words)]
+
+
+def test_all_verdicts_hold_where_all_figures_are_good():
+    report = made_up()
+    judged = list(verdicts(report))
+    assert all(verdict.holds for verdict in judged)
+    assert len(judged) == 5 * 3 + 2 + 2
+    (bound,) = found(report, "head_sum", "that of `bind`")
+    assert (bound.asked, bound.found, bound.at_least) == (1.03, ((BOUND, 1.0),), False)
+    (events,) = found(report, "head_sum, forward, GPU", "times faster")
+    assert events.asked == 200.0
+    assert dict(events.found) == {EAGER: 250.0, COMPILED: 240.0, AUTOTUNED: 230.0}
+
+
+@pytest.mark.parametrize(
+    ("group", "figure", "median", "words"),
+    [
+        (torch_heads.FORWARD, "gpu_evicted", 10.4, ["bind"]),
+        (torch_heads.FORWARD, "gpu_evicted", 12.0, ["forward, GPU, L2 evicted: times faster"]),
+        (torch_heads.FORWARD, "wall", 40.0, ["forward, wall"]),
+        (torch_heads.CHANGED, "gpu_evicted", 90.0, ["after a change"]),
+        (torch_heads.BACKWARD, "gpu_evicted", 1300.0, ["forward and backward"]),
+    ],
+)
+def test_a_verdict_fails_by_its_own_figure(group, figure, median, words):
+    report = made_up()
+    find(report, group).find(FUSED).times[figure] = timing.summarize([median])
+    (broken,) = found(report, "head_sum", *words)
+    assert broken.holds is False
+    others = [v.what for v in verdicts(report) if v.what != broken.what and not v.holds]
+    assert all("forward, GPU" in what for what in others)  # one figure, two promises: bind's time, and eager's
+    assert "| no |" in torch_markdown(report)
+
+
+def test_an_error_larger_than_eagers_fails():
+    report = made_up()
+    find(report, torch_heads.BACKWARD, "head_softmax").find(FUSED).error = 1.01e-7
+    assert [v.what for v in verdicts(report) if not v.holds] == ["head_softmax, gradients: error over eager's"]
+
+
+def test_what_was_not_measured_is_not_said_to_hold():
+    report = made_up()
+    forward = find(report, torch_heads.FORWARD)
+    forward.find(COMPILED).failure = "left out on request"
+    forward.results.remove(forward.find(AUTOTUNED))
+    (speed,) = found(report, "head_sum", "forward, wall")
+    assert dict(speed.found) == {EAGER: 250.0, COMPILED: None} and speed.holds is None
+    report.cases.remove(find(report, torch_heads.BACKWARD))
+    unknown = found(report, "head_sum", "backward") + found(report, "head_sum", "gradients")
+    assert [v.holds for v in unknown] == [None, None]
+    assert "not measured" in torch_markdown(report)
+
+
+def test_the_report(tmp_path):
+    report = made_up()
+    find(report, torch_heads.BACKWARD).facts = {f"MB at most, {FUSED}": 12.0, f"MB at most, {EAGER}": 345.0}
+    text = torch_markdown(report)
+    assert text.index("## What was asked") < text.index("## Forward")
+    assert "| head_sum, forward, wall: times faster | ≥ 80.0 |  | 250 | 240 | 230 | yes |" in text
+    assert "| softmax, no_grad, one launch: microseconds of the host | ≤ 20.0 | 12.0 |  |  |  | yes |" in text
+    assert "|  | MB at most |" in text and f"| {FUSED} | 12.0 |" in text and f"| {EAGER} | 345 |" in text
+    assert [text.count(f"\n## {group}\n") for group in torch_heads.FIGURES] == [1] * len(torch_heads.FIGURES)
+    report.options["dtype"] = "bfloat16"
+    assert "What was asked" not in torch_markdown(report)
+    command.write(report, tmp_path, "torch")
+    assert {"torch.json", "torch.md"} <= {path.name for path in tmp_path.iterdir()}
+    if importlib.util.find_spec("matplotlib"):
+        assert (tmp_path / "torch.png").exists()
+
+
+# Timing -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_done_before_a_call_is_not_timed():
+    order = []
+
+    class Clock(FakeDevice):
+        record = staticmethod(lambda: order.append("record") or 0.0)
+        evict = staticmethod(lambda: order.append("evict"))
+
+    contest = timing.Contest(Clock(), {"a": lambda: order.append("call")}, 1e-9, {"a": lambda: order.append("before")})
+    assert order.count("before") == order.count("call")
+    order.clear()
+    contest.evicted()
+    assert order[:5] == ["before", "evict", "record", "call", "record"]
+    order.clear()
+    assert contest.wall()["a"].n == 7
+    assert order == ["before", "call"] * 3 * 7
+
+
+# The cases on the CPU -----------------------------------------------------------------------------------------------
+
+OPTIONS = {"shape": (6, 32, 40), "quick": True}
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """The modules beside NumPy's arrays, on a machine with a GPU too."""
+    monkeypatch.setattr(rivals, "place", lambda: "cpu")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
+    cases = list(torch_heads.cases(torch_lab, torch_heads.Options(**OPTIONS, dtype=dtype)))
+    assert [(case.group, case.name) for case in cases[:2]] == [
+        ("Forward", "head_logsumexp"),
+        (torch_heads.CHANGED, "head_logsumexp"),
+    ]
+    assert len(cases) == 4 * 3 + 2
+    for case in cases:
+        for result in case.results:
+            assert result.failure == "", (case.group, case.name, result)
+            assert set(result.times) == set(torch_heads.FIGURES[case.group])
+            # Of 32 and 40 terms; in bfloat16 also of what training divides by a standard deviation.
+            assert result.error < (1e-5 if dtype == "float32" else 0.05), (case.group, case.name, result)
+    report = Report("torch", ENVIRONMENT, {"dtype": dtype}, cases=cases)
+    assert report.failed() == []
+    json.dumps(report.cases[0].facts, allow_nan=False)
+    torch_markdown(report)
+
+
+def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
+    monkeypatch.setattr(torch_heads, "fused", lambda module, **options: _left(module))
+    cases = list(torch_heads.cases(torch_lab, torch_heads.Options(**OPTIONS), ["head_sum"]))
+    failures = Report("torch", ENVIRONMENT, {}, cases=cases).failed()
+    assert failures and all("not all of the module is fused: sort: no rule" in failure for failure in failures)
+
+
+def _left(module):
+    from cupyfuse.torch import Explanation, Part, fuse
+
+    made = fuse(module)
+    made.__dict__["explain"] = lambda: Explanation((), (Part("", ("sort",), (), "no rule"),))
+    return made
+
+
+def test_stale_weights_are_found(torch_lab, hasty, monkeypatch):
+    """A rival that keeps what it prepared from the weight of its first call."""
+
+    class Stale(torch.nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module, self.kept = module, None
+
+        def forward(self, x):
+            if self.kept is None:
+                self.kept = self.module.linear.weight.detach().sum(0), self.module.linear.bias.detach().sum()
+            return (x @ self.kept[0] + self.kept[1])[:, None]
+
+        def explain(self):
+            from cupyfuse.torch import Explanation, Part
+
+            return Explanation((Part("", ("sum",)),), ())
+
+    monkeypatch.setattr(torch_heads, "fused", Stale)
+    head = torch_heads.Head(torch_lab, "head_sum", torch_heads.Options(**OPTIONS))
+    ours = {FUSED: head._changed()[FUSED]}
+    case = torch_heads.run(torch_lab, Case("g", "c", (6, 32, 40), "float32"), ours, ("wall",), 1e-9)
+    assert case.results[0].failure.startswith("wrong result")
+
+
+def test_arrays_share_the_memory_of_tensors(torch_lab):
+    for dtype in (torch.float32, torch.bfloat16):
+        tensor = torch.nn.Parameter(torch.ones(2, 3, dtype=dtype))
+        array = torch_lab.torch.array(tensor, torch_lab.cupy)
+        assert array.dtype == dtypes.to_numpy(str(dtype).removeprefix("torch.")) and array.shape == (2, 3)
+        with torch.no_grad():
+            tensor.add_(1)
+        assert (array == 2).all()
+
+
+# The command line ---------------------------------------------------------------------------------------------------
+
+
+def test_options():
+    name, stated, cases = command.plan(
+        command.parser().parse_args(["torch", "--dtype", "bfloat16", "--shape", "4x5x6"])
+    )
+    assert (name, stated["shape"], stated["max_autotune"]) == ("torch-bfloat16", "4x5x6", True)
+    assert cases.keywords == {
+        "options": torch_heads.Options((4, 5, 6), "bfloat16", True, False, 0),
+        "names": torch_heads.NAMES,
+    }
+    arguments = ["torch", "--no-max-autotune", "--heads", "head_sum", "--quick"]
+    name, stated, cases = command.plan(command.parser().parse_args(arguments))
+    assert (name, stated["max_autotune"], cases.keywords["names"]) == ("torch", False, ("head_sum",))
+    assert cases.keywords["options"].budget == torch_heads.heads.QUICK_BUDGET
+
+
+def test_without_a_gpu_it_says_so(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["torch", "--help"])
+    assert stopped.value.code == 0 and "--no-max-autotune" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        command.main(["torch", "--heads", "head_other"])
+    assert stopped.value.code == 2
