@@ -59,7 +59,7 @@ class GraphSemantics:
             return "it changes a tensor in place that others can see"
         if operation.ordered and not rule.updates:
             return "it makes a tensor out of nothing"
-        results = list(operation.results) if rule.several else list(operation.results[:1])
+        results = list(operation.results[:1])
         updates: list[tuple[int, int]] = []
         training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
         for name in rule.updates:
@@ -82,8 +82,7 @@ class GraphSemantics:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        only_first = not found.rule.updates and not found.rule.several
-        if only_first and any(n in self._used for n in operation.results[1:]):
+        if not found.rule.updates and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"
         return found
 

@@ -32,7 +32,6 @@ class Rule:
     product : whether it is a matrix product
     updates : parameters that are updated in place; `eager` and `traced` then return a tuple of the result and their new
         values, None for one that does not change
-    several : whether `eager` and `traced` return all results as a tuple instead of the first alone
     """
 
     name: str
@@ -44,7 +43,6 @@ class Rule:
     reduces: bool = False
     product: bool = False
     updates: tuple[str, ...] = ()
-    several: bool = False
 
     @property
     def parameters(self) -> tuple[str, ...]:
