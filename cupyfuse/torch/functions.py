@@ -39,10 +39,8 @@ def chain_of(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[i
         rule, filled = _resolve(name, (Ref(value), *arguments), dict(*named))
         value, fresh = fresh, fresh + 1
         results = [value]
-        for updated in rule.updates:
-            target = filled[rule.parameters.index(updated)]
-            training = filled[rule.parameters.index("training")]
-            results.append(fresh if isinstance(target, Ref) and training else -1)
+        for target in rule.updated(filled):
+            results.append(fresh if isinstance(target, Ref) else -1)
             if results[-1] >= 0:
                 updates.append((target.number, fresh))
                 fresh += 1

@@ -105,7 +105,7 @@ def test_batch_norm_that_is_not_fused() -> None:
     assert RULES["batch_norm"].updates == ("running_mean", "running_var")
     assert RULES["batch_norm_module"].updates == ("running_mean", "running_var", "num_batches_tracked")
     for name, rule in RULES.items():
-        assert set(rule.updates) <= set(rule.parameters), name
+        assert set(rule.updates) <= set(rule.signature.parameters), name
 
 
 # Products and pools -------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_canonical_arguments_are_json() -> None:
     ):
         found, _ = canonical(target, (draw(3, 4), *args), kwargs)
         assert json.loads(json.dumps(found.arguments[1:])) == expected
-        assert len(found.arguments) == len(found.rule.parameters)
+        assert len(found.arguments) == len(found.rule.signature.parameters)
 
 
 def test_properties_of_rules() -> None:

@@ -106,7 +106,7 @@ class _Lowerer:
         self.lowering = lowering
 
     def run(self, partition: Partition) -> None:
-        ours: set[Node] = set()
+        inserted: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         written = [(k, self._storages(o.written)) for k, o in enumerate(self.captured.operations) if o.written]
         for item in partition.items:
@@ -117,18 +117,18 @@ class _Lowerer:
             changed = {s for k, storages in written if k > begun and k not in own for s in storages}
             calls = self._replace(item, changed)
             order += calls
-            ours.update(calls)
+            inserted.update(calls)
             if not calls:
                 partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
             # Views of results run again after the call, where the partition has them.
             order += [n for k in item.members if not calls or k not in item.views for n in self.imported.nodes_of(k)]
-        there = set(self.graph.nodes)
-        at: Node | None = None
-        for node in dict.fromkeys(n for n in order if n in there):
-            if at is not None:
-                at.append(node)
-            at = node
-        restore_in_place(self.graph, ours)
+        remaining = set(self.graph.nodes)
+        last: Node | None = None
+        for node in dict.fromkeys(n for n in order if n in remaining):
+            if last is not None:
+                last.append(node)
+            last = node
+        restore_in_place(self.graph, inserted)
 
     def _storages(self, numbers: Iterable[int]) -> set[int]:
         return {storage_of(self.captured.tensors[n]) for n in numbers}

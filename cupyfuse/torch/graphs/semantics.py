@@ -61,10 +61,8 @@ class GraphSemantics:
             return "it makes a tensor out of nothing"
         results = list(operation.results[:1])
         updates: list[tuple[int, int]] = []
-        training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
-        for name in rule.updates:
-            target = arguments[rule.parameters.index(name)]
-            results.append(self.new_value(target.number) if isinstance(target, Ref) and training else -1)
+        for target in rule.updated(arguments):
+            results.append(self.new_value(target.number) if isinstance(target, Ref) else -1)
             if results[-1] >= 0:
                 updates.append((target.number, results[-1]))
         operation.written |= {target for target, _ in updates}

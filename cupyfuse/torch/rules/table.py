@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,9 +44,10 @@ class Rule:
     product: bool = False
     updates: tuple[str, ...] = ()
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return tuple(self.signature.parameters)
+    def updated(self, arguments: Sequence[Any]) -> list[Any]:
+        """For each parameter of `updates`, the argument of a call in training; None where nothing is updated."""
+        named = dict(zip(self.signature.parameters, arguments, strict=True))
+        return [named[name] if named["training"] is True else None for name in self.updates]
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def _enter(target: Any, entry: Overload) -> None:
         raise AssertionError(f"{target} stands for {known.rule} and {entry.rule}")
 
 
-# Adapters of several rules: methods name their second operand in ways of their own.
+# Adapters of several rules, as methods name their second operand in ways of their own.
 
 
 def two(input: Any, other: Any) -> tuple[Any, Any]:
