@@ -1,4 +1,4 @@
-"""The tables of rules and of the callables that stand for them, and how rules enter these."""
+"""The tables: rules, the callables that stand for them, and operations that are never fused."""
 
 from __future__ import annotations
 
@@ -132,15 +132,16 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def _with_keywords(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Have optional arguments passed by keyword, and dtypes by name."""
+    """Call a function with optional arguments by keyword, and a dtype for its name."""
     required = sum(p.default is p.empty for p in signature.parameters.values())
     optional = tuple(signature.parameters)[required:]
     if not optional:
         return function
+    has_dtype = "dtype" in optional
 
     def call(*arguments: Any) -> Any:
-        options = dict(zip(optional, arguments[required:], strict=False))
-        if options.get("dtype") is not None:
+        options = dict(zip(optional, arguments[required:], strict=True))
+        if has_dtype and options["dtype"] is not None:
             options["dtype"] = getattr(torch, options["dtype"])
         return function(*arguments[:required], **options)
 
@@ -148,9 +149,9 @@ def _with_keywords(function: Callable[..., Any], signature: inspect.Signature) -
 
 
 def overload(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool = False) -> None:
-    """Have callables stand for a rule; a string names all of PyTorch's functions and methods so called.
+    """Enter callables as overloads of a rule.
 
-    In-place forms of these, whose names end with an underscore, are included.
+    A string names all of PyTorch's functions and methods of that name, and their in-place forms.
     """
     for target in targets:
         if isinstance(target, str):
@@ -163,7 +164,7 @@ def overload(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bo
 
 
 def leave_unfused(reason: str, *names: str) -> None:
-    """Have the callables of these names refused, in-place forms included."""
+    """Enter the callables of these names, in-place forms included, as never fused."""
     for name in names:
         UNFUSED.update(dict.fromkeys((*_named(name), *_named(name + "_")), reason))
 
