@@ -166,7 +166,7 @@ def fuse(
     max_workspace : int
         Bytes of workspace of a chain, where it can run in blocks of rows.
     keep_halves : bool
-        Whether the fp16 hi/lo split of float32 weights is kept from call to call, as much memory again as the weights.
+        Whether the fp16 hi/lo split of float32 weights, as large as the weights, is kept from call to call.
     frozen : bool
         The caller's promise that no weight changes: prepacked weights are kept without a check.
     graphs : bool

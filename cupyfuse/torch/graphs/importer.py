@@ -170,7 +170,7 @@ class ImportedGraph:
         if operation.drawn:
             return "it draws random numbers"
         if any(free_unbacked_symbols(t) for t in tensors):
-            return "sizes depend on the values of a tensor"
+            return "its sizes depend on the values of a tensor"
         for leaf in pytree.tree_leaves((operation.args, operation.kwargs)):
             example = leaf.of.meta["example_value"] if isinstance(leaf, Size) else None
             if isinstance(leaf, (Node, *SYMBOLIC)):
@@ -178,7 +178,7 @@ class ImportedGraph:
             if example is not None and free_unbacked_symbols(example):
                 return "an argument depends on the values of a tensor"
         if len(operation.results) > 1 and any(user.target is not operator.getitem for user in node.users):
-            return "its results are used as one"
+            return "its results are used as a tuple"
         return ""
 
     def _add(self, tensor: Any, node: Node) -> int:
@@ -236,7 +236,7 @@ def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]
 
 
 def _sources(node: Node) -> Iterator[Any]:
-    """Dynamo's source of an input, and the sources that it is taken from."""
+    """Dynamo's source of an input, then that source's base, and so on."""
     source = getattr(node, "_dynamo_source", None)
     if source is None and node.meta.get("grapharg") is not None:
         source = node.meta["grapharg"].source

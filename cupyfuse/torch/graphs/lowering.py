@@ -119,7 +119,7 @@ class _Lowerer:
             order += calls
             inserted.update(calls)
             if not calls:
-                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
+                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's strides"))
             # Views of results run again after the call, where the partition has them.
             order += [n for k in item.members if not calls or k not in item.views for n in self.imported.nodes_of(k)]
         remaining = set(self.graph.nodes)

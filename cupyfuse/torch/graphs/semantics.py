@@ -56,9 +56,9 @@ class GraphSemantics:
             return found
         rule, arguments = found.rule, found.arguments
         if found.inplace:
-            return "it changes a tensor in place that others can see"
+            return "it writes in place to a tensor that others alias"
         if operation.ordered and not rule.updates:
-            return "it makes a tensor out of nothing"
+            return "it has no tensor among its arguments"
         results = list(operation.results[:1])
         updates: list[tuple[int, int]] = []
         for target in rule.updated(arguments):
@@ -67,10 +67,10 @@ class GraphSemantics:
                 updates.append((target.number, results[-1]))
         operation.written |= {target for target, _ in updates}
         if any(target in later.read for target, _ in updates for later in self.captured.operations[k + 1 :]):
-            return "what it changes in place is read again"
+            return "what it updates in place is read later"
         if any(target in self.captured.operations[n].read for target, _ in updates for n in self.left if n < k):
             # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
-            return "what it changes in place was read before"
+            return "what it updates in place was read before by an operation that is left to PyTorch"
         operation.ordered = False
         return Fusible(Call(rule.name, arguments, tuple(results)), updates)
 

@@ -13,7 +13,7 @@ from ...ir import graph as g
 from ...ir.operators import POINTWISE
 from ...trace import Tracer
 from .axes import matrix_along, normalize_dims, reduced_shape
-from .table import RULES, Call, F, Refused, overload, rule
+from .table import RULES, Adapted, F, Refused, overload, rule
 from .values import Value, pointwise, refuse, require_float, with_slopes
 
 # With parameters, or composed ---------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def _in_evaluation(
 ) -> Any:
     if training:
         return Refused("rrelu in training draws random numbers; left to torch")
-    return Call((input, lower, upper), inplace=inplace)
+    return Adapted((input, lower, upper), inplace=inplace)
 
 
 @rule(adapt=_in_evaluation)

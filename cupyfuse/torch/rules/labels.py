@@ -86,7 +86,7 @@ def with_reduction(function: Callable[..., Any]) -> Callable[..., Any]:
         deprecated = given.pop("size_average", None), given.pop("reduce", None)
         if deprecated != (None, None):
             if not all(flag is None or isinstance(flag, bool) for flag in deprecated):
-                return Refused("a reduction that is known only when it runs")
+                return Refused("its reduction depends on the values of a tensor")
             average, reduces = (True if flag is None else flag for flag in deprecated)
             given["reduction"] = ("mean" if average else "sum") if reduces else "none"
         if given["reduction"] not in (*REDUCTIONS, "batchmean"):

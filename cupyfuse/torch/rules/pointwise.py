@@ -164,7 +164,9 @@ def positive(input: Value) -> Value:
     return input
 
 
-leave_unfused("there is no operator for it", "erfc", "sgn", "frac", "fmod", "remainder", "floor_divide", "fmax", "fmin")
+leave_unfused(
+    "cupyfuse has no operator for it", "erfc", "sgn", "frac", "fmod", "remainder", "floor_divide", "fmax", "fmin"
+)
 
 
 def _binary(op: str) -> Callable[[Value, Value], Value]:

@@ -15,7 +15,7 @@ from ...ir.adjoints import exclusive_product
 from ...trace import Tracer
 from .axes import Dim, matrix_along, normalize_dims, reduced_shape
 from .overloads import is_tensor
-from .table import Call, Refused, leave_unfused, overload, rule
+from .table import Adapted, Refused, leave_unfused, overload, rule
 from .values import Value, pointwise, refuse, require_float
 
 T = torch.Tensor
@@ -114,10 +114,10 @@ def _enter_extremes(name: str) -> None:
     def choose(input: Any, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         if not given:
-            return Call((input,), name)
+            return Adapted((input,), name)
         if "other" in kwargs or is_tensor(given[0]):
-            return Call((input, given[0]), f"{name}imum")
-        return Call(_dim_and_keepdim(input, *args, **kwargs), f"{name}_dim")
+            return Adapted((input, given[0]), f"{name}imum")
+        return Adapted(_dim_and_keepdim(input, *args, **kwargs), f"{name}_dim")
 
     @rule(name=name, adapt=choose, reduces=True)
     def of_all(input: Value) -> Value:

@@ -60,8 +60,8 @@ class Overload:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What an adapter returns where it chooses another rule, or reads `inplace` from the arguments."""
+class Adapted:
+    """Canonical arguments with the rule, if it is another, and whether the call is in place."""
 
     arguments: tuple[Any, ...]
     rule: str = ""
@@ -86,7 +86,7 @@ class Refused:
 
 RULES: dict[str, Rule] = {}
 OVERLOADS: dict[Any, Overload] = {}
-# Operations that are known and never fused, and why.
+# Why some operations are never fused.
 UNFUSED: dict[Any, str] = {}
 
 
@@ -178,9 +178,9 @@ def _named(name: str) -> Iterable[Any]:
 
 
 def _enter(target: Any, entry: Overload) -> None:
-    known = OVERLOADS.setdefault(target, entry)
-    if known != entry:
-        raise AssertionError(f"{target} stands for {known.rule} and {entry.rule}")
+    present = OVERLOADS.setdefault(target, entry)
+    if present != entry:
+        raise AssertionError(f"{target} stands for {present.rule} and {entry.rule}")
 
 
 # Adapters of several rules, as methods name their second operand in ways of their own.
