@@ -71,12 +71,7 @@ REDUCTIONS = ("none", "mean", "sum")
 
 
 def loss(function: Callable[..., Any], **properties: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a loss of `torch.nn.functional` into the table."""
-    return rule(function, adapt=with_reduction(function), reduces=True, **properties)
-
-
-def with_reduction(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An adapter that translates the deprecated parameters `size_average` and `reduce`."""
+    """Enter a loss of `torch.nn.functional`, whose deprecated `size_average` and `reduce` stand for a reduction."""
     own = inspect.signature(function)
 
     def adapt(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +88,7 @@ def with_reduction(function: Callable[..., Any]) -> Callable[..., Any]:
             return Refused(f"the reduction {given['reduction']!r}")
         return tuple(given.values())
 
-    return adapt
+    return rule(function, adapt=adapt, reduces=True, **properties)
 
 
 def reduce_loss(values: Value, reduction: str) -> Value:
