@@ -116,7 +116,7 @@ def softshrink(input: Value, lambd: float = 0.5) -> Value:
     return with_slopes(value, (input, slope))
 
 
-enter_operators(operators.ROWS)
+enter_operators(operators.ROWS, __name__)
 overload("logsigmoid", "log_sigmoid")
 overload("sigmoid", "expit")
 

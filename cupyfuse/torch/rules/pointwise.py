@@ -175,22 +175,23 @@ leave_unfused(
 _NAMES = {"negative": "neg", "absolute": "abs", "arctan": "atan", "log_sigmoid": "logsigmoid"}
 
 
-def enter_operators(rows: Iterable[Operator]) -> None:
+def enter_operators(rows: Iterable[Operator], module: str) -> None:
     """Enter operators of one operand that PyTorch has too, unless there are other rules of their names."""
     for row in rows:
         name = _NAMES.get(row.name, row.name)
         if row.arity == 1 and name not in (*RULES, "logical_not") and (hasattr(F, name) or hasattr(torch, name)):
-            rule(name=name)(_unary(row.name))
+            rule(name=name)(_unary(row.name, module))
 
 
-def _unary(op: str) -> Callable[[Value], Value]:
+def _unary(op: str, module: str) -> Callable[[Value], Value]:
     def traced(input: Value) -> Value:
         return pointwise(op, require_float(input, op) if op.startswith("is") else input)
 
+    traced.__module__ = module  # by which the documentation groups rules
     return traced
 
 
-enter_operators(elementary.ROWS)
+enter_operators(elementary.ROWS, __name__)
 overload("neg", "negative", operator.neg, T.__neg__)
 overload("abs", "absolute", operator.abs, T.__abs__)
 overload("atan", "arctan")
