@@ -38,8 +38,8 @@ def main() -> None:
     expected = jax.nn.gelu(jax.nn.logsumexp(y, axis=1, keepdims=True), approximate=False), jax.nn.softmax(y, axis=1)
     doubles = [np.asarray(a, np.float64) for a in (x, weight, bias)]
     exact = head.__wrapped__(*doubles)
-    # Summing in another order moves y by a few roundings of |x| |weight|ᵀ + |bias|, and the results, whose slopes are at
-    # most about one, by as much.
+    # Summing in another order moves y by a few roundings of |x| |weight|ᵀ + |bias|, and the results, whose slopes are
+    # at most about one, by as much.
     sizes = [abs(a) for a in doubles]
     roundings = 4 * 2.0**-24 * (sizes[0] @ sizes[1].T + sizes[2]).max()
     for name, ours, theirs, right in zip(("gelu of logsumexp", "softmax"), found, expected, exact, strict=True):

@@ -115,8 +115,8 @@ def main() -> None:
     for step in [*range(0, steps, max(1, steps // 10)), steps - 1]:
         print(f"{step:>6} {plain_losses[step]:>14.7f} {fused_losses[step]:>14.7f} {exact_losses[step]:>14.7f}")
 
-    # Both float32 trainings differ from float64 by rounding errors that grow with every step: their sizes agree over the
-    # whole training, not step by step. A loss is a rounded mean, which allows a few units in the last place more.
+    # Both float32 trainings differ from float64 by rounding errors that grow with every step: their sizes agree over
+    # the whole training, not step by step. A loss is a rounded mean, which allows a few units in the last place more.
     distances = [
         max(abs(a - b) for a, b in zip(losses, exact_losses, strict=True)) for losses in (plain_losses, fused_losses)
     ]

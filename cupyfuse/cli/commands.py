@@ -143,9 +143,7 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     print(demo.report(results))
     print()
     print("Unfused: one operation at a time. Errors are against float64; times are medians of single calls.")
-    print(
-        "Weights are bound in inference, and what depends on them alone is computed before; in training nothing is bound."
-    )
+    print("In inference weights are bound, and what depends on them alone is computed before; not in training.")
     worse = [m for m in results if not m.accurate]
     for m in worse:
         print(
