@@ -3,9 +3,9 @@
 import pytest
 import scipy.special
 from benchmark_lab import FakeCupy, FakeDevice
+from benchmarks.cases import Lab
 
 from benchmarks import rows, timing
-from benchmarks.cases import Lab
 
 
 @pytest.fixture

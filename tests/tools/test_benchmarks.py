@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import scipy.special
 from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice
+from benchmarks.cases import WRONG, Rival, Unavailable, errors_of, laboratory, run
 
 from benchmarks import __main__ as command
 from benchmarks import charts, environment, families, gemm, heads, rows, tails, timing
-from benchmarks.cases import WRONG, Rival, Unavailable, errors_of, laboratory, run
 from benchmarks.device import GRAPH_CALLS, Device
 from benchmarks.report import Case, Report, Result, heads_markdown, number, rows_markdown, table
 from benchmarks.verdicts import gemm_markdown, judge, margin

@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 from benchmark_lab import ENVIRONMENT, FakeDevice
+from benchmarks.torch_report import torch_markdown, verdicts
 
 from benchmarks import __main__ as command
 from benchmarks import rivals, timing, torch_heads
 from benchmarks.report import Case, Report, Result
-from benchmarks.torch_report import torch_markdown, verdicts
 from cupyfuse import dtypes
 
 pytestmark = pytest.mark.usefixtures("every_chain")
