@@ -25,7 +25,7 @@ _IMMUTABLE = (bool, int, float, str, type(None))
 
 @dataclass
 class _Flat:
-    """A bound argument, flattened; of a mutable one also the caller's own arrays, to notice others in their place."""
+    """A flattened bound argument; for a mutable one also the caller's own arrays, to detect their replacement."""
 
     leaves: list[Any] = field(default_factory=list)
     signature: list[Any] = field(default_factory=list)

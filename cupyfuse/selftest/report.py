@@ -12,11 +12,10 @@ from .oracle import EXTENDED
 from .target import Failure, LaunchedKernel
 
 _NOTES = """\
-Errors are against a wider format: float64, or numpy.longdouble where results are float64. An ulp is one of the result
-as it is stored; where digits cancel inside (*) it is one of what cancels, as it is computed. Relative errors are
-relative to the same. "used" is the largest share of what is allowed, in float32 and float64; 16-bit results may be off
-by half an ulp of their own, and by what is allowed in float32. n, K, N, B are the elements that are reduced, the terms
-of an inner product, the columns of a product, and the rows of a batch."""
+Errors are against a wider format: float64, or numpy.longdouble for float64 results. They are in ulps of the stored
+result, and relative to it; where terms cancel (*), both refer to the computed terms. "used" is the largest share of the
+allowance in float32 and float64; 16-bit results may be off by float32's allowance and half an ulp of their own. n, K, N
+and B are the elements reduced, the terms of an inner product, the columns of a product, and the rows of a batch."""
 # Facts for the page: those that figures depend on.
 _VERSIONS = ("cupyfuse", "Python", "NumPy", "CuPy", "CUDA driver", "CUDA runtime", "NVRTC", "GPU 0")
 # Failures listed for an operator in a format; further ones are counted.

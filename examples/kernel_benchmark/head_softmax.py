@@ -57,9 +57,9 @@ def check():
     """Exit unless `ModelNew` has the weights of `Model` and is as accurate against float64."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = []
-    for kind in (Model, ModelNew):
+    for cls in (Model, ModelNew):
         torch.manual_seed(0)
-        models.append(kind(*get_init_inputs()).to(device))
+        models.append(cls(*get_init_inputs()).to(device))
         x = get_inputs()[0].to(device)
     plain, fused = models
     for (name, wanted), (other, found) in zip(plain.state_dict().items(), fused.state_dict().items(), strict=True):
