@@ -1,9 +1,10 @@
-"""The plots of a report. Matplotlib is imported only here."""
+"""The plots of reports. Matplotlib is imported only here."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,45 +20,21 @@ _COLORS = {
     "torch.compile, max-autotune": "darkred",
     "device copy": "0.5",
 }
-
-
-# Of a matrix product: a colour for the precision, a mark for the library.
-_PRECISION_COLORS = {
-    "highest": "tab:green",
-    "ieee": "tab:olive",
-    "float32": "tab:red",
-    "high": "tab:cyan",
-    "tf32": "tab:blue",
-    "TF32": "tab:blue",
-    "medium": "tab:purple",
-    "bfloat16": "tab:purple",
-}
-_LIBRARY_MARKS = {
-    "cupyfuse": ("o", 5),
-    "cuBLAS": ("s", 9),
-    "torch": ("D", 7),
-}  # and sizes: equals do not hide each other
+# Of a matrix product.
+_PRECISIONS = {"highest": "tab:green", "ieee": "tab:olive", "float32": "tab:red", "high": "tab:cyan"}
+_PRECISIONS |= {"tf32": "tab:blue", "TF32": "tab:blue", "medium": "tab:purple", "bfloat16": "tab:purple"}
+_MARKS = {"cupyfuse": ("o", 5), "cuBLAS": ("s", 9), "torch": ("D", 7)}
 _NO_ERROR = 1e-10  # where a logarithmic axis has an error of 0
 
 
-def _pyplot() -> Any:
+@contextlib.contextmanager
+def _panels(report: Report, path: Path, count: int, height: float, legend: bool = False) -> Iterator[Any]:
+    """Open panels in two columns to draw on, and write them; with `legend`, one for all of them."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot
-
-
-def _title(report: Report) -> str:
-    versions = ", ".join(f"{k} {report.environment[k]}" for k in ("cupy", "torch") if report.environment.get(k))
-    return f"{report.environment['gpu']}, {versions}" if versions else str(report.environment["gpu"])
-
-
-@contextlib.contextmanager
-def _panels(report: Report, path: Path, count: int, height: float, legend: bool = False) -> Iterator[Any]:
-    """Panels in two columns, to be drawn on, and then written; with `legend`, one for all of them."""
-    pyplot = _pyplot()
     rows = max(1, -(-count // 2))
     drawing, axes = pyplot.subplots(rows, 2, figsize=(13, height * rows), squeeze=False, layout="constrained")
     for panel in axes.flat[count:]:
@@ -68,68 +45,58 @@ def _panels(report: Report, path: Path, count: int, height: float, legend: bool 
     }
     if legend and labelled:
         drawing.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=4, fontsize=8)
-    drawing.suptitle(_title(report))
+    known = report.environment
+    drawing.suptitle(", ".join([known["gpu"], *(f"{k} {known[k]}" for k in ("cupy", "torch") if known.get(k))]))
     drawing.savefig(path, dpi=110)
     pyplot.close(drawing)
 
 
-def _grouped(cases: Sequence[Case]) -> dict[str, list[Case]]:
-    groups: dict[str, list[Case]] = {}
-    for case in cases:
-        groups.setdefault(case.group, []).append(case)
-    return groups
+def _points(
+    cases: Sequence[Case], x: Callable[[Case, str], Any], y: Callable[[Case, str], Any]
+) -> Iterator[tuple[str, list[Any]]]:
+    """Yield each rival's points over some cases, where both coordinates are known."""
+    for name in dict.fromkeys(result.rival for case in cases for result in case.results):
+        found = [(x(case, name), y(case, name)) for case in cases]
+        points = [(a, b) for a, b in found if a and b is not None]
+        if points:
+            yield name, list(zip(*points, strict=True))
 
 
-def heads(report: Report, path: Path, figure: str = "gpu_back_to_back") -> None:
-    """A panel a case: a bar for each rival's GPU time, on a logarithmic axis."""
+def heads(report: Report, path: Path, figure: str) -> None:
+    """Draw a panel a case: a bar for each rival's GPU time, on a logarithmic axis."""
     cases = [case for case in report.cases if any(figure in r.times for r in case.results)]
     with _panels(report, path, len(cases), 3.2) as panels:
         for panel, case in zip(panels, cases, strict=True):
-            results = [r for r in case.results if figure in r.times][::-1]
-            names = [r.rival for r in results]
-            medians = [r.times[figure].median for r in results]
-            panel.barh(names, medians, color=[_COLORS.get(name, "tab:blue") for name in names])
-            for place, median in enumerate(medians):
+            medians = {r.rival: r.times[figure].median for r in case.results[::-1] if figure in r.times}
+            panel.barh(list(medians), list(medians.values()), color=[_COLORS.get(name, "tab:blue") for name in medians])
+            for place, median in enumerate(medians.values()):
                 panel.annotate(number(median), (median, place), xytext=(3, 0), textcoords="offset points", va="center")
             panel.set_xscale("log")
-            panel.set_xlim(min(medians) / 3, max(medians) * 3)
+            panel.set_xlim(min(medians.values()) / 3, max(medians.values()) * 3)
             panel.set_xlabel("GPU time per call, µs")
             panel.set_title(f"{case.name}\n{' x '.join(map(str, case.shape))} {case.dtype}", fontsize=10)
 
 
 def rows(report: Report, path: Path) -> None:
-    """A panel a group: GB/s over the length of the row, a line for each rival."""
-    groups = _grouped(report.cases)
-    with _panels(report, path, len(groups), 4) as panels:
+    """Draw a panel a group: GB/s over the length of the row, a line for each rival."""
+    groups = report.groups()
+    with _panels(report, path, len(groups), 4, legend=True) as panels:
         for panel, (group, cases) in zip(panels, groups.items(), strict=True):
-            _lines(panel, sorted(cases, key=lambda case: case.shape[1]))
+            ordered = sorted(cases, key=lambda case: case.shape[1])
+            for name, points in _points(ordered, lambda case, _: case.shape[1], lambda case, r: case.value(r, "GB/s")):
+                panel.plot(*points, marker="o", markersize=3, label=name, color=_COLORS.get(name))
+            panel.set_xscale("log", base=2)
+            panel.set_ylim(bottom=0)
+            panel.set(xlabel="elements in a row", ylabel="GB/s")
             panel.set_title(group, fontsize=10)
-
-
-def _lines(panel: Any, cases: Sequence[Case]) -> None:
-    for name in dict.fromkeys(result.rival for case in cases for result in case.results):
-        points = []
-        for case in cases:
-            result = case.find(name)
-            rate = case.rate(result) if result else None
-            if rate:
-                points.append((case.shape[1], rate))
-        if points:
-            panel.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, color=_COLORS.get(name))
-    panel.set_xscale("log", base=2)
-    panel.set_ylim(bottom=0)
-    panel.set_xlabel("elements in a row")
-    panel.set_ylabel("GB/s")
-    panel.grid(alpha=0.3)
-    if panel.get_lines():
-        panel.legend(fontsize=8)
+            panel.grid(alpha=0.3)
 
 
 def gemm(report: Report, path: Path) -> None:
-    """A panel a family: max error over time, a mark for each rival; a panel a sweep: max error over K."""
-    groups = _grouped(report.cases)
-    single = [(case.name, [case]) for group in groups.values() for case in group if case.name in FAMILIES]
-    swept = [(name, group) for name, group in groups.items() if group[0].name not in FAMILIES]
+    """Draw a panel a family: max error over time, a mark for each rival; a panel a sweep: max error over K."""
+    groups = report.groups()
+    single = [(case.name, [case]) for case in report.cases if case.name in FAMILIES]
+    swept = [(name, cases) for name, cases in groups.items() if cases[0].name not in FAMILIES]
     with _panels(report, path, len(single) + len(swept), 4, legend=True) as panels:
         for panel, (title, cases) in zip(panels, single + swept, strict=True):
             over_time = cases[0].name in FAMILIES
@@ -141,27 +108,32 @@ def gemm(report: Report, path: Path) -> None:
 
 
 def _errors(panel: Any, cases: Sequence[Case], over_time: bool) -> None:
-    """Max errors on two logarithmic axes; a filled mark had operands prepared before."""
-    for name in dict.fromkeys(result.rival for case in cases for result in case.results):
-        points = []
-        for case in cases:
-            result = case.find(name)
-            place = result.median("gpu_evicted") if result and over_time else case.shape[1]
-            if result and result.max_error is not None and not result.failure and place:
-                points.append((place, max(result.max_error, _NO_ERROR)))
-        if points:
-            library, _, rest = name.partition(" ")
-            precision, prepared, _ = rest.partition(",")
-            shape, size = _LIBRARY_MARKS.get(library, ("x", 5))
-            style: dict[str, Any] = {
-                "marker": shape,
-                "markersize": size,
-                "color": _PRECISION_COLORS.get(precision, "0.5"),
-            }
-            style |= {"fillstyle": "full" if prepared else "none", "linestyle": "none" if over_time else "-"}
-            panel.plot(*zip(*points, strict=True), label=name, linewidth=0.8, **style)
+    """Draw max errors on two logarithmic axes; a filled mark had operands prepacked or rounded before."""
+
+    def place(case: Case, rival: str) -> float | None:
+        return case.value(rival, "gpu_evicted") if over_time else case.shape[1]
+
+    def error(case: Case, rival: str) -> float | None:
+        found = case.value(rival, "max_error")
+        return None if found is None else max(found, _NO_ERROR)
+
+    for name, points in _points(cases, place, error):
+        library, _, rest = name.partition(" ")
+        precision, before, _ = rest.partition(",")
+        mark, size = _MARKS.get(library, ("x", 5))
+        style = {"fillstyle": "full" if before else "none", "linestyle": "none" if over_time else "-"}
+        style |= {"color": _PRECISIONS.get(precision, "0.5"), "marker": mark}
+        panel.plot(*points, label=name, linewidth=0.8, markersize=size, **style)
     panel.set_xscale("log", subs=[2, 5])
     panel.set_yscale("log")
     if over_time:
         panel.xaxis.set_major_formatter(lambda microseconds, _: number(microseconds))
         panel.xaxis.set_minor_formatter(lambda microseconds, _: number(microseconds))
+
+
+CHARTS: dict[str, Callable[[Report, Path], None]] = {
+    "heads": functools.partial(heads, figure="gpu_back_to_back"),
+    "torch": functools.partial(heads, figure="gpu_evicted"),
+    "rows": rows,
+    "gemm": gemm,
+}

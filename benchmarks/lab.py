@@ -1,35 +1,42 @@
-"""One case of a benchmark: rivals that compute the same, checked against float64, then timed in turn."""
+"""The laboratory: a case's rivals compute the same, are checked against float64, then timed in turn."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from cupyfuse import dtypes
 
 from .device import Call, Device
-from .plain import Plain
 from .report import Case, Result
 from .timing import Contest, describe
 
+# The names of rivals in several reports.
+BOUND, FUSED, EAGER = "cupyfuse, bound", "cupyfuse", "torch eager"
+COMPILED, AUTOTUNED = "torch.compile", "torch.compile, max-autotune"
+
 POISON = 0xFF  # every byte so: NaN in all float formats, and none that arithmetic gives
 
-# The error at which a result is no rounded one but a wrong one: ||result - reference|| / ||reference||. Coarse, since
-# the errors themselves are reported: TF32 has 3e-4, bfloat16 operands 3e-3, and a sum that cancels some times that.
+# The error at which a result is wrong rather than rounded: ||result - reference|| / ||reference||. Coarse, since the
+# errors themselves are reported: TF32 has 3e-4, bfloat16 operands 3e-3, and a sum that cancels some times that.
 WRONG = {"highest": 1e-3, "high": 2e-2, "medium": 5e-2, "ieee": 1e-3, "tf32": 2e-2}
-_TORCH_PRECISIONS = {"ieee": "highest", "tf32": "high"}  # the others are called the same
 WRONG_16_BIT = 5e-2
+_TORCH_PRECISIONS = {"ieee": "highest", "tf32": "high"}  # the others have torch's names
+
+# Pick what is compared of a call's result, given also what converts an array to float64.
+Sample = Callable[[Any, Callable[[Any], Any]], list[Any]]
 
 
 class Unavailable(Exception):
-    """A rival that cannot take part; the message is what the report says."""
+    """A rival cannot take part; the message is what the report says."""
 
 
 @dataclass
@@ -41,17 +48,18 @@ class Rival:
     call : callable
         What is timed.
     attempts : sequence of callable
-        Each computes once, from fresh state and into poisoned memory, and gives the results as float64 arrays.
+        Each computes once, from fresh state and into poisoned memory, and returns the results as float64 arrays.
     expected : sequence of array
         What they should be.
     capture : callable, optional
-        Captures the call in a CUDA graph and gives what replays it.
+        Captures the call in a CUDA graph and returns its launch.
     sizes : sequence of array
         Beside `expected`, what the error of each element is relative to; positive. Empty where that is not taken.
     limit : float, optional
-        The largest error, relative to `sizes`, of a result that is not wrong; without it, the lab's for the norms.
+        The largest error of a result that is not wrong: by element where there are `sizes`, else by norm. The
+        laboratory's by default.
     before : callable, optional
-        What to do before each call that is timed by itself, without being timed.
+        Run untimed before each call that is timed by itself.
     """
 
     call: Call
@@ -65,7 +73,7 @@ class Rival:
 
 @dataclass
 class Lab:
-    """What every case needs: the GPU, the libraries, the options.
+    """What every case needs: the GPU and the libraries.
 
     Attributes
     ----------
@@ -82,10 +90,6 @@ class Lab:
     torch_missing: str
     precision: str = "highest"
     compiling: str = ""
-    plain: Plain = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.plain = Plain(self.cupy, self.special)
 
     def need_torch(self) -> Any:
         if self.torch is None:
@@ -99,11 +103,11 @@ class Lab:
         return torch
 
     def as_double(self, array: Any) -> Any:
-        """A float64 copy; 16-bit floats by way of float32."""
+        """Convert to float64; 16-bit floats by way of float32."""
         return (array.astype("float32") if array.dtype.itemsize == 2 else array).astype("float64")
 
     def poisoned(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """A new array, every byte of it poison."""
+        """Return a new array, every byte of it poison."""
         array = self.cupy.empty(shape, dtype)
         array.view("uint8")[...] = POISON
         return array
@@ -113,12 +117,12 @@ class Lab:
         self.poisoned((size,), "uint8")
 
     def unwritten(self, array: Any) -> int:
-        """How many elements of a poisoned array were not written."""
+        """Count the elements of a poisoned array that were not written."""
         bits = array.view(f"uint{8 * array.dtype.itemsize}")
         return int((bits == bits.dtype.type(2 ** (8 * array.dtype.itemsize) - 1)).sum())
 
     def release(self) -> None:
-        """Give unused memory back, so that the next case starts with all of it."""
+        """Return unused memory to the driver, so that the next case starts with all of it."""
         if self.torch is not None:
             self.torch.forget()
         gc.collect()
@@ -129,34 +133,87 @@ class Lab:
     def limit(self, dtype: str) -> float:
         return WRONG_16_BIT if dtype in ("float16", "bfloat16") else WRONG[self.precision]
 
-    def fused_attempts(
+    # Rivals
+    def returning(
+        self,
+        call: Call,
+        expected: Sequence[Any],
+        size: int,
+        sample: Sample | None = None,
+        reset: Call = lambda: None,
+        torch: Any = None,
+        **more: Any,
+    ) -> Rival:
+        """Return a rival whose calls return a new array.
+
+        Parameters
+        ----------
+        call : callable
+        expected : sequence of array
+        size : int
+            Bytes of the result, which is allocated from poisoned memory.
+        sample : callable, optional
+            Picks what is compared; all of the result by default.
+        reset : callable
+            Restores the state that calls change.
+        torch : module, optional
+            `benchmarks.rivals` for a call of PyTorch's, which returns a tensor.
+        **more
+            Other attributes of the rival.
+        """
+
+        def double(result: Any) -> Any:
+            return torch.as_double(result, self.cupy) if torch else self.as_double(result)
+
+        def attempt() -> list[Any]:
+            reset()
+            (torch.poison if torch else self.poison_pool)(size)
+            result = call()
+            return sample(result, double) if sample else [double(result)]
+
+        return Rival(call, [attempt], expected, **more)
+
+    def fused(
         self,
         function: Callable[..., Any],
-        args: Sequence[Any],
-        out: tuple[tuple[int, ...], str],
-        results: Callable[[Any], list[Any]] | None = None,
-        reset: Callable[[], None] = lambda: None,
-    ) -> list[Callable[[], list[Any]]]:
-        """Attempts of a cupyfuse function: into an array given as `out`, and into one of its own."""
-        shape, dtype = out
-        convert = results or (lambda array: [self.as_double(array)])
+        arguments: Sequence[Any],
+        expected: Sequence[Any],
+        shape: tuple[int, ...],
+        dtype: str,
+        sample: Sample | None = None,
+        reset: Call = lambda: None,
+        **more: Any,
+    ) -> Rival:
+        """Return a cupyfuse function as a rival, checked with an array given as `out` and with one of its own."""
         stored = dtypes.to_numpy(dtype)
 
         def given() -> list[Any]:
             reset()
             target = self.poisoned(shape, stored)
-            function(*args, out=target)
+            function(*arguments, out=target)
             missing = self.unwritten(target)
             if missing:
                 raise RuntimeError(f"{missing} of {target.size} elements of out were not written")
-            return convert(target)
+            return sample(target, self.as_double) if sample else [self.as_double(target)]
 
-        def own() -> list[Any]:
-            reset()
-            self.poison_pool(stored.itemsize * math.prod(shape))
-            return convert(function(*args))
+        size = stored.itemsize * math.prod(shape)
+        rival = self.returning(functools.partial(function, *arguments), expected, size, sample, reset, **more)
+        rival.attempts = [given, *rival.attempts]
+        return rival
 
-        return [given, own]
+    def device_copy(self, source: Any, moved: int) -> Rival:
+        """Return a copy that reads half of `moved` bytes and writes as many: the memory's bandwidth."""
+        flat = source.reshape(-1)[: moved // 2 // source.dtype.itemsize]
+        target = self.poisoned(flat.shape, flat.dtype)
+
+        call = functools.partial(self.device.copy, target, flat)
+
+        def attempt() -> list[Any]:
+            call()
+            return [self.as_double(target[-4096:])]
+
+        expected = [self.as_double(flat[-4096:])]
+        return Rival(call, [attempt], expected, functools.partial(self.device.capture, call))
 
 
 @contextlib.contextmanager
@@ -174,7 +231,6 @@ def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterato
     import cupy
     from cupyx.scipy import special
 
-    compiling = "" if with_compiler else "left out on request"
     with contextlib.ExitStack() as stack:
         torch: ModuleType | None = None
         missing = "left out on request"
@@ -182,26 +238,19 @@ def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterato
             try:
                 from . import rivals
 
-                meaning = _TORCH_PRECISIONS.get(precision, precision)
-                stack.enter_context(rivals.session(cupy.cuda.get_current_stream().ptr, meaning))
+                named = _TORCH_PRECISIONS.get(precision, precision)
+                stack.enter_context(rivals.session(cupy.cuda.get_current_stream().ptr, named))
                 torch = rivals
             except ModuleNotFoundError as error:
                 missing = "not installed" if error.name == "torch" else describe(error)
             except Exception as error:
                 missing = describe(error)
         stack.enter_context(cupyfuse.precision(precision))
-        yield Lab(device, cupy, special, torch, missing, precision, compiling)
-
-
-def _worst(errors: Sequence[float]) -> float | None:
-    return next((e for e in errors if math.isnan(e)), max(errors)) if errors else None
+        yield Lab(device, cupy, special, torch, missing, precision, "" if with_compiler else "left out on request")
 
 
 def errors_of(rival: Rival) -> tuple[float | None, float | None]:
-    """The worst errors of all attempts; None where none was taken.
-
-    The first is ||result - expected|| / ||expected||, the second the largest |result - expected| / size of an element.
-    """
+    """Return the worst errors of all attempts, by norm and by element; None where none was taken, NaN before all."""
     norms: list[float] = []
     elements: list[float] = []
     for attempt in rival.attempts:
@@ -212,22 +261,26 @@ def errors_of(rival: Rival) -> tuple[float | None, float | None]:
             norms.append(float((difference * difference).sum() / (expected * expected).sum()) ** 0.5)
             if rival.sizes:
                 elements.append(float((abs(difference) / rival.sizes[place]).max()))
-    return _worst(norms), _worst(elements)
+
+    def worst(errors: Sequence[float]) -> float | None:
+        return next((e for e in errors if math.isnan(e)), max(errors)) if errors else None
+
+    return worst(norms), worst(elements)
 
 
-def _enter(result: Result, errors: tuple[float | None, float | None], limit: float, by_element: bool) -> bool:
-    """Enter the errors of a rival into its result; whether what it computes is right."""
+def _check(lab: Lab, case: Case, rival: Rival, result: Result) -> bool:
+    """Enter a rival's errors into its result; tell whether it is right."""
+    errors = errors_of(rival)
     result.error, result.max_error = (e if e is None or math.isfinite(e) else None for e in errors)
-    decisive = errors[1] if by_element else errors[0]
-    if decisive is None or decisive <= limit:
+    decisive = errors[1] if rival.sizes else errors[0]
+    limit = lab.limit(case.dtype) if rival.limit is None else rival.limit
+    if decisive is None or (decisive <= limit and math.isfinite(decisive)):
         return True
-    result.failure = f"wrong result: {'max' if by_element else 'relative'} error {decisive:.3g}"
+    result.failure = f"wrong result: {'max' if rival.sizes else 'relative'} error {decisive:.3g}"
     return False
 
 
-def run(
-    lab: Lab, case: Case, factories: Mapping[str, Callable[[], Rival]], figures: Sequence[str], budget: float
-) -> Case:
+def run(lab: Lab, case: Case, makers: Mapping[str, Callable[[], Rival]], figures: Sequence[str], budget: float) -> Case:
     """Check and time the rivals of a case, and enter their results into it.
 
     Parameters
@@ -235,29 +288,26 @@ def run(
     lab : Lab
     case : Case
         Without results yet.
-    factories : mapping of str to callable
-        What makes each rival, by name; one that cannot be made is reported.
+    makers : mapping of str to callable
+        Make each rival, by name; one that cannot be made is reported.
     figures : sequence of str
-        Which of "gpu_evicted", "gpu_back_to_back", "host", "wall" and "gpu_graph" to take.
+        Of `report.FIGURES`.
     budget : float
         GPU seconds for each rival and figure.
     """
     began = time.perf_counter()
     rivals: dict[str, Rival] = {}
-    for name, factory in factories.items():
+    for name, make in makers.items():
         result = Result(name)
         case.results.append(result)
         try:
-            rival = factory()
-            errors = errors_of(rival)
+            rival = make()
+            if _check(lab, case, rival, result):
+                rivals[name] = rival
         except Unavailable as reason:
             result.failure = str(reason)
         except Exception as error:
             result.failure = describe(error)
-        else:
-            limit = lab.limit(case.dtype) if rival.limit is None else rival.limit
-            if _enter(result, errors, limit, rival.limit is not None):
-                rivals[name] = rival
     _time(lab, case, rivals, figures, budget)
     print(f"{case.group}: {case.name}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
     return case
@@ -277,12 +327,12 @@ def _time(lab: Lab, case: Case, rivals: Mapping[str, Rival], figures: Sequence[s
                     replays[name] = rival.capture()
                 except Exception as error:
                     results[name].missing[figure] = describe(error)
-            taken, failed = contest.replayed(replays)
+            measured, failed = contest.replayed(replays)
             for name, reason in failed.items():
                 results[name].missing[figure] = reason
         else:
-            taken = getattr(contest, figure.removeprefix("gpu_"))()
-        for name, summary in taken.items():
+            measured = getattr(contest, figure.removeprefix("gpu_"))()
+        for name, summary in measured.items():
             results[name].times[figure] = summary
     for name, reason in contest.failures.items():
         results[name].failure = reason

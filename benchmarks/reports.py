@@ -1,155 +1,405 @@
-"""The report of the heads through PyTorch: what was asked beside what was measured, then all figures."""
+"""The Markdown of each benchmark: how it was measured, what it must show, its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import dataclasses
+import math
+import statistics
+from collections.abc import Callable, Sequence
 
-from .report import FIGURES, HOW_TIMED, Case, Report, case_table, heading, number, table
-from .torch_heads import (
-    AUTOTUNED,
-    BACKWARD,
-    BOUND,
-    CHANGED,
-    COMPILED,
-    EAGER,
-    FORWARD,
-    FUSED,
-    INFERENCE,
-    LAUNCH,
-    NAMES,
+from . import costs, families, gemm, models, torch_heads
+from .lab import BOUND, COMPILED, EAGER, FUSED
+from .networks import NETWORKS
+from .report import (
+    FIGURES,
+    OUT_OF_TIME,
+    Case,
+    Column,
+    Report,
+    case_heading,
+    case_table,
+    heading,
+    number,
+    numbered,
+    ratio,
+    rival_columns,
+    scientific,
+    table,
 )
+from .verdicts import Finding, Requirement, check, word
 
-TIMED = "gpu_evicted"
-RIVALS = (EAGER, COMPILED, AUTOTUNED)
-
-_WHAT = {
-    FORWARD: "The module as it was made: in training mode, gradients enabled. No backward pass follows.",
-    CHANGED: "The same; before each call, and before the start event, `weight.add_(0)` under `no_grad`.",
-    BACKWARD: "`module(x).sum().backward()` with gradients of all parameters, none of x. Errors are those of the "
-    "gradients of a sum with random weights; that of a bias before BatchNorm is zero but for noise, and left out.",
-    INFERENCE: "After `eval()`, under `no_grad`.",
-    LAUNCH: "`torch.nn.Softmax(dim=1)` on a small matrix: what a call takes of the host.",
-}
-_HOW = f"""\
-{HOW_TIMED}\
-- *host*: the host's clock around calls that it does not wait for, per call.
-- *wall*: the host's clock around one call, from an idle GPU to an idle GPU.
-- *error*: ‖result − reference‖ / ‖reference‖ against float64, the worst of a case's results: the output and, in
-  training, the running statistics; with backward, the gradients.
-- *{FUSED}*, *{EAGER}* and *{COMPILED}* share their parameters; *{BOUND}* is cupyfuse's own function on the same
-  memory, its weights bound.
-"""
+_ERROR = "- *error*: ‖result − reference‖ / ‖reference‖ against float64"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A figure that was asked for.
-
-    Attributes
-    ----------
-    what : str
-    asked : float
-    found : tuple of (str, float or None)
-        By whom or what it is measured; None where something is missing.
-    at_least : bool
-        Whether `asked` is a lower bound; else it is an upper one.
-    """
-
-    what: str
-    asked: float
-    found: tuple[tuple[str, float | None], ...]
-    at_least: bool
-
-    @property
-    def holds(self) -> bool | None:
-        """None where something was not measured."""
-        known = [value for _, value in self.found if value is not None]
-        if not all(value >= self.asked if self.at_least else value <= self.asked for value in known):
-            return False
-        return True if len(known) == len(self.found) else None
+def _how(figures: Sequence[str], *lines: str, unit: str = "microseconds") -> list[str]:
+    """Explain a report: units, its figures, then other lines."""
+    intro = f"Medians in {unit}; the JSON file beside this one has the quartiles, extremes and counts."
+    explained = [f"- *{FIGURES[f][0]}*: {FIGURES[f][1]}." for f in figures]
+    return [f"{intro} Rivals took turns within one run.", "", *explained, *lines, ""]
 
 
-def _median(case: Case | None, rival: str, figure: str) -> float | None:
-    result = case.find(rival) if case else None
-    return result.median(figure) if result and not result.failure else None
+def _cases(report: Report, table_of: Callable[[Case], list[str]], intro: Callable[[str], list[str]]) -> list[str]:
+    """Write a table a case, by group."""
+    lines = []
+    for group, cases in report.groups().items():
+        lines += [f"## {group}", "", *intro(group)]
+        for case in cases:
+            lines += [*case_heading(case), *table_of(case)]
+    return lines
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+# Heads and rows -----------------------------------------------------------------------------------------------------
 
 
-def _faster(what: str, case: Case | None, figure: str, asked: float, rivals: Sequence[str]) -> Verdict:
-    """How many times as long as ours the rivals take."""
-    ours = _median(case, FUSED, figure)
-    found = tuple((rival, _ratio(_median(case, rival, figure), ours)) for rival in rivals)
-    return Verdict(f"{what}, {FIGURES[figure]}: times faster", asked, found, True)
+def heads(report: Report) -> list[str]:
+    lines = _how(
+        ("gpu_evicted", "gpu_back_to_back", "gpu_graph", "host"),
+        f"{_ERROR}, the worst of a case's results.",
+        f"- *{BOUND}* had its weights folded and prepacked once by `bind`; *cupyfuse, unfused* is `head.__wrapped__`,",
+        "  the same functions called one after the other; *CuPy* are CuPy's own operations.",
+    )
+    return [*lines, *_cases(report, lambda case: case_table(case, EAGER, ["gpu_back_to_back"]), lambda group: [])]
 
 
-def _error(what: str, case: Case | None) -> Verdict:
-    errors = []
-    for rival in (FUSED, EAGER):
-        result = case.find(rival) if case else None
-        errors.append(result.error if result and not result.failure else None)
-    return Verdict(f"{what}: error over eager's", 1.0, ((EAGER, _ratio(*errors)),), False)
+def rows(report: Report) -> list[str]:
+    lines = [
+        "GB/s, by medians of GPU time, the L2 cache overwritten before each call; the JSON file beside this one has the",
+        "times. Softmax counts bytes read and written, logsumexp bytes read; the copy reads and writes half of that",
+        "each. *error*: cupyfuse's ‖result − reference‖ / ‖reference‖ against float64. Rivals took turns within one",
+        "run; the fastest is in bold.",
+        "",
+    ]
+    for group, cases in report.groups().items():
+        notes: list[str] = []
+        columns = [
+            Column("columns", lambda case: str(case.shape[1])),
+            *rival_columns(cases, "GB/s", notes),
+            Column("error", lambda case: case.value(FUSED, "error"), scientific),
+        ]
+        lines += [f"## {group}", "", *table(columns, cases, max), *numbered(notes)]
+    return lines
 
 
-def verdicts(report: Report) -> Iterator[Verdict]:
-    """What was asked of float32 at the shape of the benchmarks, and what was found."""
-    found = {(case.group, case.name): case for case in report.cases}
-    for name in NAMES:
-        forward, backward = found.get((FORWARD, name)), found.get((BACKWARD, name))
-        # A module that does not run max-autotune is not held to it.
-        rivals = [r for r in RIVALS if r != AUTOTUNED or (forward and forward.find(AUTOTUNED))]
-        over = _ratio(_median(forward, FUSED, TIMED), _median(forward, BOUND, TIMED))
-        yield Verdict(f"{name}, forward, {FIGURES[TIMED]}: time over that of `bind`", 1.03, ((BOUND, over),), False)
-        if name == "head_sum":
-            yield _faster(f"{name}, forward", forward, TIMED, 200.0, rivals)
-            yield _faster(f"{name}, forward", forward, "wall", 80.0, rivals)
-            changed = found.get((CHANGED, name))
-            yield _faster(f"{name}, after a change of the weight", changed, TIMED, 30.0, (EAGER, COMPILED))
-        else:
-            yield _faster(f"{name}, forward", forward, TIMED, 3.3 / 1.03, rivals)
-        yield _faster(f"{name}, forward and backward", backward, TIMED, 2.0, (EAGER, COMPILED))
-        yield _error(f"{name}, forward", forward)
-        yield _error(f"{name}, gradients", backward)
+# Matrix products ----------------------------------------------------------------------------------------------------
+
+_HIGHEST = (gemm.ours("highest", True), gemm.ours("highest", False))
+# "highest" is held to cuBLAS's error by norm where terms of both signs are summed: where all have one sign the norms of
+# |x| |weight|ᵀ and of the product are the same, but for rounding.
+BY_ELEMENT = Requirement("max_error", _HIGHEST, 1.0, (gemm.BASE,))
+BY_NORM = Requirement("error", _HIGHEST, 1.0, (gemm.BASE,))
+
+
+def one_sign(case: Case) -> bool:
+    return case.facts.get("cancellation", 1.0) <= 1.0 + 1e-6
+
+
+def margin(report: Report) -> float | None:
+    """Return how many times the smallest error, of either kind, exceeds what the reference may itself be off."""
+    found = []
     for case in report.cases:
-        if case.group == LAUNCH:
-            host = _median(case, FUSED, "host")
-            yield Verdict(f"{case.name}, one launch: microseconds of the host", 20.0, ((FUSED, host),), False)
+        reference = case.facts.get("reference", 0.0)
+        if not reference:
+            continue
+        by_norm = reference * case.facts.get("cancellation", 1.0)
+        for result in case.results:
+            found += [result.max_error / reference] if result.max_error else []
+            found += [result.error / by_norm] if result.error else []
+    return min(found, default=None)
 
 
-def _verdict_table(report: Report) -> list[str]:
-    rows = []
-    for verdict in verdicts(report):
-        beside = {rival: number(value) for rival, value in verdict.found}
-        against = [beside.get(rival, "") for rival in RIVALS] if set(beside) <= set(RIVALS) else ["", "", ""]
-        alone = "" if set(beside) <= set(RIVALS) else next(iter(beside.values()))
-        asked = f"{'≥' if verdict.at_least else '≤'} {number(verdict.asked)}"
-        word = {True: "yes", False: "no", None: "not measured"}[verdict.holds]
-        rows.append([verdict.what, asked, alone, *against, word])
-    return table(["", "asked", "found", *(f"beside {rival}" for rival in RIVALS), "holds"], rows)
+def _count(findings: Sequence[Finding], what: str, where: str) -> list[str]:
+    """Say in how many cases a requirement holds."""
+    known = [f.holds for f in findings if f.holds is not None]
+    unknown = f"; {len(findings) - len(known)} not measured" if len(known) < len(findings) else ""
+    return [f"- By {what} it is no larger in {sum(known)} of {len(known)} {where}{unknown}."] if findings else []
 
 
-def torch_markdown(report: Report) -> str:
-    """Verdicts, then a table a case, by what is done with the module."""
-    lines = [*heading(report)]
+def _beside_cublas(cases: Sequence[Case]) -> list[str]:
+    """Write the errors of "highest" over cuBLAS's, and times over cuBLAS's: a row a case."""
+
+    def columns(requirement: Requirement) -> list[Column]:
+        what = requirement.what
+
+        def worst(case: Case) -> float | None:
+            found = [case.value(rival, what) for rival in _HIGHEST]
+            return max((f for f in found if f is not None), default=None)
+
+        def holds(case: Case) -> str:
+            held = word(requirement.check(case).holds)
+            return f"{held} (one sign)" if what == "error" and one_sign(case) and held != "not measured" else held
+
+        return [
+            Column(what.replace("_", " "), worst, scientific),
+            Column("cuBLAS's", lambda case: case.value(gemm.BASE, what), scientific),
+            Column("ratio", lambda case: requirement.check(case).found[gemm.BASE]),
+            Column("no larger", holds),
+        ]
+
+    def time_ratio(rival: str) -> Callable[[Case], float | None]:
+        return lambda case: ratio(case.value(rival, "gpu_evicted"), case.value(gemm.BASE, "gpu_evicted"))
+
+    name = Column("", lambda case: case.name)
+    timed = [gemm.ours(precision, bound) for precision in ("highest", "high") for bound in (True, False)]
+    return [
+        'Errors of "highest", the larger one of bound and unbound, beside those of cuBLAS in float32:',
+        "",
+        *table([name, *columns(BY_ELEMENT), *columns(BY_NORM)], cases),
+        f"Time over that of {gemm.BASE}, {FIGURES['gpu_evicted'][0]}; below 1 is faster:",
+        "",
+        *table([name, *(Column(rival, time_ratio(rival)) for rival in timed)], cases),
+    ]
+
+
+def _over_depth(cases: Sequence[Case]) -> list[str]:
+    """Write tables over K: errors of both kinds, and times."""
+    notes: list[str] = []
+    lines = []
+    for title, what, form in (
+        ("Max error:", "max_error", scientific),
+        ("Error by Frobenius norms:", "error", scientific),
+        (f"Microseconds, {FIGURES['gpu_evicted'][0]}:", "gpu_evicted", number),
+    ):
+        columns = [Column("K", lambda case: str(case.shape[1])), *rival_columns(cases, what, notes, form)]
+        lines += [title, "", *table(columns, cases, min)]
+    return [*lines, *numbered(notes)]
+
+
+def products(report: Report) -> list[str]:
+    both = [case for case in report.cases if not one_sign(case)]
+    one = [case for case in report.cases if one_sign(case)]
+    lines = [f'The error of "highest", bound and unbound, beside that of {gemm.BASE}:', ""]
+    lines += _count(check([BY_ELEMENT], report.cases), "max error", "cases")
+    lines += _count(check([BY_NORM], both), "Frobenius norms", "cases with terms of both signs")
+    where = "cases with terms of one sign, for which nothing is promised"
+    lines += _count(check([BY_NORM], one), "Frobenius norms", where)
+    least = margin(report)
+    if least is not None:
+        lines += ["", "The reference is a float64 product: exact products, K − 1 additions, so at most (K − 1) 2⁻⁵³ of"]
+        lines += [
+            f"|x| |weight|ᵀ off. The smallest error measured, of either kind, is {least:,.0f} times that or more."
+        ]
+    lines += [
+        "",
+        *_how(
+            gemm.FIGURES,
+            "- *max error*: the largest |result − reference| / (|x| |weight|ᵀ) of an element.",
+            "- *error*: ‖result − reference‖ / ‖reference‖, by Frobenius norms.",
+            "- *bound*: the weight was prepacked once by `bind`, which is not timed; the other calls do all of it every",
+            "  time. *rounded before*: both operands were stored in bfloat16 beforehand.",
+            f"- *{gemm.BASE}* is `cupy.matmul`; the other products of cuBLAS are its own function, `cublasGemmEx`, with",
+            "  float32 results. *TF32* and *bfloat16* are what it may round float32 operands to; it may round less.",
+            '- *torch* is `torch.matmul` at `torch.set_float32_matmul_precision` "highest" and "high".',
+        ),
+        "Times are compared by single calls: many products in a row run at a clock that depends on what ran before.",
+        "",
+    ]
+    for group, cases in report.groups().items():
+        m, k, n = cases[0].shape
+        swept = cases[0].name not in families.FAMILIES
+        shape = f"{m} x {'K' if swept else k} x {n}"
+        lines += [f"## {group}", "", f"{shape}, (M, K) times (N, K) transposed, float32.", "", *_beside_cublas(cases)]
+        if swept:
+            lines += _over_depth(cases)
+            continue
+        for case in cases:
+            about = families.describe(case.name)
+            if "cancellation" in case.facts:
+                about += f" ‖|x| |weight|ᵀ‖ is {case.facts['cancellation']:.3g} times ‖x weightᵀ‖."
+            lines += [f"### {case.name}", "", about, "", *case_table(case, gemm.BASE, ["gpu_evicted"])]
+    return lines
+
+
+# PyTorch ------------------------------------------------------------------------------------------------------------
+
+_USED = {
+    torch_heads.FORWARD: "The module as it was made: in training mode, gradients enabled. No backward pass follows.",
+    torch_heads.CHANGED: "The same; before each call, and before the start event, `weight.add_(0)` under `no_grad`.",
+    torch_heads.BACKWARD: "`module(x).sum().backward()` with gradients of all parameters, none of x. Errors are those "
+    "of the gradients of a sum with random weights; that of a bias before BatchNorm is zero but for noise, and left "
+    "out.",
+    torch_heads.INFERENCE: "After `eval()`, under `no_grad`.",
+    torch_heads.LAUNCH: "`torch.nn.Softmax(dim=1)` on a small matrix: what a call takes of the host.",
+}
+
+
+def _findings(findings: Sequence[Finding]) -> list[str]:
+    """Write what was asked beside what was found."""
+    rivals = list(dict.fromkeys(rival for finding in findings for rival in finding.found))
+
+    def beside(rival: str) -> Column:
+        def cell(finding: Finding) -> float | str | None:
+            return finding.found.get(rival, "")
+
+        return Column(rival, cell)
+
+    columns = [Column("", lambda f: f.title), Column("asked", lambda f: f.asked), *map(beside, rivals)]
+    return table([*columns, Column("holds", lambda f: word(f.holds))], findings)
+
+
+def torch(report: Report) -> list[str]:
+    lines = []
     if report.options.get("dtype") == "float32":
-        lines += ["## What was asked", "", *_verdict_table(report), ""]
-    lines += ["## How it was measured", "", *_HOW.splitlines(), ""]
-    for group in dict.fromkeys(case.group for case in report.cases):
-        lines += [f"## {group}", "", _WHAT[group], ""]
-        for case in report.cases:
-            if case.group == group:
-                lines += [f"### {case.name}", "", f"{' x '.join(map(str, case.shape))} {case.dtype}", ""]
-                lines += [*case_table(case, EAGER, TIMED), *_memory(case)]
-    return "\n".join(lines).rstrip() + "\n"
+        findings = sorted(check(torch_heads.REQUIREMENTS, report.cases), key=lambda f: report.cases.index(f.case))
+        lines += ["## What was asked", "", *_findings(findings)]
+    lines += ["## How it was measured", ""]
+    lines += _how(
+        ("gpu_evicted", "gpu_back_to_back", "host", "wall"),
+        f"{_ERROR}, the worst of a case's results: the output and,",
+        "  in training, the running statistics; with backward, the gradients.",
+        f"- *{torch_heads.FUSED}*, *{EAGER}* and *{COMPILED}* share their parameters; *{BOUND}* is cupyfuse's own",
+        "  function on the same memory, its weights bound. *MB* and *allocations* are of a call without its result.",
+    )
+    tables = _cases(report, lambda case: case_table(case, EAGER, ["gpu_evicted"]), lambda group: [_USED[group], ""])
+    return [*lines, *tables]
 
 
-def _memory(case: Case) -> list[str]:
-    """What a call takes of the GPU's memory, a row a rival."""
-    columns = list(dict.fromkeys(name.partition(", ")[0] for name in case.facts))
-    if not columns:
-        return []
-    rows = [[r, *(number(case.facts.get(f"{column}, {r}")) for column in columns)] for r in (FUSED, EAGER)]
-    return ["Of the GPU's memory:", "", *table(["", *columns], rows), ""]
+# Whole models -------------------------------------------------------------------------------------------------------
+
+
+def mean(findings: Sequence[Finding]) -> float | None:
+    """Return the geometric mean of ratios; None where none was measured."""
+    values = [value for finding in findings for value in finding.found.values() if value]
+    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+
+
+def _pair(requirement: Requirement) -> str:
+    return f"{requirement.ours[0]} / {requirement.rivals[0]}, {FIGURES[requirement.what][0]}"
+
+
+def _ratios(report: Report) -> list[str]:
+    """Write ratios of times, a row a case, and geometric means; then who is behind, and who failed."""
+    rows: list[tuple[str, list[Case]]] = []
+    for group, cases in report.groups().items():
+        rows += [(f"{group}: {case.name}", [case]) for case in cases]
+        rows += [(f"**{group}, geometric mean**", cases)]
+    rows.append(("**All, geometric mean**", report.cases))
+
+    def column(requirement: Requirement) -> Column:
+        return Column(_pair(requirement), lambda row: mean(check([requirement], row[1])))
+
+    lines = ["## Verdicts", "", "Time over that of the rival; below 1 is faster.", ""]
+    lines += table([Column("", lambda row: row[0]), *map(column, models.REQUIREMENTS)], rows)
+    for requirement in models.REQUIREMENTS:
+        found = [f for f in check([requirement], report.cases) if f.holds is not None]
+        behind = sorted((f for f in found if not f.holds), key=_value, reverse=True)
+        if found:
+            slow = "; ".join(f"{f.case.name} ({f.case.group}) {number(_value(f))}" for f in behind)
+            lines.append(
+                f"- {_pair(requirement)}: geometric mean {number(mean(found))}, worst {number(max(map(_value, found)))}, "
+                f"behind (above {requirement.bound}) in {len(behind)} of {len(found)}{': ' if slow else ''}{slow}."
+            )
+    return [*lines, "", *_failures(report.cases), ""]
+
+
+def _value(finding: Finding) -> float:
+    return next(iter(finding.found.values())) or 0.0
+
+
+def _failures(cases: Sequence[Case]) -> list[str]:
+    """Count how many times each rival raised or was wrong."""
+    lines = []
+    for rival in dict.fromkeys(result.rival for case in cases for result in case.results):
+        results = [r for r in (case.find(rival) for case in cases) if r is not None and r.failure != OUT_OF_TIME]
+        failed = sum(bool(result.failure) for result in results)
+        lines += [f"- {rival}: failed in {failed} of {len(results)} cases."] if failed else []
+    return lines or ["No rival failed."]
+
+
+def whole_models(report: Report) -> list[str]:
+    measured = dataclasses.replace(report, cases=[case for case in report.cases if not case.unmeasured])
+    lines = _how(
+        models.FIGURES,
+        "- The rivals of a case share one module's parameters. Inference is a call under `no_grad` after `eval()`. A",
+        "  training step is forward, loss, backward, and a step of a fused AdamW that all rivals share; dropout is off.",
+        f"{_ERROR}, of the same module (its own conversions to",
+        "  float32 stay). In inference of the output; in training the larger one of the loss's and of all gradients'.",
+        '- "highest" and "high" are of matrix products; convolutions are as PyTorch has them, in TF32 where it allows.',
+        "- *first call*: seconds from `fuse` or `torch.compile` to the end of the first call; the Inductor's caches on",
+        "  disk are those that earlier cases left.",
+        "- *peak*: the most that tensors took during a call, beyond parameters, optimizer and inputs. *kept*: what the",
+        "  allocator holds more after the first calls than before, graphs and prepacked weights among it.",
+        '- *graphs*: `fuse(graphs=True)`, and `mode="reduce-overhead"` of `torch.compile`;',
+        f'  *{models.BACKEND}* is `torch.compile(backend="cupyfuse")`.',
+        unit="milliseconds",
+    )
+    present = {case.name.partition(",")[0] for case in measured.cases}
+    lines += [f"- `{name}`: {network.what}" for name, network in NETWORKS.items() if name in present]
+
+    def tabulate(case: Case) -> list[str]:
+        return case_table(case, EAGER, models.FIGURES, milliseconds=True)
+
+    lines += ["", *_cases(measured, tabulate, lambda group: []), *_ratios(measured)]
+    missing = [f"{case.name} ({case.group})" for case in report.cases if case.unmeasured]
+    return [*lines, *([f"Out of time: {len(missing)} cases: {'; '.join(missing)}.", ""] if missing else [])]
+
+
+# The cost model -----------------------------------------------------------------------------------------------------
+
+_PARTS = ("our GPU", "our host", "their GPU", "their host")
+
+
+def _named(case: Case) -> str:
+    return f"{case.name} {' x '.join(map(str, case.shape))} {case.dtype}"
+
+
+def _parts(kind: str, suffix: str = "") -> list[Column]:
+    """Return columns for the four times that are `kind`, "predicted" or "measured"."""
+    return [Column(f"{part}{suffix}", lambda c, k=k: getattr(c, kind)[k]) for k, part in enumerate(_PARTS)]
+
+
+def _spread(k: int) -> Callable[[Sequence[costs.Comparison]], str]:
+    """Return what summarizes the ratios of predicted to measured times."""
+
+    def cell(found: Sequence[costs.Comparison]) -> str:
+        kept = sorted(c.ratios[k] for c in found if math.isfinite(c.ratios[k]))
+        return " / ".join(map(number, (kept[0], statistics.median(kept), kept[-1]))) if kept else "–"
+
+    return cell
+
+
+def cost_model(report: Report) -> list[str]:
+    found = list(costs.comparisons(report))
+    wrong = [c for c in found if not c.right]
+    by_group: dict[str, list[costs.Comparison]] = {"all: lowest, median, highest": found}
+    for c in found:
+        by_group.setdefault(c.case.group, []).append(c)
+    decision = Column("model", lambda c: "fused" if c.chosen else "left")
+    spreads = [Column(part, lambda row, k=k: _spread(k)(row[1])) for k, part in enumerate(_PARTS)]
+    lines = [
+        f"{len(found)} of {len(report.cases)} cases were measured and estimated. The model decides as the measurements",
+        f"do in {len(found) - len(wrong)} of them; what it chooses takes {sum(c.lost for c in found):.0f} us longer than "
+        f"the best choices, which take {sum(c.best for c in found):.0f} us in all.",
+        "",
+        "Medians in microseconds of one call, in training forward and backward. *GPU*: events around many queued calls,",
+        "per call. *host*: the host's clock around calls that it does not wait for; of Inductor, less that of a compiled",
+        "function of the same inputs that computes nothing. *lost*: by the decision, where the longer of GPU and host is",
+        "waited for.",
+        "",
+        "## Predicted over measured",
+        "",
+        *table([Column("", lambda row: row[0]), *spreads], by_group.items()),
+    ]
+    if wrong:
+        name = [Column("", lambda c: c.case.group), Column("", lambda c: _named(c.case))]
+        lost = Column("lost", lambda c: c.lost)
+        lines += ["## Wrong decisions", "", *table([*name, decision, *_parts("measured"), lost], wrong)]
+    right = Column("right", lambda c: word(c.right))
+    columns = [Column("", lambda c: _named(c.case)), decision, right]
+    columns += [*_parts("predicted", ", of model"), *_parts("measured")]
+    for group, among in list(by_group.items())[1:]:
+        lines += [f"## {group}", "", *table(columns, among)]
+    failures = [
+        f"- {case.group}, {_named(case)}: {result.rival}: {result.failure}"
+        for case in report.cases
+        for result in case.results
+        if result.failure
+    ]
+    return [*lines, *(["## What failed", "", *failures, ""] if failures else [])]
+
+
+def markdown(report: Report) -> str:
+    """Write a report of any benchmark."""
+    body = {
+        "heads": heads, "rows": rows, "gemm": products, "torch": torch, "models": whole_models, "costs": cost_model,
+    }[report.benchmark]  # fmt: skip
+    return "\n".join([*heading(report), *body(report)]).rstrip() + "\n"

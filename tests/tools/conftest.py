@@ -1,0 +1,48 @@
+"""Fixtures of the benchmarks' tests."""
+
+import pytest
+import scipy.special
+from benchmark_lab import FakeCupy, FakeDevice
+
+from benchmarks import rows, timing
+from benchmarks.lab import Lab
+
+
+@pytest.fixture
+def lab():
+    return Lab(FakeDevice(), FakeCupy("cupy"), scipy.special, None, "not installed")
+
+
+@pytest.fixture
+def torch_lab(lab, monkeypatch):
+    """With PyTorch on the CPU, where nothing is compiled or captured."""
+    import torch
+
+    from benchmarks import rivals
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # more only quarrel with NumPy's over these small arrays
+    monkeypatch.setattr(rivals, "poison", lambda size: None)
+    monkeypatch.setattr(rivals, "release", lambda: None)
+    monkeypatch.setattr(rivals, "compiled", lambda function, mode="default", backend="inductor": function)
+    lab.torch = rivals
+    yield lab
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def hasty(monkeypatch):
+    """One repeat of everything, on little data."""
+    monkeypatch.setattr(timing, "bounded", lambda wanted, low, high: 1)
+    monkeypatch.setattr(timing, "_HOST_CALLS", 2)
+    monkeypatch.setitem(rows.DEFAULTS, "bytes", (1 << 14, 1 << 14))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Keep the modules beside NumPy's arrays, on a machine with a GPU too."""
+    from benchmarks import rivals
+
+    monkeypatch.setattr(rivals, "place", lambda: "cpu")
+    monkeypatch.setattr(rivals, "peak", lambda call: call() or 0)
+    monkeypatch.setattr(rivals, "held", lambda: (0, 0))
