@@ -43,11 +43,10 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(autouse=True)
-def _every_chain(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests of PyTorch's frontend run every chain that can be fused, however small, unless they are of the choice."""
-    if request.path.name.startswith(("test_torch_", "test_benchmarks_torch")) and "choice" not in request.keywords:
-        from cupyfuse.torch.cost import worth
-        from cupyfuse.torch.graphs import partition
+@pytest.fixture
+def every_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fuse every chain that can be fused, however small: the cost model chooses nothing."""
+    from cupyfuse.torch.cost import worth
+    from cupyfuse.torch.graphs import partition
 
-        monkeypatch.setattr(worth, "judge_for", lambda *args, **kwargs: partition.anything)
+    monkeypatch.setattr(worth, "judge_for", lambda *args, **kwargs: partition.anything)

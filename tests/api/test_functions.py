@@ -1,0 +1,158 @@
+"""The public functions, called on arrays: PyTorch's activations, NumPy's statistics. SciPy's: test_row_functions.py."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import NAN, SHAPES_AND_AXES, Engine, assert_close, compute, dtype_of, normal, unit
+from torch.nn import functional as torch_functions
+
+import cupyfuse as cf
+
+# PyTorch's ----------------------------------------------------------------------------------------------------------
+
+ACTIVATIONS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
+    ("relu", torch_functions.relu, {}),
+    ("relu6", torch_functions.relu6, {}),
+    ("leaky_relu", torch_functions.leaky_relu, {}),
+    ("leaky_relu", torch_functions.leaky_relu, {"negative_slope": 0.2}),
+    ("leaky_relu", torch_functions.leaky_relu, {"negative_slope": -0.5}),
+    ("gelu", torch_functions.gelu, {}),
+    ("gelu", torch_functions.gelu, {"approximate": "tanh"}),
+    ("silu", torch_functions.silu, {}),
+    ("sigmoid", torch.sigmoid, {}),
+    ("log_sigmoid", torch_functions.logsigmoid, {}),
+    ("tanh", torch.tanh, {}),
+    ("softplus", torch_functions.softplus, {}),
+    ("softplus", torch_functions.softplus, {"beta": 0.5, "threshold": 3.0}),
+    ("mish", torch_functions.mish, {}),
+    ("elu", torch_functions.elu, {}),
+    ("elu", torch_functions.elu, {"alpha": 0.3}),
+    ("celu", torch_functions.celu, {}),
+    ("celu", torch_functions.celu, {"alpha": 2.0}),
+    ("selu", torch_functions.selu, {}),
+    ("hardtanh", torch_functions.hardtanh, {}),
+    ("hardtanh", torch_functions.hardtanh, {"min_val": -0.2, "max_val": 3.0}),
+    ("hardsigmoid", torch_functions.hardsigmoid, {}),
+    ("hardswish", torch_functions.hardswish, {}),
+    ("softsign", torch_functions.softsign, {}),
+    ("erf", torch.erf, {}),
+]
+
+
+@pytest.mark.parametrize(("name", "theirs", "options"), ACTIVATIONS)
+def test_activations(
+    engine: Engine, name: str, theirs: Callable[..., Any], options: dict[str, Any], rng: np.random.Generator
+) -> None:
+    for shape in ((), (1,), (9,), (4, 5), (2, 3, 4), (2, 3, 4, 5), (0,), (3, 0), (0, 4, 2)):
+        for dtype in ("float32", "float64", "float16"):
+            x = np.asarray(normal(rng, shape, dtype, 4.0))
+            wide = x.astype(np.float64)
+            expected = theirs(torch.from_numpy(wide.reshape(shape)), **options).numpy()
+            actual = engine.host(getattr(cf, name)(engine.array(x), **options))
+            assert np.shape(actual) == shape and np.asarray(actual).dtype == dtype_of(dtype)
+            # A handful of roundings, relative to x where the formula cancels in its tail.
+            bound = 32 * unit(compute(dtype)) * (1 + np.abs(wide)) + 2 * unit(dtype) * np.abs(expected)
+            assert_close(actual, expected, bound, f"{shape} {dtype}")
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("leaky_relu", {"negative_slope": 0.01}),
+        ("gelu", {"approximate": "none"}),
+        ("softplus", {"beta": 1.0, "threshold": 20.0}),
+        ("elu", {"alpha": 1.0}),
+        ("celu", {"alpha": 1.0}),
+        ("hardtanh", {"min_val": -1.0, "max_val": 1.0}),
+    ],
+)
+def test_activations_have_pytorchs_defaults(name: str, names: dict[str, Any]) -> None:
+    parameters = list(inspect.signature(getattr(cf, name)).parameters.values())
+    assert {p.name: p.default for p in parameters[1:]} == names
+
+
+def test_leaky_relu_twice_is_not_leaky_relu_once() -> None:
+    assert cf.leaky_relu(cf.leaky_relu(np.array([-2.0])))[0] == pytest.approx(-2e-4)
+
+
+@pytest.mark.parametrize("wrong", ["erf", "", None, 0])
+def test_gelu_knows_two_forms(wrong: Any) -> None:
+    with pytest.raises(ValueError, match="approximate"):
+        cf.gelu(np.ones(3), approximate=wrong)
+
+
+def test_clip_takes_either_limit() -> None:
+    x = np.array([-2.0, 0.5, NAN, 3.0])
+    np.testing.assert_array_equal(cf.clip(x, -1, 1), np.clip(x, -1, 1))
+    np.testing.assert_array_equal(cf.clip(x, min=0), np.clip(x, 0, None))
+    np.testing.assert_array_equal(cf.clip(x, max=0), np.clip(x, None, 0))
+    with pytest.raises(cf.TraceError, match="min, max or both"):
+        cf.clip(x)
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (5,), (2, 3, 5), (0, 5), (1, 5), (2, 0, 5)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_linear(engine: Engine, shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> None:
+    x, weight, bias = (normal(rng, s, dtype) for s in (shape, (4, 5), (4,)))
+    wide = [torch.from_numpy(a.astype(np.float64)) for a in (x, weight, bias)]
+    magnitude = torch_functions.linear(*map(torch.abs, wide)).numpy()
+    for count in (2, 3):
+        expected = torch_functions.linear(*wide[:count]).numpy()
+        actual = engine.host(cf.linear(*engine.arrays([x, weight, bias][:count])))
+        assert actual.dtype == dtype_of(dtype)
+        assert_close(actual, expected, 8 * unit(compute(dtype)) * magnitude + 2 * unit(dtype) * magnitude)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "bias", "words"),
+    [
+        ((6, 5), (4, 3), (4,), r"x: expected 3 columns"),
+        ((6, 5), (4,), None, r"weight: .*\(out_features, in_features\)"),
+        ((6, 5), (4, 5), (5,), r"bias: expected shape \(4,\), got \(5,\)"),
+        ((6, 5), (4, 5), (4, 1), r"bias: .*\(out_features,\)"),
+    ],
+)
+def test_linear_checks_shapes(x: Any, weight: Any, bias: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        cf.linear(np.ones(x), np.ones(weight), None if bias is None else np.ones(bias))
+
+
+# NumPy's ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "mean", "max", "min", "var", "std"])
+@pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
+def test_statistics(engine: Engine, name: str, shape: tuple[int, ...], axis: Any, rng: np.random.Generator) -> None:
+    a = normal(rng, shape)
+    for options in ({}, {"keepdims": True}, *([{"ddof": 1}] if name in ("var", "std") else [])):
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore", RuntimeWarning)  # the variance of one element, one degree of freedom less
+            expected = getattr(np, name)(a.astype(np.float64), axis=axis, **options)
+        actual = engine.host(getattr(cf, name)(engine.array(a), axis=axis, **options))
+        assert np.asarray(actual).dtype == np.float32
+        bound = 2 * a.size * unit("float32") * (1 + np.abs(np.nan_to_num(expected)) + np.abs(a).sum() / a.size)
+        assert_close(actual, expected, bound, f"{options}")
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "softmax", "logsumexp", "var", "relu", "gelu"])
+def test_the_array_may_be_named(name: str, rng: np.random.Generator) -> None:
+    function = getattr(cf, name)
+    first = next(iter(inspect.signature(function).parameters))
+    for shape in ((3,), (3, 4), (2, 3, 4)):
+        x = normal(rng, shape, "float64")
+        np.testing.assert_array_equal(function(**{first: x}), function(x))
+
+
+@pytest.mark.parametrize("name", [n for n in cf.__all__ if inspect.isfunction(getattr(cf, n))])
+def test_public_functions_are_documented_and_typed(name: str) -> None:
+    function = getattr(cf, name)
+    assert function.__doc__ and function.__doc__.strip()
+    assert function.__name__ == name and function.__module__.startswith("cupyfuse")
+    assert all(p.annotation is not p.empty for p in inspect.signature(function).parameters.values())

@@ -1,0 +1,199 @@
+"""The machinery that runs kernels on the CPU: it computes what a GPU would, and reports what a GPU would suffer."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from host_cuda.library import CompileError, HostCudaError, sanitizer_environment
+from host_trial import THREADS, run
+from support import HELPERS, ROOT
+
+
+def all_the_same(results: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+    return results[0]
+
+
+# What kernels may do -----------------------------------------------------------------------------------------------
+
+
+def test_threads_blocks_and_barriers() -> None:
+    """A reversal through shared memory: every thread reads what another one has written."""
+    body = """
+    SHARED_BYTES(memory, 64 * sizeof(float));
+    float* shared = reinterpret_cast<float*>(memory);
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    shared[threadIdx.x] = p.x[i];
+    __syncthreads();
+    p.x[i] = shared[63 - threadIdx.x] + 1000 * gridDim.x;"""
+    expected = np.arange(256.0).reshape(4, 64)[:, ::-1].ravel() + 4000
+    np.testing.assert_array_equal(all_the_same(run(body, grid=(4, 1, 1))), expected)
+
+
+def test_dynamic_shared_memory_is_a_macro_too() -> None:
+    body = "SHARED_DYNAMIC(memory); p.x[threadIdx.x] = memory != nullptr;"
+    assert all_the_same(run(body))[:64].all()
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("__shfl_xor_sync(0xffffffffu, p.x[i], 5)", lambda i: i ^ 5),
+        ("__shfl_sync(0xffffffffu, p.x[i], 3)", lambda i: i // 32 * 32 + 3),
+        ("__shfl_down_sync(0xffffffffu, p.x[i], 4)", lambda i: np.where(i % 32 + 4 < 32, i + 4, i)),
+        ("__shfl_up_sync(0xffffffffu, p.x[i], 4)", lambda i: np.where(i % 32 >= 4, i - 4, i)),
+        ("__ballot_sync(0xffffffffu, i % 32 == 3 || i == 33)", lambda i: np.where(i < 32, 8, 10)),
+        ("__any_sync(0xffffffffu, i == 40)", lambda i: i >= 32),
+        ("__all_sync(0xffffffffu, i < 40)", lambda i: i < 32),
+        ("i % 32 < 16 ? __shfl_xor_sync(0x0000ffffu, p.x[i], 1) : p.x[i]", lambda i: np.where(i % 32 < 16, i ^ 1, i)),
+    ],
+)
+def test_warps(body: str, expected: Any) -> None:
+    text = f"const int i = threadIdx.x; const float y = {body};\n__syncthreads(); p.x[i] = y;"
+    np.testing.assert_array_equal(all_the_same(run(text))[:64], expected(np.arange(64)))
+
+
+def test_atomics_and_the_last_block() -> None:
+    """Blocks add to one place, and the one that comes last doubles what all have added."""
+    body = """
+    unsigned* done = reinterpret_cast<unsigned*>(p.x + 1);
+    atomicAdd(p.x, 1);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicInc(done, gridDim.x - 1) == gridDim.x - 1) { p.x[0] *= 2; }"""
+    result = all_the_same(run(body, grid=(5, 1, 1), values=np.zeros(4, np.float32)))
+    assert result[0] == 2 * 5 * THREADS and result[1] == 0
+
+
+def test_sixteen_bit_floats_round_to_nearest_even() -> None:
+    values = np.array([1 + 2**-11, 1 + 3 * 2**-11, 65519.0, 65520.0, 2**-25, 1.1 * 2**-25, -0.0, 70000.0], np.float32)
+    body = '\n#include "types.cuh"\nif (threadIdx.x < 8) { p.x[threadIdx.x] = widen(narrow<f16>(p.x[threadIdx.x])); }'
+    with np.errstate(over="ignore"):
+        expected = values.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(all_the_same(run(body, values=values)), expected)
+
+
+# What they may not do, and how it is told ------------------------------------------------------------------------
+
+BROKEN = {
+    "a barrier in a branch": (
+        "if (threadIdx.x < 16) {\n__syncthreads();\n}",
+        r"trial:5: .*thread 0 waits here at __syncthreads, which thread \d+ never reaches: it has left",
+    ),
+    "two barriers": (
+        "if (threadIdx.x < 32) {\n__syncthreads();\n} else {\n__syncthreads();\n}",
+        r"trial:5: .*thread 0 waits here at __syncthreads, thread \d+ at .*trial:7 at __syncthreads: they never meet",
+    ),
+    "a shuffle that a lane has left": (
+        "if (threadIdx.x % 32 == 7) return;\n__shfl_xor_sync(0xffffffffu, 1.0f, 1);",
+        r"trial:5: .*(names lane 7, which has left|which thread \d+ never reaches)",
+    ),
+    "two shuffles": (
+        "if (threadIdx.x % 2) {\n__shfl_xor_sync(~0u, 1.0f, 1);\n} else {\n__shfl_xor_sync(~0u, 1.0f, 1);\n}",
+        r"trial:(5|7): .*a shuffle of lanes ffffffff meets a shuffle of lanes ffffffff at .*trial:(5|7)",
+    ),
+    "lanes that disagree on the members": (
+        "__shfl_xor_sync(threadIdx.x % 2 ? 0xffffffffu : 0x0fffffffu, 1.0f, 1);",
+        r"trial:4: .*(meets a shuffle of lanes|is not among)",
+    ),
+    "a lane outside of the members": ("__shfl_sync(0x0000ffffu, 1.0f, 3);", r"trial:4: .*lane \d+ is not among"),
+    "a shuffle from outside of the members": (
+        "if (threadIdx.x < 16) __shfl_xor_sync(0x0000ffffu, 1.0f, 16);",
+        r"trial:4: .*reads lane \d+, which is not among",
+    ),
+    "a shuffle beside a barrier": (
+        "if (threadIdx.x % 32 < 16) {\n__shfl_xor_sync(0xffffffffu, 1.0f, 1);\n} else {\n__syncthreads();\n}",
+        r"trial:(5|7): .*they never meet",
+    ),
+    "a write behind an array": ("p.x[p.n + threadIdx.x] = 1;", r"beyond what the kernel was given|outside of an array"),
+    "a read behind an array": ("float y = p.x[p.n + 800]; p.x[0] = y;", r"beyond what the kernel was given"),
+    "a write before an array": ("p.x[-1] = 1;", r"beyond what the kernel was given|outside of an array"),
+    "a null pointer": ("float* x = p.n ? nullptr : p.x;\n*x = 1;", r"trial:5: .*null or not aligned"),
+    "a vector at an odd address": ("*reinterpret_cast<uint4*>(p.x + 1) = uint4{};", r"trial:4: .*not aligned"),
+    "a pair at an odd address": (
+        "*reinterpret_cast<unsigned*>(reinterpret_cast<char*>(p.x) + 2) = 1;",
+        r"trial:4: .*not aligned",
+    ),
+    "a write beyond shared memory": ("SHARED_BYTES(s, 64); s[64 + threadIdx.x % 2] = 1;", r"beyond the 64 bytes"),
+    "a 32-bit offset": ("int i = 0x7fffffff - 10; i += (int)threadIdx.x; p.x[0] = i;", r"trial:4: .*that overflows"),
+    "an index out of an array": ("int a[4]; a[threadIdx.x / 4] = 1; p.x[0] = a[1];", r"trial:4: .*out of the bounds"),
+    "a wide shift": ("p.x[0] = 1u << (threadIdx.x + 1);", r"trial:4: .*shift"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_faults_are_reported(fault: str) -> None:
+    body, message = BROKEN[fault]
+    with pytest.raises(HostCudaError, match=message):
+        run(body)
+    all_the_same(run("p.x[threadIdx.x] += 1;"))  # and the next kernel runs
+
+
+def test_a_forgotten_barrier_is_seen() -> None:
+    """Warps read what others have not written yet, in some order of the threads: NaN, as shared memory is at first."""
+    body = """
+    SHARED_BYTES(memory, 64 * sizeof(float));
+    float* shared = reinterpret_cast<float*>(memory);
+    shared[threadIdx.x] = p.x[threadIdx.x];
+    p.x[threadIdx.x] = shared[63 - threadIdx.x];"""
+    assert any(np.isnan(result).any() for result in run(body))
+
+
+def test_a_reused_buffer_without_a_barrier_is_seen() -> None:
+    """A warp that runs ahead writes the second value before others have read the first one."""
+    body = """
+    SHARED_BYTES(memory, 64 * sizeof(float));
+    float* shared = reinterpret_cast<float*>(memory);
+    shared[threadIdx.x] = 1;
+    __syncthreads();
+    const float first = shared[63 - threadIdx.x];
+    shared[threadIdx.x] = 2;
+    __syncthreads();
+    p.x[threadIdx.x] = first;"""
+    assert any((result[:64] != 1).any() for result in run(body))
+
+
+def test_blocks_come_in_any_order() -> None:
+    results = run("if (threadIdx.x == 0) p.x[0] = blockIdx.x;", grid=(8, 1, 1))
+    assert len({float(r[0]) for r in results}) > 1
+
+
+def test_what_does_not_compile_is_told_with_its_line() -> None:
+    with pytest.raises(CompileError, match=r"trial:4:.*undefined_name"):
+        run("undefined_name();")
+
+
+# With sanitizers ---------------------------------------------------------------------------------------------------
+
+
+def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, kernels compiled with AddressSanitizer (and the checks of undefined behaviour,
+    which are always on)."""
+    environment = {
+        **os.environ,
+        **sanitizer_environment(),
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{HELPERS}",
+    }
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("index", ["p.n", "-1", "p.n + 100"])
+def test_address_sanitizer_names_the_line(index: str) -> None:
+    done = sanitized("-c", f"from host_trial import run; run('float y = p.x[{index}];\\np.x[0] = y;')")
+    assert done.returncode == 99
+    assert "AddressSanitizer: use-after-poison" in done.stderr
+    assert re.search(r"emitted trial:4", done.stderr)
+
+
+def test_the_kernels_run_clean_under_address_sanitizer() -> None:
+    done = sanitized("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/cuda/test_kernels.py", "-k", "host")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.search(r"\d{3} passed", done.stdout)

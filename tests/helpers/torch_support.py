@@ -1,0 +1,70 @@
+"""What tests of PyTorch's frontend share: comparisons, fused modules, tensors for the host's kernels."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from support import HOST
+from torch import Tensor, nn
+
+import cupyfuse.torch as ct
+from cupyfuse import dtypes
+from cupyfuse.torch.backend import fuse_graph
+from cupyfuse.torch.chains.chain import Chain
+from cupyfuse.torch.chains.runtime import dtype_name
+from cupyfuse.torch.chains.tensors import Tensors, from_numpy
+
+
+def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Equal but for roundings: sums of a few dozen numbers of size one, in another order."""
+    tolerance = {torch.float64: 1e-13, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}[dtype]
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def fused_chains(module: Any) -> list[tuple[str, ...]]:
+    return [part.operations for part in ct.explain(module).fused]
+
+
+def pair(module: nn.Module, device: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Any]:
+    """A module, its fused form with parameters of its own, and an input."""
+    module = module.to(device, dtype)
+    return module, ct.fuse(copy.deepcopy(module)), torch.randn(5, 12, device=device, dtype=dtype)
+
+
+class Graphs:
+    """A backend that keeps the graphs as the pass leaves them, and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.fx.GraphModule] = []
+
+    def __call__(self, module: torch.fx.GraphModule, inputs: Any) -> Any:
+        fuse_graph(module.graph)
+        module.recompile()
+        self.seen.append(module)
+        return module.forward
+
+    def chains(self) -> list[tuple[str, ...]]:
+        nodes = [n for m in self.seen for n in m.graph.nodes if n.target is torch.ops.cupyfuse.chain.default]
+        return [Chain.from_json(str(n.args[2])).operations for n in nodes]
+
+
+class OnHost(Tensors):
+    """Tensors on the CPU for kernels that run there (see host_cuda/README.md): new memory lies between guards."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        host = HOST.runtime
+        self.processors, self.device = host.processors, host.device
+        self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
+        self.workspace, self.function, self.product = host.workspace, host.function, host.product
+
+    def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Tensor]:
+        kind = dtypes.to_numpy(dtype_name(dtype))
+        return lambda: from_numpy(np.asarray(HOST.runtime.empty(shape, kind)))
+
+    def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Tensor:
+        return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(dtype_name(dtype)), strides))

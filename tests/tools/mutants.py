@@ -1,0 +1,526 @@
+"""Ways to break the library, each with the tests that see it; `mutate.py` tries them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+KERNELS = "tests/cuda/test_kernels.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One way to break something.
+
+    Attributes
+    ----------
+    file, old, new : str
+        `old` occurs in the file exactly once.
+    tests : sequence of str
+        Arguments for pytest that select what has to fail.
+    gpu : bool
+        Only a GPU executes what is broken.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = (KERNELS, "-k", "host")
+    gpu: bool = False
+
+    def apply(self, root: Path) -> None:
+        path = root / self.file
+        text = path.read_text()
+        count = text.count(self.old)
+        if count != 1:
+            raise SystemExit(f"{self.name}: {self.old!r} occurs {count} times in {self.file}, not once")
+        path.write_text(text.replace(self.old, self.new))
+
+
+def kernels(select: str) -> tuple[str, ...]:
+    """The kernel tests on the CPU whose names hold one of these."""
+    return (KERNELS, "-k", f"host and ({select})")
+
+
+ON_GPU = "tests/engines/test_cuda.py"
+REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh", "kernels_cu/stages.cuh"
+TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
+
+ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
+TILES, PIECES, TURNED = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh", "kernels_cu/split_columns.cu"
+
+
+def halves(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_halves.py", "-k", f"host and ({select})")
+
+
+FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
+
+
+ENTRY, PREPARED, CHANGES = (f"cupyfuse/torch/chains/{name}.py" for name in ("entry", "prepared", "changes"))
+
+
+def stale(select: str) -> tuple[str, ...]:
+    return ("tests/torch/test_stale.py", "-k", f"not cuda and not cpu and ({select})")
+
+
+def fingerprints(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_fingerprint.py", "-k", f"host and ({select})")
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    # Fingerprints
+    Mutant(
+        "elements that do not count where they are",
+        FINGERPRINT,
+        "mixed(first + n + 1)",
+        "mixed(1)",
+        fingerprints("small"),
+    ),
+    Mutant("one hash for equal matrices", FINGERPRINT, "mixed(first + n + 1)", "mixed(n + 1)", fingerprints("several")),
+    Mutant("half of 16 bytes", FINGERPRINT, " ^ low) ^ high)", " ^ low))", fingerprints("small")),
+    Mutant(
+        "vectors of what is not aligned",
+        FINGERPRINT,
+        " && reinterpret_cast<i64>(at) % 16 == 0",
+        "",
+        fingerprints("stays"),
+    ),
+    Mutant("vectors of what lies apart", FINGERPRINT, " && m.col_stride == m.itemsize", "", fingerprints("layout")),
+    Mutant("vectors beyond the row", FINGERPRINT, "if (col + width <= m.cols && ", "if (", fingerprints("between")),
+    Mutant(
+        "elements beyond the row", FINGERPRINT, "k < width && col + k < m.cols", "k < width", fingerprints("between")
+    ),
+    Mutant(
+        "the same columns of every row",
+        FINGERPRINT,
+        "/ m.places + row) % runs",
+        "/ m.places) % runs",
+        fingerprints("long_rows"),
+    ),
+    Mutant(
+        "a lane that is not added", FINGERPRINT, "mask = 1; mask < 32", "mask = 2; mask < 32", fingerprints("stays")
+    ),
+    Mutant("no barrier before warps are added", FINGERPRINT, "    __syncthreads();\n", "", fingerprints("stays")),
+    Mutant("no last block", FINGERPRINT, "1u) + 1 < gridDim.x", "1u) < gridDim.x", fingerprints("stays")),
+    Mutant("a sum that grows", FINGERPRINT, "atomicExch(&state->sum, 0ull)", "state->sum", fingerprints("stays")),
+    Mutant("a ticket that grows", FINGERPRINT, "    state->ticket = 0;\n", "", fingerprints("stays")),
+    Mutant("a token without effect", FINGERPRINT, "mixed(token + ", "mixed(0 * token + ", fingerprints("token")),
+    Mutant(
+        "a generation that nobody counts",
+        FINGERPRINT,
+        "&kept->generation, 1ull) + 1",
+        "&kept->generation, 0ull) + 1",
+        fingerprints("streams"),
+    ),
+    Mutant(
+        "what other streams write is taken",
+        FINGERPRINT,
+        "generation != state->generation;",
+        "0;",
+        fingerprints("streams"),
+    ),
+    Mutant(
+        "kernels that always run", KERNEL_TEXT, "*(condition if conditional else []),", "", fingerprints("conditional")
+    ),
+    Mutant(
+        "kernels that run where nothing changed",
+        KERNEL_TEXT,
+        "if (*p.changed == 0)",
+        "if (*p.changed != 0)",
+        fingerprints("conditional"),
+    ),
+    # Changes of weights
+    Mutant("steps that nobody counts", CHANGES, "steps.value += 1", "pass", stale("counted")),
+    Mutant("gradients that nobody counts", ENTRY, "count.value += 1", "pass", stale("by_hand")),
+    Mutant("changes that the device is not told of", PREPARED, "self._token += 1", "pass", stale("single_writes")),
+    Mutant("states without a check", PREPARED, "state + CHANGED_AT", "kept.address + 16", stale("unchanged")),
+    Mutant(
+        "one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("their_own")
+    ),
+    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("graphs")),
+    Mutant(
+        "memory that a graph still uses, given back",
+        PREPARED,
+        "                held.append(self)",
+        "                pass",
+        stale("graphs"),
+    ),
+    Mutant(
+        "memory that other streams still read",
+        PREPARED,
+        "        if others:\n",
+        "        if False:\n",
+        stale("their_own"),
+    ),
+    # Products from halves
+    Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", halves("22_bits")),
+    Mutant("a low part without its own scale", PIECES, "* 2048.0f", "* 1024.0f", halves("22_bits")),
+    Mutant("a row of padding that is read", ROWS, "row < rows ? cols : 0", "cols", halves("22_bits")),
+    Mutant("small elements that are not counted", PIECES, "< 0x1p-14f;", "< 0x1p-24f;", halves("small")),
+    Mutant("a column of padding that is read", TURNED, "row < rows ? cols : 0", "cols", halves("columns")),
+    Mutant(
+        "no barrier before warps share the largest elements of columns",
+        TURNED,
+        "    slots[0][warp][lane] = top;\n    __syncthreads();",
+        "    slots[0][warp][lane] = top;",
+        halves("columns"),
+    ),
+    Mutant(
+        "atoms that are written before all lanes have turned theirs",
+        TURNED,
+        "        __syncwarp(0xffffffffu);\n        char* const to",
+        "        char* const to",
+        halves("columns"),
+    ),
+    Mutant(
+        "a strip's atoms written over the next ones",
+        TURNED,
+        "min(static_cast<i64>(4), groups - first / 8) * 128",
+        "4 * 128",
+        halves("columns"),
+    ),
+    Mutant(
+        "no barrier before warps share what they know of a row",
+        ROWS,
+        "            slots[threadIdx.x / 32] = number;\n        }\n        __syncthreads();",
+        "            slots[threadIdx.x / 32] = number;\n        }",
+        halves("22_bits"),
+    ),
+    Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", halves("float32")),
+    Mutant(
+        "products before their operands are there",
+        GEMM,
+        "        barrier_wait(ring.full(), ring.parity);\n",
+        "",
+        halves("float32"),
+    ),
+    Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", halves("float32")),
+    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", halves("float32")),
+    Mutant("a tile too far down", TILES, "within % height", "within % band", halves("float32")),
+    Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", halves("exponents")),
+    Mutant("doubts of one operand alone", REPAIR, " + of_b.doubt()", "", halves("magnitudes or nothing_else")),
+    Mutant("doubts that nobody has", TILES, "return none ? -1e30f", "return true ? -1e30f", halves("nothing_else")),
+    Mutant("marked rows of the last group", REPAIR, "if (count > 0) {", "if (count > 16) {", halves("repair")),
+    Mutant(
+        "a barrier too few around gathered rows",
+        REPAIR,
+        "            put();\n            __syncthreads();\n",
+        "            put();\n",
+        halves("repair"),
+    ),
+    # Barriers, and who may write when
+    Mutant("no barrier before the slots are read", TEAMS, "        __syncthreads();\n", "", kernels("softmax")),
+    Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("softmax")),
+    Mutant(
+        "a barrier for some warps", TEAMS, "__syncthreads();", "if (wanted) __syncthreads();", kernels("reductions")
+    ),
+    Mutant(
+        "every lane writes its warp's slot",
+        TEAMS,
+        "if (threadIdx.x % 32 == 0) {\n            *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot)",
+        "{\n            *reinterpret_cast<Totals*>(slots + threadIdx.x % 32 * Slot)",
+        kernels("softmax"),
+    ),
+    Mutant("one warp's slot too many", TEAMS, "lane < warps", "lane <= warps", kernels("softmax")),
+    Mutant(
+        "shuffles over half a group",
+        TEAMS,
+        "for (int mask = 1; mask < G; mask *= 2) {\n            totals.exchange",
+        "for (int mask = 2; mask < G; mask *= 2) {\n            totals.exchange",
+        kernels("softmax"),
+    ),
+    Mutant("members of the wrong group", TEAMS, "<< (threadIdx.x % 32 / G * G)", "<< 0", kernels("softmax")),
+    Mutant("no barrier before strips are merged", COLUMNS, "    __syncthreads();\n", "", kernels("column")),
+    # Bounds
+    Mutant(
+        "a column too many in registers",
+        STAGES,
+        "if (col < cols) {\n            p.template load<V>",
+        "if (col <= cols) {\n            p.template load<V>",
+        kernels("softmax"),
+    ),
+    Mutant(
+        "a column too many computed",
+        STAGES,
+        "        if (col < cols) {\n            if constexpr (Columns)",
+        "        if (col <= cols) {\n            if constexpr (Columns)",
+        kernels("softmax"),
+    ),
+    Mutant(
+        "a column too many in a stream",
+        STAGES,
+        "if (start + i * step < cols) {\n                p.template load",
+        "if (start + i * step <= cols) {\n                p.template load",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "a stream that reads its packs twice",
+        STAGES,
+        "start < cols; start += Items * step",
+        "start < cols; start += step",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "the last pack of a thread left out of its totals",
+        STAGES,
+        "p.add(At<S>(), e[i * V + j], totals);\n                }\n            }\n        }\n        finish_stage",
+        "if (i == 0) p.add(At<S>(), e[i * V + j], totals);}\n            }\n        }\n        finish_stage",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "a row too many for groups of lanes",
+        "kernels_cu/row_lanes.cu",
+        "if (row < p.rows)",
+        "if (row <= p.rows)",
+        kernels("softmax"),
+    ),
+    Mutant("a row too many for blocks", "kernels_cu/row_block.cu", "row < p.rows", "row <= p.rows", kernels("softmax")),
+    Mutant(
+        "a row too many for streams", "kernels_cu/row_stream.cu", "row < p.rows", "row <= p.rows", kernels("reductions")
+    ),
+    Mutant(
+        "the row after the last one read ahead",
+        PERSISTENT,
+        "row + gridDim.x < p.rows",
+        "row + gridDim.x <= p.rows",
+        kernels("affine_softmax"),
+    ),
+    Mutant(
+        "the row read ahead not handed over",
+        PERSISTENT,
+        "tiles[i] = next[i];",
+        "if (row == blockIdx.x) tiles[i] = next[i];",
+        kernels("affine_softmax"),
+    ),
+    Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < total;", "k <= total;", kernels("pointwise")),
+    Mutant(
+        "a share one row too long",
+        COLUMNS,
+        "first + share < rows ? first + share : rows",
+        "first + share < rows ? first + share + 1 : rows",
+        kernels("column"),
+    ),
+    Mutant(
+        "rows that no share has", COLUMNS, "(rows + gridDim.y - 1) / gridDim.y", "rows / gridDim.y", kernels("column")
+    ),
+    Mutant(
+        "the first share alone",
+        COLUMNS,
+        "share < p.shares; ++share",
+        "share + 1 < p.shares; ++share",
+        kernels("column"),
+    ),
+    Mutant("the last warp of a strip left out", COLUMNS, "w < warps; ++w", "w + 1 < warps; ++w", kernels("column")),
+    Mutant(
+        "lanes of a strip added across columns",
+        COLUMNS,
+        "for (int mask = across; mask < 32; mask *= 2) {\n            totals[j].exchange",
+        "for (int mask = 1; mask < 32; mask *= 2) {\n            totals[j].exchange",
+        kernels("column"),
+    ),
+    Mutant(
+        "a column behind the last one",
+        COLUMNS,
+        "threadIdx.x < Strip && mine < cols",
+        "threadIdx.x < Strip && mine <= cols",
+        kernels("column"),
+    ),
+    # Reductions
+    Mutant(
+        "no rescaling in the online logsumexp",
+        REDUCTIONS,
+        "s *= exp_in_sum(m - base(ahead));",
+        "",
+        kernels("softmax or reductions"),
+    ),
+    Mutant(
+        "no rescaling where sums are merged",
+        REDUCTIONS,
+        "s = s * exp_in_sum(m - base(top)) + o.s",
+        "s = s + o.s",
+        kernels("column"),
+    ),
+    Mutant("-inf minus -inf", REDUCTIONS, "return m == -infinity<T>() ? T(0) : m;", "return m;", kernels("special")),
+    Mutant(
+        "an infinite top with a finite sum",
+        REDUCTIONS,
+        "return isfinite(m) ? s : m - m;",
+        "return s;",
+        kernels("exponentials"),
+    ),
+    Mutant(
+        "maximum from zero",
+        REDUCTIONS,
+        "struct Max {\n    T v = -infinity<T>();",
+        "struct Max {\n    T v = T(0);",
+        kernels("extremes"),
+    ),
+    Mutant(
+        "minimum from zero",
+        REDUCTIONS,
+        "struct Min {\n    T v = infinity<T>();",
+        "struct Min {\n    T v = T(0);",
+        kernels("extremes"),
+    ),
+    Mutant(
+        "product from zero",
+        REDUCTIONS,
+        "struct Product {\n    T v = T(1);",
+        "struct Product {\n    T v = T(0);",
+        kernels("reductions"),
+    ),
+    Mutant(
+        "sum from one",
+        REDUCTIONS,
+        "struct Sum {\n    T v = T(0);",
+        "struct Sum {\n    T v = T(1);",
+        kernels("reductions"),
+    ),
+    Mutant("moments relative to nothing", REDUCTIONS, "first = n == T(0) ? x : first;", "", kernels("moments")),
+    Mutant(
+        "moments merged without their distance",
+        REDUCTIONS,
+        "m2 += o.m2 + d * d * (n * share);",
+        "m2 += o.m2;",
+        kernels("column"),
+    ),
+    Mutant(
+        "maximum that forgets NaN",
+        TYPES,
+        "return (a > b || a != a) ? a : b;",
+        "return a > b ? a : b;",
+        kernels("special"),
+    ),
+    Mutant(
+        "minimum that forgets NaN",
+        TYPES,
+        "return (a < b || a != a) ? a : b;",
+        "return a < b ? a : b;",
+        kernels("special"),
+    ),
+    # Types
+    Mutant(
+        "bfloat16 that is cut off", TYPES, "(bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16", "bits >> 16", kernels("ties")
+    ),
+    Mutant(
+        "a tie that is rounded up", TYPES, "bits + 0x7fffu + ((bits >> 16) & 1u)", "bits + 0x8000u", kernels("ties")
+    ),
+    Mutant(
+        "float64 rounded twice on the way to bfloat16",
+        TYPES,
+        "bits = (away ? bits - 1u : bits) | 1u;",
+        "",
+        kernels("ties"),
+    ),
+    Mutant(
+        "a quotient without its remainder",
+        TYPES,
+        "return copysign(fma(fma(-q, d, x), reciprocal, q), q);",
+        "return copysign(q * T(1.000001), q);",
+        kernels("normalised or softmax"),
+    ),
+    # Guards and stages
+    Mutant("a pack that is not computed again", STAGES, "if (!fine) {", "if (false) {", kernels("folded")),
+    Mutant("totals of a row that are not combined", STAGES, "team.reduce_first(totals);", "", kernels("reductions")),
+    Mutant(
+        "per-row results by a thread that lacks them",
+        STAGES,
+        "if (team.rank() == 0) {\n        p.commit(row, r);",
+        "if (team.rank() == team.size() - 1) {\n        p.commit(row, r);",
+        kernels("reductions or softmax"),
+    ),
+    # Emission and launching
+    Mutant(
+        "32-bit row offsets",
+        "cupyfuse/cuda/emit.py",
+        'return f"{parameter.name} + row * {parameter.name}_rows + col"',
+        'return f"{parameter.name} + int(row) * int({parameter.name}_rows) + int(col)"',
+        (KERNELS, "-k", "32_bit"),
+    ),
+    Mutant(
+        "vectors whatever the alignment",
+        "cupyfuse/engines/cuda.py",
+        "if together & self.unaligned:",
+        "if False:",
+        kernels("offset"),
+    ),
+    Mutant(
+        "vectors whatever the row stride",
+        "cupyfuse/engines/cuda.py",
+        "self.strides |= abs(place.row_stride)",
+        "pass",
+        kernels("row_gap"),
+    ),
+    Mutant(
+        "a grid one block short",
+        "cupyfuse/engines/cuda.py",
+        "blocks = -(-rows // (config.threads // config.group))",
+        "blocks = rows // (config.threads // config.group)",
+        kernels("softmax"),
+    ),
+    Mutant(
+        "partial totals in too little memory",
+        "cupyfuse/engines/cuda.py",
+        "return config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))",
+        "return config.shares * self.cols * 4",
+        kernels("column"),
+    ),
+    Mutant(
+        "collapsed sums that are not repaired",
+        "cupyfuse/cuda/expressions.py",
+        'self.line(f"if (!isfinite({name})) {{")',
+        'self.line("if (false) {")',
+        kernels("collapsed"),
+    ),
+    # What only a GPU executes
+    Mutant(
+        "PTX maximum that forgets NaN",
+        TYPES,
+        "max.NaN.f32",
+        "max.f32",
+        ("tests/cuda/test_kernels.py", "-k", "cuda and special"),
+        gpu=True,
+    ),
+    Mutant(
+        "PTX minimum that forgets NaN",
+        TYPES,
+        "min.NaN.f32",
+        "min.f32",
+        ("tests/cuda/test_kernels.py", "-k", "cuda and special"),
+        gpu=True,
+    ),
+    Mutant(
+        "PTX bfloat16 that is cut off",
+        TYPES,
+        "cvt.rn.bf16x2.f32",
+        "cvt.rz.bf16x2.f32",
+        ("tests/cuda/test_kernels.py", "-k", "cuda and ties"),
+        gpu=True,
+    ),
+    Mutant(
+        "PTX float16 that is cut off",
+        TYPES,
+        "cvt.rn.f16.f32",
+        "cvt.rz.f16.f32",
+        ("tests/cuda/test_kernels.py", "-k", "cuda and ties"),
+        gpu=True,
+    ),
+    Mutant(
+        "32-bit divisions of more elements",
+        "kernels_cu/elementwise.cu",
+        "total < (i64(1) << 31)",
+        "true",
+        (ON_GPU, "-k", "32_bit_number"),
+        gpu=True,
+    ),
+    Mutant(
+        "a product with a transposed operand taken as it is",
+        "cupyfuse/cuda/gemm.py",
+        "return _TRANSPOSED, max(self.col_stride",
+        "return _NORMAL, max(self.col_stride",
+        (ON_GPU, "-k", "products_of_all_layouts"),
+        gpu=True,
+    ),
+)

@@ -1,0 +1,102 @@
+"""Breaks the library on purpose, one way at a time, and shows that the tests see each.
+
+    python tests/tools/mutate.py            every mutant that the CPU can show, in copies of the checkout
+    python tests/tools/mutate.py --gpu      those that only a GPU can show, on one
+    python tests/tools/mutate.py --list
+
+A mutant is one exchange of text in one file. It is caught if its tests fail, and only counts if they pass without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants import KERNELS, MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("cupyfuse", "kernels_cu", "tests", "setup.cfg")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    mutant: Mutant
+    caught: bool
+    seconds: float
+    why: str
+
+
+def check(mutant: Mutant, root: Path = ROOT) -> Outcome:
+    """Run a mutant's tests in a copy of the checkout in which it is broken."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="mutant_") as name:
+        copy = Path(name)
+        for part in COPIED:
+            source = root / part
+            if source.is_dir():
+                shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(source, copy / part)
+        mutant.apply(copy)
+        done = pytest(copy, mutant.tests)
+    seconds = time.perf_counter() - start
+    # 1: tests failed. 2 to 5: no test ran, or pytest itself failed, which shows nothing; below 0: a crash.
+    caught = done.returncode == 1 or done.returncode < 0
+    return Outcome(mutant, caught, seconds, reason(done))
+
+
+def pytest(root: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+def reason(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR", "/"))]
+    return (lines or done.stdout.splitlines() or [f"exit status {done.returncode}"])[0].strip()[:160]
+
+
+def run(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
+    """Check mutants, several at once, and print each outcome as it comes."""
+    outcomes = []
+    with ThreadPoolExecutor(jobs) as pool:
+        for outcome in pool.map(check, mutants):
+            verdict = "caught  " if outcome.caught else "SURVIVED"
+            print(f"{verdict} {outcome.seconds:5.1f} s  {outcome.mutant.name}: {outcome.why}", flush=True)
+            outcomes.append(outcome)
+    return outcomes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--gpu", action="store_true", help="the mutants that only a GPU can show, on one")
+    parser.add_argument("--list", action="store_true", help="name the mutants and run none")
+    parser.add_argument("--only", metavar="TEXT", default="", help="those whose name holds this text")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
+    options = parser.parse_args()
+    chosen = [m for m in MUTANTS if m.gpu == options.gpu and options.only in m.name]
+    if options.list:
+        for m in MUTANTS:
+            where = f"GPU only: {' '.join(m.tests)}" if m.gpu else "CPU"
+            print(f"{m.name} ({m.file}; {where})")
+        return 0
+    print("without a mutant: ", end="", flush=True)
+    whole = pytest(ROOT, (KERNELS, "-k", "cuda" if options.gpu else "host"))
+    print("the tests pass" if whole.returncode == 0 else f"the tests FAIL: {reason(whole)}", flush=True)
+    outcomes = run(chosen, 1 if options.gpu else options.jobs)
+    survivors = [o for o in outcomes if not o.caught]
+    print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants caught")
+    return 1 if survivors or whole.returncode or not outcomes else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

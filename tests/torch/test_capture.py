@@ -1,0 +1,472 @@
+"""What Dynamo's graphs hold beside plain operations: effects, aliases, transforms, draws."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch_support import fused_chains
+from torch_ways import WAYS, Code, graded, operators, plain, same, step, ways
+
+import cupyfuse.torch as ct
+from cupyfuse.torch.cost import worth
+from cupyfuse.torch.graphs.partition import Verdict
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+
+# Python around tensors ----------------------------------------------------------------------------------------------
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    return torch.exp(x) * 2 + 1
+
+
+_scripted = torch.jit.script(_written)
+
+
+class Registry(OrderedDict[str, Any]):
+    """As that of activations in transformers: entries are classes, what is looked up is an instance."""
+
+    def __getitem__(self, key: str) -> Any:
+        made, keywords = super().__getitem__(key)
+        return made(**keywords)
+
+
+REGISTRY = Registry({"gelu": (nn.GELU, {}), "leaky": (nn.LeakyReLU, {"negative_slope": 0.2})})
+
+
+@functools.lru_cache
+def _positions(length: int) -> Any:
+    return torch.linspace(0, 1, length)
+
+
+def _raising(m: Any, x: Any) -> Any:
+    y = m.linear(x).softmax(-1)
+    try:
+        y = y.exp()
+        raise ValueError("no")
+    except Exception as error:
+        return y * len(str(error))
+
+
+def _batch(m: Any, x: Any) -> Any:
+    batch = {"x": x}
+    batch["x"] = torch.relu(m.linear(batch["x"]))
+    return batch["x"].softmax(-1), batch
+
+
+def _seeded(m: Any, x: Any) -> Any:
+    torch.manual_seed(5)
+    return (m.linear(x) + torch.randn(12)).softmax(-1).exp()
+
+
+def _generator(m: Any, x: Any) -> Any:
+    own = torch.Generator().manual_seed(5)
+    return (m.linear(x) + torch.randn(12, generator=own)).softmax(-1).exp()
+
+
+def _iterator(m: Any, x: Any) -> Any:
+    numbers, y = iter([1.0, 2.0, 3.0]), m.linear(x)
+    for k in numbers:
+        y = (y * k).softmax(-1)
+        next(numbers, None)
+    return y
+
+
+PYTHON: dict[str, Any] = {
+    "a scripted function": lambda m, x: _scripted(m.linear(x)).softmax(-1),
+    "a registry": lambda m, x: REGISTRY["gelu"](REGISTRY["leaky"](m.linear(x))).softmax(-1),
+    "lru_cache": lambda m, x: (m.linear(x) + _positions(12)).softmax(-1).exp(),
+    "except": _raising,
+    "a dictionary": _batch,
+    "manual_seed": _seeded,
+    "a generator": _generator,
+    "an iterator": _iterator,
+    "settings": lambda m, x: (m.linear(x) * m.settings.inner.by["scale"][1]).softmax(-1),
+}
+
+
+@ways
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", PYTHON)
+def test_python_around_tensors(name: str, way: str) -> None:
+    settings = types.SimpleNamespace(inner=types.SimpleNamespace(by={"scale": [1.0, 2.0]}))
+    same(Code(PYTHON[name], settings=settings), graded, way)
+    assert OrderedDict.__getitem__(REGISTRY, "gelu") == (nn.GELU, {})
+    assert type(_positions(12)) is torch.Tensor
+
+
+def test_an_argument_that_is_a_dictionary_is_changed() -> None:
+    def code(m: Any, batch: Any) -> Any:
+        batch["x"] = torch.relu(m.linear(batch["x"])).softmax(-1)
+        return batch["x"] * 2
+
+    given = {"x": torch.randn(5, 12)}
+    want = dict(given)
+    module = Code(code)
+    torch.testing.assert_close(ct.fuse(module)(given), module(want))
+    torch.testing.assert_close(given, want)
+
+
+def captures(module: Any) -> int:
+    return len(module._cupyfuse.partitions)
+
+
+def test_how_often_modules_are_captured() -> None:
+    """Once for the first size or number, once more for all others."""
+    fused = ct.fuse(Code(lambda m, x, scale=1.0: (m.linear(x) * scale).softmax(-1)))
+    for rows in (5, 6, 7, 9, 30, 2):
+        fused(torch.randn(rows, 12))
+    assert captures(fused) == 2
+    fused = ct.fuse(Code(lambda m, x, scale: (m.linear(x) * scale).softmax(-1)))
+    for scale in (1.5, 2.5, 3.5, 4.5):
+        x = torch.randn(5, 12)
+        torch.testing.assert_close(fused(x, scale), (fused.linear(x) * scale).softmax(-1))
+    assert captures(fused) == 2
+    fused = ct.fuse(Code(lambda m, x: (m.linear(x) * m.scale).softmax(-1), scale=1.0))
+    for scale in (1.5, 2.5, 3.5, 4.5):
+        fused.scale = scale
+        torch.testing.assert_close(fused(x), (fused.linear(x) * scale).softmax(-1))
+    assert captures(fused) == 2
+
+
+def test_a_mask_that_may_be_missing() -> None:
+    module = Code(lambda m, x, mask=None: (m.linear(x) if mask is None else m.linear(x) + mask).softmax(-1))
+    fused, x, mask = ct.fuse(module), torch.randn(5, 12), torch.randn(12)
+    for arguments in ((x,), (x, mask), (x, None), (x, 2 * mask)):
+        torch.testing.assert_close(fused(*arguments), module(*arguments))
+
+
+# Layouts and writes -------------------------------------------------------------------------------------------------
+
+
+def _zeroed(m: Any, x: Any) -> Any:
+    h = x * 1
+    h[0].zero_()
+    h += 1
+    return h.exp().sum(-1), h
+
+
+def _two_views(m: Any, x: Any) -> Any:
+    h = F.silu(m.linear(x))
+    a, b = h[:, :6], h[:, 6:]
+    y = (a * 2).softmax(-1)
+    h.mul_(2)
+    return y + b.exp(), h
+
+
+def _view_of_a_result(m: Any, x: Any) -> Any:
+    y = F.silu(m.linear(x))
+    v = y.view(-1)
+    v.mul_(2)
+    return (y + 1).softmax(-1), v
+
+
+def _mixed(m: Any, x: Any) -> Any:
+    y = F.gelu(m.linear(x)) * 1
+    y *= x.double()
+    y -= 1
+    return y.softmax(1)
+
+
+def _whole(m: Any, x: Any) -> Any:
+    y = (m.linear(x) > 0).to(torch.int32)
+    y += 1
+    y *= 3
+    return y, (y * m.linear(x)).softmax(-1)
+
+
+def _set(m: Any, x: Any) -> Any:
+    y = m.linear(x).softmax(-1) * 1
+    y[:, 0] = x[:, 1].exp() * 2
+    y[y > 0.5] = 0
+    return y.exp().sum(-1)
+
+
+def _written_after(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    y = h.softmax(-1).exp()
+    h.add_(1)
+    return y, h
+
+
+def _copied(m: Any, x: Any) -> Any:
+    y = torch.zeros_like(x)
+    y.copy_(m.linear(x).exp() * 2)
+    y[1:].add_(y[:-1].clone())
+    return y.softmax(-1).exp()
+
+
+def _by_weights(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        m.linear.weight.mul_(0.9)
+        m.linear.bias[0] = 0.5
+    return m.linear(x).softmax(-1).exp()
+
+
+def _buffer(m: Any, x: Any) -> Any:
+    y = m.linear(x).softmax(-1)
+    m.memory.mul_(0.9).add_(y.detach() * 0.1)
+    m.memory[0] = 1
+    return (y * m.memory).softmax(-1).exp(), m.memory * 2
+
+
+def _by_method(m: Any, x: Any) -> Any:
+    y, n = m.linear(x) * 1, (x > 0).long() + 1
+    y.__iadd__(1)
+    y.__setitem__(0, 0.0)
+    n <<= 2
+    return (n * y).softmax(-1), n
+
+
+WRITES: dict[str, tuple[Any, Any]] = {
+    "by method": (_by_method, graded),
+    "transposed": (lambda m, x: m.linear(x).softmax(-1).t().contiguous(), graded),
+    "views": (lambda m, x: (m.linear(x).softmax(-1).t(), m.linear(x).exp().t() * 2), graded),
+    "expanded": (lambda m, x: m.linear(x).softmax(-1).sum(-1, keepdim=True).exp().expand(5, 3), graded),
+    "overlapping": (lambda m, x: m.linear(x).softmax(-1).exp().unfold(1, 3, 1), plain),
+    "a row": (_zeroed, graded),
+    "the base of views": (_two_views, graded),
+    "a view of a result": (_view_of_a_result, graded),
+    "another dtype": (_mixed, graded),
+    "whole numbers": (_whole, graded),
+    "by position": (lambda m, x: F.relu(m.linear(x), True).softmax(-1), graded),
+    "the argument by position": (lambda m, x: F.leaky_relu(x, 0.1, True).softmax(-1).exp() + x, plain),
+    "setitem": (_set, graded),
+    "after a chain": (_written_after, graded),
+    "copy_": (_copied, graded),
+    "weights": (_by_weights, graded),
+    "a buffer": (_buffer, graded),
+    "of an argument": (lambda m, x: ((x * 2).exp(), x[0].mul_(3), x.t().add_(1), x.softmax(-1).exp())[::3], plain),
+}
+
+
+# AOTAutograd has the gradients of overlapping results wrong without chains too.
+WRITTEN = [(name, way) for name in WRITES for way in WAYS if (name, way) != ("overlapping", "aot")]
+
+
+@pytest.mark.parametrize(("name", "way"), WRITTEN)
+def test_writes_and_layouts(name: str, way: str) -> None:
+    same(Code(WRITES[name][0]), WRITES[name][1], way)
+
+
+def test_statistics_that_pytorch_updates() -> None:
+    """Its kernels count no version of running statistics: nothing may be prepared from them."""
+    module, x = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.GELU(), nn.Softmax(-1)), torch.randn(5, 12)
+    fused = ct.fuse(module)
+    for k in range(3):
+        module.train()(3 * torch.randn(50, 12) + k)
+        torch.testing.assert_close(fused.eval()(x), module.eval()(x))
+
+
+@ways
+@pytest.mark.parametrize("norm", ["instance_norm", "torch.batch_norm"])
+def test_statistics_that_are_updated_and_read(norm: str, way: str) -> None:
+    def code(m: Any, x: Any) -> Any:
+        y = (x - m.mean.exp()).exp()
+        h = m.linear(x)
+        if norm == "instance_norm":
+            z = F.instance_norm(h.view(1, 12, 5), m.mean, m.var, use_input_stats=True).view(5, 12)
+        else:
+            z = torch.batch_norm(h, None, None, m.mean, m.var, True, 0.1, 1e-5, False)
+        return (y * z).softmax(-1), (m.mean * 2).exp() + m.var
+
+    module = Code(code)
+    module.register_buffer("mean", torch.zeros(12))
+    module.register_buffer("var", torch.ones(12))
+    same(module, graded, way)
+
+
+@ways
+def test_out(way: str) -> None:
+    def code(m: Any, x: Any, given: Any) -> Any:
+        y = m.linear(x).softmax(-1).exp().detach()
+        torch.add(y, 1, out=given)
+        return (given * y).softmax(-1)
+
+    same(Code(code), lambda: (torch.randn(5, 12), torch.randn(5, 12)), way)
+
+
+# AOTAutograd does not look for inputs that overlap once it has compiled for others.
+SHARED = [(share, way) for share in ("nothing", "all", "a part") for way in WAYS if share == "nothing" or way != "aot"]
+
+
+@pytest.mark.parametrize(("share", "way"), SHARED)
+def test_inputs_that_share_memory(share: str, way: str) -> None:
+    def code(m: Any, x: Any, y: Any) -> Any:
+        z = y.exp() + 1
+        x.mul_(2)
+        return z, y.exp().softmax(-1) * z
+
+    def arguments() -> tuple[Any, Any]:
+        base = torch.randn(9, 12)
+        whole, part = base[:5], base[3:8]
+        return {"nothing": (whole, whole.clone()), "all": (whole, whole.view(5, 12)), "a part": (whole, part)}[share]
+
+    module = Code(code)
+    fused = WAYS[way](copy.deepcopy(module))
+    fused(torch.randn(5, 12), torch.randn(5, 12))  # captured for tensors that share nothing
+    torch.testing.assert_close(step(fused, arguments), step(module, arguments))
+
+
+def test_arguments_that_are_a_view_of_a_buffer() -> None:
+    def code(m: Any, x: Any) -> Any:
+        y = m.linear(m.memory).exp()
+        x.add_(1)
+        return (y * m.memory).softmax(-1)
+
+    module = Code(code)
+    fused = ct.fuse(copy.deepcopy(module))
+    for own in (False, True, False):
+        torch.testing.assert_close(*(m(m.memory[:] if own else torch.ones(5, 12)) for m in (fused, module)))
+
+
+@torch.library.custom_op("cupyfuse_tests::bump", mutates_args=("x",))
+def _bump(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return y * 2
+
+
+@_bump.register_fake
+def _(x: Any, y: Any) -> Any:
+    return torch.empty_like(y)
+
+
+@ways
+def test_operators_that_say_what_they_write(way: str) -> None:
+    def code(m: Any, x: Any) -> Any:
+        h = x.softmax(-1)
+        y = h.exp() + 1
+        return _bump(h, y) + (h * 2).softmax(-1) * y
+
+    same(Code(code), plain, way)
+
+
+def test_what_no_chain_takes_is_changed_in_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worth, "judge_for", lambda *a, **k: lambda *b: Verdict(False, "left"))
+    graphs: list[Any] = []
+
+    def keep(module: Any, inputs: Any) -> Any:
+        graphs.append(module)
+        return operators(module, inputs)
+
+    torch.compile(lambda x: F.relu(x * 2, inplace=True).add_(1).exp(), backend=keep)(torch.ones(3))
+    nodes = [n for n in graphs[0].graph.nodes if n.op.startswith("call")]
+    assert [n.kwargs.get("inplace") for n in nodes if n.target is F.relu] == [True]
+    assert "add_" in [n.target for n in nodes]
+
+
+# Transforms, draws --------------------------------------------------------------------------------------------------
+
+
+def _by_rows(m: Any, x: Any) -> Any:
+    h = m.linear(x)
+    return torch.vmap(lambda r, w: torch.tanh(r @ w).softmax(-1), in_dims=(0, None))(h, m.linear.weight).exp().sum(-1)
+
+
+def _slope(m: Any, x: Any) -> Any:
+    slope = torch.func.grad(lambda r: (r * 2).softmax(-1).exp().sin().sum())(x.detach())
+    return (slope * m.linear(x)).softmax(0)
+
+
+@ways
+@pytest.mark.parametrize("code", [_by_rows, _slope])
+def test_transforms_within(code: Any, way: str, recwarn: pytest.WarningsRecorder) -> None:
+    fused = same(Code(code), graded, way)
+    assert not [w for w in recwarn if "cupyfuse" in str(w.message)]
+    if way == "fuse":
+        assert len(fused_chains(fused)) == 1
+        assert "it is within a transform of torch.func" in {part.reason for part in ct.explain(fused).left}
+
+
+def _drawing(m: Any, x: Any) -> Any:
+    y = m.linear(x).exp()
+    n = torch.empty_like(y).normal_()
+    b = torch.bernoulli(torch.full_like(y, 0.5))
+    return (y * n).softmax(-1) + b, torch.rand_like(y), F.dropout(y).softmax(-1).exp(), F.dropout(y, 0.5, False).cos()
+
+
+@ways
+def test_draws_come_in_order(way: str) -> None:
+    same(Code(_drawing), graded, way)
+
+
+def test_code_runs_as_in_eager_and_others_do_not() -> None:
+    """Code that asks whether it is compiled finds that it is not, under `fuse` alone."""
+
+    class Asking(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.softmax(x, -1) * (3.0 if torch.compiler.is_compiling() else 2.0)
+
+    x = torch.randn(3, 5)
+    torch.testing.assert_close(ct.fuse(Asking())(x), torch.softmax(x, -1) * 2)
+    compiled = torch.compile(Asking(), backend="eager")
+    torch.testing.assert_close(compiled(x), torch.softmax(x, -1) * 3)
+
+
+PAIRS: dict[str, tuple[Any, Any, Any]] = {
+    "whole numbers": (lambda x: (x * 2 + 1) * 3, lambda x: (x * 2.0 + 1.0) * 3.0, torch.arange(6).view(2, 3)),
+    "signs of zero": (lambda x: (x + 1) / 0.0, lambda x: (x + 1) / -0.0, torch.ones(2, 3)),
+    "numbers and masks": (
+        lambda x: torch.where(x > 0, 1.0, 0.0).sum(-1),
+        lambda x: torch.where(x > 0, True, False).sum(-1),
+        torch.randn(2, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_constants_that_python_holds_equal(name: str, turned: bool) -> None:
+    """Modules of equal form share plans; those whose constants differ in type or sign are of other forms."""
+    first, second, x = PAIRS[name]
+    for function in (second, first) if turned else (first, second):
+        wanted, got = function(x), ct.fuse(Code(lambda m, y, f=function: f(y)))(x)
+        assert got.dtype is wanted.dtype
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)
+
+
+def _added_to(x: Any) -> Any:
+    d = F.dropout(x, 0.5, False)
+    d += 1
+    return d * 2
+
+
+def _scaled(x: Any) -> Any:
+    z = torch.relu(x * 2)
+    d = F.dropout(z, 0.0, True)
+    d.mul_(3)
+    return z * 1, d + 0
+
+
+@pytest.mark.parametrize("function", [_added_to, _scaled])
+@pytest.mark.parametrize("only_gains", [False, True])
+def test_dropout_that_drops_nothing_returns_its_argument(function: Any, only_gains: bool) -> None:
+    given = torch.randn(3, 5)
+    results = []
+    for module in (Code(lambda m, y: function(y)), ct.fuse(Code(lambda m, y: function(y)), only_gains=only_gains)):
+        x = given.clone()
+        results.append((x, module(x)))
+    torch.testing.assert_close(*results)
+
+
+def test_shapes_that_are_passed_whole() -> None:
+    module = Code(lambda m, y: F.layer_norm((y * 2).reshape(y.shape), y.shape[-1:]).exp())
+    fused = ct.fuse(module)
+    for x in (torch.randn(5, 7), torch.randn(5, 3), torch.randn(4, 6)):
+        torch.testing.assert_close(fused(x), module(x), rtol=1e-4, atol=1e-5)
+
+
+def test_drop_in_modules_under_autocast() -> None:
+    layer, x = ct.LinearGELU(4, 5), torch.randn(3, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype is ct.linear_gelu(x, layer.weight, layer.bias).dtype is torch.bfloat16
+    assert layer(x).dtype is torch.float32

@@ -1,0 +1,92 @@
+"""Which chains `fuse` chooses, and what it may keep: the cost model in force."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch_models as models
+from torch import nn
+
+import cupyfuse.torch as ct
+from cupyfuse.torch.chains.prepared import Budget
+
+pytestmark = [pytest.mark.choice, pytest.mark.usefixtures("fresh_dynamo")]
+
+
+def fused_after(module: nn.Module, x: Any, **options: Any) -> Any:
+    fused = ct.fuse(module, **options)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), module(x), rtol=1e-2, atol=1e-2)
+    return fused
+
+
+def test_a_head_is_chosen() -> None:
+    fused = fused_after(models.HeadLogSumExp(), torch.randn(64, 12))
+    (part,) = fused.explain().fused
+    assert "us of host against" in part.estimate and part.estimate in str(fused.explain())
+
+
+def test_what_gains_nothing_is_left_with_both_estimates() -> None:
+    """One cuBLAS product in bfloat16 is the same either way."""
+    fused = fused_after(nn.Linear(64, 64, dtype=torch.bfloat16), torch.randn(64, 64, dtype=torch.bfloat16))
+    assert not fused.explain().fused
+    (part,) = fused.explain().left
+    assert part.operations == ("linear",) and "us of GPU against" in part.reason
+
+
+def test_everything_on_request() -> None:
+    x = torch.randn(4, 64, dtype=torch.bfloat16)
+    module = nn.Sequential(nn.Linear(64, 64, dtype=torch.bfloat16), nn.ReLU())
+    assert not fused_after(module, x).explain().fused
+    assert len(fused_after(module, x, only_gains=False).explain().fused) == 1
+
+
+def test_gradients_are_part_of_the_estimate() -> None:
+    """Autograd's node costs the host more than one small operation saves it."""
+    x = torch.randn(16, 64)
+    module = nn.Sequential(nn.Hardtanh(), nn.Softmax(-1))
+    with_gradients = ct.fuse(module)
+    with_gradients(x.requires_grad_())
+    reasons = [part.reason for part in with_gradients.explain().left]
+    assert reasons and not with_gradients.explain().fused
+
+
+@pytest.mark.parametrize(("value", "error"), [(-1, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_bad_limits_of_memory(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="max_prepared"):
+        ct.fuse(nn.Linear(2, 2), max_prepared=value)
+
+
+class TwoHeads(nn.Module):
+    """Two chains, which sorting keeps apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = models.HeadSum(), models.HeadSum()
+
+    def forward(self, x: Any) -> Any:
+        return self.first(x) + self.second(x.sort(1)[0]).sort(0)[0]
+
+
+def test_a_limit_of_memory_is_kept_to() -> None:
+    """Frozen weights are kept on the CPU too: the sums of one head's columns fit, those of the other do not."""
+    module, x = TwoHeads(), torch.randn(5, 12)
+    one = fused_after(copy.deepcopy(module), x, frozen=True, max_prepared=64)
+    every = fused_after(copy.deepcopy(module), x, frozen=True)
+    none = fused_after(copy.deepcopy(module), x, frozen=True, max_prepared=0)
+    assert 0 == none.explain().kept < one.explain().kept <= 64 < every.explain().kept
+    assert "kept of weights" in str(every.explain()) and "more memory than they may" in none.explain().details()
+
+
+def test_what_is_let_go_does_not_count() -> None:
+    class Kept:
+        nbytes = 10
+
+    budget, kept = Budget(15), Kept()
+    budget.enter(kept)  # type: ignore[arg-type]
+    assert budget.used == 10 and not budget.allows(6, -1) and budget.allows(5, -1)
+    del kept
+    assert budget.used == 0 and budget.allows(15, -1)

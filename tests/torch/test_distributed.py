@@ -1,0 +1,55 @@
+"""Training in two processes: DistributedDataParallel, fully sharded and tensor-parallel models, fused in either order.
+
+The processes run all cases of `distributed_cases.py` once; each is a test here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import distributed_cases
+import pytest
+from support import HELPERS, ROOT
+
+LIMIT = 400  # seconds for all cases
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """For each case, how it failed in each of the processes that finished it; empty texts where it did not."""
+    folder = tmp_path_factory.mktemp("distributed")
+    paths = os.pathsep.join([str(HELPERS), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    common = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    command = [sys.executable, str(HELPERS / "distributed_cases.py"), str(folder)]
+    with open(folder / "log", "w") as log:
+        started = [
+            subprocess.Popen(command, env={**common, "RANK": str(rank)}, stdout=log, stderr=log) for rank in range(2)
+        ]
+        try:
+            for process in started:
+                process.wait(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+    found: dict[str, list[str]] = {}
+    for rank in range(2):
+        path = folder / str(rank)
+        for line in path.read_text().splitlines() if path.exists() else ():
+            name, error = json.loads(line)
+            found.setdefault(name, []).append(error)
+    if len(found) < len(distributed_cases.CASES):
+        print((folder / "log").read_text()[-5000:])
+    return found
+
+
+@pytest.mark.parametrize("name", distributed_cases.CASES)
+def test_trains_as_pytorch_alone_does(name: str, outcome: dict[str, list[str]]) -> None:
+    errors = outcome.get(name, [])
+    assert not any(errors), "\n".join(filter(None, errors))
+    assert len(errors) == 2, "it did not run to its end in both processes"

@@ -1,0 +1,398 @@
+"""`cupyfuse.torch.fuse`: the same module, faster; on the CPU through NumPy, on a GPU through the kernels."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch_models as models
+from torch import nn
+from torch.nn import functional as F
+from torch_support import close, fused_chains, pair
+
+import cupyfuse.torch as ct
+
+# The same results ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("head", models.HEADS)
+def test_the_heads(head: type[nn.Module], training: bool, dtype: torch.dtype, device: str) -> None:
+    plain, fused, x = pair(head(), device, dtype)
+    plain.train(training)
+    fused.train(training)
+    for _ in range(3):
+        close(fused(x), plain(x), dtype)
+    assert len(fused_chains(fused)) == 1
+    assert {part.operations for part in ct.explain(fused).left} <= {("add_",)}  # the counter of batches
+    for a, b in zip(fused.buffers(), plain.buffers(), strict=True):
+        close(a, b, a.dtype if a.is_floating_point() and dtype != torch.bfloat16 else torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", models.TAILS)
+def test_chains_in_many_spellings(name: str, device: str) -> None:
+    plain, fused, x = pair(models.Written(models.TAILS[name]), device, torch.float64)
+    close(fused(x), plain(x), torch.float64)
+    assert len(fused_chains(fused)) == 1, str(ct.explain(fused))
+    with torch.no_grad():
+        close(fused(x), plain(x), torch.float64)
+
+
+@pytest.mark.parametrize("model", [models.Products, models.InPlace, models.HeadLogSumExp])
+@pytest.mark.parametrize("rows", [0, 1, 2, 33])
+def test_any_number_of_rows(model: type[nn.Module], rows: int, device: str) -> None:
+    plain, fused, _ = pair(model(), device)
+    x = torch.randn(rows, 12, device=device)
+    close(fused(x), plain(x))
+
+
+def test_strided_and_shifted_inputs(device: str) -> None:
+    plain, fused, _ = pair(models.HeadLogSumExp(), device)
+    store = torch.randn(40, 40, device=device)
+    for x in (store[::2, 1:13], store.T[3:9, 5:17], store[:7, 0:36:3], store[0].expand(6, 40)[:, 2:14]):
+        close(fused(x), plain(x))
+
+
+def test_more_dimensions(device: str) -> None:
+    plain, fused, _ = pair(models.Written(lambda y: F.gelu(y).softmax(-1).logsumexp(-1)), device)
+    for shape in [(12,), (3, 4, 12), (2, 3, 4, 12), (2, 0, 12)]:
+        x = torch.randn(shape, device=device)
+        close(fused(x), plain(x))
+    assert len(set(fused_chains(fused))) == 1
+
+
+def test_a_network(device: str) -> None:
+    plain = models.Network().to(device)
+    fused = ct.fuse(copy.deepcopy(plain))
+    x = torch.randn(3, 2, 6, device=device)
+    for got, wanted in zip(fused(x).items(), plain(x).items(), strict=True):
+        assert got[0] == wanted[0]
+        close(got[1], wanted[1])
+    left = {name for part in ct.explain(fused).left for name in part.operations}
+    assert "conv1d" in left or any("stem" in p.module or "stem" in str(p.operations) for p in ct.explain(fused).left)
+    assert fused_chains(fused)
+
+
+def test_operations_in_place_are_not_seen_outside(device: str) -> None:
+    plain, fused, x = pair(models.InPlace(), device)
+    before = x.clone()
+    close(fused(x), plain(x))
+    assert torch.equal(x, before)
+
+
+def test_special_values(device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp(), device)
+    exact = plain.double()  # PyTorch's vectorised float32 functions on CPUs make NaN of gelu(inf)
+    for special in (float("inf"), float("-inf"), float("nan"), 1e38):
+        x[1, 3] = special
+        torch.testing.assert_close(fused(x).double(), exact(x.double()), rtol=2e-6, atol=2e-6, equal_nan=True)
+
+
+# The same module ----------------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_shared() -> None:
+    plain = models.HeadSoftmax()
+    fused = ct.fuse(plain)
+    assert isinstance(fused, models.HeadSoftmax) and type(fused).__name__ == "HeadSoftmax"
+    assert list(fused.state_dict()) == list(plain.state_dict())
+    for (a, p), (b, q) in zip(fused.named_parameters(), plain.named_parameters(), strict=True):
+        assert a == b and p is q
+    plain.scale = nn.Parameter(torch.full((1,), 3.0))
+    assert fused.scale is plain.scale
+
+
+def test_the_original_is_not_changed() -> None:
+    plain = models.HeadSoftmax()
+    fused = ct.fuse(plain)
+    assert type(plain) is models.HeadSoftmax and "_cupyfuse" not in plain.__dict__
+    fused.eval()
+    assert plain.training
+
+
+@pytest.mark.parametrize(
+    "way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy], ids=["deep", "pickle", "shallow"]
+)
+def test_copies(way: Any, device: str) -> None:
+    plain, fused, x = pair(models.HeadSoftmax(), device)
+    plain.eval(), fused.eval()
+    fused(x)
+    other = way(fused)
+    close(other(x), plain(x))
+    with torch.no_grad():
+        other.gemm = nn.Linear(12, 7).to(device)
+        close(other(x), models.HeadSoftmax.forward(other, x))
+    if way is not copy.copy:  # which shares the dictionary of submodules
+        close(fused(x), plain(x))
+
+
+def test_conversions(device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp(), device)
+    fused(x)
+    close(fused.double()(x.double()), plain.double()(x.double()), torch.float64)
+    close(fused.half()(x.half()), plain.half()(x.half()), torch.float16)
+    assert fused.linear.weight.dtype == torch.float16
+
+
+def test_replicas_run_on_their_own_tensors(device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp(), device)
+    fused(x)
+    replica, inner = fused._replicate_for_data_parallel(), fused.linear._replicate_for_data_parallel()
+    inner.weight, inner.bias = 2 * fused.linear.weight.detach(), fused.linear.bias.detach()
+    replica._modules["linear"] = inner
+    wanted = copy.deepcopy(plain)
+    with torch.no_grad():
+        wanted.linear.weight *= 2
+    close(replica(x), wanted(x))
+    close(fused(x), plain(x))
+
+
+def test_hooks_run(device: str) -> None:
+    plain, fused, x = pair(models.HeadSoftmax(), device)
+    seen = []
+    fused(x)
+    handles = [
+        fused.register_forward_hook(lambda m, a, out: seen.append("root")),
+        fused.gemm.register_forward_hook(lambda m, a, out: seen.append("gemm") or out * 2),
+    ]
+    plain.gemm.register_forward_hook(lambda m, a, out: out * 2)
+    plain(x)
+    close(fused(x), plain(x))
+    assert seen == ["gemm", "root"]
+    assert fused_chains(fused)
+    for handle in handles:
+        handle.remove()
+    fused(x)
+    assert len(seen) == 2
+
+
+def test_attributes_are_followed(device: str) -> None:
+    plain, fused, x = pair(nn.Sequential(nn.Linear(12, 8), nn.LeakyReLU(0.1), nn.Softmax(1)), device)
+    close(fused(x), plain(x))
+    for module in (plain, fused):
+        module[1].negative_slope = -0.5
+    close(fused(x), plain(x))
+    for module in (plain, fused):
+        module[2] = nn.LogSoftmax(1)
+    close(fused(x), plain(x))
+    close(fused[:2](x), plain[:2](x))
+
+
+def test_training_and_evaluation(device: str) -> None:
+    plain, fused, x = pair(nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.GELU(), nn.Softmax(1)), device)
+    for training in (True, False, True):
+        plain.train(training), fused.train(training)
+        torch.manual_seed(1)
+        wanted = plain(x)
+        torch.manual_seed(1)
+        close(fused(x), wanted)
+    reasons = [part.reason for part in ct.explain(fused).left]
+    assert any("random" in reason for reason in reasons)
+
+
+def test_code_that_needs_values_runs_as_it_is(device: str) -> None:
+    plain, fused, x = pair(models.Branching(), device)
+    for sign in (1, -1):
+        close(fused(sign * x.abs()), plain(sign * x.abs()))
+    assert ("linear", "gelu", "logsumexp") in fused_chains(fused)
+
+
+@pytest.mark.parametrize("model", [models.Counting, models.Listing])
+def test_code_with_a_memory_runs_as_it_is(model: Any, device: str) -> None:
+    plain, fused, x = pair(model(), device)
+    for _ in range(3):
+        close(fused(x), plain(x))
+    assert fused.calls == plain.calls
+    assert getattr(fused, "history", None) == getattr(plain, "history", None)
+    assert set(fused_chains(fused)) == {("linear", "gelu", "sum")}
+
+
+def test_nothing_is_told_before_the_first_call() -> None:
+    assert "nothing has run" in str(ct.explain(ct.fuse(models.HeadSum())))
+
+
+def test_the_explanation_has_plans(device: str) -> None:
+    _, fused, x = pair(models.HeadLogSumExp(), device)
+    fused(x)
+    text = str(fused.explain())
+    assert "linear -> logsumexp -> leaky_relu -> leaky_relu -> gelu -> gelu" in text and "launch" in text
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(lambda x: x, "torch.nn.Module.*function"), (torch.jit.script(nn.ReLU()), "TorchScript")]
+)
+def test_what_cannot_be_fused(value: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        ct.fuse(value)
+
+
+def test_a_wrong_precision() -> None:
+    with pytest.raises(ValueError, match="precision"):
+        ct.fuse(models.HeadSum(), precision="fast")
+
+
+# Never stale --------------------------------------------------------------------------------------------------------
+
+
+def _optimizer(module: Any) -> None:
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for p in module.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+
+
+def _in_place(module: Any) -> None:
+    with torch.no_grad():
+        module.linear.weight.add_(1)
+
+
+def _loaded(module: Any) -> None:
+    module.load_state_dict({k: v + 1 for k, v in module.state_dict().items()})
+
+
+def _replaced(module: Any) -> None:
+    module.linear.weight = nn.Parameter(module.linear.weight.detach() + 1)
+
+
+def _new_data(module: Any) -> None:
+    module.linear.weight.data = module.linear.weight.data + 1
+
+
+def _one_of_two(name: str) -> Any:
+    def change(module: Any) -> None:
+        with torch.no_grad():
+            getattr(module.linear, name).mul_(-1.5)
+
+    return change
+
+
+def _new_layer(module: Any) -> None:
+    layer = nn.Linear(12, 7).to(module.linear.weight.device)
+    with torch.no_grad():
+        layer.weight.fill_(0.25), layer.bias.fill_(1.0)
+    module.linear = layer
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_optimizer, _in_place, _loaded, _replaced, _new_data, _new_layer, _one_of_two("weight"), _one_of_two("bias")],
+)
+@pytest.mark.parametrize("head", [models.HeadSum, models.HeadLogSumExp])
+def test_changes_of_weights_are_seen(head: Any, change: Any, device: str) -> None:
+    plain, fused, x = pair(head(), device)
+    for _ in range(3):
+        close(fused(x), plain(x))
+        change(plain), change(fused)
+        torch.testing.assert_close(fused(x), plain(x), rtol=2e-6, atol=1e-4)
+
+
+def test_functional_call(device: str) -> None:
+    plain, fused, x = pair(models.HeadSum(), device)
+    fused(x)
+    other = {k: 2 * v.detach() for k, v in plain.state_dict().items()}
+    close(torch.func.functional_call(fused, other, x), torch.func.functional_call(plain, other, x))
+    close(fused(x), plain(x))
+
+
+def test_weights_made_in_inference_mode(device: str) -> None:
+    with torch.inference_mode():
+        fused = ct.fuse(models.HeadSum().to(device))
+        x = torch.randn(5, 12, device=device)
+        first = fused(x)
+        fused.linear.weight.add_(1)
+        close(fused(x), models.HeadSum.forward(fused, x))
+        assert not torch.equal(first, fused(x))
+
+
+# Around it ----------------------------------------------------------------------------------------------------------
+
+
+def test_no_gradients_where_none_are_wanted(device: str) -> None:
+    _, fused, x = pair(models.HeadLogSumExp(), device)
+    assert fused(x).requires_grad
+    with torch.no_grad():
+        assert not fused(x).requires_grad
+    with torch.inference_mode():
+        assert fused(x).is_inference()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype, device: str) -> None:
+    plain, fused, x = pair(models.HeadSoftmax(), device)
+    with torch.autocast(device, dtype):
+        wanted, got = plain(x), fused(x)
+    assert got.dtype == wanted.dtype
+    close(got, wanted, torch.bfloat16)
+    assert len(fused_chains(fused)) == 1
+    close(fused(x), plain(x))
+
+
+def test_transforms_of_functions(device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp(), device)
+    close(torch.func.vmap(fused)(x[:, None]), torch.func.vmap(plain)(x[:, None]))
+    close(torch.func.jacrev(fused)(x), torch.func.jacrev(plain)(x))
+    tangent = torch.randn_like(x)
+    for a, b in zip(torch.func.jvp(fused, (x,), (tangent,)), torch.func.jvp(plain, (x,), (tangent,)), strict=True):
+        close(a, b)
+
+
+def test_tensors_that_are_more_than_that(device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp(), device)
+
+    class Marked(torch.Tensor):
+        pass
+
+    assert type(fused(x.as_subclass(Marked))) is type(plain(x.as_subclass(Marked)))
+    meta = copy.deepcopy(fused).to("meta")
+    assert meta(x.to("meta")).shape == (5, 1)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        assert fused(torch.empty(5, 12, device=device)).shape == (5, 1)
+
+
+@pytest.mark.parametrize("bad", [lambda x: x[:, :5], lambda x: x.long(), lambda x: "x", lambda x: x.to_sparse()])
+def test_bad_input_gets_pytorchs_own_error(bad: Any, device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp(), device)
+    try:
+        plain(bad(x))
+        error: Any = None
+    except Exception as raised:
+        error = raised
+    if error is None:
+        close(fused(bad(x)), plain(bad(x)))
+        return
+    with pytest.raises(type(error)):
+        fused(bad(x))
+
+
+def test_threads(device: str) -> None:
+    plain, fused, _ = pair(models.HeadLogSumExp(), device)
+    inputs = [torch.randn(3 + k % 4, 12, device=device) for k in range(16)]
+    wanted = [plain(x).detach() for x in inputs]
+    failures: list[Any] = []
+
+    def work(k: int) -> None:
+        try:
+            for _ in range(5):
+                close(fused(inputs[k]).detach(), wanted[k])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures[0]
+
+
+@pytest.mark.parametrize("shape", [(0, 12), (0, 3, 12)])
+def test_layouts_without_elements(shape: tuple[int, ...], device: str) -> None:
+    plain, fused, _ = pair(nn.Sequential(nn.Linear(12, 5), nn.GELU(), nn.Softmax(-1)), device)
+    x = torch.randn(shape, device=device)
+    assert fused(x).stride() == plain(x).stride() and fused(x).shape == plain(x).shape
+    assert ct.softmax(x, -1).stride() == x.softmax(-1).stride()

@@ -1,0 +1,271 @@
+"""Gradients through fused modules: equal to eager's, to any order, however autograd is used."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch_models as models
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch_support import close, fused_chains, pair
+
+import cupyfuse.torch as ct
+
+
+def gradients(module: nn.Module, x: Any, weights: Callable[[Any], Any] = torch.sin) -> list[Any]:
+    """Of a sum weighted by position, by the input and every parameter."""
+    module.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    y = module(x)
+    (y * weights(torch.arange(y.numel(), device=y.device, dtype=y.dtype)).view(y.shape)).sum().backward()
+    return [x.grad, *(p.grad for p in module.parameters())]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("head", models.HEADS)
+def test_the_heads(head: type[nn.Module], training: bool, device: str) -> None:
+    plain, fused, x = pair(head(), device, torch.float64)
+    plain.train(training), fused.train(training)
+    for _ in range(2):
+        for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    assert len(fused_chains(fused)) == 1
+
+
+@pytest.mark.parametrize("name", models.TAILS)
+def test_chains(name: str, device: str) -> None:
+    plain, fused, x = pair(models.Written(models.TAILS[name]), device, torch.float64)
+    for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
+    assert fused_chains(fused)
+
+
+@pytest.mark.parametrize("head", models.HEADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_single_and_half_precision(head: type[nn.Module], dtype: torch.dtype, device: str) -> None:
+    plain, fused, x = pair(head(), device, dtype)
+    exact = copy.deepcopy(plain).double()
+    truth = gradients(exact, x.double())
+    largest = max(t.abs().max() for t in truth)
+    for got, eager, wanted in zip(gradients(fused, x), gradients(plain, x), truth, strict=True):
+        error, allowed = (got.double() - wanted).abs().max(), (eager.double() - wanted).abs().max()
+        assert got.dtype == dtype
+        # No further from the truth than eager, but for some roundings of what cancels in it.
+        assert error <= 2 * allowed + 16 * torch.finfo(dtype).eps * largest
+
+
+@pytest.mark.parametrize("head", models.HEADS)
+def test_gradcheck(head: type[nn.Module], device: str) -> None:
+    _, fused, x = pair(head(), device, torch.float64)
+    names = [name for name, _ in fused.named_parameters()]
+
+    def run(x: Any, *values: Any) -> Any:
+        return torch.func.functional_call(fused, dict(zip(names, values, strict=True)), x)
+
+    values = [p.detach().clone().requires_grad_() for p in fused.parameters()]
+    assert torch.autograd.gradcheck(run, (x.requires_grad_(), *values))
+    assert torch.autograd.gradgradcheck(run, (x, *values))
+
+
+def test_what_is_detached_gets_no_gradient(device: str) -> None:
+    plain, fused, x = pair(models.Products(), device, torch.float64)
+    for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    fused = ct.fuse(models.Written(lambda y: (y.detach().exp(), y.logsumexp(1), y > 0)).to(device))
+    a, b, c = fused(torch.randn(5, 12, device=device))
+    assert not a.requires_grad and b.requires_grad and not c.requires_grad
+
+
+def test_frozen_parameters(device: str) -> None:
+    plain, fused, x = pair(models.HeadSoftmax(), device, torch.float64)
+    for module in (plain, fused):
+        module.gemm.requires_grad_(False)
+    for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):
+        assert (got is None) == (wanted is None)
+        if got is not None:
+            torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+    plain.gemm.weight.requires_grad_(), fused.gemm.weight.requires_grad_()
+    for got, wanted in zip(gradients(fused, x), gradients(plain, x), strict=True):
+        assert (got is None) == (wanted is None)
+
+
+def test_some_gradients_of_some_outputs(device: str) -> None:
+    tail = lambda y: (y.softmax(1), y.logsumexp(1), F.gelu(y))  # noqa: E731
+    plain, fused, x = pair(models.Written(tail), device, torch.float64)
+    for pick in (0, 1, 2):
+        wanted = torch.autograd.grad(plain(x)[pick].sin().sum(), [plain.linear.bias])
+        got = torch.autograd.grad(fused(x)[pick].sin().sum(), [fused.linear.bias])
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_second_derivatives(device: str) -> None:
+    results = []
+    plain, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)
+    for module in (plain, fused):
+        z = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(module(z).sum(), z, create_graph=True)
+        first.square().sum().backward()
+        results.append([z.grad, *(p.grad for p in module.parameters())])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant: bool, device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)
+    wanted = gradients(plain, x)
+    fused.zero_grad()
+    z = x.clone().requires_grad_()
+    y = checkpoint(fused, z, use_reentrant=reentrant)
+    (y * torch.sin(torch.arange(5, device=x.device, dtype=x.dtype)).view(5, 1)).sum().backward()
+    for got, want in zip([z.grad, *(p.grad for p in fused.parameters())], wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_a_weight_changed_before_the_backward_pass_is_an_error(device: str) -> None:
+    _, fused, x = pair(models.HeadLogSumExp(), device)
+    y = fused(x.requires_grad_())
+    with torch.no_grad():
+        fused.linear.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_backward_twice_is_pytorchs_error(device: str) -> None:
+    _, fused, x = pair(models.HeadLogSumExp(), device)
+    loss = fused(x).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_hooks_of_tensors_and_of_gradients(device: str) -> None:
+    _, fused, x = pair(models.HeadLogSumExp(), device)
+    seen: list[Any] = []
+    fused.linear.weight.register_hook(lambda g: seen.append("weight"))
+    fused.register_full_backward_hook(lambda m, a, b: seen.append("module"))
+    fused(x).sum().backward()
+    assert sorted(seen) == ["module", "weight"]
+
+
+def test_autocast(device: str) -> None:
+    plain, fused, x = pair(models.HeadSoftmax(), device)
+    with torch.autocast(device, torch.bfloat16):
+        wanted, got = gradients(plain, x), gradients(fused, x)
+    for a, b in zip(got, wanted, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+
+
+def test_saved_memory_is_no_more_than_eagers(device: str) -> None:
+    """What autograd holds of a call between the passes, beside parameters and arguments."""
+    for head in models.HEADS:
+        held = []
+        plain, fused, x = pair(head(), device)
+        for module in (plain, fused):
+            storages: dict[int, int] = {}
+            own = {t.untyped_storage().data_ptr() for t in (x, *module.parameters(), *module.buffers())}
+
+            def pack(t: Any, storages: Any = storages, own: Any = own) -> Any:
+                storage = t.untyped_storage()
+                if storage.data_ptr() not in own:
+                    storages[storage.data_ptr()] = storage.nbytes()
+                return t
+
+            kept = []
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+                kept.append(module(x))
+            held.append(sum(storages.values()))
+        assert held[1] <= held[0], head
+
+
+def test_training_takes_the_same_steps(device: str) -> None:
+    plain, fused, _ = pair(models.HeadSoftmax(), device, torch.float64)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=0.05) for m in (plain, fused)]
+    for _ in range(10):
+        x = torch.randn(9, 12, device=device, dtype=torch.float64)
+        target = torch.randint(7, (9,), device=device)
+        losses = []
+        for module, optimizer in zip((plain, fused), optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = F.nll_loss(module(x).log(), target)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        close(losses[1], losses[0], torch.float32)
+    for p, q in zip(fused.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-7, atol=1e-9)
+
+
+# What infinite cotangents and NaN come to ---------------------------------------------------------------------------
+
+INF, NAN = math.inf, math.nan
+ROWS = ((2.0, 2.0, 2.0), (1.0, -2.0, 3.0), (0.0, 0.0, 0.0), (NAN, 1.0, 2.0), (1.0, NAN, NAN), (INF, 1.0, -1.0))
+POOLED = (
+    (1.0, NAN, NAN, 2.0),
+    (NAN, NAN, 1.0, NAN),
+    (1.0, 1.0, 0.0, 0.0),
+    (INF, INF, -INF, -INF),
+    (3.0, 2.0, 1.0, NAN),
+)
+ENDS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    # Masked after the division, where it is zero.
+    "1 / std": (ROWS, lambda x: 1 / x.std(-1, keepdim=True)),
+    "log of std": (ROWS, lambda x: x.std(-1).log()),
+    "sqrt of std of columns": (ROWS, lambda x: x.T.std(0, correction=0).sqrt()),
+    "log of std of all": (((1.0, 1.0), (1.0, 1.0)), lambda x: (x + 0).std().log()),
+    # Products.
+    "log of norm": (ROWS, lambda x: x.norm(dim=-1).log()),
+    "sqrt of norm of all": (((0.0, 0.0), (0.0, 0.0)), lambda x: (x + 0).norm().sqrt()),
+    "sqrt of norm 1": (ROWS, lambda x: x.norm(1, -1).sqrt()),
+    "norm inf": (ROWS, lambda x: (x + 0).norm(INF, -1)),
+    "log of norm inf": (ROWS, lambda x: x.norm(INF, -1).log()),
+    "norm inf of all": (ROWS, lambda x: (x + 0).norm(INF) * 3),
+    "sqrt of abs": (ROWS, lambda x: x.abs().sqrt()),
+    "log of leaky_relu(0)": (ROWS, lambda x: F.leaky_relu(x, 0.0).log()),
+    "log of leaky_relu": (ROWS, lambda x: F.leaky_relu(x, 0.25).log()),
+    "log of x * 0": (ROWS, lambda x: (x * 0).log()),
+    "log of x times a choice": (ROWS, lambda x: (x * torch.where(x.detach() > 1, 1.0, 0.0)).log()),
+    "log of x times its sign": (ROWS, lambda x: (x * torch.sign(x)).log()),
+    "inf * power": (ROWS, lambda x: torch.pow(x.detach(), (x * 0.0 + 1).exp()) * INF),
+    "inf * power of a power": (ROWS, lambda x: torch.pow(torch.relu(x.detach()), x.square()) * INF),
+    # Choices.
+    "log of relu": (ROWS, lambda x: torch.relu(x).log()),
+    "log of clamp": (ROWS, lambda x: x.clamp(0, 1).log()),
+    "log of where": (ROWS, lambda x: torch.where(x > 1, x, 0.0).log()),
+    "inf * softshrink": (((0.0, 0.25, 1.0, -1.0),), lambda x: F.softshrink(x) * INF),
+    "inf * max": (((1.0, 2.0), (2.0, 0.0)), lambda x: (x + 0).max() * INF),
+    "inf * amax of all": (((1.0, 2.0), (2.0, 0.0)), lambda x: (x + 0).amax() * INF),
+    "inf * amin": (ROWS, lambda x: (x + 0).amin(-1) * INF),
+    "max of a row": (ROWS, lambda x: (x + 0).max(-1)[0] * 3),
+    "amax of a row": (ROWS, lambda x: (x + 0).amax(-1) * 3),
+    "max": (ROWS, lambda x: (x + 0).max() * 3),
+    "min": (ROWS, lambda x: (x + 0).min() * 3),
+    "amax": (ROWS, lambda x: (x + 0).amax() * 3),
+    "amin": (ROWS, lambda x: (x + 0).amin() * 3),
+    "max of maxima": (ROWS, lambda x: (x + 0).amax(-1).max() * 3),
+    "max_pool1d(2)": (POOLED, lambda x: F.max_pool1d(x + 0, 2) * 3),
+    "max_pool1d(4)": (POOLED, lambda x: F.max_pool1d((x + 0)[:, None], 4) * 3),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_infinite_cotangents_and_nan(name: str, dtype: torch.dtype) -> None:
+    rows, function = ENDS[name]
+    found = []
+    plain = models.Tail(function)
+    fused = ct.fuse(plain)
+    for module in (plain, fused):
+        x = torch.tensor(rows, dtype=dtype, requires_grad=True)
+        y = module(x)
+        y.sum().backward()
+        found.append((y.detach(), x.grad))
+    assert fused_chains(fused)
+    torch.testing.assert_close(found[1], found[0], equal_nan=True)

@@ -1,0 +1,774 @@
+"""Weights change, and results follow: in every way of writing to memory, counted by PyTorch or not."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch_models as models
+from support import HOST, missing_gpu
+from torch import nn
+from torch.nn import functional as F
+from torch_support import OnHost
+
+import cupyfuse.torch as ct
+from cupyfuse.cuda import fingerprint
+from cupyfuse.engines import row_blocks as streaming
+from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.torch.chains import changes, entry, prepared
+from cupyfuse.torch.chains.tensors import to_numpy
+
+DROP_INS = [ct.HeadLogSumExp, ct.HeadSum, ct.HeadSoftmax, ct.LinearGELU]
+gpu = pytest.mark.gpu
+
+
+class Launching(OnHost):
+    """As on a GPU, with streams that a test chooses."""
+
+    current = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream = lambda: SimpleNamespace(ptr=self.current)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
+    """Tensors of the CPU taken for a GPU's: their chains are run, checked and prepared by the kernels."""
+    runtime = Launching()
+
+    def ready(plan: Any, tensors: Any) -> Any:
+        return streaming.ready(lambda *args: CudaExecutable(*args, runtime=runtime), plan, tensors)
+
+    def preparing(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
+        assert plan.conditional
+        return (prepared.Frozen if frozen else prepared.Checked)(plan, matrices, budget)
+
+    for module in (entry, prepared):
+        monkeypatch.setattr(module, "ready", ready)
+        monkeypatch.setattr(module, "capturing_now", lambda: False)
+    monkeypatch.setattr(prepared, "on_device", lambda index: runtime)
+    monkeypatch.setattr(entry, "preparing", preparing)
+    monkeypatch.setattr(entry, "_keeps", lambda t: not t.is_inference())
+    return runtime
+
+
+@pytest.fixture(params=["cpu", "host", pytest.param("cuda", marks=gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and (missing_gpu() or not torch.cuda.is_available()):
+        pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
+    if request.param == "host":
+        HOST.require()
+        request.getfixturevalue("host")
+        return "cpu"
+    return str(request.param)
+
+
+@pytest.fixture
+def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One run of 32 bytes a row, where a GPU's large matrices have eight."""
+    monkeypatch.setattr(fingerprint, "_RUNS_A_ROW", 1)
+    monkeypatch.setattr(fingerprint, "_RUNS", 1)
+
+
+@pytest.fixture
+def cuda() -> None:
+    if missing_gpu() or not torch.cuda.is_available():
+        pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
+
+
+def sizes(device: str) -> tuple[int, int, int]:
+    """Rows, columns, outputs: on a GPU large enough for halves to be kept, and for rows to be sampled."""
+    return (64, 512, 768) if device == "cuda" else (5, 40, 9)
+
+
+def pair(head: Any, device: str, **options: Any) -> tuple[Any, Any, Any]:
+    """A module, its fused form with parameters of its own, and an input."""
+    rows, k, n = sizes(device)
+    plain = head(k, n).to(device)
+    plain.eval()
+    return plain, ct.fuse(copy.deepcopy(plain), **options), torch.randn(rows, k, device=device)
+
+
+def entries(fused: Any) -> list[Any]:
+    return [e for runner in fused.__dict__["_cupyfuse"].runners for e in runner.all_entries]
+
+
+def checks(fused: Any) -> bool:
+    """Whether something is kept, and checked by the device."""
+    return any(isinstance(e._prepared, prepared.Checked) for e in entries(fused))
+
+
+def layer(module: Any) -> Any:
+    return next(m for m in module.modules() if isinstance(m, nn.Linear))
+
+
+def agree(fused: Any, plain: Any, x: Any) -> None:
+    with torch.no_grad():
+        got, want = fused(x), plain(x)
+    size = float(want.abs().max().clamp(min=1))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5 * size)
+
+
+# Ways to change a weight --------------------------------------------------------------------------------------------
+
+
+def data_add(weight: Any) -> None:
+    weight.data += 0.25
+
+
+def data_copy(weight: Any) -> None:
+    weight.data.copy_(weight.data * -1.5)
+
+
+def preserved(weight: Any) -> None:
+    """As gathers of sharded parameters write."""
+    with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+        weight.mul_(-1.5)
+
+
+def one_row(weight: Any) -> None:
+    weight.data[weight.shape[0] // 2] += 1
+
+
+def one_column(weight: Any) -> None:
+    weight.data[:, weight.shape[1] // 2 + 1] += 1
+
+
+def averaged(weight: Any) -> None:
+    weight.data.lerp_(torch.ones_like(weight), 0.1)
+
+
+def swapped(weight: Any) -> None:
+    weight.data = weight.data * 1.5
+
+
+def in_place(weight: Any) -> None:
+    with torch.no_grad():
+        weight[0, 0] += 3
+
+
+def through_numpy(weight: Any) -> None:
+    if weight.is_cuda:
+        weight.data += 0.25
+    else:
+        weight.detach().numpy()[...] += 0.25
+
+
+WAYS = [data_add, data_copy, preserved, one_row, one_column, averaged, swapped, in_place, through_numpy]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("head", models.HEADS)
+@pytest.mark.parametrize("needs", [True, False], ids=["trained", "not trained"])
+def test_every_way_to_change_a_weight(head: Any, way: Callable[[Any], None], needs: bool, device: str) -> None:
+    plain, fused, x = pair(head, device)
+    plain.requires_grad_(needs), fused.requires_grad_(needs)
+    agree(fused, plain, x)
+    for _ in range(3):
+        way(layer(plain).weight), way(layer(fused).weight)
+        agree(fused, plain, x)
+
+
+@pytest.mark.parametrize("head", models.HEADS)
+def test_a_bias_changes(head: Any, device: str) -> None:
+    """Every element of an array of a few thousand counts."""
+    plain, fused, x = pair(head, device)
+    for k in (0, 3, -1):
+        agree(fused, plain, x)
+        layer(plain).bias.data[k] += 2.5
+        layer(fused).bias.data[k] += 2.5
+    agree(fused, plain, x)
+
+
+@pytest.mark.parametrize("kind", DROP_INS)
+def test_drop_in_modules(kind: Any, device: str) -> None:
+    rows, k, n = sizes(device)
+    module, x = kind(k, n).to(device).eval(), torch.randn(rows, k, device=device)
+
+    def plain(x: Any) -> Any:
+        with mock.patch("cupyfuse.torch.modules._plain", return_value=True):
+            return module(x)
+
+    for way in WAYS:
+        agree(module, plain, x)
+        way(layer(module).weight)
+        agree(module, plain, x)
+
+
+def test_weights_go_back_to_what_they_were(device: str) -> None:
+    """As where an average is swapped in for evaluation."""
+    plain, fused, x = pair(models.HeadSum, device)
+    first, second = layer(plain).weight.detach().clone(), torch.randn_like(layer(plain).weight)
+    for value in (second, first, second, second, first):
+        for module in (plain, fused):
+            layer(module).weight.data.copy_(value)
+        agree(fused, plain, x)
+
+
+def test_tied_weights(device: str) -> None:
+    class Tied(nn.Module):
+        def __init__(self, k: int, n: int):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(k, n), nn.Linear(k, n)
+            self.outer.weight = self.inner.weight
+
+        def forward(self, x: Any) -> Any:
+            return self.inner(x).logsumexp(-1, keepdim=True), self.outer(x).sum(-1, keepdim=True).exp().relu()
+
+    rows, k, n = sizes(device)
+    plain = Tied(k, n).to(device)
+    with torch.no_grad():
+        plain.inner.weight.mul_(1e-2)
+    fused, x = ct.fuse(copy.deepcopy(plain)), torch.randn(rows, k, device=device)
+    assert fused.inner.weight is fused.outer.weight
+    for way in (preserved, data_copy, preserved):
+        for got, want in zip(fused(x), plain(x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        way(plain.inner.weight), way(fused.outer.weight)
+    for got, want in zip(fused(x), plain(x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+# Training -----------------------------------------------------------------------------------------------------------
+
+
+def optimizers() -> Iterator[Any]:
+    """Every optimizer of PyTorch's in each of its forms."""
+    for name, kind in vars(torch.optim).items():
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or kind is torch.optim.Optimizer:
+            continue
+        if name in ("LBFGS", "SparseAdam", "Muon"):
+            continue  # which take a closure, sparse gradients, matrices alone
+        known = inspect.signature(kind).parameters
+        forms: list[dict[str, bool]] = [{}]
+        forms += [{form: True} for form in ("fused", "foreach") if form in known]
+        for form in forms:
+            yield pytest.param(kind, form, id="-".join([name, *form]))
+
+
+def losses(module: Any, kind: Any, form: dict[str, bool], x: Any, steps: int) -> list[float]:
+    optimizer = kind(module.parameters(), lr=1e-3, **form)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (module(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            found.append(float((module(x) - 1).square().mean()))
+    return found
+
+
+def same_losses(head: Any, kind: Any, form: dict[str, bool], device: str, steps: int) -> None:
+    plain, fused, x = pair(head, device)
+    with torch.no_grad():
+        for module in (plain, fused):
+            layer(module).weight.mul_(0.1)
+    try:
+        want = losses(plain, kind, form, x, steps)
+    except RuntimeError as error:
+        if (form and "CPU" in str(error)) or "fused" in str(error):
+            pytest.skip(f"PyTorch has none here: {error}")
+        raise
+    got = losses(fused, kind, form, x, steps)
+    # Without adaptive steps, training of large heads diverges: there NaN is what has to come.
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=2e-3, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(("kind", "form"), list(optimizers()))
+def test_losses_are_those_of_eager_training(kind: Any, form: dict[str, bool], device: str) -> None:
+    same_losses(models.HeadSum, kind, form, device, 50)
+
+
+@pytest.mark.parametrize("head", [models.HeadLogSumExp, models.HeadSoftmax])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad])
+def test_losses_of_other_heads(kind: Any, head: Any, device: str) -> None:
+    same_losses(head, kind, {"fused": True}, device, 20)
+
+
+def test_training_by_hand_of_single_elements(device: str, few_samples: None) -> None:
+    """After a gradient, an element is changed through `data`: too little for a sample to see."""
+    plain, fused, x = pair(models.HeadSum, device)
+    for k in range(8):
+        for module in (plain, fused):
+            module.zero_grad()
+            module(x).sum().backward()
+            weight = layer(module).weight
+            weight.data[k, 3] -= 50 * weight.grad[k, 3].sign()
+        torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-2)
+
+
+def test_single_writes_that_are_counted_are_seen(device: str, few_samples: None) -> None:
+    plain, fused, x = pair(models.HeadSum, device)
+    for k in range(12):
+        agree(fused, plain, x)
+        for module in (plain, fused):
+            with torch.no_grad():
+                layer(module).weight[k % 9, k] += 100
+    agree(fused, plain, x)
+
+
+def test_steps_and_gradients_are_counted(device: str) -> None:
+    _, fused, x = pair(models.HeadSum, device)
+    weight = layer(fused).weight
+    steps = changes.steps.value
+    optimizer = torch.optim.SGD(fused.parameters(), lr=0.1)
+    before = changes.gradients_of(weight).value
+    fused(x).sum().backward()
+    optimizer.step()
+    assert changes.steps.value == steps + 1
+    assert changes.gradients_of(weight).value == before + checks(fused)
+
+
+def test_a_compiled_step_of_an_optimizer_is_counted() -> None:
+    p = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p], lr=0.5)
+    p.grad = torch.ones(3)
+    before = changes.steps.value
+    torch._dynamo.reset()
+    torch.compile(optimizer.step, backend="eager")()
+    assert changes.steps.value > before and p.detach().tolist() == [0.5] * 3
+
+
+def test_a_teacher_that_follows_its_student(device: str) -> None:
+    student, teacher, x = pair(models.HeadLogSumExp, device)
+    teacher.requires_grad_(False)
+    slow = copy.deepcopy(student)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2, fused=True)
+    for _ in range(10):
+        optimizer.zero_grad()
+        student(x).square().mean().backward()
+        optimizer.step()
+        for module in (slow, teacher):
+            for own, new in zip(module.parameters(), student.parameters(), strict=True):
+                own.data.mul_(0.9).add_(new.data, alpha=0.1)
+        agree(teacher, slow, x)
+
+
+# Sharded parameters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", models.HEADS)
+def test_memory_that_comes_and_goes(head: Any, device: str) -> None:
+    """As fully sharded modules do it: gathered before the call, given back after it, versions as they were."""
+    plain, fused, x = pair(head, device)
+    weight = layer(fused).weight
+    shard = weight.detach().clone()
+    for _ in range(4):
+        shard = shard * -1.25
+        storage = weight.untyped_storage()
+        size = weight.numel() * weight.element_size()
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(weight):
+            storage.resize_(0)
+            storage.resize_(size)
+            weight.copy_(shard)
+        layer(plain).weight.data.copy_(shard)
+        agree(fused, plain, x)
+        loss = fused(x).sum()
+        loss.backward()
+
+
+def test_storages_stay_resizable() -> None:
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        t = torch.randn(3, 4).to(dtype)
+        view = to_numpy(t)
+        assert view.shape == (3, 4) and float(view[1, 2]) == float(t[1, 2])
+        view[0, 0] = 5
+        assert float(t[0, 0]) == 5
+        t.untyped_storage().resize_(0)
+    t = torch.arange(12.0).view(3, 4)
+    assert (to_numpy(t.t()[1:]) == t.t()[1:].numpy()).all()
+    assert to_numpy(torch.empty(0, 4)).shape == (0, 4) and float(to_numpy(torch.tensor(2.5))) == 2.5
+
+
+def test_memory_lives_as_long_as_its_array() -> None:
+    view = to_numpy(torch.full((1000,), 7.0))
+    _ = [torch.full((1000,), 1.0) for _ in range(4)]
+    assert (view == 7).all()
+
+
+# What is kept -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_on_the_cpu() -> None:
+    _, fused, x = pair(models.HeadSum, "cpu")
+    fused(x)
+    (plan,) = ct.explain(fused).fused[0].plans
+    assert plan.prepare is None and "prepared" not in str(plan)
+
+
+def test_what_is_unchanged_is_not_prepared_again(device: str) -> None:
+    """Poison what is kept: a call that prepares nothing reads it, and one after a change writes over it."""
+    plain, fused, x = pair(models.HeadSum, device)
+    fused.requires_grad_(False)
+    agree(fused, plain, x)
+    if not checks(fused):
+        return
+    (found,) = entries(fused)
+    for way in WAYS:
+        for array in found._prepared._kept.arrays:
+            array.fill_(7.0)
+        with torch.no_grad():
+            assert not torch.allclose(fused(x), plain(x), rtol=0.1)
+        way(layer(plain).weight), way(layer(fused).weight)
+        agree(fused, plain, x)
+
+
+def test_explanations_say_when_it_is_prepared(host: Launching) -> None:
+    _, fused, x = pair(models.HeadSum, "cpu")
+    fused(x)
+    assert "for which the device looks in every call" in ct.explain(fused).details()
+
+
+def test_streams_of_their_own(host: Launching) -> None:
+    plain, fused, x = pair(models.HeadSum, "cpu")
+    for turn in range(8):
+        host.current = turn % 3
+        agree(fused, plain, x)
+        if turn % 2:
+            data_copy(layer(plain).weight), data_copy(layer(fused).weight)
+    (found,) = entries(fused)
+    before = found._prepared._kept
+    assert len(before._states) == 3
+    for module in (plain, fused):
+        layer(module).weight = nn.Parameter(layer(module).weight.detach() + 1)
+    agree(fused, plain, x)
+    assert found._prepared._kept is not before, "a call on another stream may still read"
+
+
+def test_more_streams_than_states(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepared, "_STATES", 3)
+    plain, fused, x = pair(models.HeadSum, "cpu")
+    for turn in range(12):
+        host.current = turn % 5
+        agree(fused, plain, x)
+        data_copy(layer(plain).weight), data_copy(layer(fused).weight)
+
+
+def test_graphs_have_states_of_their_own(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is launched while a graph is captured, with the same memory, and kept for as long as the weights."""
+    plain, fused, x = pair(models.HeadSum, "cpu")
+    agree(fused, plain, x)
+    (found,) = entries(fused)
+    kept = found._prepared._kept
+    graph = [1]
+    monkeypatch.setattr(prepared, "_graph_in_capture", lambda: graph[0])
+    for module in (prepared, entry):
+        monkeypatch.setattr(module, "capturing_now", lambda: graph[0] is not None)
+    for number, states in ((1, 2), (1, 2), (2, 3), (None, 3), (3, 4)):
+        graph[0] = number
+        in_place(layer(plain).weight), in_place(layer(fused).weight)
+        agree(fused, plain, x)
+        assert len(kept._states) == states and found._prepared._kept is kept
+    held = prepared._in_graphs[layer(fused).weight]
+    assert held == [kept]
+    assert kept._words[0] != 0
+    fused.refresh()
+    assert kept._words[0] == 0, "the next replay finds no hash"
+    other = {k: v.detach() * 2 for k, v in fused.state_dict().items()}
+    torch.testing.assert_close(torch.func.functional_call(fused, other, x), torch.func.functional_call(plain, other, x))
+    assert len(kept._states) == 4 and not any(v in prepared._in_graphs for v in other.values())
+    agree(fused, plain, x)
+
+
+@pytest.mark.parametrize("head", [models.HeadSum, models.HeadLogSumExp])
+def test_frozen_weights_are_kept(head: Any, device: str) -> None:
+    plain, fused, x = pair(head, device, frozen=True)
+    agree(fused, plain, x)
+    (plan,) = ct.explain(fused).fused[0].plans
+    if plan.prepare is not None:
+        assert "(frozen)" in str(plan)
+        with torch.no_grad():
+            before = fused(x)
+            layer(fused).weight.data.mul_(-1.5)  # against the promise
+            assert torch.equal(fused(x), before) or head is not models.HeadSum
+    layer(plain).weight.data.copy_(layer(fused).weight.data)
+    fused.refresh()
+    agree(fused, plain, x)
+    for module in (plain, fused):
+        with torch.no_grad():
+            layer(module).weight.add_(0.5)  # which is counted
+    agree(fused, plain, x)
+    for module in (plain, fused):
+        layer(module).weight.data = layer(module).weight.data * 2
+    agree(fused, plain, x)
+    for module in (plain, fused):
+        layer(module).weight = nn.Parameter(layer(module).weight.detach() + 1)
+    agree(fused, plain, x)
+
+
+def test_frozen_is_an_option_that_travels(device: str) -> None:
+    _, fused, x = pair(models.HeadSum, device, frozen=True)
+    other = copy.deepcopy(fused)
+    assert other.__dict__["_cupyfuse"].options.frozen
+    torch.testing.assert_close(other(x), fused(x))
+
+
+def test_frozen_weights_train_with_counted_steps(device: str) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp, device, frozen=True)
+    want, got = (losses(m, torch.optim.SGD, {"foreach": False}, x, 10) for m in (plain, fused))
+    # Without adaptive steps, training of large heads diverges: there NaN is what has to come.
+    torch.testing.assert_close(torch.tensor(got), torch.tensor(want), rtol=2e-3, atol=1e-5, equal_nan=True)
+
+
+def test_other_weights_of_the_same_shapes(device: str) -> None:
+    plain, fused, x = pair(models.HeadSum, device)
+    agree(fused, plain, x)
+    for factor in (2, 3, 2):
+        other = {k: factor * v.detach() for k, v in plain.state_dict().items()}
+        with torch.no_grad():
+            got = torch.func.functional_call(fused, other, x)
+            want = torch.func.functional_call(plain, other, x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+        agree(fused, plain, x)
+
+
+def test_inference_tensors(device: str) -> None:
+    plain, fused, x = pair(models.HeadSum, device)
+    with torch.inference_mode():
+        for module in (plain, fused):
+            layer(module).weight = nn.Parameter(torch.ones_like(layer(module).weight), requires_grad=False)
+        for _ in range(3):
+            got, want = fused(x), plain(x)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-2)
+            layer(plain).weight.mul_(1.5), layer(fused).weight.mul_(1.5)
+
+
+def test_first_called_in_inference_mode(device: str) -> None:
+    plain, fused, x = pair(models.HeadSum, device)
+    with torch.inference_mode():
+        fused(x)
+    for way in (data_add, in_place):
+        way(layer(plain).weight), way(layer(fused).weight)
+        agree(fused, plain, x)
+    fused.refresh()
+    agree(fused, plain, x)
+
+
+def test_refresh_sees_single_elements(device: str, few_samples: None) -> None:
+    plain, fused, x = pair(models.HeadSum, device)
+    for k in range(3):
+        agree(fused, plain, x)
+        for module in (plain, fused):
+            layer(module).weight.data[5, k] += 100
+        fused.refresh()
+        agree(fused, plain, x)
+
+
+# On a GPU alone -----------------------------------------------------------------------------------------------------
+
+
+def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
+    """A graph of the call, and what each replay writes."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+def near(got: Any, want: Any) -> None:
+    size = float(want.abs().max().clamp(min=1))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5 * size)
+
+
+@gpu
+@pytest.mark.parametrize("way", [data_add, data_copy, preserved, one_row, one_column, averaged])
+@pytest.mark.parametrize("head", models.HEADS)
+def test_replays_see_changes(head: Any, way: Callable[[Any], None], cuda: None) -> None:
+    plain, fused, x = pair(head, "cuda")
+    with torch.no_grad():
+        graph, y = captured(lambda: fused(x))
+        for turn in range(4):
+            way(layer(plain).weight), way(layer(fused).weight)
+            graph.replay()
+            near(y, plain(x))
+            if turn % 2:
+                agree(fused, plain, x)
+
+
+@gpu
+def test_replays_and_calls_take_turns(cuda: None) -> None:
+    """With two sets of weights: what one knows, the other has overwritten."""
+    plain, fused, x = pair(models.HeadSum, "cuda")
+    first, second = layer(plain).weight.detach().clone(), torch.randn_like(layer(plain).weight)
+    with torch.no_grad():
+        graph, y = captured(lambda: fused(x))
+        for value in (first, second, first, first, second):
+            for module in (plain, fused):
+                layer(module).weight.data.copy_(first)
+            graph.replay()
+            near(y, plain(x))
+            for module in (plain, fused):
+                layer(module).weight.data.copy_(value)
+            agree(fused, plain, x)
+
+
+@gpu
+def test_replays_see_a_refresh(cuda: None) -> None:
+    plain, fused, x = pair(models.HeadSum, "cuda")
+    with torch.no_grad():
+        graph, y = captured(lambda: fused(x))
+        for k in range(3):
+            for module in (plain, fused):
+                layer(module).weight.data[7, k] += 100
+            fused.refresh()
+            graph.replay()
+            near(y, plain(x))
+
+
+@gpu
+def test_a_captured_training_step(cuda: None) -> None:
+    plain, fused, x = pair(models.HeadLogSumExp, "cuda")
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True, capturable=True) for m in (plain, fused)]
+
+    def step(module: Any, optimizer: Any) -> Any:
+        optimizer.zero_grad(set_to_none=True)
+        loss = (module(x) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph, loss = captured(lambda: step(fused, optimizers[1]))
+    for _ in range(2):
+        step(plain, optimizers[0])
+    for _ in range(6):
+        graph.replay()
+        near(loss.detach(), step(plain, optimizers[0]).detach())
+    agree(fused, plain, x)
+
+
+@gpu
+def test_graphs_outlive_a_release(cuda: None) -> None:
+    """What a graph writes to stays its own, though the module has let go of it."""
+    plain, fused, x = pair(models.HeadSum, "cuda")
+    with torch.no_grad():
+        graph, y = captured(lambda: fused(x))
+        for runner in fused.__dict__["_cupyfuse"].runners:
+            runner.release()
+        torch.cuda.synchronize()
+        taken = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(16)]
+        for module in (plain, fused):
+            layer(module).weight.data.mul_(-1.5)
+        graph.replay()
+        near(y, plain(x))
+        assert all(bool(t.isnan().all()) for t in taken)
+        agree(fused, plain, x)
+
+
+@gpu
+def test_more_streams_and_graphs_than_states(cuda: None) -> None:
+    plain, fused, x = pair(models.HeadSum, "cuda")
+    with torch.no_grad():
+        fused(x)
+        graphs = [captured(lambda: fused(x)) for _ in range(36)]
+        for _ in range(2):
+            for module in (plain, fused):
+                layer(module).weight.data.mul_(-1.25)
+            for graph, y in graphs:
+                graph.replay()
+                near(y, plain(x))
+            agree(fused, plain, x)
+
+
+@gpu
+@pytest.mark.parametrize("head", models.HEADS)
+def test_streams_check_for_themselves(head: Any, cuda: None) -> None:
+    plain, fused, x = pair(head, "cuda")
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    values = [torch.randn_like(layer(plain).weight) / 16 for _ in range(2)]
+    with torch.no_grad():
+        for turn in range(12):
+            torch.cuda.synchronize()
+            for module in (plain, fused):
+                layer(module).weight.data.copy_(values[turn // 2 % 2])
+            torch.cuda.synchronize()
+            results = []
+            for stream in streams[turn % 3 :][: 1 + turn % 2]:
+                with torch.cuda.stream(stream):
+                    results.append(fused(x))
+            torch.cuda.synchronize()
+            for y in results:
+                near(y, plain(x))
+
+
+@gpu
+def test_threads_with_weights_of_their_own(cuda: None) -> None:
+    plain, fused, x = pair(models.HeadSum, "cuda")
+    agree(fused, plain, x)
+    (runner,) = fused.__dict__["_cupyfuse"].runners
+    linear = layer(plain)
+    sets = [[(1 + n) * p.detach() for p in (linear.weight, linear.bias)] for n in range(4)]
+    wanted = [models.HeadSum.forward(SimpleNamespace(linear=lambda x, s=s: F.linear(x, *s)), x) for s in sets]
+    torch.cuda.synchronize()
+    failures: list[Any] = []
+
+    def work(n: int) -> None:
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream() if n % 2 else None):
+                for _ in range(20):
+                    got = runner([x, *sets[n]])[0]
+                    torch.cuda.current_stream().synchronize()
+                    near(got, wanted[n])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not failures, failures[0]
+
+
+@gpu
+def test_no_synchronisation_hides_in_a_check(cuda: None) -> None:
+    _, fused, x = pair(models.HeadLogSumExp, "cuda")
+    fused(x).sum().backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.no_grad():
+            fused(x)
+            layer(fused).weight.data.mul_(1.5)
+            fused(x)
+            fused.refresh()
+            fused(x)
+        fused(x).sum().backward()
+        fused(x)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@gpu
+def test_what_cublas_prepares_is_prepared_in_every_call(cuda: None) -> None:
+    class Product(nn.Module):
+        def __init__(self, k: int, n: int):
+            super().__init__()
+            self.first, self.second = nn.Parameter(torch.randn(k, 32)), nn.Parameter(torch.randn(32, n))
+
+        def forward(self, x: Any) -> Any:
+            return F.softmax(x @ (self.first @ self.second) / 64, -1)
+
+    rows, k, n = sizes("cuda")
+    plain = Product(k, n).cuda()
+    fused, x = ct.fuse(copy.deepcopy(plain)), torch.randn(rows, k, device="cuda")
+    for _ in range(3):
+        agree(fused, plain, x)
+        for module in (plain, fused):
+            module.first.data.mul_(1.25)
+    for plan in ct.explain(fused).fused[0].plans:
+        if plan.prepare is not None and not plan.prepare.conditional:
+            assert "prepared in every call" in str(plan)
