@@ -99,7 +99,7 @@ class _Chain:
     def predicted(self, compiled: bool) -> dict[str, float]:
         """Return the model's estimates in microseconds; empty where it makes none."""
         from cupyfuse.torch.chains.runtime import device_of
-        from cupyfuse.torch.cost.fused import estimate
+        from cupyfuse.torch.cost.estimate import estimate
 
         graded = [bool(t.requires_grad) for t in self._tensors]
         precision = self._torch.get_float32_matmul_precision()
@@ -118,7 +118,7 @@ class _Chain:
         return {name: lambda call=calls[name]: Rival(call(), [], []) for name in chosen}  # type: ignore[misc]
 
     def _ours(self) -> Call:
-        from cupyfuse.torch.chains.running import Runner
+        from cupyfuse.torch.chains.runner import Runner
 
         runner = Runner(self._question.chain)
         runner(self._tensors)
@@ -200,7 +200,7 @@ class Comparison:
 
 def _gains(times: tuple[float, ...]) -> bool:
     """Decide by the rule of `cupyfuse.torch.cost`, for times in microseconds."""
-    from cupyfuse.torch.cost.fused import Estimate, Time
+    from cupyfuse.torch.cost.estimate import Estimate, Time
 
     a, b, c, d = (t * 1e-6 for t in times)
     return Estimate(Time(a, b), Time(c, d)).gains()

@@ -11,8 +11,8 @@ class Device:
     """Peak rates of one GPU: memory bandwidth in bytes/s, arithmetic in FLOP/s (dense, no sparsity).
 
     `simt` are the float32 units, `simt64` the float64 units, `tf32` and `half` the tensor cores; `processors` are its
-    multiprocessors. `halves` is the rate that products from fp16 halves tend to, as measured, their three products
-    counted; 0 where this library has no kernel for them.
+    multiprocessors. `split` is the rate measured for large products of hi/lo splits, all three products counted; 0
+    where this library has no kernel for them.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Device:
     tf32: float
     half: float
     processors: int
-    halves: float = 0.0
+    split: float = 0.0
 
 
 DEVICES: dict[str, Device] = {

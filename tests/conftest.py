@@ -46,7 +46,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 @pytest.fixture
 def every_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fuse every chain that can be fused, however small: the cost model chooses nothing."""
-    from cupyfuse.torch.cost import worth
+    from cupyfuse.torch.cost import decision
     from cupyfuse.torch.graphs import partition
 
-    monkeypatch.setattr(worth, "judge_for", lambda *args, **kwargs: partition.anything)
+    monkeypatch.setattr(decision, "judge_for", lambda *args, **kwargs: partition.anything)

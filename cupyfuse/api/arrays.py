@@ -1,6 +1,6 @@
-"""Arrays at the door: what kind they are, where they live, and how to give the same kind back.
+"""Array interchange: import arrays of any library without a copy, and export results to the same library.
 
-No array library is imported here before one of its arrays has arrived.
+An array library is imported only once one of its arrays has arrived.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)  # device types: (CPU, pinned), (CUD
 
 @dataclass(frozen=True)
 class Spec:
-    """Shape and dtype of an array that need not exist, for planning."""
+    """Shape and dtype of an array, for planning without one."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -32,7 +32,7 @@ class Spec:
 
 
 def spec(shape: Any, dtype: Any = "float32") -> Spec:
-    """Describe an array by shape and dtype, to plan without one.
+    """Describe a contiguous array by shape and dtype, to plan without allocating it.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def spec(shape: Any, dtype: Any = "float32") -> Spec:
     Returns
     -------
     Spec
-        Stands for a contiguous array wherever `plan` or `bind` takes one.
+        Stands for a contiguous array in `plan` and `bind`.
     """
     lengths = tuple(map(operator.index, shape)) if isinstance(shape, (tuple, list)) else (operator.index(shape),)
     if any(n < 0 for n in lengths):
@@ -53,15 +53,17 @@ def spec(shape: Any, dtype: Any = "float32") -> Spec:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One array argument after the door: the array that the engine takes, and how its results go back."""
+class Imported:
+    """An array argument as NumPy or CuPy array, with the function that exports results to the caller's library.
+
+    `export` is None where the caller's own array is one of NumPy's or CuPy's.
+    """
 
     array: Any
-    engine: str
-    give_back: Callable[[Any], Any] | None
+    export: Callable[[Any], Any] | None = None
 
 
-# cupy.ndarray, once an array of CuPy's has been seen: comparing types is all that a later call needs.
+# cupy.ndarray, once CuPy has been imported: later calls only compare types.
 CUPY_ARRAY: type | None = None
 
 
@@ -83,36 +85,36 @@ def _foreign(value: Any) -> bool:
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, np.generic)
 
 
-def enter(value: Any, name: str) -> Entry:
-    """Take an array in without a copy.
+def import_array(value: Any, name: str) -> Imported:
+    """Import an array without a copy.
 
     Raises
     ------
     TypeError
-        The array's device or dtype is one that cannot be exchanged; the message names the argument.
+        DLPack cannot exchange the array's device or dtype; the message names the argument.
     """
     if is_cupy(value):
-        return Entry(value, "cuda", None)
+        return Imported(value)
     if isinstance(value, np.ndarray):
         if isinstance(value, (np.ma.MaskedArray, np.matrix)):
             raise TypeError(
-                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators mean "
-                "something else; pass np.asarray(x), or x.filled(value) for a masked array"
+                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators "
+                "differ; pass np.asarray(x), or x.filled(value) for a masked array"
             )
-        return Entry(value if type(value) is np.ndarray else value.view(np.ndarray), "numpy", None)
+        return Imported(value if type(value) is np.ndarray else value.view(np.ndarray))
     library = f"{type(value).__module__.partition('.')[0]} array"
     try:
-        kind, _ = value.__dlpack_device__()
-        if kind in _DLPACK_CPU:
-            return Entry(np.from_dlpack(value), "numpy", _returner(value))
-        if kind in _DLPACK_CUDA:
-            return Entry(_import_cupy(name).from_dlpack(value), "cuda", _returner(value))
+        device_type, _ = value.__dlpack_device__()
+        if device_type in _DLPACK_CPU:
+            return Imported(np.from_dlpack(value), _exporter(value))
+        if device_type in _DLPACK_CUDA:
+            return Imported(_import_cupy(name).from_dlpack(value), _exporter(value))
     except (RuntimeError, BufferError, TypeError, ValueError) as error:
         hint = " (detach it first: x.detach())" if getattr(value, "requires_grad", False) else ""
         raise TypeError(f"argument {name!r}: this {library} cannot be exchanged by DLPack: {error}{hint}") from error
     raise TypeError(
-        f"argument {name!r}: expected an array in CPU or CUDA memory, got a {library} on DLPack device type {kind}; "
-        "move it to a CUDA device first"
+        f"argument {name!r}: expected an array in CPU or CUDA memory, got a {library} on DLPack device type "
+        f"{device_type}; move it to a CUDA device first"
     )
 
 
@@ -125,25 +127,25 @@ def _import_cupy(name: str) -> Any:
         ) from error
     except OSError as error:
         raise ImportError(
-            f"argument {name!r} is a CUDA array, and CuPy cannot be imported: {error} (it keeps compiled "
-            "kernels in ~/.cupy, or where CUPY_CACHE_DIR says)"
+            f"argument {name!r} is a CUDA array, and importing CuPy failed: {error} (it caches compiled "
+            "kernels in CUPY_CACHE_DIR, by default ~/.cupy)"
         ) from error
     return cupy
 
 
-def _returner(value: Any) -> Callable[[Any], Any]:
-    """The function that makes the caller's own kind of array from ours."""
+def _exporter(value: Any) -> Callable[[Any], Any]:
+    """Return the `from_dlpack` of the array's library."""
     namespace = getattr(value, "__array_namespace__", None)
     if namespace is not None:
         return namespace().from_dlpack
     module = sys.modules.get(type(value).__module__.partition(".")[0])
     if module is not None and hasattr(module, "from_dlpack"):
         return module.from_dlpack
-    raise TypeError(f"{type(value).__module__}.{type(value).__name__} offers no from_dlpack to return results with")
+    raise TypeError(f"{type(value).__module__}.{type(value).__name__} has no from_dlpack to return results with")
 
 
 def layout(array: Any) -> Layout:
-    """How an array lies in memory, as far as plans depend on it."""
+    """Return the memory layout of an array, as far as plans depend on it."""
     if isinstance(array, Spec):
         rows, cols = (1, 1, *array.shape)[-2:]
         return Layout(True, rows <= 1 or cols <= 1, True) if array.ndim == 2 else _SCALAR
@@ -154,7 +156,7 @@ def layout(array: Any) -> Layout:
 
 
 def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: bool) -> Layout:
-    """The layout of an array of at most two dimensions from its strides, in elements."""
+    """Return the layout of an array of at most two dimensions from its strides in elements."""
     if len(shape) == 2:
         rows, cols = shape
         down, across = strides
@@ -174,14 +176,14 @@ _UNREADABLE = Layout(False, False, False, False)
 
 
 def overlap(a: Any, b: Any) -> bool:
-    """Whether two arrays of one engine may share memory: whether their spans meet."""
+    """Whether the address ranges of two arrays intersect, so that they may share memory."""
     low, high = span(a)
     start, stop = span(b)
     return low < stop and start < high
 
 
 def span(a: Any) -> tuple[int, int]:
-    """The addresses from an array's first byte to behind its last."""
+    """Return the half-open address range of an array's bytes."""
     if a.size == 0:
         return (0, 0)
     low = a.ctypes.data if isinstance(a, np.ndarray) else a.data.ptr

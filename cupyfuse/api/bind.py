@@ -1,4 +1,4 @@
-"""Fused functions with some of their arguments fixed, and what is prepared from those once."""
+"""Fused functions with bound arguments, and the values computed from those alone."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ..ir import graph as g
 from ..plan.build import build
 from ..plan.plan import Plan
 from . import arrays
-from .arguments import collect
-from .call import NESTED, Runnable, arrays_in, device_of, finish, holds_tracer
+from .arguments import CONTAINERS, flatten
+from .call import Runnable, contains_tracer, device_of, imported_arrays, run
 from .planned_function import PlannedFunction
 
-_PLAIN = (bool, int, float, str, type(None))
+_IMMUTABLE = (bool, int, float, str, type(None))
 
 
 @dataclass
-class _Taken:
-    """A fixed argument taken apart, as by `collect`; of one that can change also its arrays themselves."""
+class _Flat:
+    """A bound argument, flattened; of a mutable one also the caller's own arrays, to notice others in their place."""
 
     leaves: list[Any] = field(default_factory=list)
-    tokens: list[Any] = field(default_factory=list)
-    givers: list[Any] = field(default_factory=list)
-    held: list[Any] = field(default_factory=list)
-    exchanged: int = 0  # how often these arrays became others
+    signature: list[Any] = field(default_factory=list)
+    exporters: list[Any] = field(default_factory=list)
+    originals: list[Any] = field(default_factory=list)
+    version: int = 0  # counts replacements of the arrays
 
 
 class Bound:
-    """A fused function with some of its arguments fixed. Made by `Fused.bind`.
+    """A fused function with some of its arguments bound. Created by `Fused.bind`.
 
-    What depends on the fixed arrays alone (column sums of weights, folded normalisations) is computed once, on the
-    first call that needs it. It does not follow later changes of those arrays: call `refresh` after one. Fixed objects
-    and containers are looked at in every call: at what they hold, not at what is in their arrays.
+    The first call that needs them computes the values that depend on bound arrays alone, such as column sums of weights
+    and folded normalisations. Call `refresh` after changing a bound array in place. Attributes and items of bound
+    objects and containers are read again by every call.
     """
 
     def __init__(self, fused: PlannedFunction, fixed: dict[str, Any]):
@@ -49,10 +49,10 @@ class Bound:
         self._fused = fused
         self._fixed = dict(fixed)
         self._free = tuple(name for name in fused.names if name not in fixed)
-        self._taken: dict[str, _Taken] = {}  # fixed arguments that stay what they are
-        self._held: dict[str, _Taken] = {}  # others, as the last call found them
+        self._constants: dict[str, _Flat] = {}  # bound arguments that cannot change
+        self._mutables: dict[str, _Flat] = {}  # the others, as of the last call
         self._runnables: dict[Hashable, Runnable] = {}
-        self._preparations: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
+        self._precomputed: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
         functools.update_wrapper(self, fused.__wrapped__)
         self.__wrapped__ = functools.partial(fused.__wrapped__, **fixed)
 
@@ -60,7 +60,7 @@ class Bound:
         return f"<{self._fused!r} with {', '.join(self._fixed)} bound>"
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The value of every parameter, in the order of the signature."""
+        """Return the value of every parameter, in the order of the function's own signature."""
         given = dict(zip(self._free, args, strict=False))
         if len(args) > len(self._free):
             raise TypeError(f"expected at most {len(self._free)} arguments ({', '.join(self._free)}), got {len(args)}")
@@ -83,127 +83,123 @@ class Bound:
         return values
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-        """Run with the remaining arguments; `out` as for the fused function."""
+        """Run with the remaining arguments; `out` is that of the fused function."""
         leaves: list[Any] = []
-        tokens: list[Any] = []
-        givers: list[Any] = []
+        signature: list[Any] = []
+        exporters: list[Any] = []
         values: Sequence[Any] = args
         if kwargs or len(args) != len(self._free):
-            every = zip(self._fused.names, self._values(args, kwargs), strict=True)
-            values = [value for name, value in every if name not in self._fixed]
-        if any(map(holds_tracer, values)):
-            named = dict(zip(self._fused.names, self._values(args, kwargs), strict=True))
-            return self._fused.inline((), named, out)
+            named = zip(self._fused.names, self._values(args, kwargs), strict=True)
+            values = [value for name, value in named if name not in self._fixed]
+        if any(map(contains_tracer, values)):
+            arguments = dict(zip(self._fused.names, self._values(args, kwargs), strict=True))
+            return self._fused.inline((), arguments, out)
         position = 0
         for name in self._fused.names:
-            taken = self._taken.get(name)
-            if taken is not None:
-                leaves += taken.leaves
-                givers += taken.givers
+            constant = self._constants.get(name)
+            if constant is not None:
+                leaves += constant.leaves
+                exporters += constant.exporters
             elif name in self._fixed:
-                self._take(name, leaves, tokens, givers)
+                self._flatten_bound(name, leaves, signature, exporters)
             else:
-                collect(values[position], name, leaves, tokens, givers)
+                flatten(values[position], name, leaves, signature, exporters)
                 position += 1
-        key = (self._fused.precision, *tokens)
+        key = (self._fused.precision, *signature)
         runnable = self._runnables.get(key)
         if runnable is None:
-            runnable = self._made_ready(key, self._values(args, kwargs), leaves)
-        return finish(runnable, leaves, givers, out)
+            every = self._values(args, kwargs)
+            bound = self._bound_positions(every)
+            runnable = self._fused.compile(self._runnables, key, every, leaves, bound, self._precompute)
+        return run(runnable, leaves, exporters, out)
 
-    def _made_ready(self, key: Hashable, values: Sequence[Any], leaves: list[Any]) -> Runnable:
-        fixed = self.fixed_numbers(values)
-        return self._fused.runnable(self._runnables, key, values, leaves, fixed, self.prepared)
-
-    def _take(self, name: str, leaves: list[Any], tokens: list[Any], givers: list[Any]) -> None:
-        """Take a fixed argument apart: once, or in every call where it may hold something else by then."""
+    def _flatten_bound(self, name: str, leaves: list[Any], signature: list[Any], exporters: list[Any]) -> None:
+        """Flatten a bound argument: an immutable one once, another in every call."""
         value = self._fixed[name]
-        now = _Taken()
-        collect(value, name, now.leaves, now.tokens, now.givers)
-        if _stays(value):
-            self._taken[name] = now
+        flat = _Flat()
+        flatten(value, name, flat.leaves, flat.signature, flat.exporters)
+        if _is_constant(value):
+            self._constants[name] = flat
         else:
-            now = self._looked_at(name, now, _arrays_held(value))
-            tokens += [*now.tokens, now.exchanged]
-        leaves += now.leaves
-        givers += now.givers
+            flat = self._update_mutable(name, flat, _arrays_in(value))
+            signature += [*flat.signature, flat.version]
+        leaves += flat.leaves
+        exporters += flat.exporters
 
-    def _looked_at(self, name: str, now: _Taken, held: list[Any]) -> _Taken:
-        """What a fixed argument holds now: as it was found before where that is the same."""
-        before = self._held.get(name)
-        if before is not None:
-            now.exchanged = before.exchanged
-            same = len(held) == len(before.held) and all(map(operator.is_, held, before.held))
-            if same and now.tokens == before.tokens:
-                return before
+    def _update_mutable(self, name: str, flat: _Flat, originals: list[Any]) -> _Flat:
+        """Return the cached state of a mutable bound argument if it is unchanged, else `flat` as its new state."""
+        cached = self._mutables.get(name)
+        if cached is not None:
+            flat.version = cached.version
+            same = len(originals) == len(cached.originals) and all(map(operator.is_, originals, cached.originals))
+            if same and flat.signature == cached.signature:
+                return cached
             if not same:
-                # Other arrays, of which nothing is prepared; what was for those before goes with them.
-                now.exchanged += 1
-                self._runnables, self._preparations = {}, {}
-        now.held = held
-        self._held[name] = now
-        return now
+                # Free the values computed from the replaced arrays.
+                flat.version += 1
+                self._runnables, self._precomputed = {}, {}
+        flat.originals = originals
+        self._mutables[name] = flat
+        return flat
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for these remaining arguments: arrays, or `spec(shape, dtype)` in their places."""
+        """Return the plan for these remaining arguments: arrays, or `spec(shape, dtype)` in their place."""
         values = self._values(args, kwargs)
         traced, _ = self._fused.trace(values)
-        leaves = arrays_in(values)
+        leaves = imported_arrays(values)
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-        return build(
-            traced, layouts, self._fused.settings(device_of(leaves, devices.DEFAULT)), self.fixed_numbers(values)
-        )
+        settings = self._fused.settings(device_of(leaves, devices.DEFAULT))
+        return build(traced, layouts, settings, self._bound_positions(values))
 
-    def fixed_numbers(self, values: Sequence[Any]) -> frozenset[int]:
-        """The numbers of the array arguments that are bound."""
-        numbers: set[int] = set()
+    def _bound_positions(self, values: Sequence[Any]) -> frozenset[int]:
+        """Return the positions of the bound arrays among all array arguments."""
+        positions: set[int] = set()
         count = 0
         for name, value in zip(self._fused.names, values, strict=True):
-            found = len(arrays_in([value]))
+            length = len(imported_arrays([value]))
             if name in self._fixed:
-                numbers.update(range(count, count + found))
-            count += found
-        return frozenset(numbers)
+                positions.update(range(count, count + length))
+            count += length
+        return frozenset(positions)
 
-    def prepared(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
-        """The values of a preparing plan; computed once, whichever shapes of the other arguments asked for it."""
-        needed = [leaves[node.attrs["arg"]] for node in plan.graph.inputs]
-        key = (*signature_of(plan), *map(id, needed))
-        if key not in self._preparations:
+    def _precompute(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
+        """Run a plan over bound arrays; calls of other shapes share its results."""
+        needed = [leaves[node.argument] for node in plan.graph.inputs]
+        key = (*_plan_signature(plan), *map(id, needed))
+        if key not in self._precomputed:
             execute = engine(plan, needed)
             results = execute(needed, [None] * len(plan.outputs))
-            self._preparations[key] = (execute, needed, results)
-        return self._preparations[key][2]
+            self._precomputed[key] = (execute, needed, results)
+        return self._precomputed[key][2]
 
     def __reduce__(self) -> Any:
         return Bound, (self._fused, self._fixed)
 
     def refresh(self) -> None:
-        """Prepare again what depends on the bound arrays, in place, after they were changed."""
-        for execute, leaves, results in list(self._preparations.values()):
+        """Recompute, in place, what depends on the bound arrays, after they were changed."""
+        for execute, leaves, results in list(self._precomputed.values()):
             execute(leaves, results)
 
 
-def _stays(value: Any) -> bool:
-    """Whether a fixed argument is the same in every call, but for what is in its arrays."""
+def _is_constant(value: Any) -> bool:
+    """Whether a bound argument always consists of the same arrays and constants."""
     if isinstance(value, tuple):
-        return all(map(_stays, value))
-    return type(value) in _PLAIN or isinstance(value, np.generic) or arrays.is_array(value)
+        return all(map(_is_constant, value))
+    return type(value) in _IMMUTABLE or isinstance(value, np.generic) or arrays.is_array(value)
 
 
-def _arrays_held(value: Any) -> list[Any]:
-    """The arrays in a container, as they are in it."""
-    if isinstance(value, NESTED):
-        return [a for item in (value.values() if isinstance(value, dict) else value) for a in _arrays_held(item)]
+def _arrays_in(value: Any) -> list[Any]:
+    """Return the caller's own arrays in a container."""
+    if isinstance(value, CONTAINERS):
+        return [a for item in (value.values() if isinstance(value, dict) else value) for a in _arrays_in(item)]
     return [value] if arrays.is_array(value) else []
 
 
-def signature_of(plan: Plan) -> list[Hashable]:
-    """What a preparing plan computes: equal for plans that compute the same from the same arguments."""
+def _plan_signature(plan: Plan) -> list[Hashable]:
+    """Return a key that plans share if they compute the same values from the same arguments."""
     numbers: dict[g.Node, int] = {}
     lines: list[Hashable] = []
     for node in g.topological(plan.graph.roots):
         numbers[node] = len(numbers)
-        attributes = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
-        lines.append((node.op, tuple(numbers[i] for i in node.inputs), node.shape, node.dtype, attributes))
+        lines.append((g.operation(node), tuple(numbers[i] for i in node.inputs)))
     return [*lines, tuple(numbers[n] for n in plan.graph.outputs)]

@@ -1,4 +1,4 @@
-"""What every call of a fused function does: find the engine where its arrays are, run, hand back the results."""
+"""One call of a fused function: choose the engine, check `out`, run the plan, export the results."""
 
 from __future__ import annotations
 
@@ -15,42 +15,40 @@ from ..engines.row_blocks import ready
 from ..plan.plan import Plan
 from ..trace import Tracer
 from . import arrays
-from .arguments import Results, replace
+from .arguments import CONTAINERS, Results, map_leaves
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """A plan made ready to run: its executable for one engine, its prepared values, the form of its results."""
+    """A plan loaded by an engine, its precomputed values, and the structure of its results."""
 
     plan: Plan
     results: Results
     execute: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
-    prepared: list[Any]
+    precomputed: list[Any]
 
 
-NESTED = (tuple, list, dict)
-
-
-def holds_tracer(value: Any) -> bool:
-    if isinstance(value, NESTED):
-        return any(map(holds_tracer, value.values() if isinstance(value, dict) else value))
+def contains_tracer(value: Any) -> bool:
+    """Whether an argument is or contains a traced array: the call then is inlined into that trace."""
+    if isinstance(value, CONTAINERS):
+        return any(map(contains_tracer, value.values() if isinstance(value, dict) else value))
     return type(value) is Tracer
 
 
-def arrays_in(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """The arrays among some arguments, as the engine gets them."""
+def imported_arrays(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
+    """Import the arrays and specs among some arguments."""
     found: list[Any] = []
 
     def leaf(value: Any, name: str) -> None:
-        found.append(value if isinstance(value, arrays.Spec) else arrays.enter(value, name).array)
+        found.append(value if isinstance(value, arrays.Spec) else arrays.import_array(value, name).array)
 
     for position, value in enumerate(values):
-        replace(value, names[position] if names else "", leaf, lambda number, name: number)
+        map_leaves(value, names[position] if names else "", leaf)
     return found
 
 
 def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
-    """The engine that runs where the arrays are.
+    """Return the loader of plans for the device that the arrays are on.
 
     Raises
     ------
@@ -61,10 +59,10 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
     if len(places) > 1:
         where = []
         for name, value in zip(names, values, strict=True):
-            for a in arrays_in([value]):
+            for a in imported_arrays([value]):
                 where.append(f"{name} on {f'GPU {a.data.device_id}' if arrays.is_cupy(a) else 'the CPU'}")
         raise TypeError(
-            f"arguments are in different memories: {', '.join(where)}; move them to one, for example with cupy.asarray"
+            f"arguments are on different devices: {', '.join(where)}; move them to one, for example with cupy.asarray"
         )
     if not leaves:
         raise TypeError("no argument is an array; pass at least one NumPy, CuPy or DLPack array")
@@ -79,7 +77,7 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
 
 
 def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
-    """The GPU that arrays are on, or else the one that is named; None without a name, or for one not in the table."""
+    """Return the GPU that the arrays are on, else the one named `default`, else None."""
     if leaves and arrays.is_cupy(leaves[0]):
         from ..cuda.runtime import on_device
 
@@ -87,27 +85,27 @@ def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
     return devices.find(default) if default else None
 
 
-def finish(runnable: Runnable, leaves: list[Any], givers: list[Any], out: Any) -> Any:
-    """Run, and give the results the caller's form and kind."""
+def run(runnable: Runnable, leaves: list[Any], exporters: list[Any], out: Any) -> Any:
+    """Run a plan, and return the results in the caller's structure and array library."""
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves, out)
     if out is None:
-        results = runnable.execute([*leaves, *runnable.prepared], [None] * len(runnable.plan.outputs))
+        results = runnable.execute([*leaves, *runnable.precomputed], [None] * len(runnable.plan.outputs))
     else:
-        results = _into(runnable, leaves, out)
-    giver = givers[0]
-    if giver is not None:
-        results = [giver(r) for r in results]
+        results = _run_into(runnable, leaves, out)
+    export = exporters[0]
+    if export is not None:
+        results = [export(r) for r in results]
     elif type(leaves[0]) is np.ndarray:
         results = [r[()] if r.ndim == 0 else r for r in results]
     return out if out is not None else runnable.results.rebuild(results)
 
 
 def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
-    """Arguments that the function changes in place have to be writable, and share memory with no other argument."""
+    """Check that arguments modified in place are writable and share no memory with other arguments."""
     spans = [arrays.span(leaf) for leaf in leaves]
     for arg, _ in plan.graph.effects:
-        name = plan.graph.inputs[arg].attrs["name"]
+        name = plan.graph.inputs[arg].name
         if isinstance(leaves[arg], np.ndarray) and not leaves[arg].flags.writeable:
             raise ValueError(f"argument {name!r}: the function changes it in place, but the array is read-only")
         low, high = spans[arg]
@@ -115,22 +113,22 @@ def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
             if other != arg and low < stop and start < high:
                 raise ValueError(
                     f"argument {name!r}: the function changes it in place, but it shares memory with argument "
-                    f"{plan.graph.inputs[other].attrs['name']!r}; pass a copy of one of them"
+                    f"{plan.graph.inputs[other].name!r}; pass a copy of one of them"
                 )
 
 
-def _into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
-    """Run with the results written to the caller's arrays."""
-    wanted = runnable.plan.outputs
+def _run_into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
+    """Run, and write the results to the caller's arrays: directly, or by a copy where they overlap other operands."""
+    outputs = runnable.plan.outputs
     given = list(out) if isinstance(out, (tuple, list)) else [out]
-    if len(given) != len(wanted):
-        raise ValueError(f"out: expected {len(wanted)} array(s), one for each result, got {len(given)}")
+    if len(given) != len(outputs):
+        raise ValueError(f"out: expected {len(outputs)} array(s), one for each result, got {len(given)}")
     targets = []
-    for position, (array, output) in enumerate(zip(given, wanted, strict=True)):
+    for position, (array, output) in enumerate(zip(given, outputs, strict=True)):
         name = "out" if len(given) == 1 else f"out[{position}]"
         if not arrays.is_array(array) or isinstance(array, arrays.Spec):
             raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
-        target = arrays.enter(array, name).array
+        target = arrays.import_array(array, name).array
         if arrays.is_cupy(target) != arrays.is_cupy(leaves[0]):
             raise TypeError(f"{name}: expected an array in the same memory as the arguments; allocate it beside them")
         try:
@@ -145,15 +143,14 @@ def _into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
         if isinstance(target, np.ndarray) and not target.flags.writeable:
             raise ValueError(f"{name}: the array is read-only")
         if target.size and any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
-            raise ValueError(f"{name}: several elements of the array share one place in memory; pass a plain array")
+            raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
         targets.append(target)
-    safe = [
-        not any(arrays.overlap(t, other) for other in (*leaves, *runnable.prepared, *targets[:i]))
-        for i, t in enumerate(targets)
+    operands = [*leaves, *runnable.precomputed]
+    direct = [
+        None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
+        for i, target in enumerate(targets)
     ]
-    direct = [t if ok else None for t, ok in zip(targets, safe, strict=True)]
-    results = runnable.execute([*leaves, *runnable.prepared], direct)
-    for target, result, ok in zip(targets, results, safe, strict=True):
-        if not ok:
+    for target, passed, result in zip(targets, direct, runnable.execute(operands, direct), strict=True):
+        if passed is None:
             target[...] = result
     return []

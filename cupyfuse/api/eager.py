@@ -1,7 +1,7 @@
-"""Public functions outside a trace: on arrays of any rank and library, and on lists and numbers.
+"""Eager calls of the public functions: on arrays of any rank and library, on lists and on numbers.
 
-Fused functions take arrays of at most two dimensions. What works along axes gets those moved last and made one; what
-works on the last axis, or on each element, gets all others made rows.
+Fused functions take arrays of at most two dimensions. Functions along axes get those axes moved last and merged into
+columns; for others, all leading axes are merged into rows.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 Options = dict[str, Any]
 
 
-def traceable(function: F, alone: Callable[[Fused, Options], Any] | None = None) -> F:
-    """Let a function written on traced arrays serve arrays too, by fusing it alone.
+def traceable(function: F, eager: Callable[[Fused, Options], Any] | None = None) -> F:
+    """Make a function on traced arrays callable on arrays too, as a fused function of its own.
 
     Parameters
     ----------
     function : callable
-        Its first parameter is the array that it is about.
-    alone : callable, optional
-        What runs it on arrays, given the fused function and all arguments by name; otherwise `along_axes` does for a
-        function with an `axis`, and `by_rows` for others.
+        Takes its array as the first parameter.
+    eager : callable, optional
+        Runs the fused function on arrays, given all arguments by name. By default `along_axes` for a function with an
+        `axis`, and `by_rows` for others.
     """
     fused = Fused(function)
-    run = alone or (along_axes if "axis" in fused.signature.parameters else by_rows)
+    run = eager or (along_axes if "axis" in fused.signature.parameters else by_rows)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -44,47 +44,47 @@ def traceable(function: F, alone: Callable[[Fused, Options], Any] | None = None)
                 with operand._trace.call(function.__name__, operands) as done:
                     result = function(*args, **kwargs)
                     return result if isinstance(result, tuple) else done(result)
-        if alone is None and args and _fits(args[0]):
+        if eager is None and args and _is_direct(args[0]):
             return fused(*args, **kwargs)
         out = kwargs.pop("out", None)
         bound = fused.signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        return _into(run(fused, dict(bound.arguments)), out)
+        return _copy_to(run(fused, dict(bound.arguments)), out)
 
     return call  # type: ignore[return-value]
 
 
-def _fits(value: Any) -> bool:
-    """Whether an argument can go to the fused function as it is."""
+def _is_direct(value: Any) -> bool:
+    """Whether the fused function takes an argument without conversion."""
     return (type(value) is np.ndarray or arrays.is_cupy(value)) and value.ndim in (1, 2) and value.dtype.kind in "fV"
 
 
-def take(value: Any, name: str) -> arrays.Entry:
-    """An argument as an array of NumPy's or CuPy's; lists and numbers become NumPy's."""
+def import_operand(value: Any, name: str) -> arrays.Imported:
+    """Import an array, list or number; lists and numbers become NumPy arrays."""
     if isinstance(value, arrays.Spec):
         raise TypeError(f"argument {name!r}: a spec has no values; pass an array")
-    return arrays.enter(value if arrays.is_array(value) else np.asarray(value), name)
+    return arrays.import_array(value if arrays.is_array(value) else np.asarray(value), name)
 
 
-def with_floats(array: Any, beside: Any = None) -> Any:
-    """The array, with integers made floats: of float64, or of what NumPy takes beside another array's floats."""
+def promote_integers(array: Any, beside: Any = None) -> Any:
+    """Convert integers to float64, or to the float dtype that NumPy promotes them to beside a float array."""
     if array.dtype.kind not in "iub":
         return array
     narrow = beside is not None and beside.dtype.kind in "fV"
     return array.astype(np.result_type(array.dtype, np.float16) if narrow else np.float64)
 
 
-def give_back(result: Any, entry: arrays.Entry) -> Any:
-    """A result, or a tuple of them, as the kind of array that came in."""
-    if entry.give_back is None:
+def export(result: Any, imported: arrays.Imported) -> Any:
+    """Export a result, or a tuple of them, to the library that an operand was imported from."""
+    if imported.export is None:
         return result
     if isinstance(result, tuple):
-        return tuple(give_back(r, entry) for r in result)
-    return entry.give_back(np.asarray(result) if isinstance(result, np.generic) else result)
+        return tuple(export(r, imported) for r in result)
+    return imported.export(np.asarray(result) if isinstance(result, np.generic) else result)
 
 
-def _into(result: Any, out: Any) -> Any:
-    """The result, or the arrays that were given for it with the result written to them."""
+def _copy_to(result: Any, out: Any) -> Any:
+    """Copy a result to the caller's arrays, if there are any."""
     if out is None:
         return result
     results = result if isinstance(result, tuple) else (result,)
@@ -94,7 +94,7 @@ def _into(result: Any, out: Any) -> Any:
     for target, value in zip(targets, results, strict=True):
         if not arrays.is_array(target) or isinstance(target, arrays.Spec):
             raise TypeError(f"out: expected an array, got {type(target).__name__}")
-        array, source = arrays.enter(target, "out").array, take(value, "out").array
+        array, source = arrays.import_array(target, "out").array, import_operand(value, "out").array
         if arrays.is_cupy(array) != arrays.is_cupy(source):
             raise TypeError("out: expected an array in the same memory as the arguments; allocate it beside them")
         if (array.shape, array.dtype) != (source.shape, source.dtype):
@@ -107,19 +107,19 @@ def _into(result: Any, out: Any) -> Any:
 
 
 def along_axes(fused: Fused, options: Options) -> Any:
-    """Run a function along some axes: those of an array with more than two are moved last and become one."""
+    """Run a function along axes; an array of more than two dimensions becomes rows x columns."""
     name = next(iter(options))
-    entry = take(options[name], name)
-    x = options[name] = with_floats(entry.array)
-    return give_back(fused(**options) if x.ndim <= 2 else on_last(fused, options, [name], x.shape), entry)
+    imported = import_operand(options[name], name)
+    x = options[name] = promote_integers(imported.array)
+    return export(fused(**options) if x.ndim <= 2 else on_last(fused, options, [name], x.shape), imported)
 
 
 def on_last(fused: Fused, options: Options, names: Sequence[str], shape: tuple[int, ...]) -> Any:
-    """Run a function on rows x columns made of arguments that share one shape of any rank."""
+    """Run a function on arguments of one shape, of any rank: `axis` moved last and merged into columns."""
     axes = trace.normalize_axes(options["axis"], len(shape), fused.__wrapped__.__name__)
     kept = tuple(i for i in range(len(shape)) if i not in axes)
     order = (*kept, *axes)
-    rows, cols = (math.prod(shape[i] for i in some) for some in (kept, axes))
+    rows, cols = (math.prod(shape[i] for i in group) for group in (kept, axes))
     options = options | {name: options[name].transpose(*order).reshape(rows, cols) for name in names} | {"axis": 1}
     reducing = "keepdims" in options
     keepdims = options.pop("keepdims", False)
@@ -133,18 +133,18 @@ def on_last(fused: Fused, options: Options, names: Sequence[str], shape: tuple[i
 
 
 def by_rows(fused: Fused, options: Options) -> Any:
-    """Run a function that makes a row of each row: leading dimensions are rows."""
+    """Run a function that maps rows to rows, with all leading dimensions merged into rows."""
     name = next(iter(options))
-    entry = take(options[name], name)
-    x = options[name] = with_floats(entry.array)
+    imported = import_operand(options[name], name)
+    x = options[name] = promote_integers(imported.array)
     if x.ndim > 2:
         options[name] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     result = fused(**options)
-    return give_back(result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result, entry)
+    return export(result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result, imported)
 
 
 def as_matrix(fused: Fused, options: Options) -> Any:
-    """Run a function that takes a matrix and nothing else, and says so itself."""
+    """Run a function of a matrix; it checks the rank itself."""
     name = next(iter(options))
-    entry = take(options[name], name)
-    return give_back(fused(**options | {name: with_floats(entry.array)}), entry)
+    imported = import_operand(options[name], name)
+    return export(fused(**options | {name: promote_integers(imported.array)}), imported)

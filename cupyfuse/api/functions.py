@@ -1,8 +1,7 @@
-"""The functions of the public face: linear maps and normalisation, reductions with SciPy's signatures, activations with
-PyTorch's names.
+"""Public functions: linear maps, normalisation, reductions as SciPy's and activations as PyTorch's.
 
-Inside a fused function they become part of its graph. Called on arrays they run at once, as a fused function of their
-own: one launch each on a GPU (two for `linear`).
+Inside a fused function they become part of its graph. Called on arrays they run eagerly: one launch each on a GPU, two
+for `linear`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     x : array, (B, K) or (K,)
         Rows of features.
     weight : array, (N, K)
-        One row of weights for each output, as in `torch.nn.functional.linear`.
+        One row for each output, as in `torch.nn.functional.linear`.
     bias : array, (N,), optional
 
     Returns
@@ -48,9 +47,9 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Raises
     ------
     ValueError
-        Shapes do not fit.
+        Shapes do not match.
     """
-    _shape_is("weight", weight, 2, "(out_features, in_features)")
+    _check_rank("weight", weight, 2, "(out_features, in_features)")
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
             f"x: expected {weight.shape[1]} columns, as weight of shape {tuple(weight.shape)} has, got shape "
@@ -59,18 +58,18 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     y = x @ weight.T
     if bias is None:
         return y
-    _shape_is("bias", bias, 1, "(out_features,)")
+    _check_rank("bias", bias, 1, "(out_features,)")
     if bias.shape[0] != weight.shape[0]:
         raise ValueError(f"bias: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}")
     return y + bias
 
 
-def _shape_is(name: str, value: Any, ndim: int, meaning: str) -> None:
+def _check_rank(name: str, value: Any, ndim: int, shape: str) -> None:
     if getattr(value, "ndim", None) != ndim:
-        raise ValueError(f"{name}: expected an array of shape {meaning}, got {getattr(value, 'shape', value)}")
+        raise ValueError(f"{name}: expected an array of shape {shape}, got {getattr(value, 'shape', value)}")
 
 
-@functools.partial(traceable, alone=as_matrix)
+@functools.partial(traceable, eager=as_matrix)
 def batch_norm(
     x: Any,
     running_mean: Any = None,
@@ -90,12 +89,12 @@ def batch_norm(
     ----------
     x : array, (B, N)
     running_mean, running_var : array, (N,), optional
-        The statistics used when not training. In training they are updated in place: with ``momentum`` m to
-        ``(1 - m) * running + m * batch``, the variance being the unbiased one.
+        Statistics used in inference. Training updates them in place to ``(1 - m) * running + m * batch``, for momentum
+        ``m`` and the unbiased variance.
     weight, bias : array, (N,), optional
         Scale and shift of each column.
     training : bool
-        Normalise with this batch's statistics (the biased variance), rather than with the running ones.
+        Normalise with this batch's mean and biased variance instead of the running statistics.
     momentum : float or None
         None keeps a cumulative average, for which `num_batches_tracked` is needed.
     eps : float
@@ -109,12 +108,12 @@ def batch_norm(
     Raises
     ------
     ValueError
-        A shape does not fit, running statistics are missing, or a training batch has one row only.
+        A shape does not match, one of the running statistics is missing, or a training batch has a single row.
     """
-    _shape_is("x", x, 2, "(rows, columns)")
+    _check_rank("x", x, 2, "(rows, columns)")
     columns = x.shape[1]
-    named = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-    for name, value in named.items():
+    vectors = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    for name, value in vectors.items():
         if value is not None and tuple(value.shape) != (columns,):
             raise ValueError(f"{name}: expected shape ({columns},), got {tuple(value.shape)}")
     if training or running_mean is None or running_var is None:
@@ -137,6 +136,7 @@ def batch_norm(
 def _update_statistics(
     x: Tracer, mean: Tracer, var: Tracer, running_mean: Any, running_var: Any, momentum: float | None, batches: Any
 ) -> None:
+    """Record the in-place updates of the running statistics and of the batch count."""
     if batches is not None:
         batches += 1
     if x.shape[0] == 0 or (running_mean is None and running_var is None):
@@ -146,12 +146,8 @@ def _update_statistics(
             raise ValueError(
                 "num_batches_tracked: expected an int64 array, since momentum=None averages over all batches"
             )
-        wide = (
-            "float64"
-            if "float64" in (str(r.dtype) for r in (running_mean, running_var) if r is not None)
-            else "float32"
-        )
-        factor = 1.0 / batches.astype(wide)
+        is_wide = any(r is not None and str(r.dtype) == "float64" for r in (running_mean, running_var))
+        factor = 1.0 / batches.astype("float64" if is_wide else "float32")
     else:
         factor = momentum
     unbiased = ScalarArgument(x.shape[0] / (x.shape[0] - 1), "unbiased")
@@ -162,13 +158,13 @@ def _update_statistics(
 
 @traceable
 def avg_pool1d(x: Any, kernel_size: int) -> Any:
-    """Means of neighbouring columns, as `torch.nn.functional.avg_pool1d` with its default stride.
+    """Average groups of neighbouring columns, as `torch.nn.functional.avg_pool1d` with its default stride.
 
     Parameters
     ----------
     x : array, (B, N)
     kernel_size : int
-        Columns in a group; it has to divide N.
+        Columns in a group; has to divide N.
 
     Returns
     -------
@@ -179,7 +175,7 @@ def avg_pool1d(x: Any, kernel_size: int) -> Any:
     ValueError
         `x` is not a matrix, or `kernel_size` does not divide its columns.
     """
-    _shape_is("x", x, 2, "(rows, columns)")
+    _check_rank("x", x, 2, "(rows, columns)")
     columns = x.shape[1]
     if kernel_size < 1 or columns % kernel_size:
         raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {kernel_size}")
@@ -209,7 +205,7 @@ def _activation(op: str, summary: str) -> Callable[..., Any]:
 
 
 relu = _activation("relu", "Rectified linear unit, max(x, 0); NaN stays NaN.")
-relu6 = _activation("relu6", "x limited to [0, 6].")
+relu6 = _activation("relu6", "Limit x to [0, 6].")
 silu = _activation("silu", "x * sigmoid(x), also called swish.")
 sigmoid = _activation("sigmoid", "Logistic function, 1 / (1 + exp(-x)).")
 log_sigmoid = _activation("log_sigmoid", "Logarithm of the logistic function.")
@@ -224,7 +220,7 @@ erf = _activation("erf", "Error function.")
 
 @traceable
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
-    """x where it is positive, else ``negative_slope * x``; any shape, dtype kept."""
+    """Leaky rectified linear unit: x where it is positive, else ``negative_slope * x``; any shape, dtype kept."""
     return apply("leaky_relu", x, negative_slope)
 
 
@@ -250,31 +246,31 @@ def gelu(x: Any, approximate: str = "none") -> Any:
 
 @traceable
 def softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    """``log(1 + exp(beta * x)) / beta``, and x itself where ``beta * x > threshold``; any shape, dtype kept."""
+    """Smooth relu: ``log(1 + exp(beta * x)) / beta``, or x where ``beta * x > threshold``; any shape, dtype kept."""
     return apply("softplus", x, beta, threshold)
 
 
 @traceable
 def elu(x: Any, alpha: float = 1.0) -> Any:
-    """x where it is positive, else ``alpha * (exp(x) - 1)``; Clevert et al. 2015; any shape, dtype kept."""
+    """Exponential linear unit: x where positive, else ``alpha * (exp(x) - 1)``; Clevert et al. 2015; any shape."""
     return apply("elu", x, alpha)
 
 
 @traceable
 def celu(x: Any, alpha: float = 1.0) -> Any:
-    """x where it is positive, else ``alpha * (exp(x / alpha) - 1)``; Barron 2017; any shape, dtype kept."""
+    """Continuous elu: x where positive, else ``alpha * (exp(x / alpha) - 1)``; Barron 2017; any shape."""
     return apply("celu", x, alpha)
 
 
 @traceable
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Any:
-    """x limited to [min_val, max_val]; any shape, dtype kept."""
+    """Limit x to [min_val, max_val]; any shape, dtype kept."""
     return apply("hardtanh", x, min_val, max_val)
 
 
 @traceable
 def clip(x: Any, min: Any = None, max: Any = None) -> Any:
-    """x limited to [min, max], either of which may be None; NaN stays NaN."""
+    """Limit x to [min, max], either of which may be None; NaN stays NaN."""
     if min is None and max is None:
         fail("clip", "give min, max or both")
     return trace.clip(x, min, max)

@@ -1,4 +1,4 @@
-"""`fuse`: from a Python function to one that runs as a plan."""
+"""`fuse`: turn a Python function on arrays into one that runs as a plan."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..plan.plan import Plan
 from ..settings import DEFAULT_WORKSPACE
 from ..trace import Tracer
 from . import arrays
-from .arguments import collect
+from .arguments import CONTAINERS, flatten
 from .bind import Bound
-from .call import NESTED, arrays_in, device_of, finish, holds_tracer
+from .call import contains_tracer, device_of, imported_arrays, run
 from .planned_function import PlannedFunction
 
 
 class Fused(PlannedFunction):
-    """A function whose array work is traced once for each combination of shapes and dtypes, and then runs fused.
+    """A function that is traced once for each combination of shapes and dtypes, and then runs fused.
 
-    Made by `fuse`. `__wrapped__` is the function as it was written.
+    Created by `fuse`. `__wrapped__` is the plain function.
     """
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else _Method(self, instance)
 
     def __reduce__(self) -> str:
-        # Like a function: by its name.
+        # Pickled by name, as functions are.
         return str(getattr(self, "__qualname__", None) or self.__wrapped__.__qualname__)
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -39,49 +39,50 @@ class Fused(PlannedFunction):
         *args, **kwargs
             The function's own arguments. Arrays are NumPy arrays, CuPy arrays, or any others that speak DLPack.
         out : array or sequence of arrays, optional
-            Where to write the result (one array for each, where the function returns several).
+            Receives the result; one array for each, where the function returns several.
 
         Raises
         ------
         TraceError
-            The function does something that cannot be fused; the message names the operation and the line.
+            The function cannot be fused; the message names the operation and the line.
         TypeError, ValueError
-            An argument is of the wrong kind, dtype or shape, or lives on another device than the rest.
+            An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
-        values = args if self.simple and not kwargs and len(args) == len(self.names) else self.ordered(args, kwargs)
+        direct = self.positional and not kwargs and len(args) == len(self.names)
+        values = args if direct else self.bind_arguments(args, kwargs)
         leaves: list[Any] = []
-        tokens: list[Any] = []
-        givers: list[Any] = []
+        signature: list[Any] = []
+        exporters: list[Any] = []
         for value, name in zip(values, self.names, strict=True):
-            if type(value) is Tracer or (type(value) in NESTED and holds_tracer(value)):
+            if type(value) is Tracer or (type(value) in CONTAINERS and contains_tracer(value)):
                 return self.inline(args, kwargs, out)
-            collect(value, name, leaves, tokens, givers)
-        key = (self.precision, *tokens)
+            flatten(value, name, leaves, signature, exporters)
+        key = (self.precision, *signature)
         runnable = self._runnables.get(key)
         if runnable is None:
-            runnable = self.runnable(self._runnables, key, values, leaves)
-        return finish(runnable, leaves, givers, out)
+            runnable = self.compile(self._runnables, key, values, leaves)
+        return run(runnable, leaves, exporters, out)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan for these arguments: arrays, or `spec(shape, dtype)` in their places.
+        """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.
 
-        It is for the GPU that CuPy arrays are on, and otherwise for the one that `Plan.best_time` quotes by default;
-        NumPy arrays, when they are computed with, take the same steps, with NumPy's own product of matrices.
+        The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
+        run through the same steps, with NumPy's matrix product.
         """
-        values = self.ordered(args, kwargs)
-        leaves = arrays_in(values, self.names)
+        values = self.bind_arguments(args, kwargs)
+        leaves = imported_arrays(values, self.names)
         traced, _ = self.trace(values)
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         return build(traced, layouts, self.settings(device_of(leaves, devices.DEFAULT)))
 
     def bind(self, **fixed: Any) -> Bound:
-        """Fix some arguments, and prepare once what depends on them alone.
+        """Fix some arguments, and compute once what depends on them alone.
 
         Parameters
         ----------
         **fixed
-            Arguments by name. Arrays are kept by reference; call `refresh` after changing one in place. With
-            `spec(shape, dtype)` in place of arrays the result can plan and not run.
+            Arguments by name. Arrays are kept by reference: call `refresh` after changing one in place. With
+            `spec(shape, dtype)` in the place of arrays the result can plan, but not run.
 
         Returns
         -------
@@ -97,7 +98,7 @@ class Fused(PlannedFunction):
 
 
 class _Method:
-    """A fused function found as a method: its first argument is the instance."""
+    """A fused function bound to an instance as a method."""
 
     def __init__(self, fused: Fused, instance: Any):
         self._fused, self._instance = fused, instance
@@ -146,8 +147,8 @@ def fuse(
 ) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
-    The function is traced when it first meets a combination of shapes and dtypes; from then on a call runs the plan
-    made from the trace. Python numbers, strings and other constants among the arguments are part of what a plan is for.
+    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Numbers,
+    strings and other constants among the arguments belong to that combination.
 
     Parameters
     ----------
@@ -156,19 +157,18 @@ def fuse(
     precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
         Precision of float32 matrix products (see `precision`); by default that of the surrounding `with` block.
     max_workspace : int, optional
-        Bytes that a call may take, beside its arguments and results, for what has a row for each row of the results
-        (256 MiB unless given). Where a matrix product would take more, and every row of the results needs only its own
-        row of it, a call works through blocks of rows; the plan says so, or what keeps it from doing so. What all rows
-        need, such as the halves of weights that are not bound, is not counted.
+        Bytes of intermediate rows that a call may allocate beside its arguments and results; 256 MiB by default. Where
+        a matrix product would take more, the call works through blocks of rows, or its plan says why it cannot.
+        Memory that all rows share, such as the hi/lo split of unbound weights, is not counted.
     keep_halves : bool, optional
-        Whether `bind` keeps the fp16 halves of bound weights, where products are computed from halves: as much memory
-        again as the float32 weights. Without them each call splits the weights anew. True unless given. A fused
-        function that is called by another one takes all of these from the outer one.
+        Whether `bind` keeps the fp16 hi/lo split of bound float32 weights, which takes as much memory as the weights;
+        otherwise each call splits them. True by default.
 
     Returns
     -------
     Fused
-        Called like `fn`, with one more keyword, `out`. Without `fn`, a decorator.
+        Called like `fn`, with an additional keyword `out`. Without `fn`, a decorator. Called by another fused function,
+        it becomes part of that one, and takes its options.
 
     Raises
     ------

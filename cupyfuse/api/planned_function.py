@@ -1,4 +1,4 @@
-"""A user's function with the options it is fused with: the way from its arguments to what runs for them."""
+"""A user's function with its fusing options: traces, plans and compiles it for a signature of arguments."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ from ..plan.plan import Plan, Traced
 from ..settings import DEFAULT_WORKSPACE, Settings, check_precision, check_workspace, current_precision
 from ..trace import ScalarArgument, Trace, Tracer, fail
 from . import arrays
-from .arguments import Results, replace
+from .arguments import Results, map_leaves
 from .call import Runnable, device_of, engine_for
 
-_CACHE_LIMIT = 1024  # combinations of shapes and dtypes that one function keeps ready
+_CACHE_LIMIT = 1024  # signatures cached for one function
 
-
-# All fused functions: each has a lock, which a thread may hold while another one forks.
-_every: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
+# A child process may inherit a lock that another thread of its parent held: it gets new ones.
+_instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for fused in list(_every):
+    for fused in list(_instances):
         fused._lock = threading.RLock()
 
 
@@ -38,7 +37,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-Prepare = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
+Precompute = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
 
 
 class PlannedFunction:
@@ -47,9 +46,9 @@ class PlannedFunction:
     Attributes
     ----------
     names : tuple of str
-        Its parameters.
-    simple : bool
-        Whether all of them can be given by position.
+        The function's parameters.
+    positional : bool
+        Whether all of them can be passed by position.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class PlannedFunction:
         self.__wrapped__ = function
         self.signature = inspect.signature(function)
         parameters = self.signature.parameters.values()
-        self.simple = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+        self.positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
         self.names = tuple(self.signature.parameters)
         if "out" in self.names:
             raise TypeError("fn: a fused function cannot have a parameter named 'out', which fuse adds; rename it")
@@ -72,38 +71,38 @@ class PlannedFunction:
         self._keep_halves = bool(keep_halves)
         self._runnables: dict[Hashable, Runnable] = {}
         self._lock = threading.RLock()
-        _every.add(self)
+        _instances.add(self)
 
     @property
     def precision(self) -> str:
-        """The precision of float32 products: the function's own, or else that of the surrounding `with` block."""
+        """Precision of float32 products: the function's own, else that of the surrounding `with` block."""
         return self._precision or current_precision()
 
     def settings(self, device: Device | None) -> Settings:
-        """What a plan for a GPU is made for."""
+        """Return the settings of a plan for a GPU."""
         return Settings(self.precision, device, self._max_workspace, self._keep_halves)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
-    def ordered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """The value of every parameter, in the order of the signature."""
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """Return the value of every parameter, in the order of the function's own signature."""
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments[name] for name in self.names)
 
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-        """A fused function called by another one becomes part of it."""
+        """Call the plain function within the trace of another fused function."""
         if out is not None:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
         return self.__wrapped__(*args, **kwargs)
 
     def trace(self, values: Sequence[Any]) -> tuple[Traced, Results]:
-        """Run the function once on stand-ins for the arrays among its arguments."""
+        """Trace the function: run it once on tracers in the place of arrays."""
         trace = Trace()
 
-        def leaf(value: Any, name: str) -> Tracer:
-            value = value if isinstance(value, arrays.Spec) else arrays.enter(value, name).array
+        def tracer(value: Any, name: str) -> Tracer:
+            value = value if isinstance(value, arrays.Spec) else arrays.import_array(value, name).array
             try:
                 dtype = dtypes.name_of(value.dtype)
             except TypeError as error:
@@ -111,37 +110,38 @@ class PlannedFunction:
             return trace.argument(name, value.shape, dtype)
 
         bound = self.signature.bind_partial()
-        for name, value in zip(self.names, values, strict=True):
-            bound.arguments[name] = replace(value, name, leaf, ScalarArgument)
+        for parameter, value in zip(self.names, values, strict=True):
+            bound.arguments[parameter] = map_leaves(value, parameter, tracer, ScalarArgument)
+        name = str(getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__))
         returned = self.__wrapped__(*bound.args, **bound.kwargs)
         results = Results(returned, lambda value: isinstance(value, Tracer))
         if not results.leaves and not trace.effects:
-            raise TraceError(f"cannot fuse {_name(self.__wrapped__)}: it returns no array computed from its arguments")
+            raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
         graph = g.Graph(trace.inputs, [t._node for t in results.leaves], list(trace.effects.items()))
         axes = tuple(t._axes for t in results.leaves)
-        return Traced(_name(self.__wrapped__), graph, axes, tuple(trace.calls)), results
+        return Traced(name, graph, axes, tuple(trace.calls)), results
 
-    def runnable(
+    def compile(
         self,
         cache: dict[Hashable, Runnable],
         key: Hashable,
         values: Sequence[Any],
         leaves: list[Any],
         fixed: frozenset[int] = frozenset(),
-        prepare: Prepare | None = None,
+        precompute: Precompute | None = None,
     ) -> Runnable:
-        """Trace, plan and compile for a new signature of arguments, and cache the result.
+        """Trace, plan and compile the function for a new signature of arguments, and cache the result.
 
         Parameters
         ----------
         cache : dict
-            Runnables by signature; the new one is added under `key`.
+            Runnables by signature; gets the new one under `key`.
         values, leaves : sequence
-            The value of every parameter, and the arrays among them.
+            The values of all parameters, and the arrays among them.
         fixed : frozenset of int
-            Numbers of the arrays in `leaves` that are the same in every call.
-        prepare : callable, optional
-            Returns the values that depend on those alone, from their plan, `leaves` and the engine.
+            Positions in `leaves` of the arrays that are bound.
+        precompute : callable, optional
+            Computes what depends on bound arrays alone, from its plan, `leaves` and the engine.
         """
         with self._lock:
             if key in cache:
@@ -150,13 +150,9 @@ class PlannedFunction:
             traced, results = self.trace(values)
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
             plan = build(traced, layouts, self.settings(device_of(leaves)), fixed)
-            prepared = prepare(plan.prepare, leaves, engine) if prepare is not None and plan.prepare else []
-            runnable = Runnable(plan, results, engine(plan, [*leaves, *prepared]), prepared)
+            precomputed = precompute(plan.prepare, leaves, engine) if precompute and plan.prepare else []
+            runnable = Runnable(plan, results, engine(plan, [*leaves, *precomputed]), precomputed)
             if len(cache) >= _CACHE_LIMIT:
                 cache.pop(next(iter(cache)))
             cache[key] = runnable
             return runnable
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,4 +1,4 @@
-"""Reductions along axes: SciPy's for sums of exponentials, NumPy's statistics."""
+"""Functions along axes: SciPy's logsumexp and softmax, NumPy's statistics."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from .. import trace
 from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
 from . import arrays
-from .eager import Options, give_back, on_last, take, traceable, with_floats
+from .eager import Options, export, import_operand, on_last, promote_integers, traceable
 from .fuse import Fused
 
 # Sums of exponentials -----------------------------------------------------------------------------------------------
 
-_NUMBERS = (bool, int, float, complex)  # they take the dtype of the array beside them
+_NUMBERS = (bool, int, float, complex)  # weakly typed: they take the dtype of the array beside them
 
 
-def _logsumexp_of_arrays(fused: Fused, options: Options) -> Any:
-    """Run logsumexp on arrays, promoted and broadcast as SciPy does it: in any rank, and complex ones too."""
+def _logsumexp_eager(fused: Fused, options: Options) -> Any:
+    """Run logsumexp on real or complex arrays of any rank, promoted and broadcast as SciPy does."""
     a, b = options["a"], options["b"]
-    factors = None if b is None or type(b) in _NUMBERS else take(b, "b").array
+    factors = None if b is None or type(b) in _NUMBERS else import_operand(b, "b").array
     if factors is not None and type(a) in _NUMBERS[:3] and factors.dtype.kind in "fV":
         a = _library(factors).asarray(a, factors.dtype)
-    entry = take(a, "a")
-    a = with_floats(entry.array, factors)
+    imported = import_operand(a, "a")
+    a = promote_integers(imported.array, factors)
     if factors is not None:
         if arrays.is_cupy(a) != arrays.is_cupy(factors):
-            raise TypeError("a and b are in different memories; move them to one, for example with cupy.asarray")
-        b = factors = with_floats(factors, entry.array)
+            raise TypeError("a and b are on different devices; move them to one, for example with cupy.asarray")
+        b = factors = promote_integers(factors, imported.array)
     options |= {"a": a, "b": b}
     if _is_complex(a) or _is_complex(b):
-        return give_back(_complex_logsumexp(**options), entry)
+        return export(_complex_logsumexp(**options), imported)
     names = ["a"] if factors is None else ["a", "b"]
     shape = np.broadcast_shapes(*(options[name].shape for name in names))
     if len(shape) == 0:
-        # keepdims=True keeps an axis even of a number.
+        # With keepdims=True SciPy returns at least one dimension.
         options["a"] = a.reshape(1)
     if len(shape) > 2:
         options |= {name: _spread(options[name], shape) for name in names}
-        return give_back(on_last(fused, options, names, shape), entry)
-    return give_back(fused(**options), entry)
+        return export(on_last(fused, options, names, shape), imported)
+    return export(fused(**options), imported)
 
 
 def _is_complex(value: Any) -> bool:
@@ -63,10 +63,10 @@ def _spread(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
-    """logsumexp of complex numbers by array operations, since no kernel computes with them.
+    """Compute logsumexp of complex numbers by array operations; no kernel computes with them.
 
-    Relative to the largest real part, which leaves the phase to the logarithm, and so within (-pi, pi]. What is not
-    finite then is log(sum(b exp(a))) as it stands, as in SciPy.
+    Exponentials are relative to the largest real part, which keeps the phase within (-pi, pi]. Where the result is not
+    finite it is log(sum(b exp(a))) as written, as in SciPy.
     """
     xp = _library(a)
     dtype = np.result_type(a.dtype, 1.0 if b is None else getattr(b, "dtype", b))
@@ -75,7 +75,7 @@ def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: b
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
 
     def total(a: Any) -> Any:
-        # No factor of 1 where there is none: it would make NaN of a complex infinity.
+        # A factor of 1 would turn a complex infinity into NaN.
         return (xp.exp(a) if b is None else b * xp.exp(a)).sum(axis=axes, keepdims=True)
 
     with np.errstate(all="ignore"):
@@ -97,24 +97,24 @@ def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: b
 
 
 def _phase(z: Any, xp: Any) -> Any:
-    """z / |z|, 0 for 0; an infinite part outweighs a finite one."""
+    """Return z / |z|, and 0 for 0; an infinite part outweighs a finite one."""
     real, imaginary = (xp.where(xp.isinf(part), xp.sign(part), xp.zeros_like(part)) for part in (z.real, z.imag))
     z = xp.where(xp.isinf(z), real + 1j * imaginary, z)
     size = abs(z)
     return z / xp.where(size == 0, xp.ones_like(size), size)
 
 
-def _weighted(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
-    """logsumexp with factors, on traced arrays."""
-    within = next(value._trace for value in (a, b) if isinstance(value, Tracer))
-    weights = trace.as_tracer(b, within)
+def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
+    """Compute logsumexp with factors, on traced arrays."""
+    current = next(value._trace for value in (a, b) if isinstance(value, Tracer))
+    weights = trace.as_tracer(b, current)
     a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
-    # Exponentials in the dtype of the result, not in a narrower one of theirs.
+    # Promote before the exponentials: the factors may have the wider dtype.
     a = a.astype((weights * a)._node.dtype)
     if math.prod(a.shape[i] for i in trace.normalize_axes(axis, a.ndim)) == 0:
         total = reduce("sum", weights * a, axis, keepdims)
         return (total - np.inf, total) if return_sign else total - np.inf
-    top = _constant(apply("finite_or_zero", reduce("max", a, axis, keepdims=True)))
+    top = _stop_gradient(apply("finite_or_zero", reduce("max", a, axis, keepdims=True)))
     total = reduce("sum", weights * apply("exp", a - top), axis, keepdims=True)
     size = apply("absolute", total) if return_sign else total
     result = apply("log", size) + top
@@ -124,7 +124,7 @@ def _weighted(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> A
     return (result, apply("sign", total)) if return_sign else result
 
 
-@functools.partial(traceable, alone=_logsumexp_of_arrays)
+@functools.partial(traceable, eager=_logsumexp_eager)
 def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, return_sign: bool = False) -> Any:
     """Compute the log of the sum of exponentials, ``log(sum(b * exp(a)))``, with `scipy.special.logsumexp`'s semantics.
 
@@ -135,8 +135,8 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     axis : None, int or tuple of int
         The axis or axes to sum over; None sums over all.
     b : array or number, optional
-        Factors of the exponentials, of a shape that broadcasts with `a`; they may be negative. Where one is zero, its
-        element adds nothing, whatever it is.
+        Factors of the exponentials; they broadcast with `a` and may be negative. An element with factor zero adds
+        nothing, even if it is infinite or NaN.
     keepdims : bool
         Keep the reduced axes with length one.
     return_sign : bool
@@ -145,18 +145,18 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False, r
     Returns
     -------
     array, or (array, array)
-        The logarithm; NaN where the sum is negative and no sign was asked for; -inf for the sum of nothing. With
-        `return_sign`, the logarithm of the absolute value, and the sign: 1, 0 or -1, for complex numbers the phase.
+        The logarithm; NaN for negative sums, -inf for empty ones. With `return_sign`, the logarithm of the absolute
+        value, and the sign: 1, 0 or -1, for complex numbers the phase.
 
     Raises
     ------
     ValueError
         Shapes do not broadcast, or `axis` names an axis twice.
     TypeError
-        A dtype is none that cupyfuse computes with, or the arrays are in different memories.
+        A dtype is not supported, or the arrays are on different devices.
     """
     if b is not None:
-        return _weighted(a, axis, b, keepdims, return_sign)
+        return _weighted_logsumexp(a, axis, b, keepdims, return_sign)
     result = reduce("logsumexp", a, axis, keepdims)
     if a.ndim == 0 and keepdims:
         result = result[None]  # SciPy's has at least one dimension to keep
@@ -175,29 +175,29 @@ def softmax(x: Any, axis: Any = None) -> Any:
     ----------
     x : array
     axis : None, int or tuple of int
-        None takes all elements together.
+        None normalises over all elements.
 
     Returns
     -------
     array
-        Of the shape of `x`; sums to 1 along `axis`. NaN along an axis with +inf or NaN, or with nothing but -inf.
+        Of the shape of `x`; sums to 1 along `axis`. NaN along an axis with +inf or NaN, or with -inf only.
 
     Notes
     -----
-    No gradient flows through the largest element that exponentials are taken relative to: it is a constant here, as it
-    is in the derivative of their sum. Together that is exact, since the result does not depend on it.
+    Differentiation treats the largest element, which exponentials are relative to, as a constant. That is exact: the
+    result does not depend on it.
     """
-    top = _constant(reduce("max", x, axis, keepdims=True))
+    top = _stop_gradient(reduce("max", x, axis, keepdims=True))
     return apply("exp", x - top) / _expsum(x, top, axis)
 
 
-def _constant(x: Tracer) -> Tracer:
-    """The same values, through which no gradient flows."""
-    return x._trace.array(g.constant(x._node), x._axes)
+def _stop_gradient(x: Tracer) -> Tracer:
+    """Return the same values, treated as constants by differentiation."""
+    return x._trace.array(g.stop_gradient(x._node), x._axes)
 
 
 def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
-    """sum(exp(x - top)), in one pass with the maximum where it runs along one axis."""
+    """Compute sum(exp(x - top)); along a single axis in one pass with the maximum."""
     if len(trace.normalize_axes(axis, x.ndim)) == 1:
         return reduce("expsum", x, axis, keepdims=True)
     return reduce("sum", apply("exp", x - top), axis, keepdims=True)
@@ -211,7 +211,7 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     ----------
     x : array
     axis : None, int or tuple of int
-        None takes all elements together.
+        None normalises over all elements.
 
     Returns
     -------
@@ -220,9 +220,9 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
 
     Notes
     -----
-    The largest element is a constant to gradients, as in `softmax`.
+    Differentiation treats the largest element as a constant, as in `softmax`.
     """
-    top = _constant(reduce("max", x, axis, keepdims=True))
+    top = _stop_gradient(reduce("max", x, axis, keepdims=True))
     return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
 
 
@@ -260,11 +260,11 @@ min = _reduction("min", "Smallest element along an axis; NaN if one is.")
 
 @traceable
 def var(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
-    """Mean squared distance from the mean along an axis, with `ddof` fewer degrees of freedom, as `numpy.var`."""
+    """Variance along an axis with `ddof` fewer degrees of freedom, as `numpy.var`."""
     return trace.variance(a, axis, ddof, keepdims)
 
 
 @traceable
 def std(a: Any, axis: Any = None, ddof: float = 0, keepdims: bool = False) -> Any:
-    """Square root of `var`."""
+    """Standard deviation along an axis: the square root of `var`."""
     return apply("sqrt", trace.variance(a, axis, ddof, keepdims))

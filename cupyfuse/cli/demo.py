@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 import cupyfuse.heads as heads
+from cupyfuse.heads import oracle
 
 from .. import dtypes
 from ..api.fuse import Fused
-from ..ir.operators import special
 from ..plan.plan import Plan
 from ..plan.report import quantity
-from ..selftest.machine import array_module, on_host
+from ..selftest.machine import array_module
 from ..selftest.progress import Progress
 
 # Accuracy is judged in roundings of the result's own dtype: two correct evaluations in another order differ by some.
@@ -26,7 +26,6 @@ ROUNDINGS = 8
 _SECONDS, _REPEATS = 2.0, 20
 # Written between two timings on a GPU, so that no call finds its arguments in the second-level cache.
 _EVICTED_BYTES = 256 << 20
-_COLUMN_BLOCK = 1024
 
 
 @dataclass(frozen=True)
@@ -64,48 +63,6 @@ class Measured:
     def accurate(self) -> bool:
         """Whether the fused result is as near to float64 as the unfused one; False for NaN."""
         return self.error_fused <= self.error_unfused + self.tolerance
-
-
-# What is right ------------------------------------------------------------------------------------------------------
-
-
-def linear_float64(xp: Any, inputs: dict[str, Any]) -> Any:
-    """x @ weight.T + bias in float64, some columns at a time: the weight is not held in float64 as a whole."""
-    x, weight, bias = inputs["x"].astype(xp.float64), inputs["weight"], inputs["bias"]
-    y = xp.empty((x.shape[0], weight.shape[0]), xp.float64)
-    for start in range(0, weight.shape[0], _COLUMN_BLOCK):
-        cut = slice(start, start + _COLUMN_BLOCK)
-        y[:, cut] = x @ weight[cut].astype(xp.float64).T + bias[cut].astype(xp.float64)
-    return y
-
-
-def reference(case: Case, xp: Any, y: Any, inputs: dict[str, Any]) -> tuple[Any, float]:
-    """The head's result in float64 from its linear map's, and the size of what a rounding error scales with.
-
-    Written out in plain array operations: an oracle that shares no code with what it judges.
-    """
-    if case.head is heads.head_sum:
-        # Where terms of either sign cancel, their independent roundings stay, and add up like their squares.
-        result, norm = y.sum(axis=1, keepdims=True), xp.sqrt(xp.square(y).sum(axis=1))
-        return result, max(float(abs(result).max()), float(norm.max()))
-    if case.head is heads.head_logsumexp:
-        top = y.max(axis=1, keepdims=True)
-        s = on_host(top + xp.log(xp.exp(y - top).sum(axis=1, keepdims=True)))
-        for _ in range(2):
-            s = np.where(s > 0, s, 0.01 * s)
-        for _ in range(2):
-            s = 0.5 * s * special.erfc(-s * np.sqrt(0.5))
-        return xp.asarray(s), max(float(abs(s).max()), float(abs(top).max()))
-    named = {name: inputs[name].astype(xp.float64) for name in inputs if name not in ("x", "weight", "bias")}
-    if case.options.get("training"):
-        mean, var = y.mean(axis=0), y.var(axis=0)
-    else:
-        mean, var = named["running_mean"], named["running_var"]
-    z = named["scale"] * ((y - mean) / xp.sqrt(var + 1e-5) * named["gamma"] + named["beta"])
-    e = xp.exp(z - z.max(axis=1, keepdims=True))
-    result = e / e.sum(axis=1, keepdims=True)
-    # An absolute error of a logit is a relative one of its probability.
-    return result, float(result.max()) * max(1.0, float(abs(z).max()))
 
 
 # Measuring ----------------------------------------------------------------------------------------------------------
@@ -166,13 +123,15 @@ def measure(case: Case, xp: Any, inputs: dict[str, Any], y: Any) -> Measured:
     else:
         plan = case.head.plan(**fused)
         functions = (lambda: case.head.__wrapped__(**unfused), lambda: case.head(**fused))
-    right, size = reference(case, xp, y, inputs)
+    expected = oracle.evaluate_tail(case.head, y, inputs, case.options.get("training", False), xp)
     # The calls that are checked also warm up: kernels are compiled, bound weights prepared.
-    errors = [float(abs(function().astype(xp.float64) - right).max()) for function in functions]
+    errors = [float(abs(function().astype(xp.float64) - expected.result).max()) for function in functions]
     dtype = dtypes.name_of(x.dtype)
     epsilon = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps) / 2
     seconds = median_seconds(functions, xp)
-    return Measured(case, errors[0], errors[1], ROUNDINGS * epsilon * size, seconds[0], seconds[1], plan)
+    return Measured(
+        case, errors[0], errors[1], ROUNDINGS * epsilon * expected.error_scale, seconds[0], seconds[1], plan
+    )
 
 
 def run(rows: int, in_features: int, out_features: int, dtype: str, engine: str) -> list[Measured]:
@@ -184,7 +143,7 @@ def run(rows: int, in_features: int, out_features: int, dtype: str, engine: str)
         drawn = heads.example_inputs(heads.head_softmax, rows, in_features, out_features, dtype)
         inputs = {name: xp.asarray(array) for name, array in drawn.items()}
         progress.stage("computing the linear map in float64, for reference")
-        y = linear_float64(xp, inputs)
+        y = oracle.linear(inputs["x"], inputs["weight"], inputs["bias"], xp)
         results = []
         for case in CASES:
             progress.stage(f"running {case.title}")

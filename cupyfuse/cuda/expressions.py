@@ -52,7 +52,7 @@ class Scope:
         kind = c_type(dtype)
         if node in self.program.loaded:
             return f"static_cast<{kind}>({self.program.names[node]})"
-        return literal(node.attrs["value"], kind)
+        return literal(node.value, kind)
 
     def direct(self, node: Node, row: str, col: str) -> str:
         """One element, loaded on its own."""
@@ -182,8 +182,8 @@ class Body:
         return text if have == kind else f"static_cast<{kind}>({text})"
 
     def expression(self, node: Node) -> str:
-        if node.op == "cast":
-            return self._cast(node)
+        if node.op in g.PASS_THROUGH:
+            return self._pass_through(node)
         if node.op == "positions":
             return f"static_cast<{c_type(node.dtype)}>({self.index[node.axis]})"
         row = POINTWISE[node.op]
@@ -205,7 +205,7 @@ class Body:
         known = self.scope.known.get(bottom, "").startswith("r.")
         return known and bottom in program.divisors and program.place(node) == FULL
 
-    def _cast(self, node: Node) -> str:
+    def _pass_through(self, node: Node) -> str:
         source = node.inputs[0]
         value = self.operand(source, source.dtype)
         if node.dtype == source.dtype:

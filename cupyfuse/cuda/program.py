@@ -1,4 +1,4 @@
-"""What a step becomes on the GPU: the parameters of its kernel, and which stage computes what."""
+"""Analysis of a step for emission: the parameters of its kernel, and the stage that computes each value."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from itertools import count
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
-from ..ir.operators import POINTWISE, REDUCTIONS
+from ..ir.operators import REDUCTIONS
 from ..plan.schedule import Step, resolve
 
-# A parameter's place: one value an element, a row, a column, or one for all; "any" is read with strides, by guards.
+# Places: one value per element, per row, per column, or one in all; guards read ANY with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One array (or number) that a kernel is given.
+    """An array or number that a kernel takes.
 
-    The kernel takes a pointer, then `rows`, the stride from row to row in elements, for full, row and any places, then
-    `cols`, the stride from column to column, for the place any. A number is one double.
+    An array is passed as a pointer, then its row stride in elements (places FULL, ROW and ANY), then its column stride
+    (place ANY); a number as one double.
     """
 
     name: str
@@ -47,7 +47,17 @@ class Parameter:
 
 @dataclass
 class Program:
-    """A step analysed for emission."""
+    """A step analysed for emission.
+
+    Attributes
+    ----------
+    names : dict
+        The name of each parameter and of each value that the step computes.
+    outputs, loaded : dict
+        The parameters that are written and read, by node.
+    stage : dict
+        The stage of each value, see `_stage_of`.
+    """
 
     step: Step
     storage: dict[Node, str]
@@ -75,7 +85,7 @@ class Program:
             self.stage[node] = self._stage_of(node)
 
     def fresh_name(self) -> str:
-        """A name for a value that only a guard computes."""
+        """Return a name for a value that only a guard computes."""
         return f"w{next(self._fresh)}"
 
     @property
@@ -88,8 +98,8 @@ class Program:
 
     def place(self, node: Node) -> str:
         rows, cols = self.domain
-        if rows == 1 < cols and node.attrs.get("ndim") == 1 and node.shape == (1, cols) and not self.by_columns:
-            # A vector stays per-column where there is one row, so that the row is computed as it is among others.
+        if rows == 1 < cols and node.ndim == 1 and node.shape == (1, cols) and not self.by_columns:
+            # A vector is per-column for a single row too, so that a row's bits do not depend on the number of rows.
             return COLUMN
         if node.shape == (rows, cols):
             return FULL
@@ -99,7 +109,7 @@ class Program:
 
     def _add(self, node: Node, place: str, written: bool, taken: set[str]) -> None:
         base = resolve(node)
-        name = f"out{len(self.outputs)}" if written else _hint(node, base)
+        name = f"out{len(self.outputs)}" if written else _input_name(node, base)
         stem, copies = name, 1
         while {name, f"{name}_rows", f"{name}_cols"} & taken:
             copies += 1
@@ -115,12 +125,12 @@ class Program:
             self.names[node] = name
 
     def _named_numbers(self) -> list[Node]:
-        """Numbers that the function was called with: parameters, so that another value needs no other kernel."""
+        """Number arguments of the function: parameters, so that another value needs no other kernel."""
         everything = g.topological(self.step.nodes, lambda n: () if n in self.loaded else n.inputs)
-        return [n for n in everything if n.op == "const" and "name" in n.attrs]
+        return [n for n in everything if n.op == "const" and n.name]
 
     def _stage_of(self, node: Node) -> int:
-        """The stage whose elements, or after whose reductions, a value can be computed; -1 before the first."""
+        """The stage in which a value can be computed: per element, or after its reductions; -1 before the first."""
         full = self.place(node) == FULL or (node.reduction and node.axis == (0 if self.by_columns else 1))
         stage = 0 if full else -1
         for i in g.eager_inputs(node):
@@ -131,7 +141,7 @@ class Program:
 
     @cached_property
     def divisors(self) -> set[Node]:
-        """The per-row values by which whole rows are divided in one floating-point type."""
+        """Per-row values that divide whole rows of their own type: a reciprocal can replace the divisions."""
         found = set()
         for node in self.step.nodes:
             if node.op == "divide" and self.place(node) == FULL and not self.by_columns:
@@ -143,18 +153,18 @@ class Program:
 
     @cached_property
     def reads_columns(self) -> int:
-        """How many per-column inputs every row needs."""
+        """Number of per-column arrays that each row reads."""
         return sum(p.place == COLUMN and not p.written and not p.is_number for p in self.parameters)
 
     @cached_property
     def light(self) -> bool:
-        """Whether a thread holds little besides one value an element: one array in, one out, in 32 bits, no guards."""
+        """Whether a thread holds one value per element at most: one array in, one out, in 32 bits, no guards."""
         full = [p for p in self.parameters if p.place == FULL]
         single = len(full) <= 2 and not self.reads_columns and not any(n.op == "guard" for n in self.step.nodes)
         return single and all(p.dtype != "float64" for p in full)
 
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
-        """The reductions of a stage, by operand."""
+        """The reductions of a stage, grouped by operand."""
         found: dict[Node, list[Node]] = {}
         for node in self.step.nodes:
             if node.reduction and self.stage[node] == stage:
@@ -162,7 +172,7 @@ class Program:
         return found
 
     def accumulators(self, stage: int) -> list[tuple[str, str, Node, list[Node]]]:
-        """(name, device type, operand, reductions that read it) for each accumulator of a stage."""
+        """Accumulators of a stage, each as (name, device type, operand, reductions that read it)."""
         result: list[tuple[str, str, Node, list[Node]]] = []
         for operand, nodes in self.reductions(stage).items():
             ops = {n.op: n for n in nodes}
@@ -176,30 +186,12 @@ class Program:
         return result
 
 
-def _hint(node: Node, base: Node) -> str:
-    """A readable parameter name that no other name of the emitted text can be mistaken for."""
-    name = re.sub(r"\W", "_", str(node.attrs.get("name") or base.attrs.get("name") or f"{base.op}_")).lstrip("_")
-    if base is not node:
-        name += "_T" if node.op == "transpose" else "_view"
-    if _GENERATED.fullmatch(name) or name in _RESERVED or not name[:1].isalpha():
-        name = f"in_{name}"
-    return name
+def _input_name(node: Node, base: Node) -> str:
+    """A parameter's name: after the user's argument, with a prefix that no other emitted name has."""
+    name = node.name or base.name or base.op
+    suffix = "" if base is node else "_T" if node.op == "transpose" else "_view"
+    return "in_" + re.sub(r"\W", "_", name, flags=re.ASCII) + suffix
 
-
-_GENERATED = re.compile(r"at_.*|in_.*|out\d*|repair.*|[vwtp]\d*|k_w\d+|product\d+|prepared\d+_|.*_kernel|[A-Z].*")
-# C++'s words, those of the templates, and every function that an operator's expression calls.
-_RESERVED_TEXT = """
-alignas auto bool break case catch char class const continue default delete do double else enum extern false float for
-friend goto if inline int long mutable namespace new operator private protected public register return short signed
-sizeof static struct switch template this throw true try typedef typename union unsigned using virtual void volatile
-while i64 u32 u64 f16 bf16 row col rows cols partial shares changed e j k r o p t tile totals team begin load element
-store finish commit peek add stages reduces slot mask upper members settle merge exchange lead widen narrow infinity
-nan_max nan_min divide_by reciprocal_of exp_in_sum plus_log quick_divide quick_exp
-load_pack store_pack load_columns largest_of guarded shared_finish
-exact_element again fine total repair
-"""
-_CALLED = {name for operator in POINTWISE.values() for name in re.findall(r"([a-z_0-9]+)\(", operator.cuda)}
-_RESERVED = set(_RESERVED_TEXT.split()) | _CALLED
 
 _C_TYPES = {
     "bool": "bool",
@@ -212,10 +204,10 @@ _C_TYPES = {
 
 
 def stored_type(dtype: str) -> str:
-    """The C type of an element in memory."""
+    """The C type in which a dtype is stored."""
     return _C_TYPES[dtype]
 
 
 def c_type(dtype: str) -> str:
-    """The C type in which values of a dtype are computed."""
+    """The C type in which a dtype is computed."""
     return _C_TYPES[dtypes.compute(dtype)]

@@ -72,8 +72,11 @@ class Runtime(Protocol):
     def changed(self, array: Any) -> None:
         """A kernel has written to the memory of an array that the caller gave."""
 
+    def load_together(self, kernels: Sequence[Kernel]) -> None:
+        """Compile kernels in parallel, before `function` is called for each."""
+
     def function(self, kernel: Kernel) -> Function:
-        """The kernel, compiled: called with the grid, the block, the arguments, `kernel.shared`, and the stream."""
+        """Load a kernel; the result takes the grid, the block, the arguments, `kernel.shared` and the stream."""
 
     def product(
         self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str

@@ -1,4 +1,4 @@
-"""The kernels of steps and plans, as text."""
+"""Sources of the kernels of steps and plans."""
 
 from __future__ import annotations
 
@@ -7,25 +7,29 @@ from collections.abc import Callable
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step
-from . import halves
-from .configure import default_config, fitting_vec
+from . import split
+from .configure import Config, default_config, fitting_vec
 from .emit import emit
 from .kernel import Kernel, inlined
 from .program import Program
 
 
-def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None) -> list[Kernel]:
-    """The kernels of a step in the configuration that is chosen for it."""
+def emit_kernels(program: Program, config: Config, conditional: bool = False) -> tuple[Kernel, ...]:
+    """Emit the kernels of a step, in launch order: one, and one that merges where blocks share the rows of a column."""
+    kernels = [emit(program, config, conditional=conditional)]
+    if config.shares > 1:
+        kernels.append(emit(program, config, merge=True, conditional=conditional))
+    return tuple(kernels)
+
+
+def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None) -> tuple[Kernel, ...]:
+    """Emit the kernels of a step in its default configuration; `aligned` as in `fitting_vec`."""
     program = Program(step, storage)
-    config = default_config(program, fitting_vec(program, aligned))
-    kernels = [emit(program, config)]
-    if config.template == "column_stats" and config.shares > 1:
-        kernels.append(emit(program, config, merge=True))
-    return kernels
+    return emit_kernels(program, default_config(program, fitting_vec(program, aligned)))
 
 
 def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
-    """The sources of all kernels that a plan launches, in order; products of matrices are cuBLAS's."""
+    """The sources of a plan's kernels in launch order, with a comment for each launch of a library."""
     finish: Callable[[str], str] = inlined if inline else str
     texts = []
     for step in plan.steps:
@@ -35,7 +39,7 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
                     library = "cuBLAS gemmEx" if node.op == "matmul" else "a device copy"
                     texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {library}")
                 else:
-                    texts += [finish(k.source) for k in halves.kernels_of(node)]
+                    texts += [finish(k.source) for k in split.kernels_of(node)]
         else:
             texts += [finish(k.source) for k in kernels_of(step, plan.scheduled.storage)]
     return texts

@@ -1,8 +1,8 @@
 """Run plans on a GPU: allocate from its memory pool, launch on the current stream, never synchronise.
 
-Arrays are the runtime's (`cuda/runtime.py`), which alone knows their library. What does not depend on addresses is
-settled when a plan is made ready: launch configurations, argument lists with places for the addresses, where each value
-lies in one workspace. A call fills in the addresses and launches.
+Arrays are the runtime's (`cuda/runtime.py`), which alone knows their library. All that does not depend on addresses is
+settled when a plan is loaded: launch configurations, argument lists, the layout of one workspace. A call fills in the
+addresses and launches.
 """
 
 from __future__ import annotations
@@ -12,59 +12,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
-from ..cuda.configure import Config, default_config, fitting_vec
-from ..cuda.emit import emit
 from ..cuda.gemm import Operand
-from ..cuda.kernel import Kernel
-from ..cuda.launch import launcher
-from ..cuda.products import Split, SplitProduct
-from ..cuda.program import COLUMN, FULL, Program
 from ..cuda.runtime import Runtime
+from ..cuda.split_launch import Split, SplitProduct
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, resolve
+from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
-_MOST_BLOCKS = (1 << 31) - 1
-
-Addresses = list[int]
-Launch = Callable[[Addresses, Any], None]  # with the stream
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value lies: the number of its address, and its strides in elements."""
-
-    slot: int
-    row_stride: int
-    col_stride: int
-
-    @property
-    def transposed(self) -> Place:
-        return Place(self.slot, self.col_stride, self.row_stride)
-
-
-@dataclass(frozen=True)
-class _Form:
-    """A result as a call allocates it."""
+class _Result:
+    """How a call allocates a result."""
 
     output: Output
-    new: Callable[[], Any]
+    empty: Callable[[], Any]
     direct: bool
 
 
 class CudaExecutable:
-    """A plan made ready for arrays of fixed shapes, dtypes and strides on one device.
+    """A plan loaded for arrays of fixed shapes, dtypes and strides on one device.
 
     Parameters
     ----------
     plan : Plan
     arrays : sequence of arrays
-        Like those it will be called with: arguments, then prepared values.
+        Like those of later calls: arguments, then prepacked values.
     runtime : Runtime
         The device.
     conditional : bool
-        Run by `run_if_changed` alone, of a plan with `conditional`.
+        Run by `run_if_changed` only; the plan has to be `conditional`.
 
     Raises
     ------
@@ -75,46 +54,32 @@ class CudaExecutable:
     def __init__(self, plan: Plan, arrays: Sequence[Any], runtime: Runtime, conditional: bool = False):
         self.plan = plan
         self.runtime = runtime
-        self.conditional = conditional
         self._places: dict[Node, Place] = {}
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
         self._workspace = 0
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument(array)
-        self._forms = []
+        self._results = []
         for o in plan.outputs:
             base = resolve(o.node)
             self._places[base] = Place(self._slot(), base.shape[1], 1)
             shape = o.shape if o.direct else base.shape
-            self._forms.append(_Form(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
-        self.flag = self._slot() if conditional else -1  # of the flag's address
-        self._overwritten: list[int] = []  # the arguments that steps write to
-        self._copies = self._effects(arrays)
+            self._results.append(_Result(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
+        self._flag = self._slot() if conditional else -1
+        self._overwritten: list[int] = []  # arguments that steps write to
+        self._copies = self._place_effects(arrays)
         for step in plan.steps:
             for node in step.outputs:
                 if node not in self._places:
-                    self._places[node] = self._temporary(node.shape, dtypes.ITEMSIZE[plan.scheduled.storage[node]])
+                    nbytes = node.size * dtypes.ITEMSIZE[plan.scheduled.storage[node]]
+                    self._places[node] = Place(self._temporary(nbytes), node.shape[1], 1)
         with runtime.made_current():
-            self._load_together()
-            self._launches = [launch for step in plan.steps if step.launches for launch in self._ready(step)]
+            specs = [spec for step in plan.steps if step.launches for spec in self._launch_specs(step)]
+            runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
+            own = [self._temporary(spec.workspace) if spec.workspace else -1 for spec in specs]
+            self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, own, strict=True)]
         self._unset = [0] * len(self._temporaries)
-
-    def _load_together(self) -> None:
-        """Have the kernels of all steps compiled at the same time: find out which, then make the steps ready."""
-        runtime, slots, temporaries, workspace = self.runtime, self._slots, list(self._temporaries), self._workspace
-        load_together = getattr(runtime, "load_together", None)
-        if load_together is None:
-            return
-        asked = _Asked(runtime)
-        self.runtime = asked
-        try:
-            for step in self.plan.steps:
-                if step.launches:
-                    self._ready(step)
-        finally:
-            self.runtime, self._slots, self._temporaries, self._workspace = runtime, slots, temporaries, workspace
-        load_together(asked.kernels)
 
     # Places
     def _slot(self) -> int:
@@ -127,15 +92,15 @@ class CudaExecutable:
             return Place(self._slot(), strides[0], strides[1])
         return Place(self._slot(), 0, strides[0] if strides else 0)
 
-    def _temporary(self, shape: tuple[int, int], itemsize: int) -> Place:
-        place = Place(self._slot(), shape[1], 1)
-        self._temporaries.append((place.slot, self._workspace))
-        size = max(shape[0] * shape[1] * itemsize, 1)
-        self._workspace += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return place
+    def _temporary(self, nbytes: int) -> int:
+        """Reserve memory in the workspace; returns the slot of its address."""
+        slot = self._slot()
+        self._temporaries.append((slot, self._workspace))
+        self._workspace += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        return slot
 
-    def _effects(self, arrays: Sequence[Any]) -> list[tuple[int, Node]]:
-        """Let steps write to arguments that change, where nothing reads the old value later; else copy at the end."""
+    def _place_effects(self, arrays: Sequence[Any]) -> list[tuple[int, Node]]:
+        """Let steps overwrite arguments where no later read needs the old value; return the copies to make."""
         copies = []
         for arg, node in self.plan.graph.effects:
             source = self.plan.graph.inputs[arg]
@@ -147,7 +112,7 @@ class CudaExecutable:
         return copies
 
     def _in_place(self, node: Node, source: Node) -> bool:
-        """Whether the step that computes `node` may write it over `source`, reading each element where it writes."""
+        """Whether a step may write `node` over `source`: no other element and no later step needs the old value."""
         written = False
         for step in self.plan.steps:
             reads = [n for n in (*step.inputs, *step.rare) if resolve(n) is source]
@@ -161,87 +126,95 @@ class CudaExecutable:
                     return False
         return written
 
-    def place(self, node: Node) -> Place:
+    def _place(self, node: Node) -> Place:
         if node.op == "transpose":
-            return self.place(node.inputs[0]).transposed
+            return self._place(node.inputs[0]).transposed
         if node.op == "reshape":
-            return Place(self.place(node.inputs[0]).slot, node.shape[1], 1)
+            return Place(self._place(node.inputs[0]).slot, node.shape[1], 1)
         return self._places[node]
 
-    # Making steps ready
-    def _ready(self, step: Step) -> list[Launch]:
+    # Launches
+    def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
-            kinds = {"matmul": self._gemm, "halves": self._split, "split_matmul": self._split_product}
+            kinds = {"matmul": self._gemm, "split": self._split, "split_matmul": self._split_product}
             return [kinds[node.op](node) for node in step.nodes]
         if step.kind == "Copy":
             return [self._copy(step)]
-        return [_KernelLaunch(self, step)]
+        return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag).spec()]
 
-    def _gemm(self, node: Node) -> Launch:
+    def _gemm(self, node: Node) -> LaunchSpec:
         a, b = node.inputs
         storage = self.plan.scheduled.storage
-        left, right, target = self.place(a), self.place(b), self.place(node)
-        product = self.runtime.product(
-            Operand(*a.shape, left.row_stride, left.col_stride),
-            Operand(*b.shape, right.row_stride, right.col_stride),
-            storage[resolve(a)],
-            storage[node],
-            self.plan.precision,
-        )
+        left, right, target = self._place(a), self._place(b), self._place(node)
         x, y, z = left.slot, right.slot, target.slot
-        return lambda at, stream: product(at[x], at[y], at[z], stream)
 
-    def _split(self, node: Node) -> Launch:
+        def bind(runtime: Runtime, _: int) -> Launch:
+            product = runtime.product(
+                Operand(*a.shape, left.row_stride, left.col_stride),
+                Operand(*b.shape, right.row_stride, right.col_stride),
+                storage[resolve(a)],
+                storage[node],
+                self.plan.precision,
+            )
+            return lambda at, stream: product(at[x], at[y], at[z], stream)
+
+        return LaunchSpec(bind)
+
+    def _split(self, node: Node) -> LaunchSpec:
         (matrix,) = node.inputs
-        source, target = self.place(matrix), self.place(node)
-        split = Split(self.runtime, *matrix.shape, (source.row_stride, source.col_stride), self.conditional)
-        x, y, flag = source.slot, target.slot, self.flag
-        if self.conditional:
-            return lambda at, stream: split(at[x], at[y], stream, at[flag])
-        return lambda at, stream: split(at[x], at[y], stream)
+        source, target = self._place(matrix), self._place(node)
+        x, y, flag = source.slot, target.slot, self._flag
+        split = Split(*matrix.shape, (source.row_stride, source.col_stride), conditional=flag >= 0)
 
-    def _split_product(self, node: Node) -> Launch:
-        depth = node.inputs[2].shape[1]
-        places = [self.place(i) for i in (*node.inputs, node)]
+        def bind(runtime: Runtime, _: int) -> Launch:
+            launch = split.load(runtime)
+            if flag >= 0:
+                return lambda at, stream: launch(at[x], at[y], stream, at[flag])
+            return lambda at, stream: launch(at[x], at[y], stream)
+
+        return LaunchSpec(bind, (split.kernel,))
+
+    def _split_product(self, node: Node) -> LaunchSpec:
+        places = [self._place(i) for i in (*node.inputs, node)]
         a, b, x, y, z = (p.slot for p in places)
-        strides = [(p.row_stride, p.col_stride) for p in places[2:4]]
-        product = SplitProduct(self.runtime, (*node.shape, depth), *strides)
-        doubts = self._temporary((1, product.doubts), 1).slot
-        return lambda at, stream: product((at[a], at[b]), (at[x], at[y]), at[z], at[doubts], stream)
+        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
+        product = SplitProduct((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
 
-    def _copy(self, step: Step) -> Launch:
+        def bind(runtime: Runtime, workspace: int) -> Launch:
+            launch = product.load(runtime)
+            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], at[workspace], stream)
+
+        return LaunchSpec(bind, product.kernels, product.workspace)
+
+    def _copy(self, step: Step) -> LaunchSpec:
         (node,) = step.outputs
-        source, target = self.place(node.inputs[0]), self.place(node)
+        source, target = self._place(node.inputs[0]), self._place(node)
 
         def launch(addresses: Addresses, stream: Any) -> None:
             self.runtime.copy(self._view(node, target, addresses), self._view(node, source, addresses))
 
-        return launch
+        return LaunchSpec(lambda runtime, _: launch)
 
     def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
-        """A value, or another one like it, as an array of the runtime's."""
+        """Return the memory of a value at `place` as an array."""
         dtype = self.runtime.dtype(self.plan.scheduled.storage[resolve(node)])
         return self.runtime.view(addresses[place.slot], node.shape, dtype, (place.row_stride, place.col_stride))
 
-    def partial_sums(self, size: int) -> int:
-        """A slot for the totals that the shares of a column step leave for the merge."""
-        return self._temporary((1, size), 1).slot
-
     def allocate(self) -> list[Any]:
-        """Arrays for the results as the steps write them."""
+        """Allocate the results as the steps write them."""
         with self.runtime.made_current():
-            return [form.new() for form in self._forms]
+            return [result.empty() for result in self._results]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """An array for a result."""
+        """Allocate a result."""
         with self.runtime.made_current():
             return self.runtime.allocator(shape, self.runtime.dtype(dtype))()
 
     # Running
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-        """Launch the plan on the arrays (arguments, then prepared values).
+        """Launch the plan on arguments and prepacked values.
 
-        `outs` holds, for each result, an array to write it to or None for a new one.
+        `outs` holds, for each result, an array to write it to, or None to allocate one.
         """
         if self.runtime.is_current():
             return self._run(arrays, outs)
@@ -252,30 +225,28 @@ class CudaExecutable:
         runtime, address = self.runtime, self.runtime.address
         addresses = list(map(address, arrays))
         written = []
-        as_written = True  # the results are what the steps write, in memory that is new
-        for form, out in zip(self._forms, outs, strict=True):
-            if out is not None and form.direct and runtime.contiguous(out):
-                array = out
-            else:
-                array = form.new()
-            as_written &= out is None and form.direct
+        as_written = True  # every result is a new array that a step writes as the caller gets it
+        for result, out in zip(self._results, outs, strict=True):
+            in_out = out is not None and result.direct and runtime.contiguous(out)
+            array = out if in_out else result.empty()
+            as_written &= out is None and result.direct
             written.append(array)
             addresses.append(address(array))
         memory = self._launch(addresses)
         if not as_written:
-            written = [self._finished(*each) for each in zip(self._forms, written, outs, strict=True)]
+            written = [self._deliver(*each) for each in zip(self._results, written, outs, strict=True)]
         if self._copies or self._overwritten:
             self._write_effects(arrays, addresses)
         del memory  # effects read it
         return written
 
     def run_if_changed(self, arrays: Sequence[Any], results: Sequence[Any], flag: int) -> None:
-        """Compute the results anew, in arrays of `allocate`, unless the word at the address `flag` is 0 by then."""
+        """Recompute `results`, arrays of `allocate`, unless the device finds 0 at the address `flag`."""
         address = self.runtime.address
         self._launch([*map(address, arrays), *map(address, results), flag])
 
     def _launch(self, addresses: Addresses) -> Any:
-        """Launch the steps, given the addresses of arguments, results and flag; returns the workspace."""
+        """Launch all steps; `addresses` are those of arguments, results and flag. Returns the workspace."""
         addresses += self._unset
         memory = None
         if self._workspace:
@@ -288,10 +259,10 @@ class CudaExecutable:
             launch(addresses, stream)
         return memory
 
-    def _finished(self, form: _Form, written: Any, out: Any) -> Any:
-        """A result as the user's axes have it, or in the array that was given for it."""
-        if not form.direct:
-            written = form.output.presented(_looked(form.output.node, written))
+    def _deliver(self, result: _Result, written: Any, out: Any) -> Any:
+        """Return a result with the caller's axes, copied to `out` where the steps could not write it there."""
+        if not result.direct:
+            written = result.output.presented(_view_of(result.output.node, written))
         if out is None:
             return written
         if out is written:
@@ -304,158 +275,14 @@ class CudaExecutable:
         for arg in self._overwritten:
             self.runtime.changed(arrays[arg])
         for arg, node in self._copies:
-            value = self._view(node, self.place(node), addresses)
+            value = self._view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
 
 
-def _looked(node: Node, base: Any) -> Any:
+def _view_of(node: Node, base: Any) -> Any:
+    """Apply the transposes and reshapes of a node to the array that holds its base."""
     if node.op == "transpose":
-        return _looked(node.inputs[0], base).T
+        return _view_of(node.inputs[0], base).T
     if node.op == "reshape":
-        return _looked(node.inputs[0], base).reshape(node.shape)
+        return _view_of(node.inputs[0], base).reshape(node.shape)
     return base
-
-
-class _Asked:
-    """A runtime that notes the kernels that it is asked for, and loads none."""
-
-    def __init__(self, runtime: Runtime):
-        self._runtime = runtime
-        self.kernels: list[Kernel] = []
-
-    def function(self, kernel: Kernel) -> Any:
-        self.kernels.append(kernel)
-        return kernel
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runtime, name)
-
-
-class _KernelLaunch:
-    """A step that runs as a kernel of ours, in as many variants as pointers of different alignment ask for."""
-
-    def __init__(self, executable: CudaExecutable, step: Step):
-        self.executable = executable
-        self.program = Program(step, executable.plan.scheduled.storage)
-        self.rows, self.cols = step.domain
-        self.places = [None if p.is_number else executable.place(p.node) for p in self.program.parameters]
-        self.arguments: list[Any] = []
-        self.format = ""  # of the struct that the kernel takes, eight bytes a member
-        self.holes: list[tuple[int, int]] = []  # (position among the arguments, slot of the address)
-        self.vector_slots: list[tuple[int, int]] = []  # (slot, bytes of an element) of what is read in vectors
-        self.strides = 0  # every row stride, or-ed: what they are all multiples of decides the vectors
-        self._list_arguments()
-        self.variants: dict[int, Launch] = {}
-        self.widest = fitting_vec(self.program, self.strides)
-        self.unaligned = max((self.widest * size for _, size in self.vector_slots), default=1) - 1
-        self.partial = executable.partial_sums(self._partial_bytes()) if self.program.by_columns else -1
-        self._variant(self.widest)
-
-    def _list_arguments(self) -> None:
-        for p, place in zip(self.program.parameters, self.places, strict=True):
-            if place is None:
-                self.arguments.append(float(p.node.attrs["value"]))
-                self.format += "d"
-                continue
-            self.holes.append((len(self.arguments), place.slot))
-            self.arguments.append(0)
-            self.format += "Q" + "q" * p.has_rows + "q" * p.has_cols
-            if p.has_rows:
-                self.arguments.append(place.row_stride)
-            if p.has_cols:
-                self.arguments.append(place.col_stride)
-            if p.place in (FULL, COLUMN):
-                self.vector_slots.append((place.slot, dtypes.ITEMSIZE[p.dtype]))
-            if p.place == FULL and self.rows > 1:
-                self.strides |= abs(place.row_stride)
-
-    def _partial_bytes(self) -> int:
-        config = default_config(self.program, 1)
-        if config.shares == 1:
-            return 1
-        # At most four numbers of at most 8 bytes an accumulator.
-        return config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))
-
-    def __call__(self, addresses: Addresses, stream: Any) -> None:
-        together = 0
-        for slot, _ in self.vector_slots:
-            together |= addresses[slot]
-        if together & self.unaligned:
-            self._variant(self._aligned_vec(addresses))(addresses, stream)
-        else:
-            self.variants[self.widest](addresses, stream)
-
-    def _aligned_vec(self, addresses: Addresses) -> int:
-        """The widest vector that every pointer is aligned to."""
-        vec = self.widest
-        while vec > 1 and any(addresses[slot] % (vec * size) for slot, size in self.vector_slots):
-            vec //= 2
-        return vec
-
-    def _variant(self, vec: int) -> Launch:
-        if vec not in self.variants:
-            config = default_config(self.program, vec)
-            kernel = emit(self.program, config, conditional=self.executable.conditional)
-            if config.template == "column_stats":
-                self.variants[vec] = self._column_launch(kernel, config)
-            else:
-                self.variants[vec] = self._row_launch(kernel, config)
-        return self.variants[vec]
-
-    def _with_flag(
-        self, members: list[Any], holes: list[tuple[int, int]], form: str
-    ) -> tuple[list[Any], list[tuple[int, int]], str]:
-        """Members, holes and format of the struct, with the flag of a conditional kernel."""
-        if not self.executable.conditional:
-            return members, holes, self.format + form
-        return [*members, 0], [*holes, (len(members), self.executable.flag)], self.format + form + "Q"
-
-    def _row_launch(self, kernel: Kernel, config: Config) -> Launch:
-        function = self.executable.runtime.function(kernel)
-        processors = self.executable.runtime.processors
-        grid, block = (row_blocks(config, self.rows, self.cols, processors), 1, 1), (config.threads, 1, 1)
-        template, holes, form = self._with_flag([*self.arguments, self.rows, self.cols], self.holes, "qq")
-        run = launcher(function, grid, block, form, kernel.shared)
-
-        def launch(addresses: Addresses, stream: Any) -> None:
-            members = template.copy()
-            for position, slot in holes:
-                members[position] = addresses[slot]
-            run(members, stream)
-
-        return launch
-
-    def _column_launch(self, kernel: Kernel, config: Config) -> Launch:
-        function = self.executable.runtime.function(kernel)
-        shares = config.shares
-        grid, block = (max(1, -(-self.cols // config.group)), shares, 1), (config.threads, 1, 1)
-        template = [*self.arguments, self.rows, self.cols, 0, shares]
-        template, holes, form = self._with_flag(template, [*self.holes, (len(template) - 2, self.partial)], "qqQq")
-        runs = [launcher(function, grid, block, form, kernel.shared)]
-        if shares > 1:
-            merge = emit(self.program, config, merge=True, conditional=self.executable.conditional)
-            grid = (max(1, -(-self.cols // config.threads)), 1, 1)
-            function = self.executable.runtime.function(merge)
-            runs.append(launcher(function, grid, block, form, merge.shared))
-
-        def launch(addresses: Addresses, stream: Any) -> None:
-            members = template.copy()
-            for position, slot in holes:
-                members[position] = addresses[slot]
-            for run in runs:
-                run(members, stream)
-
-        return launch
-
-
-def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
-    """How many blocks a row template is launched with on a GPU with so many multiprocessors."""
-    if config.template == "row_lanes":
-        blocks = -(-rows // (config.threads // config.group))
-    elif config.template == "elementwise":
-        blocks = -(-rows * (cols // config.vec) // config.threads)
-    elif config.template == "row_persistent":
-        blocks = min(rows, processors * config.blocks)
-    else:
-        blocks = rows
-    return max(1, min(blocks, _MOST_BLOCKS))

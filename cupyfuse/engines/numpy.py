@@ -166,12 +166,12 @@ class _Block:
 
     def operand(self, node: Node, dtype: str) -> Any:
         if node.op == "const":
-            return np.asarray(node.attrs["value"], dtypes.to_numpy(dtypes.compute(dtype)))
+            return np.asarray(node.value, dtypes.to_numpy(dtypes.compute(dtype)))
         return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:
-        if node.op == "cast":
-            return self.cast(node)
+        if node.op in g.PASS_THROUGH:
+            return self.pass_through(node)
         if node.op == "guard":
             return self.guard(node)
         if node.op == "positions":
@@ -188,7 +188,7 @@ class _Block:
             values = [self.operand(i, dtype) for i in node.inputs]
         return np.asarray(row.numpy(*values))
 
-    def cast(self, node: Node) -> Array:
+    def pass_through(self, node: Node) -> Array:
         value = self.operand(node.inputs[0], node.inputs[0].dtype)
         if dtypes.compute(node.dtype) != node.dtype and node.inputs[0].dtype != node.dtype:
             value = value.astype(dtypes.to_numpy(node.dtype))

@@ -34,7 +34,7 @@ class RowBlocks:
         self._forms = [(o.shape, o.dtype) for o in plan.outputs]
 
     def _needed(self, plan: Plan, arrays: Sequence[Any]) -> list[Any]:
-        return [arrays[n.attrs["arg"]] for n in plan.graph.inputs]
+        return [arrays[n.argument] for n in plan.graph.inputs]
 
     def _shared(self, arrays: Sequence[Any]) -> list[Any]:
         """What all blocks need."""

@@ -16,7 +16,7 @@ def through_extreme(node: Node, cotangent: Node) -> Node:
     evenly, NaN being equal to NaN, and 0 to all others. "scaled": the same as a product with 0 or 1. Without it, as
     "scaled", but NaN equals nothing: there are none to share it, and the gradient is NaN.
     """
-    kind, zero = node.attrs.get("gradient"), g.const(0.0)
+    kind, zero = node.gradient, g.const(0.0)
     if kind in ("first", "last"):
         return g.pointwise("where", _only(node), cotangent, zero)
     if kind == "chosen":
@@ -24,20 +24,20 @@ def through_extreme(node: Node, cotangent: Node) -> Node:
     else:
         one = g.cast(g.const(1.0), node.dtype)
         shared = g.pointwise("multiply", cotangent, g.pointwise("where", _equal(node), one, zero))
-    return shared if node.attrs.get("part") else g.pointwise("divide", shared, _ties(node))
+    return shared if node.partial else g.pointwise("divide", shared, _ties(node))
 
 
 def _equal(node: Node) -> Node:
     """Where the elements lie that share an extreme's gradient."""
     x = node.inputs[0]
     same = g.pointwise("equal", x, node)
-    return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.attrs.get("gradient") else same
+    return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.gradient else same
 
 
 def _ties(node: Node) -> Node:
     """How many elements equal an extreme: of one taken in two steps, how many of all."""
     x = node.inputs[0]
-    count = _ties(x) if x.attrs.get("part") else g.cast(g.const(1.0), x.dtype)
+    count = _ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
     return g.reduce("sum", g.pointwise("where", _equal(node), count, g.const(0.0)), node.axis)
 
 
@@ -46,7 +46,7 @@ def _only(node: Node) -> Node:
     x, axis = node.inputs[0], node.axis
     places = g.positions(x.shape[axis], axis)
     order = g.pointwise("where", g.pointwise("equal", x, node), places, g.const(math.inf))
-    of_nan = g.pointwise("negative", places) if node.attrs["gradient"] == "last" else places
+    of_nan = g.pointwise("negative", places) if node.gradient == "last" else places
     order = g.pointwise("where", g.pointwise("isnan", x), of_nan, order)
     return g.pointwise("equal", order, g.reduce("min", order, axis))
 

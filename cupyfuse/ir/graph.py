@@ -7,15 +7,17 @@ are only these.
 Operators of a node:
 
 ====================  ==================================================================================================
-input                 argument number `attrs["arg"]`
-const                 Python number `attrs["value"]`, weak in promotion
-positions             0, 1, 2, ... along `attrs["axis"]`: (n, 1) or (1, n), computed where it is read
+input                 the argument of number `argument`, called `name`, of `ndim` dimensions
+const                 the Python number `value`, weak in promotion; one with a `name` is a parameter of the kernel
+positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n), computed where it is read
 cast                  the value in the node's dtype
+broadcast             the value repeated along its axes of length one, to the node's shape
+stop_gradient         the value, through which no gradient flows
 a pointwise operator  a row of `operators.POINTWISE`
-a reduction           a row of `operators.REDUCTIONS` along `attrs["axis"]` (0: down the columns, 1: along the rows)
+a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
-halves                a float32 matrix as fp16 halves, row by row, in the layout of `kernels_cu/split_rows.cu`
-split_matmul          the product of (R, K) and the transpose of (C, K) from their halves: (halves, halves, left, right)
+split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
+split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with the partial derivative slope by each x
@@ -25,8 +27,7 @@ sloped                `sloped(value, x, slope, ...)`: value, with the partial de
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -35,32 +36,53 @@ from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
 
+# The operators that pass on their one input, in another dtype, in a larger shape, or without its gradient.
+PASS_THROUGH = ("cast", "broadcast", "stop_gradient")
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One value of the graph. Nodes compare by identity."""
+    """One value of the graph. Nodes compare by identity.
+
+    The fields after `dtype` belong to some operators only; elsewhere they keep their defaults.
+
+    Attributes
+    ----------
+    axis : of a reduction or of positions
+    value : of a const
+    name : of an input, or of a const that is a kernel parameter
+    argument, ndim : of an input: its argument number, and the dimensions of the user's array
+    gradient : of an extreme: which elements get its gradient, see `adjoints.extreme_adjoint`
+    partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
+    by_columns : of a split: whether columns are contiguous in memory
+    how : of a matrix product: how it is computed, and why
+    """
 
     op: str
     inputs: tuple[Node, ...]
     shape: Shape
     dtype: str
-    attrs: dict[str, Any] = field(default_factory=dict)
+    axis: int = -1
+    value: float = 0.0
+    name: str = ""
+    argument: int = -1
+    ndim: int = 2
+    gradient: str = ""
+    partial: bool = False
+    by_columns: bool = False
+    how: str = ""
 
     def __repr__(self) -> str:
-        extra = "".join(f" {k}={v}" for k, v in self.attrs.items())
+        extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
         return f"<{self.op} {self.shape[0]}x{self.shape[1]} {self.dtype}{extra}>"
 
     @property
     def pointwise(self) -> bool:
-        return self.op in POINTWISE or self.op in ("cast", "guard", "sloped")
+        return self.op in POINTWISE or self.op in (*PASS_THROUGH, "guard", "sloped")
 
     @property
     def reduction(self) -> bool:
         return self.op in REDUCTIONS
-
-    @property
-    def axis(self) -> int:
-        return int(self.attrs["axis"])
 
     @property
     def size(self) -> int:
@@ -108,9 +130,14 @@ class Graph:
 # Constructors -------------------------------------------------------------------------------------------------------
 
 
-def const(value: float | int | bool) -> Node:
+def argument(number: int, name: str, shape: Shape, dtype: str, ndim: int = 2) -> Node:
+    """An input of the graph; `ndim` is that of the user's array."""
+    return Node("input", (), shape, dtype, argument=number, name=name, ndim=ndim)
+
+
+def const(value: float | int | bool, name: str = "") -> Node:
     dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
-    return Node("const", (), (1, 1), dtype, {"value": value})
+    return Node("const", (), (1, 1), dtype, value=value, name=name)
 
 
 def count(n: int, axis: int) -> Node:
@@ -118,13 +145,10 @@ def count(n: int, axis: int) -> Node:
 
     That of rows changes from call to call: a named constant is a parameter of the emitted kernel.
     """
-    node = const(float(n))
-    if axis == 0:
-        node.attrs["name"] = "row_count"
-    return node
+    return const(float(n), "row_count" if axis == 0 else "")
 
 
-def broadcast(*shapes: Shape) -> Shape:
+def broadcast_shapes(*shapes: Shape) -> Shape:
     rows = {s[0] for s in shapes} - {1}
     cols = {s[1] for s in shapes} - {1}
     if len(rows) > 1 or len(cols) > 1:
@@ -145,20 +169,20 @@ def pointwise(op: str, *inputs: Node) -> Node:
         if dtypes.compute(dtype) != dtype:
             inputs = tuple(_rounded(n, dtype) for n in inputs)
         dtype = "bool"
-    return Node(op, inputs, broadcast(*(n.shape for n in inputs)), dtype)
+    return Node(op, inputs, broadcast_shapes(*(n.shape for n in inputs)), dtype)
 
 
 def _rounded(node: Node, dtype: str) -> Node:
     """A Python number as an array of a 16-bit dtype is compared with it: rounded to that dtype."""
     if node.op != "const" or node.dtype == "bool":
         return node
-    return const(float(np.asarray(node.attrs["value"]).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
+    return const(float(np.asarray(node.value).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
 
 
 def _folded(row: Operator, inputs: tuple[Node, ...]) -> Node:
     """A function of Python numbers is a Python number: it stays weak in promotion."""
     with np.errstate(all="ignore"):
-        value = row.numpy(*(np.asarray(n.attrs["value"], dtype=_python_dtype(row, n)) for n in inputs)).item()
+        value = row.numpy(*(np.asarray(n.value, dtype=_python_dtype(row, n)) for n in inputs)).item()
     return const(value)
 
 
@@ -169,12 +193,12 @@ def _python_dtype(row: Operator, node: Node) -> str:
 def promoted(nodes: Iterable[Node]) -> str:
     nodes = list(nodes)
     strong = [n.dtype for n in nodes if n.op != "const"]
-    return dtypes.promote_weak(strong, [n.attrs["value"] for n in nodes if n.op == "const"])
+    return dtypes.promote_weak(strong, [n.value for n in nodes if n.op == "const"])
 
 
 def operand_dtype(node: Node) -> str:
     """The type in which a node's operands meet: its own, except that a comparison's is not bool."""
-    if node.dtype != "bool" or node.op in ("cast", "where"):
+    if node.dtype != "bool" or node.op in (*PASS_THROUGH, "where"):
         return node.dtype
     return promoted(node.inputs)
 
@@ -188,12 +212,11 @@ def positions(n: int, axis: int, dtype: str = "") -> Node:
     dtype = dtype or ("float32" if n <= 1 << 24 else "float64")
     if n == 1:
         return cast(const(0), dtype)
-    return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, {"axis": axis})
+    return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, axis=axis)
 
 
-def constant(node: Node) -> Node:
-    """The same value, through which no gradient flows: an empty cast, which rewriting drops."""
-    return Node("cast", (node,), node.shape, node.dtype, {"constant": True})
+def stop_gradient(node: Node) -> Node:
+    return Node("stop_gradient", (node,), node.shape, node.dtype)
 
 
 def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
@@ -201,14 +224,14 @@ def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
     return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
-def repeat(node: Node, shape: Shape) -> Node:
-    """The value in a larger shape, repeated along its axes of length one."""
-    return node if node.shape == shape else Node("cast", (node,), shape, node.dtype)
+def broadcast(node: Node, shape: Shape) -> Node:
+    """Repeat a value along its axes of length one."""
+    return node if node.shape == shape else Node("broadcast", (node,), shape, node.dtype)
 
 
-def reduce(op: str, node: Node, axis: int) -> Node:
+def reduce(op: str, node: Node, axis: int, gradient: str = "") -> Node:
     shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
-    return Node(op, (node,), shape, node.dtype, {"axis": axis})
+    return Node(op, (node,), shape, node.dtype, axis=axis, gradient=gradient)
 
 
 def matmul(a: Node, b: Node) -> Node:
@@ -219,21 +242,21 @@ def is_product(node: Node) -> bool:
     return node.op in ("matmul", "split_matmul")
 
 
-def halves(node: Node) -> Node:
-    """The rows of a float32 matrix, each scaled by a power of two, as sums of two float16 numbers."""
-    return Node("halves", (node,), halves_shape(node.shape), "float16")
+def split(node: Node) -> Node:
+    """The hi/lo split of a float32 matrix: rows scaled by a power of two, elements as sums of two float16 numbers."""
+    return Node("split", (node,), split_shape(node.shape), "float16")
 
 
-def halves_shape(shape: Shape) -> Shape:
-    """The memory that holds the halves of a matrix: whole tiles of 8 rows x 64 columns, and a float for each row."""
+def split_shape(shape: Shape) -> Shape:
+    """The memory of a hi/lo split: whole tiles of 8 rows x 64 columns, and one float for each row."""
     rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
     return rows, 2 * cols + 2
 
 
 def split_matmul(left: Node, right: Node) -> Node:
-    """`left @ right.T` of float32 matrices by way of their halves."""
+    """`left @ right.T` of float32 matrices from their hi/lo splits."""
     shape = (left.shape[0], right.shape[0])
-    return Node("split_matmul", (halves(left), halves(right), left, right), shape, "float32")
+    return Node("split_matmul", (split(left), split(right), left, right), shape, "float32")
 
 
 def transpose(node: Node) -> Node:
@@ -259,17 +282,24 @@ def guard(fast: Node, exact: Node) -> Node:
     return Node("guard", (fast, exact), fast.shape, fast.dtype)
 
 
-def with_inputs(node: Node, inputs: Sequence[Node]) -> Node:
-    """The node on other inputs; itself where they are its own."""
-    if all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) -> Node:
+    """The operator on other inputs, in another shape where one is given; the node itself where nothing changes."""
+    shape = shape or node.shape
+    if shape == node.shape and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
         return node
-    return Node(node.op, tuple(inputs), node.shape, node.dtype, node.attrs)
+    return replace(node, inputs=tuple(inputs), shape=shape)
+
+
+def operation(node: Node) -> tuple[object, ...]:
+    """All of a node but its inputs, as a key."""
+    # The text of a number tells -0.0 from 0.0, and equals itself for NaN.
+    own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
+    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how
 
 
 def signature(node: Node) -> tuple[object, ...]:
-    """What two nodes share that are the same value: all but their identity."""
-    attrs = tuple(sorted((k, repr(v)) for k, v in node.attrs.items()))
-    return node.op, node.inputs, node.shape, node.dtype, attrs
+    """A key that is equal for nodes of the same value: the operation and the inputs."""
+    return *operation(node), node.inputs
 
 
 # Walks --------------------------------------------------------------------------------------------------------------
@@ -337,7 +367,7 @@ def flops(node: Node) -> int:
         return 2 * node.size * node.inputs[0].shape[1]
     if node.op == "split_matmul":
         return 3 * 2 * node.size * node.inputs[2].shape[1]
-    if node.op == "halves":
+    if node.op == "split":
         return 5 * node.inputs[0].size
     if node.op in POINTWISE:
         return POINTWISE[node.op].flops * node.size

@@ -15,7 +15,7 @@ from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 
 # What reads its operands from memory, in the dtype in which they are stored.
-_OWN_DTYPE = ("matmul", "split_matmul", "halves", "copy")
+_OWN_DTYPE = ("matmul", "split_matmul", "split", "copy")
 
 
 def build(
@@ -85,7 +85,7 @@ def _in_blocks(
         planned(with_rows(graph, together, rows)),
         planned(with_rows(graph, together, rest)) if rest else None,
         _preparing(f"{plan.name}: for all blocks", common, layouts, plan.settings),
-        frozenset(int(n.attrs["arg"]) for n in graph.inputs if n in together),
+        frozenset(n.argument for n in graph.inputs if n in together),
     )
 
 
@@ -105,7 +105,7 @@ def fixed_values(graph: Graph, bound: frozenset[int]) -> set[Node]:
     fixed: set[Node] = set()
     for node in g.topological(graph.roots):
         real = [i for i in node.inputs if i.op != "const"]
-        argument = node.op == "input" and node.attrs["arg"] in bound - changing
+        argument = node.op == "input" and node.argument in bound - changing
         if argument or (real and all(i in fixed for i in real)):
             fixed.add(node)
     return fixed
@@ -116,7 +116,7 @@ def _kept(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
     if settings.keep_halves:
         return fixed
     users = g.users(graph.roots)
-    return {n for n in fixed if n.op != "halves" or all(u in fixed for u in users.get(n, ()))}
+    return {n for n in fixed if n.op != "split" or all(u in fixed for u in users.get(n, ()))}
 
 
 def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:
@@ -151,13 +151,8 @@ def split_fixed(graph: Graph, static: set[Node], name: str, cheap: bool = True) 
     mapping: dict[Node, Node] = {}
     for k, (node, own) in enumerate(wanted.items()):
         dtype = node.dtype if own else dtypes.compute(node.dtype)
-        mapping[node] = Node(
-            "input",
-            (),
-            node.shape,
-            dtype,
-            {"arg": first + k, "name": f"{name}{k}", "ndim": 2 if node.shape[0] > 1 else 1},
-        )
+        ndim = 2 if node.shape[0] > 1 else 1
+        mapping[node] = g.argument(first + k, f"{name}{k}", node.shape, dtype, ndim)
         inputs.append(mapping[node])
     # What is stored rounded is rounded for what else is prepared from it.
     read = {i for node in g.topological(wanted) for i in node.inputs}

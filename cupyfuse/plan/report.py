@@ -20,9 +20,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def report(plan: Plan) -> str:
-    inputs = ", ".join(
-        f"{n.attrs['name']} {n.shape[0]} x {n.shape[1]} {n.dtype}" for n in plan.graph.inputs if "name" in n.attrs
-    )
+    inputs = ", ".join(f"{n.name} {n.shape[0]} x {n.shape[1]} {n.dtype}" for n in plan.graph.inputs if n.name)
     lines = [f"plan of {plan.name}({inputs}), precision {plan.precision}", ""]
     lines += _table(plan.steps)
     lines += _memory(plan)

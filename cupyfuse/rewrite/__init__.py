@@ -10,7 +10,7 @@ from .affine import fold_affine
 from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
-    drop_empty_casts,
+    drop_no_ops,
     drop_slopes,
     push_transposes,
     share_common_subexpressions,
@@ -30,7 +30,7 @@ __all__ = [
     "cancel_transposes",
     "collapse_sum",
     "convert_matmul_operands",
-    "drop_empty_casts",
+    "drop_no_ops",
     "drop_needless_guards",
     "drop_repeats",
     "drop_slopes",

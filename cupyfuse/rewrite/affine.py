@@ -46,7 +46,7 @@ def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
 
 def _exact_scale(step: Node) -> bool:
     """Whether a step multiplies by a power of two: what is shifted next is as exact as before."""
-    numbers = [abs(float(i.attrs["value"])) for i in step.inputs if i.op == "const"]
+    numbers = [abs(float(i.value)) for i in step.inputs if i.op == "const"]
     return step.op == "negative" or (step.op != "add" and any(math.frexp(n)[0] == 0.5 for n in numbers))
 
 
@@ -113,7 +113,7 @@ def _origins(roots: Iterable[Node]) -> _Origins:
     extreme: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
         inputs = g.eager_inputs(node)
-        matrix = node.op == "matmul" or (node.op == "input" and node.attrs.get("ndim", 2) == 2)
+        matrix = node.op == "matmul" or (node.op == "input" and node.ndim == 2)
         down = node.reduction and node.axis == 0
         if matrix or (not down and any(i in varying for i in inputs)):
             varying.add(node)

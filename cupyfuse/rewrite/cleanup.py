@@ -16,12 +16,13 @@ def share_common_subexpressions(graph: Graph) -> Graph:
     return g.rewrite(graph, rule)
 
 
-def drop_empty_casts(node: Node) -> Node:
-    """A cast to the dtype and shape that a value has already is that value. Exact."""
-    if node.op == "cast" and node.inputs[0].op != "const":
-        source = node.inputs[0]
-        if source.dtype == node.dtype and source.shape == node.shape:
-            return source
+def drop_no_ops(node: Node) -> Node:
+    """A cast to a value's own dtype, a broadcast to its own shape, and a stop_gradient are that value. Exact.
+
+    A number stays cast, since it would take part in promotion otherwise than an array does.
+    """
+    if node.op in g.PASS_THROUGH and (node.inputs[0].dtype, node.inputs[0].shape) == (node.dtype, node.shape):
+        return g.cast(node.inputs[0], node.dtype)
     return node
 
 
@@ -58,7 +59,7 @@ def push_transposes(graph: Graph) -> Graph:
                 continue
             if turns(inner):
                 inputs = tuple(turned[i] for i in inner.inputs)
-                turned[inner] = Node(inner.op, inputs, inner.shape[::-1], inner.dtype, inner.attrs)
+                turned[inner] = g.with_inputs(inner, inputs, (inner.shape[1], inner.shape[0]))
             else:
                 turned[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
         return turned[node.inputs[0]]
@@ -78,5 +79,4 @@ def convert_matmul_operands(node: Node) -> Node:
             return g.transpose(g.cast(operand.inputs[0], node.dtype))
         return g.cast(operand, node.dtype)
 
-    a, b = (converted(i) for i in node.inputs)
-    return node if (a, b) == node.inputs else Node("matmul", (a, b), node.shape, node.dtype, node.attrs)
+    return g.with_inputs(node, [converted(i) for i in node.inputs])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from .cleanup import drop_empty_casts
+from .cleanup import drop_no_ops
 from .notes import Note
 
 _MOST_TERMS = 4096  # y + y doubles the terms of y: a value of more than these is not taken apart
@@ -183,8 +183,8 @@ def widened(factor: Node, dtype: str) -> Node:
     """An operand in the float dtype of the operation it belongs to, in which it would have been used."""
     if factor.op == "const":
         # Integers would overflow where they meet before the floats, and True + True is True.
-        return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.attrs["value"]))
-    return drop_empty_casts(g.cast(factor, dtype))
+        return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.value))
+    return drop_no_ops(g.cast(factor, dtype))
 
 
 def widened_or_one(factor: Node | None, dtype: str) -> Node | None:

@@ -10,7 +10,7 @@ from .affine import fold_chains
 from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
-    drop_empty_casts,
+    drop_no_ops,
     drop_slopes,
     push_transposes,
     share_common_subexpressions,
@@ -37,7 +37,7 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     """Apply every identity; returns the simplified graph and what was done to it."""
     counts: dict[str, list[Node]] = {}
     notes: list[Note] = []
-    for rule in (drop_slopes, drop_empty_casts, cancel_transposes, convert_matmul_operands):
+    for rule in (drop_slopes, drop_no_ops, cancel_transposes, convert_matmul_operands):
         graph = _apply_to_all(graph, rule)
     graph = turn_products(drop_repeats(share_common_subexpressions(graph), notes))
     graph = pool_products(share_common_subexpressions(graph), notes)

@@ -33,7 +33,7 @@ def drop_repeats(graph: Graph, notes: list[Note] | None = None) -> Graph:
         return result
 
     graph = g.rewrite(graph, rule)
-    return graph.replace({n: g.repeat(copies.shortest(n), n.shape) for n in graph.roots})
+    return graph.replace({n: g.broadcast(copies.shortest(n), n.shape) for n in graph.roots})
 
 
 _NOTE = "a product with a value that repeats is a weighted sum (infinite values may give inf for NaN)"
@@ -64,9 +64,9 @@ class _Copies:
         inputs = [i for k in node.inputs if (i := self.one(k, axis)) is not None]
         if len(inputs) < len(node.inputs):
             return None
-        if node.op == "cast" and (inputs[0].shape, inputs[0].dtype) == (shape, node.dtype):
+        if node.op in g.PASS_THROUGH and (inputs[0].shape, inputs[0].dtype) == (shape, node.dtype):
             return inputs[0]
-        return Node(node.op, tuple(inputs), shape, node.dtype, node.attrs)
+        return g.with_inputs(node, inputs, shape)
 
     def shortest(self, node: Node) -> Node:
         """One of its copies along both axes, as far as it repeats."""
@@ -84,11 +84,11 @@ def _of_one_copy(node: Node, copies: _Copies) -> Node:
             return node
         n = node.inputs[0].shape[node.axis]
         return g.pointwise("multiply", one, g.count(n, node.axis)) if node.op == "sum" else one
-    if node.pointwise and node.op not in ("cast", "guard"):
+    if node.pointwise and node.op not in (*g.PASS_THROUGH, "guard"):
         short = [copies.shortest(i) for i in node.inputs]
         if any(a is not b for a, b in zip(short, node.inputs, strict=True)):
-            shape = g.broadcast(*(i.shape for i in short))
-            return g.repeat(Node(node.op, tuple(short), shape, node.dtype, node.attrs), node.shape)
+            shape = g.broadcast_shapes(*(i.shape for i in short))
+            return g.broadcast(g.with_inputs(node, short, shape), node.shape)
     return node
 
 
@@ -100,12 +100,12 @@ def _product(node: Node, copies: _Copies) -> Node:
         return node
     for operand, factor, axis in ((b, copies.one(a, 1), 0), (a, copies.one(b, 0), 1)):
         if factor is not None:
-            return g.repeat(g.pointwise("multiply", factor, _total(operand, axis)), node.shape)
+            return g.broadcast(g.pointwise("multiply", factor, _total(operand, axis)), node.shape)
     column, row = copies.one(b, 1), copies.one(a, 0)
     if column is not None:
-        return g.repeat(_total(a, 1, g.transpose(column)), node.shape)
+        return g.broadcast(_total(a, 1, g.transpose(column)), node.shape)
     if row is not None:
-        return g.repeat(_total(b, 0, g.transpose(row)), node.shape)
+        return g.broadcast(_total(b, 0, g.transpose(row)), node.shape)
     return node
 
 
@@ -136,7 +136,7 @@ def turn_products(graph: Graph) -> Graph:
         inputs = [done[i] for i in node.inputs]
         if node.op == "transpose" and turns(node.inputs[0]):
             a, b = (done[i] for i in node.inputs[0].inputs)
-            done[node] = Node("matmul", (g.transpose(b), g.transpose(a)), node.shape, node.dtype, node.inputs[0].attrs)
+            done[node] = g.with_inputs(node.inputs[0], (g.transpose(b), g.transpose(a)), node.shape)
         else:
             done[node] = g.with_inputs(node, inputs)
     return graph.replace(done)

@@ -6,7 +6,7 @@
 >>> compiled = torch.compile(model, backend="cupyfuse")    # the same in graphs of `torch.compile`
 """
 
-from .chains import library as library  # the operators of compiled graphs
+from .chains import custom_op as custom_op  # the operators of compiled graphs
 from .explain import Explanation, Part, explain
 from .functions import (
     linear_gelu,

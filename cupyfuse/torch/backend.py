@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
-from .chains.running import Options
-from .cost import worth
+from .chains.runner import Options
+from .cost import decision
 from .graphs.importer import Imported
 from .graphs.inplace import functionalise, leave_out_dropouts
 from .graphs.lowering import AsOperator, Lowering, lower
@@ -42,7 +42,7 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
     own = {name for name in patches if name.startswith(_OURS)}
     chosen = Options(**{name.removeprefix(_OURS): patches.pop(name) for name in own})
     replayed = bool(patches.get("triton.cudagraphs"))
-    fuse_module(module, AsOperator(chosen), worth.judge_for(chosen, compiled=True, replayed=replayed))
+    fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, replayed=replayed))
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)
     return compiled
 
@@ -59,7 +59,7 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
             leave_out_dropouts(graph)
             functionalise(graph)
             imported = Imported(graph)
-            parts = partition(imported.record, judge)
+            parts = partition(imported.captured, judge)
             if not parts.chains:
                 found.append(parts)  # the graph stays as it was captured
                 continue
@@ -84,7 +84,7 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     leave_out_dropouts(graph)
     functionalise(graph)
     imported = Imported(graph)
-    lower(imported, partition(imported.record, worth.judge_for(chosen, compiled=True)), AsOperator(chosen))
+    lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
 
 

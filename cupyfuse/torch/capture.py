@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from .backend import fuse_module
-from .chains.running import Options, Runner
-from .cost import worth
+from .chains.runner import Options, Runner
+from .cost import decision
 from .explain import Part, refusals
 from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
@@ -76,7 +76,7 @@ class Capture:
             by_chain.setdefault(id(runner.chain), []).append(runner)
         found: dict[Any, Part] = {}
         for partition in list(self.partitions):
-            operations = partition.record.operations
+            operations = partition.captured.operations
             graph = tuple((o.path, o.name) for o in operations)
             occurred: Counter[Any] = Counter()
             for fused in partition.chains:
@@ -102,11 +102,11 @@ class Capture:
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with self._lock:
             if not self.graphs:
-                found = fuse_module(module, self._direct, worth.judge_for(self.options, compiled=False))
+                found = fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
                 self.partitions += found
                 forward: Callable[..., Any] = module.forward
                 return forward
-            judge = worth.judge_for(self.options, compiled=False, replayed=True)
+            judge = decision.judge_for(self.options, compiled=False, replayed=True)
             found = fuse_module(module, AsOperator(self.options), judge)
             self.partitions += found
         replayed: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))

@@ -15,7 +15,7 @@ import torch
 
 from . import rules
 from .chains.chain import Call, Chain
-from .chains.running import Runner
+from .chains.runner import Runner
 from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_prepared, check_workspace
-from .chains.running import Options
+from .chains.runner import Options
 from .copies import exchanged, slots
 from .distributed import adopt, flattens
 from .explain import explain

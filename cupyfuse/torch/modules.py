@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules import module as hooks
 
-from .chains.running import Runner
+from .chains.runner import Runner
 from .explain import Part, explain, refusals
 from .functions import Step, chain_of, log_softmax, softmax
 from .module import Offered, refresh

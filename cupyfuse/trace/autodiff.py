@@ -48,7 +48,7 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     targets = set(wanted)
     active: set[Node] = set()
     for node in forward:
-        flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+        flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
         if dtypes.is_float(node.dtype) and (node in targets or (flows and any(i in active for i in node.inputs))):
             active.add(node)
     gathered: dict[Node, Node] = {}
@@ -61,10 +61,10 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     for output, cotangent in zip(outputs, cotangents, strict=True):
         give(output, cotangent)
     for node in reversed(forward):
-        if node in gathered and node.inputs and not node.attrs.get("constant"):
+        if node in gathered and node.inputs and node.op != "stop_gradient":
             for i, cotangent in zip(node.inputs, _pulled_back(node, gathered[node], active), strict=True):
                 give(i, cotangent)
-    found = [g.repeat(gathered[n], n.shape) if n in gathered else None for n in wanted]
+    found = [g.broadcast(gathered[n], n.shape) if n in gathered else None for n in wanted]
     return _shared(forward, found)
 
 
@@ -134,14 +134,14 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
     round once. What the chain itself gave is a factor whatever it is: a choice is made before the product, and zero
     times infinity is NaN.
     """
-    if isinstance(partial, Node) and partial in given and (partial.op in ("where", "cast") or _is_zero(partial)):
+    if isinstance(partial, Node) and partial in given and (partial.op in _CHOICES or _is_zero(partial)):
         return g.pointwise("multiply", cotangent, partial)
-    if isinstance(partial, Node) and partial.op == "cast" and partial.inputs[0].op == "where":
+    if isinstance(partial, Node) and partial.op in g.PASS_THROUGH and partial.inputs[0].op == "where":
         condition, *choices = partial.inputs[0].inputs
         dtype = partial.dtype
         partial = g.pointwise("where", condition, *(c if c.op == "const" else g.cast(c, dtype) for c in choices))
-    if isinstance(partial, Node) and partial.op == "const" and "name" not in partial.attrs:
-        partial = float(partial.attrs["value"])
+    if isinstance(partial, Node) and partial.op == "const" and not partial.name:
+        partial = float(partial.value)
     if not isinstance(partial, Node):
         if partial in (0.0, 1.0, -1.0):
             return None if partial == 0.0 else cotangent if partial == 1.0 else g.pointwise("negative", cotangent)
@@ -149,7 +149,7 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
     if partial.op == "where":
         condition, *branches = partial.inputs
         if condition.op == "const":
-            return times(cotangent, branches[0 if condition.attrs["value"] else 1], given)
+            return times(cotangent, branches[0 if condition.value else 1], given)
         products = [times(cotangent, branch, given) for branch in branches]
         if products == [None, None]:
             return None
@@ -160,8 +160,11 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
     return g.pointwise("multiply", cotangent, partial)
 
 
+_CHOICES = ("where", *g.PASS_THROUGH)
+
+
 def _is_zero(node: Node) -> bool:
-    return node.op == "const" and "name" not in node.attrs and node.attrs["value"] == 0
+    return node.op == "const" and not node.name and node.value == 0
 
 
 def _through_reduction(node: Node, cotangent: Node) -> Node | None:
@@ -199,13 +202,13 @@ class _Values:
 
 def _through_matmul(node: Node, cotangent: Node) -> list[Node | None]:
     a, b = node.inputs
-    whole = g.repeat(cotangent, node.shape)
+    whole = g.broadcast(cotangent, node.shape)
     return [g.matmul(whole, g.transpose(b)), g.matmul(g.transpose(a), whole)]
 
 
 def _through_reshape(node: Node, cotangent: Node) -> list[Node | None]:
     same = cotangent.shape == (1, 1)
-    return [cotangent if same else g.reshape(g.repeat(cotangent, node.shape), node.inputs[0].shape)]
+    return [cotangent if same else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
 
 
 def _through_slopes(node: Node, cotangent: Node) -> list[Node | None]:
@@ -220,7 +223,8 @@ def _through_slopes(node: Node, cotangent: Node) -> list[Node | None]:
 
 
 _RULES: dict[str, Callable[[Node, Node], list[Node | None]]] = {
-    "cast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
+    "cast": lambda node, cotangent: [cotangent],
+    "broadcast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
     "transpose": lambda node, cotangent: [g.transpose(cotangent)],
     "reshape": _through_reshape,
     "matmul": _through_matmul,
@@ -293,7 +297,20 @@ _EXTREMES = ("max", "min")
 # What gives the same bits of the same bits, in whichever kernel and beside whichever operations.
 _EXACT = {
     *_EXTREMES,
-    *("transpose", "reshape", "negative", "absolute", "maximum", "minimum", "clip", "where", "relu", "isnan"),
+    *(
+        "broadcast",
+        "stop_gradient",
+        "transpose",
+        "reshape",
+        "negative",
+        "absolute",
+        "maximum",
+        "minimum",
+        "clip",
+        "where",
+        "relu",
+        "isnan",
+    ),
     *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
     *("logical_and", "logical_or", "logical_not"),
 }
@@ -340,8 +357,7 @@ def as_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Gra
     inputs: list[Node] = []
     done: dict[Node, Node] = {}
     for number, (node, name) in enumerate(leaves):
-        ndim = node.attrs.get("ndim", 2) if node.op == "input" else 2
-        leaf = Node("input", (), node.shape, node.dtype, {"arg": number, "name": name, "ndim": ndim})
+        leaf = g.argument(number, name, node.shape, node.dtype, node.ndim)
         inputs.append(leaf)
         done.setdefault(node, leaf)
         if _is_stored(node):

@@ -83,7 +83,7 @@ def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 
 def repeated(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
-    """The values in a larger shape; adding zeros of that shape is not exact for -0.0, so a cast node carries them."""
+    """The values in a larger shape; adding zeros of that shape would not be exact for -0.0."""
     try:
         fits = np.broadcast_shapes(tracer.shape, shape) == shape
     except ValueError:
@@ -101,7 +101,7 @@ def repeated(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
         if shape[p] != 1 and assigned[p] is None:
             assigned[p] = free.pop(0)
     sizes = {a: shape[p] for p, a in enumerate(assigned) if a is not None}
-    node = g.Node("cast", (tracer._node,), (sizes.get(0, 1), sizes.get(1, 1)), tracer._node.dtype)
+    node = g.Node("broadcast", (tracer._node,), (sizes.get(0, 1), sizes.get(1, 1)), tracer._node.dtype)
     return tracer._trace.array(node, tuple(assigned))
 
 

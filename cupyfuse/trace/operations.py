@@ -25,9 +25,7 @@ def as_tracer(value: Any, trace: Recorder) -> Tracer:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
         return value
     if isinstance(value, ScalarArgument):
-        node = g.const(float(value))
-        node.attrs["name"] = value.name
-        return trace.array(node, ())
+        return trace.array(g.const(float(value), value.name), ())
     if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
         return trace.array(g.const(value), ())
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
@@ -141,7 +139,7 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         total = g.reduce("sum", g.reduce("sum", node, 1), 0)
         node = g.pointwise("divide", total, g.const(float(x._node.size)))
     elif op == "expsum" and not labels:
-        node = g.pointwise("exp", g.pointwise("subtract", node, g.constant(node)))
+        node = g.pointwise("exp", g.pointwise("subtract", node, g.stop_gradient(node)))
     else:
         for label in labels:
             node = g.reduce(op, node, label)  # type: ignore[arg-type]

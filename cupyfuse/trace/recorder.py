@@ -86,7 +86,7 @@ class Trace:
                 "2; reshape it to (rows, columns) first, for example x.reshape(-1, x.shape[-1])"
             )
         node_shape = ((1, 1), (1, *shape), shape)[len(shape)]
-        node = g.Node("input", (), node_shape, dtype, {"arg": len(self.inputs), "name": name, "ndim": len(shape)})  # type: ignore[arg-type]
+        node = g.argument(len(self.inputs), name, node_shape, dtype, len(shape))  # type: ignore[arg-type]
         self.inputs.append(node)
         tracer = self.array(node, ((), (1,), (0, 1))[len(shape)])
         tracer._origin = node

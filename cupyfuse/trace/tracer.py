@@ -159,7 +159,7 @@ class Tracer(TracedValue):
         aligned = self._trace.relabel(new, self._axes)
         self._node = g.cast(aligned._node, self._node.dtype)
         if self._origin is not None:
-            self._trace.effects[self._origin.attrs["arg"]] = self._node
+            self._trace.effects[self._origin.argument] = self._node
         return self
 
     def __iadd__(self, other: Any) -> Tracer:

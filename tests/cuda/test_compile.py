@@ -17,7 +17,7 @@ from support import HOST
 import cupyfuse as cf
 from cupyfuse import heads
 from cupyfuse.cuda import compile as compiling
-from cupyfuse.cuda import emit, halves
+from cupyfuse.cuda import emit, split
 from cupyfuse.cuda.compile import cubin, load
 from cupyfuse.cuda.configure import Config, default_config
 from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
@@ -69,8 +69,8 @@ def test_the_heads_compile(dtype, architecture):
 
 def test_the_kernels_of_halves_compile():
     """Those that name Hopper's instructions for it alone, the others for every architecture."""
-    kernels = [halves.split_kernel(), halves.split_columns_kernel(), halves.repair_kernel()]
-    kernels += map(halves.gemm_kernel, TILE_WIDTHS)
+    kernels = [split.split_rows_kernel(), split.split_columns_kernel(), split.repair_kernel()]
+    kernels += map(split.gemm_kernel, TILE_WIDTHS)
     for kernel in kernels:
         for architecture in [f"sm_{kernel.arch}"] if kernel.arch else ARCHITECTURES:
             assert cubin(kernel.source, architecture)[:4] == b"\x7fELF"
@@ -79,7 +79,7 @@ def test_the_kernels_of_halves_compile():
 def test_what_checks_and_prepares_weights_compiles():
     """The fingerprint, and every kernel that runs only where it has changed."""
     texts = {fingerprint_kernel(count).source for count in (1, 2, 7, MOST_MATRICES)}
-    texts |= {halves.split_kernel(True).source, halves.split_columns_kernel(True).source}
+    texts |= {split.split_rows_kernel(True).source, split.split_columns_kernel(True).source}
     for shape in SHAPES[:2]:
         plan = list(plans("float32", shape))[-2]
         for step in plan.steps:
@@ -331,7 +331,7 @@ def own_cache(monkeypatch, tmp_path):
     def loaded(cupy):
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(compiling, "_functions", {})
-        return load(halves.gemm_kernel(64), 0)
+        return load(split.gemm_kernel(64), 0)
 
     return SimpleNamespace(loaded=loaded, folder=tmp_path / "cache")
 
@@ -341,7 +341,7 @@ def test_a_binary_for_a_named_architecture_is_kept(own_cache):
     function = own_cache.loaded(first)
     assert own_cache.loaded(second).binary == function.binary
     assert first.compiled == [(*compiling.OPTIONS, "-arch=sm_90a", "-ftz=true")] and not second.compiled
-    assert first.attributes == second.attributes == [(7, 8, halves.gemm_kernel(64).shared)]
+    assert first.attributes == second.attributes == [(7, 8, split.gemm_kernel(64).shared)]
     assert [path.suffix for path in own_cache.folder.iterdir()] == [".cubin"], "no part is left"
 
 

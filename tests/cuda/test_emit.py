@@ -18,8 +18,8 @@ SOFTMAX = """\
     template <int V>
     __device__ bool element(At<0>, const Tile0<V>& tile, int j, i64 row, i64 col, const Row& r, Element& e, \
 Out0<V>& out) const {
-        const float at_x = widen(tile.x.v[j]);
-        e.x = at_x;
+        const float at_in_x = widen(tile.in_x.v[j]);
+        e.in_x = at_in_x;
         return true;
     }"""
 
@@ -89,7 +89,7 @@ def test_float_arguments_are_parameters_so_that_another_value_needs_no_compilati
 
     texts = {source(scaled, cf.spec((4, 8)), slope) for slope in (0.1, 0.2)}
     assert len(texts) == 1
-    assert "double slope;" in texts.pop()
+    assert "double in_slope;" in texts.pop()
 
 
 @pytest.mark.parametrize("name", ["float", "row", "exp", "x_rows", "v0", "out0", "Program", "at_x", "_", "total"])

@@ -230,7 +230,7 @@ def plans(device: Engine) -> Iterator[tuple[str, Any, list[Any]]]:
         traced, _ = cf.fuse(function).trace([cf.spec(a.shape, "float32") for a in arrays])
         plan = build(traced, None, Settings(), frozenset(range(1, len(arrays)))).prepare
         assert plan is not None, name
-        yield name, plan, [device.array(arrays[n.attrs["arg"]]) for n in plan.graph.inputs]
+        yield name, plan, [device.array(arrays[n.argument]) for n in plan.graph.inputs]
 
 
 def test_conditional_plans(device: Engine) -> None:
@@ -257,14 +257,14 @@ def test_conditional_plans(device: Engine) -> None:
 
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -> None:
-    from cupyfuse.cuda.products import Split
-    from cupyfuse.ir.graph import halves_shape
+    from cupyfuse.cuda.split_launch import Split
+    from cupyfuse.ir.graph import split_shape
 
     runtime = runtime_of(device)
     x = device.array(normal(rng, (37, 130)), "contiguous" if by == "rows" else "fortran")
-    split = Split(runtime, 37, 130, (x.strides[0] // 4, x.strides[1] // 4), conditional=True)
-    plainly = Split(runtime, 37, 130, (x.strides[0] // 4, x.strides[1] // 4))
-    memory, other = (device.xp.empty(halves_shape(x.shape), np.float16) for _ in range(2))
+    split = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4), conditional=True).load(runtime)
+    plainly = Split(37, 130, (x.strides[0] // 4, x.strides[1] // 4)).load(runtime)
+    memory, other = (device.xp.empty(split_shape(x.shape), np.float16) for _ in range(2))
     memory[...], other[...] = -7, -7
     flag = device.array(np.zeros(1, np.uint32))
     at = runtime.address

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support import CUDA, HOST, Engine
 
-from cupyfuse.cuda import halves
-from cupyfuse.cuda.products import Split, SplitProduct
-from cupyfuse.ir.graph import halves_shape
+from cupyfuse.cuda import split as split_kernels
+from cupyfuse.cuda.split_launch import Split, SplitProduct
+from cupyfuse.ir.graph import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 
 F32 = np.float32
@@ -42,10 +42,10 @@ def runtime_of(device: Engine) -> Any:
 def split(device: Engine, matrix: Any) -> Any:
     """The memory that holds the halves of a matrix; poisoned before."""
     runtime = runtime_of(device)
-    memory = device.xp.empty(halves_shape(matrix.shape), np.float16)
+    memory = device.xp.empty(split_shape(matrix.shape), np.float16)
     memory[...] = np.nan
-    step = Split(runtime, *matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4))
-    step(runtime.address(matrix), runtime.address(memory))
+    launch = Split(*matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4)).load(runtime)
+    launch(runtime.address(matrix), runtime.address(memory))
     return memory
 
 
@@ -64,7 +64,7 @@ BY = pytest.mark.parametrize("by", ["rows", "columns"])
 def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
     """(high, low, inverse scales, how many elements are small) as the layout has them, padding included."""
     raw = memory.reshape(-1).view(np.uint8)
-    at = halves.inverse_at(rows, cols)
+    at = split_kernels.inverse_at(rows, cols)
     bits = raw[at : at + 4 * rows].view(np.uint32)
     small, inverse = bits & 0x7FFFFF, (bits & 0x7F800000).view(F32)
     groups, blocks = -(-rows // 8), -(-cols // 64)
@@ -162,10 +162,10 @@ def product(device: Engine, a: Any, b: Any, operands: Any = None) -> Any:
     result[...] = np.nan
     tiles = [split(device, device.array(m)) for m in (a, b)]
     strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
-    multiply = SplitProduct(runtime, (*result.shape, left.shape[1]), *strides)
+    multiply = SplitProduct((*result.shape, left.shape[1]), *strides, runtime.processors)
     at = runtime.address
-    doubts = runtime.workspace(multiply.doubts)
-    multiply([at(t) for t in tiles], (at(left), at(right)), at(result), doubts.ptr)
+    workspace = runtime.workspace(multiply.workspace)
+    multiply.load(runtime)([at(t) for t in tiles], (at(left), at(right)), at(result), workspace.ptr)
     return device.host(result)
 
 
@@ -261,5 +261,5 @@ def test_strided_operands_are_repaired(device: Engine, rng: np.random.Generator)
 def test_widths_leave_few_processors_idle() -> None:
     for rows, cols in ((1024, 8192), (64, 8192), (4096, 4096), (256, 131072), (1, 1), (130, 50257)):
         width = tile_width(rows, cols, 132)
-        assert width in TILE_WIDTHS and halves.stages_for(width) >= 2
+        assert width in TILE_WIDTHS and split_kernels.stages_for(width) >= 2
     assert tile_width(1024, 8192, 132) == 168 and tile_width(64, 8192, 132) == 64

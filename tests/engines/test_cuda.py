@@ -285,7 +285,7 @@ def test_one_launch_programs_can_be_captured():
 
 
 def test_mixing_memories_is_refused():
-    with pytest.raises(TypeError, match="different memories"):
+    with pytest.raises(TypeError, match="different devices"):
         tail_fused(cp.ones((2, 3), cp.float32), np.ones(3, np.float32), np.ones(3, np.float32))
     with pytest.raises(TypeError, match="out"):
         cf.fuse(lambda x: x + 1)(cp.ones(3), out=np.empty(3))

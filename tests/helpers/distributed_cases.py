@@ -31,8 +31,8 @@ from torch.utils.checkpoint import checkpoint
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.backend import backend, fuse_module
-from cupyfuse.torch.chains.running import Options
-from cupyfuse.torch.cost import worth
+from cupyfuse.torch.chains.runner import Options
+from cupyfuse.torch.cost import decision
 from cupyfuse.torch.graphs import partition
 from cupyfuse.torch.graphs.lowering import AsOperator
 
@@ -296,7 +296,7 @@ def check(case: Case, rank: int) -> None:
 def main(folder: Path) -> None:
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
-    vars(worth)["judge_for"] = lambda *args, **kwargs: partition.anything
+    vars(decision)["judge_for"] = lambda *args, **kwargs: partition.anything
     place = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=LIMIT)
     chosen = sys.argv[2:]

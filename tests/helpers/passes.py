@@ -12,6 +12,7 @@ from support import HOST
 import cupyfuse as cf
 from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.engines.numpy import NumpyExecutable
+from cupyfuse.ir import graph as g
 from cupyfuse.ir.graph import Graph, Node
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan, Traced
@@ -32,7 +33,7 @@ class Passes:
         graph = traced.graph
         self.outputs, self.axes = graph.outputs, traced.axes
         self.wanted = range(len(graph.inputs)) if wanted is None else wanted
-        cotangents = [Node("input", (), n.shape, n.dtype, {"arg": 0, "name": "c", "ndim": 2}) for n in self.outputs]
+        cotangents = [g.argument(0, "c", n.shape, n.dtype) for n in self.outputs]
         found = gradients(self.outputs, cotangents, [graph.inputs[k] for k in self.wanted])
         self.given = [node is not None for node in found]
         roots = [node for node in found if node is not None]
@@ -46,10 +47,10 @@ class Passes:
             ),
             settings=Settings(),
         )
-        leaves = [(n, n.attrs["name"]) for n in graph.inputs]
+        leaves = [(n, n.name) for n in graph.inputs]
         leaves += [(stored(n), f"saved{k}") for k, n in enumerate(self.saved)]
         leaves += [(n, f"cotangent{k}") for k, n in enumerate(cotangents)]
-        ndims = [graph.inputs[k].attrs["ndim"] for k, there in zip(self.wanted, self.given, strict=True) if there]
+        ndims = [graph.inputs[k].ndim for k, there in zip(self.wanted, self.given, strict=True) if there]
         axes = tuple(((), (1,), (0, 1))[n] for n in ndims)
         self.backward = build(Traced("backward", as_graph(roots, leaves), axes, ()), settings=Settings())
 

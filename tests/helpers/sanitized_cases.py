@@ -77,25 +77,26 @@ def run(cupy: Any, case: Case) -> int:
 
 def run_products(cupy: Any) -> int:
     """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
-    from cupyfuse.cuda.products import Split, SplitProduct
     from cupyfuse.cuda.runtime import on_device
-    from cupyfuse.ir.graph import halves_shape
+    from cupyfuse.cuda.split_launch import Split, SplitProduct
+    from cupyfuse.ir.graph import split_shape
 
     runtime, launches = on_device(0), 0
-    if runtime.device is None or not runtime.device.halves:
+    if runtime.device is None or not runtime.device.split:
         return 0
     rng = np.random.default_rng(2)
     for m, n, k in ((1, 1, 1), (130, 9, 129), (65, 170, 200), (40, 700, 64)):
         a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((n, k)).astype(np.float32)
         a[m // 2, 0], a[0, k // 2], b[n - 1, k - 1] = np.inf, 1e-30, 1e20
         operands = [uploaded(cupy, x, "contiguous") for x in (a, b)]
-        halves = [uploaded(cupy, np.full(halves_shape(x.shape), np.nan, np.float16), "contiguous") for x in (a, b)]
+        halves = [uploaded(cupy, np.full(split_shape(x.shape), np.nan, np.float16), "contiguous") for x in (a, b)]
         result = uploaded(cupy, np.full((m, n), np.nan, np.float32), "contiguous")
         for x, split in zip(operands, halves, strict=True):
-            Split(runtime, *x.shape, x.shape[1])(x.data.ptr, split.data.ptr)
-        product = SplitProduct(runtime, (m, n, k), (k, 1), (k, 1))
-        doubts = runtime.workspace(product.doubts)
-        product([h.data.ptr for h in halves], [x.data.ptr for x in operands], result.data.ptr, doubts.ptr)
+            Split(*x.shape, (x.shape[1], 1)).load(runtime)(x.data.ptr, split.data.ptr)
+        product = SplitProduct((m, n, k), (k, 1), (k, 1), runtime.processors)
+        workspace = runtime.workspace(product.workspace)
+        multiply = product.load(runtime)
+        multiply([h.data.ptr for h in halves], [x.data.ptr for x in operands], result.data.ptr, workspace.ptr)
         with np.errstate(all="ignore"):
             expected = a.astype(np.float64) @ b.astype(np.float64).T
         scale = np.abs(np.nan_to_num(a, posinf=0)) @ np.abs(b).T

@@ -16,7 +16,7 @@ from cupyfuse.errors import TraceError
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
-from cupyfuse.torch.chains.differentiate import _as_node as as_node
+from cupyfuse.torch.chains.backward import _as_node as as_node
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace
@@ -323,12 +323,12 @@ def vjp(
     value = results[0]
     assert value is not None
     node = value.tracer._node
-    leaf = g.Node("input", (), node.shape, node.dtype, {"arg": 0, "name": "cotangent", "ndim": 2})
+    leaf = g.argument(0, "cotangent", node.shape, node.dtype)
     found = gradients([node], [leaf], [trace.inputs[k] for k in wanted])
     roots = [n for n in found if n is not None]
     if not roots:
         return [None for _ in found]
-    leaves = [*((n, n.attrs["name"]) for n in trace.inputs), (leaf, "cotangent")]
+    leaves = [*((n, n.name) for n in trace.inputs), (leaf, "cotangent")]
     plan = build(Traced("gradient", as_graph(roots, leaves), ((0, 1),) * len(roots), ()))
     arrays = [to_array(t if t.dim() <= 2 else t.reshape(t.shape[:-1].numel(), t.shape[-1])) for t in tensors]
     arrays.append(to_array(as_node(value, cotangent)))

@@ -60,7 +60,8 @@ class OnHost(Tensors):
         host = HOST.runtime
         self.processors, self.device = host.processors, host.device
         self.is_current, self.made_current, self.stream = host.is_current, host.made_current, host.stream
-        self.workspace, self.function, self.product = host.workspace, host.function, host.product
+        self.workspace, self.product = host.workspace, host.product
+        self.load_together, self.function = host.load_together, host.function
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Tensor]:
         kind = dtypes.to_numpy(dtype_name(dtype))

@@ -12,8 +12,8 @@ from torch import nn
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.backend import fuse_module
-from cupyfuse.torch.chains.running import Options
-from cupyfuse.torch.cost import worth
+from cupyfuse.torch.chains.runner import Options
+from cupyfuse.torch.cost import decision
 from cupyfuse.torch.graphs.lowering import AsOperator
 
 
@@ -33,7 +33,7 @@ class Code(nn.Module):
 
 
 def operators(module: torch.fx.GraphModule, inputs: Any) -> Any:
-    fuse_module(module, AsOperator(Options()), worth.judge_for(Options(), compiled=True))
+    fuse_module(module, AsOperator(Options()), decision.judge_for(Options(), compiled=True))
     return module.forward
 
 

@@ -21,7 +21,7 @@ R, C = 37, 45
 
 
 def leaf(number: int, shape: tuple[int, int], dtype: str = "float32") -> Node:
-    return Node("input", (), shape, dtype, {"arg": number, "name": f"x{number}", "ndim": 2})
+    return g.argument(number, f"x{number}", shape, dtype)
 
 
 def planned(inputs: list[Node], *outputs: Node, settings: Settings | None = None) -> Plan:
@@ -54,7 +54,7 @@ CASES: dict[str, Case] = {
         lambda x, k: x.max(0, keepdims=True) + np.arange(x.shape[1], dtype=np.float32),
     ),
     "the numbers alone": (
-        lambda x, label: g.repeat(g.positions(x.shape[1], 1, "int64"), x.shape),
+        lambda x, label: g.broadcast(g.positions(x.shape[1], 1, "int64"), x.shape),
         lambda x, k: np.broadcast_to(np.arange(x.shape[1]), x.shape),
     ),
     "of a product": (

@@ -208,7 +208,7 @@ def test_an_argument_that_changes_is_never_prepared_from() -> None:
 
 def test_prepared_values_are_inputs_of_the_plan() -> None:
     plan = plan_of(head_softmax, 6, 5, 7, bound=True)
-    names = [n.attrs["name"] for n in plan.graph.inputs]
+    names = [n.name for n in plan.graph.inputs]
     assert names[:3] == ["x", "weight", "bias"] and names[-2:] == ["prepared0", "prepared1"]
     assert plan.prepare is not None and len(plan.prepare.outputs) == 2
 

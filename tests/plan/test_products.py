@@ -29,7 +29,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     if chosen is HOST:
         monkeypatch.setattr(chosen.runtime, "device", H200)
     with chosen.active():
-        if chosen is CUDA and not _device(chosen).halves:
+        if chosen is CUDA and not _device(chosen).split:
             pytest.skip("needs a GPU with Hopper's tensor cores")
         yield chosen
 
@@ -58,9 +58,9 @@ def test_heads_on_halves(engine: Engine, head: Head, shape: Any, bound: bool, rn
         fused = fused.bind(**fixed)
         arguments = [a for n, a in zip(names, arguments, strict=True) if n not in fixed]
     plan = fused.plan(*arguments)
-    assert plan.steps[0].fused == (("halves",) if bound else ("halves", "halves")) + ("matmul",)
+    assert plan.steps[0].fused == (("split",) if bound else ("split", "split")) + ("matmul",)
     assert plan.steps[0].launches == 4 - bound and "fp16 halves" in plan.steps[0].how
-    assert plan.prepare is None or not bound or "halves" in plan.prepare.steps[-1].fused
+    assert plan.prepare is None or not bound or "split" in plan.prepare.steps[-1].fused
     close(engine.host(fused(*arguments)), expected)
 
 
@@ -78,7 +78,7 @@ def test_without_kept_halves_weights_are_split_in_the_call(engine: Engine, rng: 
     x, weight = engine.arrays(rng.standard_normal(s).astype(F32) for s in ((6, 80), (10, 80)))
     kept = cf.fuse(lambda x, weight: x @ weight.T).bind(weight=weight)
     serve = cf.fuse(lambda x, weight: x @ weight.T, keep_halves=False).bind(weight=weight)
-    assert serve.plan(x).prepare is None and serve.plan(x).steps[0].fused == ("halves", "halves", "matmul")
+    assert serve.plan(x).prepare is None and serve.plan(x).steps[0].fused == ("split", "split", "matmul")
     assert (engine.host(serve(x)) == engine.host(kept(x))).all()
     weight *= 2
     assert (engine.host(serve(x)) == 2 * engine.host(kept(x))).all(), "nothing to refresh"
@@ -114,7 +114,7 @@ def test_blocks_of_rows_share_the_halves_of_weights(engine: Engine, rng: np.rand
     whole, blocks = (cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=1), max_workspace=n) for n in (1 << 20, 12000))
     plan = blocks.plan(x, w)
     assert plan.blocks is not None and plan.blocks.common is not None
-    assert [s.fused for s in plan.blocks.common.steps] == [("halves",)]
+    assert [s.fused for s in plan.blocks.common.steps] == [("split",)]
     assert (engine.host(blocks(x, w)) == engine.host(whole(x, w))).all(), "rows do not depend on each other"
 
 
@@ -304,7 +304,7 @@ def test_products_share_what_is_made_of_an_operand() -> None:
     square, w = cf.spec((1024, 4096)), cf.spec((4096, 8192))
     plan = cf.fuse(lambda x, y, w: (x @ w, y @ w)).bind(w=w).plan(square, square)
     assert plan.prepare is not None and [s.kind for s in plan.prepare.steps] == ["Split"]
-    assert "halves" in plan.steps[0].fused and "134 MB are kept" in str(plan)
+    assert "split" in plan.steps[0].fused and "134 MB are kept" in str(plan)
     given = [cf.spec((8192, 4096))] * 3
     chain = cf.fuse(lambda x, a, b, c: (x @ a.T, x @ b.T, x @ c.T), precision="medium")
     assert chain.bind(a=given[0], b=given[1], c=given[2]).plan(square).steps[0].fused == ("cast",)
@@ -314,7 +314,7 @@ def test_products_of_bound_arrays_stay_prepared_without_their_halves() -> None:
     fused = cf.fuse(lambda x, a, b: x @ (a @ b).T, keep_halves=False)
     plan = fused.bind(a=cf.spec((8192, 4096)), b=cf.spec((4096, 4096))).plan(cf.spec((1024, 4096)))
     assert plan.prepare is not None and plan.prepare.steps[-1].kind == "Gemm"
-    assert [s.fused for s in plan.steps] == [("halves", "halves", "matmul")]
+    assert [s.fused for s in plan.steps] == [("split", "split", "matmul")]
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_long_chains_of_vectors_are_turned(step: str) -> None:
 @pytest.mark.parametrize("name", sorted(REDUCTIONS))
 def test_reductions_of_one_element(name: str, axis: int) -> None:
     shape = (1, 4) if axis == 0 else (4, 1)
-    x = g.Node("input", (), shape, "float64", {"arg": 0, "name": "x"})
+    x = g.argument(0, "x", shape, "float64")
     result = rewrite.reduction_over_one(g.reduce(name, x, axis))
     if REDUCTIONS[name].identity_on_one:
         assert result is x
@@ -247,8 +247,8 @@ def test_other_products_stay(text: str) -> None:
         ("np.broadcast_to(b, (6, 7)).min(axis=0) + b", "min"),
         ("np.broadcast_to(b, (6, 7)).sum(axis=0)", "sum"),
         ("np.tanh(np.broadcast_to(r[:, None], (6, 7))).mean(axis=1)", "mean"),
-        ("np.broadcast_to(r[:, None], (6, 7)) * z", "cast"),
-        ("(np.broadcast_to(r[:, None], (6, 7)).T + 1) * z.T", "cast"),
+        ("np.broadcast_to(r[:, None], (6, 7)) * z", "broadcast"),
+        ("(np.broadcast_to(r[:, None], (6, 7)).T + 1) * z.T", "broadcast"),
     ],
 )
 def test_what_repeats_is_computed_once(text: str, gone: str, rng: np.random.Generator) -> None:

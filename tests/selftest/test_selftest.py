@@ -95,7 +95,7 @@ def test_an_inaccurate_reduction_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_operator_that_the_documentation_adds(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row and the special values of docs/adding-an-operator.md, as they stand there, are all that it takes."""
     text = (ROOT / "docs" / "adding-an-operator.md").read_text(encoding="utf-8")
-    row = eval(re.search(r"```python\n(.*?),\n```", text, re.DOTALL)[1], {"np": np, **vars(rows)})  # type: ignore[index]
+    row = eval(re.search(r"```python\n(.*?)\n```", text, re.DOTALL)[1], {"np": np, **vars(rows)})  # type: ignore[index]
     monkeypatch.setitem(POINTWISE, row.name, row)
     assert specials.missing() == [row.name]
     (entries,) = re.findall(rf"^{row.name}\(.*$", text, re.MULTILINE)

@@ -58,7 +58,8 @@ def halves(select: str) -> tuple[str, ...]:
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
 
 
-ENTRY, PREPARED, CHANGES = (f"cupyfuse/torch/chains/{name}.py" for name in ("entry", "prepared", "changes"))
+EXECUTOR, PREPACKED = "cupyfuse/torch/chains/executor.py", "cupyfuse/torch/chains/prepacked.py"
+WEIGHT_CHANGES = "cupyfuse/torch/chains/weight_changes.py"
 
 
 def stale(select: str) -> tuple[str, ...]:
@@ -132,24 +133,24 @@ MUTANTS: tuple[Mutant, ...] = (
         fingerprints("conditional"),
     ),
     # Changes of weights
-    Mutant("steps that nobody counts", CHANGES, "steps.value += 1", "pass", stale("counted")),
-    Mutant("gradients that nobody counts", ENTRY, "count.value += 1", "pass", stale("by_hand")),
-    Mutant("changes that the device is not told of", PREPARED, "self._token += 1", "pass", stale("single_writes")),
-    Mutant("states without a check", PREPARED, "state + CHANGED_AT", "kept.address + 16", stale("unchanged")),
+    Mutant("steps that nobody counts", WEIGHT_CHANGES, "steps.value += 1", "pass", stale("counted")),
+    Mutant("gradients that nobody counts", EXECUTOR, "count.value += 1", "pass", stale("by_hand")),
+    Mutant("changes that the device is not told of", PREPACKED, "self._token += 1", "pass", stale("single_writes")),
+    Mutant("states without a check", PREPACKED, "state + CHANGED_AT", "kept.address + 16", stale("unchanged")),
     Mutant(
-        "one state for all streams", PREPARED, "self._states.get(stream)", "self._states.get(0)", stale("their_own")
+        "one state for all streams", PREPACKED, "self._states.get(stream)", "self._states.get(0)", stale("their_own")
     ),
-    Mutant("a refresh that nobody hears of", PREPARED, "self._words[:1].zero_()", "pass", stale("graphs")),
+    Mutant("a refresh that nobody hears of", PREPACKED, "self._words[:1].zero_()", "pass", stale("graphs")),
     Mutant(
         "memory that a graph still uses, given back",
-        PREPARED,
+        PREPACKED,
         "                held.append(self)",
         "                pass",
         stale("graphs"),
     ),
     Mutant(
         "memory that other streams still read",
-        PREPARED,
+        PREPACKED,
         "        if others:\n",
         "        if False:\n",
         stale("their_own"),
@@ -441,30 +442,30 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "vectors whatever the alignment",
-        "cupyfuse/engines/cuda.py",
-        "if together & self.unaligned:",
+        "cupyfuse/engines/kernel_launch.py",
+        "if together & unaligned:",
         "if False:",
         kernels("offset"),
     ),
     Mutant(
         "vectors whatever the row stride",
-        "cupyfuse/engines/cuda.py",
+        "cupyfuse/engines/kernel_launch.py",
         "self.strides |= abs(place.row_stride)",
         "pass",
         kernels("row_gap"),
     ),
     Mutant(
         "a grid one block short",
-        "cupyfuse/engines/cuda.py",
+        "cupyfuse/engines/kernel_launch.py",
         "blocks = -(-rows // (config.threads // config.group))",
         "blocks = rows // (config.threads // config.group)",
         kernels("softmax"),
     ),
     Mutant(
         "partial totals in too little memory",
-        "cupyfuse/engines/cuda.py",
-        "return config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))",
-        "return config.shares * self.cols * 4",
+        "cupyfuse/engines/kernel_launch.py",
+        "return self.config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))",
+        "return self.config.shares * self.cols * 4",
         kernels("column"),
     ),
     Mutant(

@@ -84,7 +84,7 @@ def test_chains_run_as_they_are_written(small):
 
 
 def test_all_chains_of_the_plan_are_estimated():
-    from cupyfuse.torch.cost.fused import estimate
+    from cupyfuse.torch.cost.estimate import estimate
 
     for question in cost_chains.questions():
         assert not estimate(question.chain, question.metas).reason, question

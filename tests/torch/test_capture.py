@@ -16,7 +16,7 @@ from torch_support import fused_chains
 from torch_ways import WAYS, Code, graded, operators, plain, same, step, ways
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.cost import worth
+from cupyfuse.torch.cost import decision
 from cupyfuse.torch.graphs.partition import Verdict
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -351,7 +351,7 @@ def test_operators_that_say_what_they_write(way: str) -> None:
 
 
 def test_what_no_chain_takes_is_changed_in_place_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worth, "judge_for", lambda *a, **k: lambda *b: Verdict(False, "left"))
+    monkeypatch.setattr(decision, "judge_for", lambda *a, **k: lambda *b: Verdict(False, "left"))
     graphs: list[Any] = []
 
     def keep(module: Any, inputs: Any) -> Any:

@@ -11,7 +11,7 @@ import torch_models as models
 from torch import nn
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.chains.prepared import Budget
+from cupyfuse.torch.chains.prepacked import Budget
 
 pytestmark = [pytest.mark.choice, pytest.mark.usefixtures("fresh_dynamo")]
 

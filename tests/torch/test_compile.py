@@ -18,10 +18,10 @@ from torch_support import Graphs, close, pair
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.backend import backend, fuse_graph
-from cupyfuse.torch.chains import library
+from cupyfuse.torch.chains import custom_op
 from cupyfuse.torch.chains.chain import Call, Chain
-from cupyfuse.torch.chains.library import options_text
-from cupyfuse.torch.chains.running import Options
+from cupyfuse.torch.chains.custom_op import options_text
+from cupyfuse.torch.chains.runner import Options
 from cupyfuse.torch.rules.symbols import Ref
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
@@ -316,7 +316,7 @@ def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) 
     chain = CHAINS[name]
     shapes = [(5, 12), (7, 12), (7,)][: len(chain.names)]
     tensors = [torch.randn(s, device=device, requires_grad=gradients) for s in shapes]
-    saved = library.saves(chain, tensors, [gradients] * len(tensors)) if gradients else "[]"
+    saved = custom_op.saves(chain, tensors, [gradients] * len(tensors)) if gradients else "[]"
     torch.library.opcheck(torch.ops.cupyfuse.chain.default, (tensors, [], chain.to_json(), saved, OPTIONS))
     if gradients:
         outputs = torch.ops.cupyfuse.chain(tensors, [], chain.to_json(), saved, OPTIONS)

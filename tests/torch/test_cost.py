@@ -12,9 +12,9 @@ import pytest
 from benchmarks import cost_chains as chains
 from cupyfuse import devices
 from cupyfuse.torch.chains.chain import Call, Chain
-from cupyfuse.torch.cost import fused as cost
+from cupyfuse.torch.cost import estimate as cost
 from cupyfuse.torch.cost import rates
-from cupyfuse.torch.cost.fused import Estimate, Time, estimate
+from cupyfuse.torch.cost.estimate import Estimate, Time, estimate
 from cupyfuse.torch.rules.symbols import Ref
 
 HEAD = (1024, 8192, 8192)

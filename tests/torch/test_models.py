@@ -23,7 +23,7 @@ from torch_ways import Code, graded, operators, plain, same, ways
 
 import cupyfuse.torch as ct
 from cupyfuse.torch import rules
-from cupyfuse.torch.rules import spelling, table
+from cupyfuse.torch.rules import overloads, table
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -41,7 +41,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "var_mean of a test"
     rule = table.Rule(name, inspect.signature(var_mean), torch.var_mean, var_mean, several=True)
     monkeypatch.setitem(rules.RULES, name, rule)
-    monkeypatch.setitem(spelling.SPELLINGS, torch.var_mean, spelling.Spelling(name, lambda x, dim: (x, dim)))
+    monkeypatch.setitem(overloads.OVERLOADS, torch.var_mean, overloads.Overload(name, lambda x, dim: (x, dim)))
 
 
 SEVERAL: dict[str, Any] = {
@@ -287,10 +287,10 @@ def _stored(module: Any) -> Any:
     return torch.load(file, weights_only=False)
 
 
-COPIES = [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _stored, ct.fuse, nn.DataParallel]
+PASS_THROUGH = [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), _stored, ct.fuse, nn.DataParallel]
 
 
-@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("way", PASS_THROUGH)
 def test_copies_of_fused_modules(way: Any) -> None:
     fused, x = ct.fuse(Head()), torch.randn(5, 12)
     want = fused(x)

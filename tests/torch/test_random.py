@@ -13,8 +13,8 @@ import torch
 from torch_rules import call_of, draw
 
 from cupyfuse.torch.rules import RULES
+from cupyfuse.torch.rules.overloads import OVERLOADS
 from cupyfuse.torch.rules.random import _FUNCTIONAL, draws
-from cupyfuse.torch.rules.spelling import SPELLINGS
 
 F = torch.nn.functional
 T = torch.Tensor
@@ -127,7 +127,7 @@ def test_recurrent_layers_draw_where_they_drop() -> None:
 
 def test_no_rule_draws() -> None:
     """Every spelling that the table fuses, at the arguments that its tests call it with."""
-    for target, spelling in SPELLINGS.items():
+    for target, spelling in OVERLOADS.items():
         if spelling.adapt is None and spelling.rule in RULES:
             args, kwargs = call_of(spelling.rule)
             assert not draws(target, args, kwargs), target

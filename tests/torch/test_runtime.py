@@ -247,7 +247,7 @@ def test_prepared_values_follow_the_arguments(place: Place, rng: np.random.Gener
     tensors = place.tensors(normal(rng, (10, 30)), normal(rng, (20, 30)), normal(rng, 20))
     plan = place.plan(summed, tensors, bound=frozenset((1, 2)))
     assert plan.prepare is not None
-    needed = [tensors[n.attrs["arg"]] for n in plan.prepare.graph.inputs]
+    needed = [tensors[n.argument] for n in plan.prepare.graph.inputs]
     prepared = place.ready(plan.prepare, needed)(needed, [None] * len(plan.prepare.outputs))
     got = place.ready(plan, [*tensors, *prepared])([*tensors, *prepared], [None])
     check(got, summed(*wide(tensors)), roundings=64)

@@ -14,7 +14,7 @@ from torch_rules import Operand, agree, call_of, canonical, check, draw, execute
 
 from cupyfuse.errors import TraceError
 from cupyfuse.torch.rules import RULES, Found, Refused, inplace_result
-from cupyfuse.torch.rules.spelling import SPELLINGS
+from cupyfuse.torch.rules.overloads import OVERLOADS
 
 F = torch.nn.functional
 T = torch.Tensor
@@ -164,19 +164,19 @@ def changes_in_place(target: Any) -> bool:
     return name.startswith("__i") and name != "__invert__" if name.startswith("__") else name.endswith("_")
 
 
-SHAPE_CHANGING = {t for t in SPELLINGS if changes_in_place(t) and RULES[SPELLINGS[t].rule].idle}
-PLAIN = [t for t, spelling in SPELLINGS.items() if spelling.adapt is None and t not in SHAPE_CHANGING]
+SHAPE_CHANGING = {t for t in OVERLOADS if changes_in_place(t) and RULES[OVERLOADS[t].rule].idle}
+PLAIN = [t for t, spelling in OVERLOADS.items() if spelling.adapt is None and t not in SHAPE_CHANGING]
 ADAPTED = list(adapted())
 
 
 def named(target: Any) -> str:
-    return f"{getattr(target, '__qualname__', '')}-{SPELLINGS[target].rule}"
+    return f"{getattr(target, '__qualname__', '')}-{OVERLOADS[target].rule}"
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("target", PLAIN, ids=named)
 def test_spellings_with_canonical_parameters(target: Any, dtype: torch.dtype) -> None:
-    name = SPELLINGS[target].rule
+    name = OVERLOADS[target].rule
     args, kwargs = call_of(name, dtype)
     found = check(target, *args, **kwargs)
     assert found.rule is RULES[name]
@@ -194,19 +194,19 @@ def test_spellings_with_parameters_of_their_own(rule: str, target: Any, args: An
 
 def test_every_spelling_is_tested() -> None:
     tested = {t for _, t, _, _ in ADAPTED} | set(PLAIN) | SHAPE_CHANGING
-    assert not set(SPELLINGS) - tested, set(SPELLINGS) - tested
+    assert not set(OVERLOADS) - tested, set(OVERLOADS) - tested
 
 
 def test_every_rule_is_tested() -> None:
     """All but those without a spelling, which stand for a whole module and for what an operation in place writes."""
     unspelled = {"batch_norm_module", "written"}
-    spelled = {SPELLINGS[t].rule for t in PLAIN} | {rule for rule, *_ in ADAPTED}
+    spelled = {OVERLOADS[t].rule for t in PLAIN} | {rule for rule, *_ in ADAPTED}
     assert spelled | {"linear_cross_entropy"} == set(RULES) - unspelled
 
 
 @pytest.mark.parametrize("target", sorted(SHAPE_CHANGING, key=named), ids=named)
 def test_changes_of_shape_in_place_are_refused(target: Any) -> None:
-    args, kwargs = call_of(SPELLINGS[target].rule)
+    args, kwargs = call_of(OVERLOADS[target].rule)
     found, _ = canonical(target, args, kwargs)
     assert isinstance(found, Refused) and "shape in place" in found.reason
 

@@ -22,7 +22,7 @@ import cupyfuse.torch as ct
 from cupyfuse.cuda import fingerprint
 from cupyfuse.engines import row_blocks as streaming
 from cupyfuse.engines.cuda import CudaExecutable
-from cupyfuse.torch.chains import changes, entry, prepared
+from cupyfuse.torch.chains import executor, prepacked, weight_changes
 from cupyfuse.torch.chains.tensors import to_numpy
 
 DROP_INS = [ct.HeadLogSumExp, ct.HeadSum, ct.HeadSoftmax, ct.LinearGELU]
@@ -49,14 +49,14 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
 
     def preparing(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
         assert plan.conditional
-        return (prepared.Frozen if frozen else prepared.Checked)(plan, matrices, budget)
+        return (prepacked.Frozen if frozen else prepacked.Checked)(plan, matrices, budget)
 
-    for module in (entry, prepared):
+    for module in (executor, prepacked):
         monkeypatch.setattr(module, "ready", ready)
         monkeypatch.setattr(module, "capturing_now", lambda: False)
-    monkeypatch.setattr(prepared, "on_device", lambda index: runtime)
-    monkeypatch.setattr(entry, "preparing", preparing)
-    monkeypatch.setattr(entry, "_keeps", lambda t: not t.is_inference())
+    monkeypatch.setattr(prepacked, "on_device", lambda index: runtime)
+    monkeypatch.setattr(executor, "preparing", preparing)
+    monkeypatch.setattr(executor, "_keeps", lambda t: not t.is_inference())
     return runtime
 
 
@@ -103,7 +103,7 @@ def entries(fused: Any) -> list[Any]:
 
 def checks(fused: Any) -> bool:
     """Whether something is kept, and checked by the device."""
-    return any(isinstance(e._prepared, prepared.Checked) for e in entries(fused))
+    return any(isinstance(e._prepared, prepacked.Checked) for e in entries(fused))
 
 
 def layer(module: Any) -> Any:
@@ -319,23 +319,23 @@ def test_single_writes_that_are_counted_are_seen(device: str, few_samples: None)
 def test_steps_and_gradients_are_counted(device: str) -> None:
     _, fused, x = pair(models.HeadSum, device)
     weight = layer(fused).weight
-    steps = changes.steps.value
+    steps = weight_changes.steps.value
     optimizer = torch.optim.SGD(fused.parameters(), lr=0.1)
-    before = changes.gradients_of(weight).value
+    before = weight_changes.gradients_of(weight).value
     fused(x).sum().backward()
     optimizer.step()
-    assert changes.steps.value == steps + 1
-    assert changes.gradients_of(weight).value == before + checks(fused)
+    assert weight_changes.steps.value == steps + 1
+    assert weight_changes.gradients_of(weight).value == before + checks(fused)
 
 
 def test_a_compiled_step_of_an_optimizer_is_counted() -> None:
     p = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([p], lr=0.5)
     p.grad = torch.ones(3)
-    before = changes.steps.value
+    before = weight_changes.steps.value
     torch._dynamo.reset()
     torch.compile(optimizer.step, backend="eager")()
-    assert changes.steps.value > before and p.detach().tolist() == [0.5] * 3
+    assert weight_changes.steps.value > before and p.detach().tolist() == [0.5] * 3
 
 
 def test_a_teacher_that_follows_its_student(device: str) -> None:
@@ -445,7 +445,7 @@ def test_streams_of_their_own(host: Launching) -> None:
 
 
 def test_more_streams_than_states(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepared, "_STATES", 3)
+    monkeypatch.setattr(prepacked, "_STATES", 3)
     plain, fused, x = pair(models.HeadSum, "cpu")
     for turn in range(12):
         host.current = turn % 5
@@ -460,22 +460,22 @@ def test_graphs_have_states_of_their_own(host: Launching, monkeypatch: pytest.Mo
     (found,) = entries(fused)
     kept = found._prepared._kept
     graph = [1]
-    monkeypatch.setattr(prepared, "_graph_in_capture", lambda: graph[0])
-    for module in (prepared, entry):
+    monkeypatch.setattr(prepacked, "_graph_in_capture", lambda: graph[0])
+    for module in (prepacked, executor):
         monkeypatch.setattr(module, "capturing_now", lambda: graph[0] is not None)
     for number, states in ((1, 2), (1, 2), (2, 3), (None, 3), (3, 4)):
         graph[0] = number
         in_place(layer(plain).weight), in_place(layer(fused).weight)
         agree(fused, plain, x)
         assert len(kept._states) == states and found._prepared._kept is kept
-    held = prepared._in_graphs[layer(fused).weight]
+    held = prepacked._in_graphs[layer(fused).weight]
     assert held == [kept]
     assert kept._words[0] != 0
     fused.refresh()
     assert kept._words[0] == 0, "the next replay finds no hash"
     other = {k: v.detach() * 2 for k, v in fused.state_dict().items()}
     torch.testing.assert_close(torch.func.functional_call(fused, other, x), torch.func.functional_call(plain, other, x))
-    assert len(kept._states) == 4 and not any(v in prepared._in_graphs for v in other.values())
+    assert len(kept._states) == 4 and not any(v in prepacked._in_graphs for v in other.values())
     agree(fused, plain, x)
 
 

@@ -43,7 +43,7 @@ class _Rows:
     def by_row(self, node: Node, reader: str) -> None:
         if node.op == "const" or node.shape[0] == 1:
             return
-        if node.op == "input" and node.attrs.get("ndim") != 2:
+        if node.op == "input" and node.ndim != 2:
             raise NotByRows(f"{reader} takes a vector for a matrix")
         self.together.add(node)
 
@@ -61,7 +61,7 @@ class _Rows:
                 self.mark(inputs.pop(1), split, node.op)
             for i in inputs:
                 self.mark(i, False, "a matrix product")
-        elif node.op == "halves" or node.pointwise or node.op == "copy" or (node.reduction and node.axis == 1):
+        elif node.op == "split" or node.pointwise or node.op == "copy" or (node.reduction and node.axis == 1):
             for i in inputs:
                 self.mark(i, split, node.op)
         else:
@@ -87,8 +87,8 @@ def with_rows(graph: Graph, together: set[Node], rows: int) -> Graph:
         inputs = tuple(done[i] for i in node.inputs)
         if node not in together:
             return g.with_inputs(node, inputs)
-        shape = g.halves_shape(inputs[0].shape) if node.op == "halves" else (rows, node.shape[1])
-        return Node(node.op, inputs, shape, node.dtype, node.attrs)
+        shape = g.split_shape(inputs[0].shape) if node.op == "split" else (rows, node.shape[1])
+        return g.with_inputs(node, inputs, shape)
 
     for node in g.topological([*graph.inputs, *graph.roots]):
         done[node] = resized(node)

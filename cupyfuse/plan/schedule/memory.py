@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
@@ -41,7 +41,7 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     if node.op == "transpose":
         return layout_of(node.inputs[0], layouts).transposed
     if node.op == "input":
-        return layouts.get(node.attrs["arg"]) or Layout(unit_rows=min(node.shape) <= 1)
+        return layouts.get(node.argument) or Layout(unit_rows=min(node.shape) <= 1)
     return Layout(unit_rows=min(node.shape) <= 1)
 
 
@@ -70,7 +70,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
             return value
         layout = layout_of(value, layouts)
         good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
-        turned = reader.op == "halves" and layout.unit_rows and value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
+        turned = reader.op == "split" and layout.unit_rows and value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
         return value if good or turned else copied(value)
 
     done: dict[Node, Node] = {}
@@ -78,11 +78,11 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         inputs = tuple(done[i] for i in node.inputs)
         if node.op == "reshape" and not whole(inputs[0]):
             inputs = (copied(inputs[0]),)
-        elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "halves")):
+        elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "split")):
             inputs = tuple(fit(node, i) for i in inputs)
         done[node] = g.with_inputs(node, inputs)
-        if node.op == "halves" and not readable_by_rows(inputs[0], layouts):
-            done[node] = Node(node.op, inputs, node.shape, node.dtype, {**node.attrs, "by_columns": True})
+        if node.op == "split" and not readable_by_rows(inputs[0], layouts):
+            done[node] = replace(done[node], by_columns=True)
     return graph.replace(done)
 
 

@@ -11,7 +11,7 @@ from .memory import resolve
 from .steps import Step, step_of, with_halves, with_riders
 
 # Operators that are a step of their own.
-_ALONE = {"matmul": "Gemm", "split_matmul": "Gemm", "halves": "Split", "copy": "Copy"}
+_ALONE = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
 _IN_MEMORY = {"input", "transpose", "reshape", *_ALONE}
 
 
@@ -191,7 +191,7 @@ class Scheduler:
         nodes, inputs, rare = self._collect(roots, read)
         if not any(n.reduction for n in nodes):
             # What it was to follow is in memory already: it is as wide as what it computes.
-            domain = g.broadcast(*(n.shape for n in nodes))
+            domain = g.broadcast_shapes(*(n.shape for n in nodes))
         return step_of("RowProgram", domain, nodes, inputs, roots, rare)
 
     def _column_step(self, roots: list[Node], domain: Shape) -> Step:
@@ -223,13 +223,13 @@ class Scheduler:
     def _single_step(self, node: Node) -> Step:
         for i in node.inputs:
             self._require(i)
-            if node.op in ("matmul", "halves"):
+            if node.op in ("matmul", "split"):
                 self._round(resolve(i))
-        self.rounded.update(i for i in node.inputs if i.op == "halves")
+        self.rounded.update(i for i in node.inputs if i.op == "split")
         # The operands themselves are read only for what their halves cannot hold.
         rare = node.inputs[2:] if node.op == "split_matmul" else ()
         inputs = [i for i in node.inputs if i not in rare]
-        domain = node.inputs[0].shape if node.op == "halves" else node.shape
+        domain = node.inputs[0].shape if node.op == "split" else node.shape
         return step_of(_ALONE[node.op], domain, [node], inputs, [node], list(rare))
 
     def _round(self, node: Node) -> None:

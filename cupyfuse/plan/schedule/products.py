@@ -7,6 +7,8 @@ parts, is beneath the rounding of the result).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
@@ -22,7 +24,7 @@ _FIXED_WIDTH = 28  # how many columns the work beside the products of a tile is 
 
 
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
-    """The graph with each float32 product as it will run, and the reason in its attribute `how`.
+    """The graph with each float32 product as it will run, and the reason in its field `how`.
 
     `fixed` are the values that are computed once, when arguments are bound.
     """
@@ -46,12 +48,12 @@ def _chosen(node: Node, settings: Settings, right_kept: bool, left_kept: bool, s
         return _rounded(node, shared)
     reason = _against(node, settings, right_kept, left_kept)
     if reason:
-        return Node(node.op, node.inputs, node.shape, node.dtype, {**node.attrs, "how": reason})
+        return replace(node, how=reason)
     left, right = _operands(node, shared)
     product = g.split_matmul(left, right)
-    parts = [shared.setdefault(("halves", i.inputs[0]), i) for i in product.inputs[:2]]
+    parts = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
     how = "fp16 halves on tensor cores, 3 products with float32 sums, scales and special values settled as it is stored"
-    return Node(product.op, (*parts, left, right), product.shape, product.dtype, {"how": how})
+    return replace(product, inputs=(*parts, left, right), how=how)
 
 
 def _to_be_rounded(node: Node, settings: Settings) -> bool:
@@ -73,7 +75,7 @@ def _rounded(node: Node, shared: _Shared) -> Node:
     left, right = (shared.setdefault(("rounded", i), g.cast(i, "bfloat16")) for i in operands)
     inputs = (left, g.transpose(right))
     how = "cuBLAS bfloat16 with float32 sums, operands rounded before, as the precision 'medium' asks"
-    return Node("matmul", inputs, node.shape, "float32", {"how": how})
+    return Node("matmul", inputs, node.shape, "float32", how=how)
 
 
 def _against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) -> str:
@@ -86,7 +88,7 @@ def _against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) 
         return f"cuBLAS {kind}, as the precision {settings.precision!r} asks"
     if settings.device is None:
         return library
-    if not settings.device.halves:
+    if not settings.device.split:
         return f"{library}: halves on the tensor cores are not faster on an {settings.device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
@@ -106,7 +108,7 @@ def halves_time(node: Node, device: Device, right_kept: bool = False, left_kept:
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
-    compute = max(flops / device.halves, _operand_bytes(node) / device.bandwidth)
+    compute = max(flops / device.split, _operand_bytes(node) / device.bandwidth)
     split = 8 * depth * (rows * (not left_kept) + cols * (not right_kept)) / (0.85 * device.bandwidth)
     return compute + split + _OVERHEAD
 

@@ -30,7 +30,7 @@ class Step:
     @property
     def how(self) -> str:
         """How a product is computed, and why so; empty for other steps."""
-        return str(self.nodes[-1].attrs.get("how", "")) if self.kind == "Gemm" else ""
+        return self.nodes[-1].how if self.kind == "Gemm" else ""
 
 
 def step_of(

@@ -110,7 +110,7 @@ class Machine:
 
     def halves_instead(self, m: int, k: int, n: int, dtype: str) -> float | None:
         """Seconds of a product from fp16 halves, both operands split for it; None where cuBLAS is to compute it."""
-        if dtype != "float32" or self.precision not in ("highest", "high") or not self.device.halves or k < LEAST_DEPTH:
+        if dtype != "float32" or self.precision not in ("highest", "high") or not self.device.split or k < LEAST_DEPTH:
             return None
         fast = self.halves(m, k, n)
         return fast if fast < self.product(m, k, n, dtype) else None

@@ -1,4 +1,4 @@
-"""Import a graph that Dynamo captured: its tensor operations as a `Record`, which `partition` cuts into chains.
+"""Import a graph that Dynamo captured: its tensor operations as a `CapturedGraph`, which `partition` cuts into chains.
 
 Dynamo's graph holds the operations as the user wrote them, before autograd and before decomposition. Symbolic sizes
 stay symbols: where an operation of a chain takes one as an argument, it becomes a `Size` that the call fills in.
@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ..rules import draws
 from ..rules.symbols import Ref, Size, references
+from .captured import CapturedGraph, Operation, storage_of
 from .inplace import SYMBOLIC, writes
-from .record import Operation, Record, storage_of
 
 NO_TENSOR = "it returns no tensor"
 # Functions that update running statistics where a flag says so, and their parameters: Python's, and built-in ones.
@@ -36,7 +36,7 @@ class Imported:
     Attributes
     ----------
     graph : Graph
-    record : Record
+    captured : CapturedGraph
     nodes : for each value of the record, the node that holds it
     operators : for each operation of the record, its node
     parts : for operations with several results, the nodes that take them apart
@@ -44,7 +44,7 @@ class Imported:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.record = Record(autocast=_autocast(graph))
+        self.captured = CapturedGraph(autocast=_autocast(graph))
         self.nodes: list[Any] = []
         self.operators: list[Node] = []
         self.parts: dict[int, list[Node]] = {}
@@ -66,7 +66,7 @@ class Imported:
             elif isinstance(example, torch.SymInt):
                 self._numbers[node] = Size(node)
         elif node.op == "output":
-            self.record.result = self._referred(node.args)
+            self.captured.result = self._referred(node.args)
         elif node.target is operator.getitem and isinstance(self._numbers.get(node.args[0]), (tuple, list)):
             source: Any = node.args[0]
             self._numbers[node] = self._numbers[source][node.args[1]]
@@ -84,9 +84,9 @@ class Imported:
         self._numbers[node] = Ref(number)
         source = _source(node)
         if _is_state(source) or isinstance(example, torch.nn.Parameter):
-            self.record.parameters[number] = _path(source) or node.name
+            self.captured.parameters[number] = _path(source) or node.name
         else:
-            self.record.arguments.append(number)
+            self.captured.arguments.append(number)
 
     def _operation(self, node: Node, example: Any) -> None:
         args, kwargs = self._referred((node.args, node.kwargs))
@@ -100,15 +100,15 @@ class Imported:
         results = pytree.tree_map(known, example)
         target = node.target if node.op in ("call_function", "call_method") else None
         operation = Operation(target, args, kwargs, results, _module_of(node))
-        operands = [self.record.tensors[n] for n in operation.read]
+        operands = [self.captured.tensors[n] for n in operation.read]
         storages = {storage_of(t) for t in operands}
-        operation.view = any(storage_of(self.record.tensors[n]) in storages for n in operation.results)
+        operation.view = any(storage_of(self.captured.tensors[n]) in storages for n in operation.results)
         self._effects(operation, node, target, example)
         operation.left = self._reason(operation, node, target)
         operation.after = frozenset(self._makers[n] for n in node.all_input_nodes if n in self._makers)
-        self._makers[node] = len(self.record.operations)
+        self._makers[node] = len(self.captured.operations)
         self._numbers[node] = results
-        self.record.operations.append(operation)
+        self.captured.operations.append(operation)
         self.operators.append(node)
 
     def _effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
@@ -142,8 +142,8 @@ class Imported:
         graph = getattr(getattr(module, str(body.target), None), "graph", None)
         if graph is None:
             return frozenset(references(self._referred(operands)))
-        record = Imported(graph).record
-        storages = {storage_of(record.tensors[n]) for o in record.operations for n in o.written}
+        captured = Imported(graph).captured
+        storages = {storage_of(captured.tensors[n]) for o in captured.operations for n in o.written}
         inner = [n.meta.get("example_value") for n in graph.nodes if n.op == "placeholder"]
         written = [
             operand
@@ -160,7 +160,7 @@ class Imported:
         self._transforms += nesting
         if self._transforms or nesting:
             return "it is within a transform of torch.func"
-        tensors = [self.record.tensors[n] for n in (*operation.read, *operation.results)]
+        tensors = [self.captured.tensors[n] for n in (*operation.read, *operation.results)]
         if any(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors):
             return "its operands belong to a transform of torch.func"
         if not operation.results:
@@ -182,9 +182,9 @@ class Imported:
         return ""
 
     def _add(self, tensor: Any, node: Node) -> int:
-        self.record.tensors.append(tensor)
+        self.captured.tensors.append(tensor)
         self.nodes.append(node)
-        return len(self.record.tensors) - 1
+        return len(self.captured.tensors) - 1
 
     def _referred(self, tree: Any) -> Any:
         def leaf(value: Any) -> Any:

@@ -18,8 +18,8 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..rules import draws
-from ..rules.spelling import SPELLINGS
-from .record import storage_of
+from ..rules.overloads import OVERLOADS
+from .captured import storage_of
 
 F = torch.nn.functional
 _IN_PLACE = {
@@ -99,8 +99,8 @@ def _changes(node: Node, owner: Node, others: Sequence[Node]) -> bool:
     if not isinstance(first, Node) or (first is not owner and first not in others):
         return False
     if node.op == "call_method":
-        spelling = SPELLINGS.get(getattr(torch.Tensor, str(node.target), None))
-        in_place = spelling is not None and spelling.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
+        overload = OVERLOADS.get(getattr(torch.Tensor, str(node.target), None))
+        in_place = overload is not None and overload.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
     else:
         in_place = node.target in _IN_PLACE or _asked(node.target, node.args, node.kwargs)
     return in_place and _result_dtype(node) is not None

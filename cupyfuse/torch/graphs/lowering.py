@@ -17,16 +17,16 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import TraceError
-from ..chains import library
+from ..chains import custom_op
 from ..chains.chain import sizes as shape_of
-from ..chains.prepared import Budget
-from ..chains.running import Options, Runner
+from ..chains.prepacked import Budget
+from ..chains.runner import Options, Runner
 from ..chains.runtime import dtype_name
 from ..rules.symbols import hints
+from .captured import storage_of
 from .importer import Imported
 from .inplace import in_place_again
-from .partition import Fused, Partition
-from .record import storage_of
+from .partition import FusedChain, Partition
 
 Add = Callable[..., Node]
 
@@ -42,16 +42,18 @@ class Lowering(Protocol):
 
     differentiates: bool
 
-    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+    def call(
+        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+    ) -> list[Node]:
         """Add the call; one node for each output of the chain.
 
         Parameters
         ----------
         add : callable
             `add(target, arguments, example)` adds a node behind the last one.
-        fused : Fused
+        fused : FusedChain
         nodes, tensors : the chain's inputs, as nodes and as fake tensors
-        saved : what a backward pass wants saved, see `library.saves`; "[]" without gradients
+        saved : what a backward pass wants saved, see `custom_op.saves`; "[]" without gradients
         """
 
 
@@ -71,7 +73,9 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+    def call(
+        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+    ) -> list[Node]:
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
@@ -94,13 +98,15 @@ class AsOperator:
     def __init__(self, options: Options):
         self.options = options
 
-    def call(self, add: Add, fused: Fused, nodes: Sequence[Node], tensors: Sequence[Any], saved: str) -> list[Node]:
+    def call(
+        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+    ) -> list[Node]:
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
         with mode or nullcontext():
-            results = library.fake(list(tensors), sizes, text, saved)
-        options = library.options_text(self.options)
+            results = custom_op.fake(list(tensors), sizes, text, saved)
+        options = custom_op.options_text(self.options)
         target = torch.ops.cupyfuse.chain.default
         call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)
         outputs = [add(operator.getitem, (call, k), results[k]) for k in range(len(fused.outputs))]
@@ -118,15 +124,15 @@ class _Lowerer:
     def __init__(self, imported: Imported, lowering: Lowering):
         self.imported = imported
         self.graph: Graph = imported.graph
-        self.record = imported.record
+        self.captured = imported.captured
         self.lowering = lowering
 
     def run(self, parts: Partition) -> None:
         ours: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
-        written = [(k, self._storages(o.written)) for k, o in enumerate(self.record.operations) if o.written]
+        written = [(k, self._storages(o.written)) for k, o in enumerate(self.captured.operations) if o.written]
         for item in parts.items:
-            if not isinstance(item, Fused):
+            if not isinstance(item, FusedChain):
                 order += self.imported.parts_of(item)
                 continue
             begun, own = item.members[0], set(item.members)
@@ -147,15 +153,15 @@ class _Lowerer:
         in_place_again(self.graph, ours)
 
     def _storages(self, numbers: Iterable[int]) -> set[int]:
-        return {storage_of(self.record.tensors[n]) for n in numbers}
+        return {storage_of(self.captured.tensors[n]) for n in numbers}
 
-    def _exchange(self, fused: Fused, changed: set[int]) -> list[Node]:
+    def _exchange(self, fused: FusedChain, changed: set[int]) -> list[Node]:
         """One call in the place of a chain's operations, with what takes its results apart; empty where there is none.
 
         `changed` are the memories that other operations change in place after the chain has begun.
         """
-        tensors = [self.record.tensors[n] for n in fused.inputs]
-        examples = [self.record.tensors[n] for n in fused.outputs]
+        tensors = [self.captured.tensors[n] for n in fused.inputs]
+        examples = [self.captured.tensors[n] for n in fused.outputs]
         orders = [_order_in_memory(t) for t in examples]
         if None in orders:
             return []
@@ -193,17 +199,17 @@ class _Lowerer:
                     self.graph.erase_node(node)
         return new
 
-    def _saved(self, fused: Fused, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
+    def _saved(self, fused: FusedChain, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
         """What the backward pass wants saved; None where it would not find what the forward pass read."""
         needs = [graded and bool(t.requires_grad) for t in tensors]
         if not any(needs) or (self.lowering.differentiates and not changed):
             return "[]"
         chain = fused.chain.with_sizes(hints(fused.sizes))
         try:
-            saved = library.saves(chain, tensors, needs)
+            saved = custom_op.saves(chain, tensors, needs)
         except TraceError:
             return None
-        later = library.read_later(chain.to_json(), saved, tensors, needs)
+        later = custom_op.read_later(chain.to_json(), saved, tensors, needs)
         return None if changed & {storage_of(tensors[k]) for k in later} else saved
 
 

@@ -21,8 +21,8 @@ from ..chains.runtime import dtype_name
 from ..explain import VIEW
 from ..rules.symbols import Ref, Size, hints, references, symbolic
 from ..rules.values import Value
-from .meanings import Meanings
-from .record import Operation, Record
+from .captured import CapturedGraph, Operation
+from .semantics import GraphSemantics
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedChain:
     """A chain in a record.
 
     Attributes
@@ -67,18 +67,18 @@ class Partition:
 
     Attributes
     ----------
-    record : Record
-    items : in the order in which they run: a `Fused`, or the number of an operation
+    captured : CapturedGraph
+    items : in the order in which they run: a `FusedChain`, or the number of an operation
     left : for operations that stay with PyTorch, why
     """
 
-    record: Record
-    items: list[Fused | int]
+    captured: CapturedGraph
+    items: list[FusedChain | int]
     left: dict[int, str] = field(default_factory=dict)
 
     @property
-    def chains(self) -> list[Fused]:
-        return [item for item in self.items if isinstance(item, Fused)]
+    def chains(self) -> list[FusedChain]:
+        return [item for item in self.items if isinstance(item, FusedChain)]
 
 
 @dataclass(frozen=True)
@@ -104,21 +104,21 @@ def anything(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Ver
     return Verdict(False, "one operation alone gains nothing")
 
 
-def partition(record: Record, judge: Judge = anything) -> Partition:
+def partition(captured: CapturedGraph, judge: Judge = anything) -> Partition:
     """Cut a record into chains and what is left to PyTorch.
 
     Parameters
     ----------
-    record : Record
+    captured : CapturedGraph
     judge : callable
         Says of each chain whether it is worth running.
     """
-    return _Partitioner(record, judge).run()
+    return _Partitioner(captured, judge).run()
 
 
-class _Partitioner(Meanings):
-    def __init__(self, record: Record, judge: Judge):
-        super().__init__(record)
+class _Partitioner(GraphSemantics):
+    def __init__(self, captured: CapturedGraph, judge: Judge):
+        super().__init__(captured)
         self.judge = judge
         self.clusters: list[Cluster] = []
         self.home: dict[int, Cluster] = {}
@@ -127,9 +127,9 @@ class _Partitioner(Meanings):
     def run(self) -> Partition:
         changed = self._changed_outside()
         by_strides = {
-            self.storages[n] for o in self.record.operations if o.name.startswith("as_strided") for n in o.read
+            self.storages[n] for o in self.captured.operations if o.name.startswith("as_strided") for n in o.read
         }
-        for k, operation in enumerate(self.record.operations):
+        for k, operation in enumerate(self.captured.operations):
             if k not in self.known:
                 continue
             if operation.view and self.storages[operation.results[0]] in changed:
@@ -143,7 +143,7 @@ class _Partitioner(Meanings):
 
     def _changed_outside(self) -> set[int]:
         found: set[int] = set()
-        for k, operation in enumerate(self.record.operations):
+        for k, operation in enumerate(self.captured.operations):
             if k not in self.known:
                 found |= {self.storages[n] for n in operation.written}
         return found
@@ -177,7 +177,7 @@ class _Partitioner(Meanings):
         self.left[k] = reason
 
     def _of_source(self, operation: Operation) -> bool:
-        return all(n in self.record.parameters for n in operation.read)
+        return all(n in self.captured.parameters for n in operation.read)
 
     def _merged(self, clusters: Sequence[Cluster], k: int) -> Cluster:
         """One cluster of several and one more operation; raises TraceError where they cannot be traced together."""
@@ -205,7 +205,7 @@ class _Partitioner(Meanings):
             self._check_results(cluster, call, k)
             cluster.calls.append(call)
         except (TraceError, ValueError, TypeError):
-            if not self.record.autocast:
+            if not self.captured.autocast:
                 raise
             self._call_autocast(cluster, call, k)
         for target, number in known.updates:
@@ -229,7 +229,7 @@ class _Partitioner(Meanings):
 
     def _call_autocast(self, cluster: Cluster, call: Call, k: int) -> None:
         """The operation on operands in the dtype that autocast computes in: that of its result."""
-        dtype = dtype_name(self.record.tensors[call.results[0]].dtype)
+        dtype = dtype_name(self.captured.tensors[call.results[0]].dtype)
         casts: dict[int, int] = {}
         for number in references(call.arguments):
             value = self._value(cluster, number)
@@ -246,7 +246,7 @@ class _Partitioner(Meanings):
 
     def _value(self, cluster: Cluster, number: int) -> Value:
         if number not in cluster.values:
-            tensor = self.record.tensors[number]
+            tensor = self.captured.tensors[number]
             dtype = dtype_name(tensor.dtype)
             if dtype is None:
                 raise TraceError(f"an operand of dtype {tensor.dtype}")
@@ -260,19 +260,19 @@ class _Partitioner(Meanings):
 
     def _name(self, number: int) -> str:
         # The same in layers that are alike: they share plans and kernels, whose text has these names.
-        if number in self.record.parameters:
-            return ".".join(self.record.parameters[number].split(".")[-2:])
-        return "input" if number in self.record.arguments else "value"
+        if number in self.captured.parameters:
+            return ".".join(self.captured.parameters[number].split(".")[-2:])
+        return "input" if number in self.captured.arguments else "value"
 
     def _check_results(self, cluster: Cluster, call: Call, k: int) -> None:
-        own = self.record.operations[k].results
+        own = self.captured.operations[k].results
         for number in call.results:
             if number in own:
                 self._check(cluster, number)
 
     def _check(self, cluster: Cluster, number: int) -> None:
         """Shape and dtype have to be what PyTorch's are."""
-        value, tensor = cluster.values[number], self.record.tensors[number]
+        value, tensor = cluster.values[number], self.captured.tensors[number]
         if tuple(value.shape) != sizes(tensor) or value.dtype != dtype_name(tensor.dtype):
             raise TraceError(
                 f"it would be {value.dtype} {tuple(value.shape)} where PyTorch gives {tensor.dtype} {sizes(tensor)}"
@@ -301,7 +301,7 @@ class _Partitioner(Meanings):
 
     # Results
     def _finish(self) -> Partition:
-        fused: dict[int, Fused] = {}
+        fused: dict[int, FusedChain] = {}
         # A chain that is left to PyTorch needs results of others, which may have been no outputs before.
         judged = {id(c): self._verdict(c, self._outside_uses()) for c in self.clusters}
         for cluster in list(self.clusters):
@@ -315,7 +315,7 @@ class _Partitioner(Meanings):
             chain = replace(chain, note=judged[id(cluster)].text)
             for member in cluster.members:
                 fused[member] = chain
-        return Partition(self.record, self._order(fused), self.left)
+        return Partition(self.captured, self._order(fused), self.left)
 
     def _leave(self, cluster: Cluster, reason: str) -> None:
         self.clusters.remove(cluster)
@@ -329,21 +329,21 @@ class _Partitioner(Meanings):
         found = self._chain(cluster, used)
         if found is None:
             return Verdict(False, "its results are not needed")
-        tensors = self.record.tensors
+        tensors = self.captured.tensors
         chain = found.chain.with_sizes(hints(found.sizes))
         return self.judge(chain, [tensors[n] for n in found.inputs], [tensors[n] for n in found.outputs])
 
     def _outside_uses(self) -> set[int]:
         """The values that something outside of their own cluster needs."""
-        used = set(references(self.record.result))
-        for k, operation in enumerate(self.record.operations):
+        used = set(references(self.captured.result))
+        for k, operation in enumerate(self.captured.operations):
             for number in operation.read:
                 maker = self.home.get(self.producer.get(number, -1))
                 if maker is None or maker is not self.home.get(k):
                     used.add(number)
         return used
 
-    def _chain(self, cluster: Cluster, used: Iterable[int]) -> Fused | None:
+    def _chain(self, cluster: Cluster, used: Iterable[int]) -> FusedChain | None:
         produced = [n for call in cluster.calls for n in call.results if n >= 0]
         used = set(used)
         outputs, views = self._apart([n for n in dict.fromkeys(produced) if n in used], cluster)
@@ -367,12 +367,12 @@ class _Partitioner(Meanings):
         )
         updates = tuple((numbers[target], numbers[n]) for target, n in cluster.updates)
         changing = {target for target, _ in updates}
-        state = self.record.parameters
+        state = self.captured.parameters
         fixed = frozenset(k for k, n in enumerate(cluster.inputs) if n in state and k not in changing)
         names = tuple(self._name(n) for n in cluster.inputs)
         chain = Chain(names, calls, tuple(numbers[n] for n in outputs), updates, fixed, len(nodes))
         members = tuple(sorted(cluster.members))
-        return Fused(chain, tuple(cluster.inputs), tuple(outputs), members, tuple(views), tuple(nodes))
+        return FusedChain(chain, tuple(cluster.inputs), tuple(outputs), members, tuple(views), tuple(nodes))
 
     def _apart(self, wanted: Sequence[int], cluster: Cluster) -> tuple[list[int], list[int]]:
         """Results of a chain, and the operations behind views of these, or of its inputs.
@@ -385,7 +385,7 @@ class _Partitioner(Meanings):
 
         def place(number: int) -> None:
             k = self.producer.get(number, -1)
-            operation = self.record.operations[k]
+            operation = self.captured.operations[k]
             base = operation.read[0] if k in self.known and operation.view and operation.read else -1
             if base < 0 or self.storages[base] != self.storages[number]:
                 outputs[number] = None
@@ -398,9 +398,9 @@ class _Partitioner(Meanings):
             place(number)
         return list(outputs), list(views)
 
-    def _order(self, fused: dict[int, Fused]) -> list[Fused | int]:
+    def _order(self, fused: dict[int, FusedChain]) -> list[FusedChain | int]:
         """Chains and single operations, each after what it needs, else as they were written."""
-        group = {k: (fused[k].members[-1] if k in fused else k) for k in range(len(self.record.operations))}
+        group = {k: (fused[k].members[-1] if k in fused else k) for k in range(len(self.captured.operations))}
         needs: dict[int, set[int]] = {}
         for k, own in group.items():
             needs.setdefault(own, set()).update(group[b] for b in self.before[k] if group[b] != own)
@@ -411,12 +411,12 @@ class _Partitioner(Meanings):
         waiting = {own: len(others) for own, others in needs.items()}
         free = [own for own, count in waiting.items() if not count]
         heapq.heapify(free)
-        items: list[Fused | int] = []
+        items: list[FusedChain | int] = []
         while free:
             own = heapq.heappop(free)
             item = fused.get(own, own)
             items.append(item)
-            items += item.views if isinstance(item, Fused) else ()
+            items += item.views if isinstance(item, FusedChain) else ()
             for later in after.get(own, ()):
                 waiting[later] -= 1
                 if not waiting[later]:

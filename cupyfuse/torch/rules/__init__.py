@@ -1,7 +1,7 @@
 """The table of PyTorch's operations: what each of them means on traced values.
 
 `find` takes an operation as PyTorch's records have it, in any of its spellings, and gives the `Rule` and its canonical
-arguments. From the bottom to the top: `table` (what a rule is), `spelling` (what rules are called, and with what
+arguments. From the bottom to the top: `table` (what a rule is), `overload` (what rules are called, and with what
 arguments), `meaning` (promotion, operators on values of any rank), then the rules: `pointwise`, `logic`, `casts`,
 `activations`, `reductions`, `normalization`, `linear`, `shapes`, `labels`, `losses`. `random` says which calls
 draw random numbers.
@@ -17,8 +17,8 @@ from . import normalization as normalization
 from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
+from .overloads import find, inplace_result
 from .random import draws
-from .spelling import find, inplace_result
 from .table import RULES, Found, Refused, Rule
 
 __all__ = ["RULES", "Found", "Refused", "Rule", "draws", "find", "inplace_result"]

@@ -9,8 +9,8 @@ import torch
 
 from ... import trace
 from ...ir import graph as g
-from .meaning import along, cast_to, floats, pointwise, sloped
-from .spelling import Call, spell
+from .overloads import Call, overload
+from .promotion import along, cast_to, floats, pointwise, sloped
 from .table import Refused, rule
 from .values import Value, reduced_shape, refuse
 
@@ -39,9 +39,9 @@ def _plain(op: str) -> Callable[[Value], Value]:
 
 for _name, _op in _PLAIN.items():
     rule(_name, getattr(F, _name))(_plain(_op))
-    spell(_name, _name)
-spell("logsigmoid", "log_sigmoid")
-spell("sigmoid", "expit")
+    overload(_name, _name)
+overload("logsigmoid", "log_sigmoid")
+overload("sigmoid", "expit")
 
 
 def _limited(x: Value, low: float, high: float) -> Value:
@@ -152,20 +152,20 @@ def softshrink(input: Value, lambd: float = 0.5) -> Value:
     return sloped(value, (input, slope))
 
 
-spell("hardtanh", "hardtanh")
-spell("relu6", "relu6")
-spell("leaky_relu", "leaky_relu")
-spell("rrelu", "rrelu", adapt=_rrelu)
-spell("prelu", "prelu")
-spell("gelu", "gelu")
-spell("elu", "elu")
-spell("celu", "celu")
-spell("softplus", "softplus")
-spell("tanhshrink", "tanhshrink")
-spell("threshold", "threshold", F._threshold)
-spell("hardshrink", "hardshrink")
-spell("softshrink", "softshrink")
-spell("softsign", "softsign")
+overload("hardtanh", "hardtanh")
+overload("relu6", "relu6")
+overload("leaky_relu", "leaky_relu")
+overload("rrelu", "rrelu", adapt=_rrelu)
+overload("prelu", "prelu")
+overload("gelu", "gelu")
+overload("elu", "elu")
+overload("celu", "celu")
+overload("softplus", "softplus")
+overload("tanhshrink", "tanhshrink")
+overload("threshold", "threshold", F._threshold)
+overload("hardshrink", "hardshrink")
+overload("softshrink", "softshrink")
+overload("softsign", "softsign")
 
 # Along a dimension --------------------------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ def log_normalizer(input: Value, dim: int, name: str) -> tuple[Value, Value]:
 
 def _constant(x: Any) -> Any:
     """What exponentials are taken relative to counts as a number: the result does not depend on it."""
-    return x._trace.array(g.constant(x._node), x._axes)
+    return x._trace.array(g.stop_gradient(x._node), x._axes)
 
 
 def _sum_exp(distance: Any) -> Any:
@@ -230,6 +230,6 @@ def softmin(input: Value, dim: int | None = None, dtype: str | None = None) -> V
     return _exponentials(input, dim, dtype, "softmin", False, -1)
 
 
-spell("softmax", "softmax")
-spell("log_softmax", "log_softmax")
-spell("softmin", "softmin")
+overload("softmax", "softmax")
+overload("log_softmax", "log_softmax")
+overload("softmin", "softmin")

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...dtypes import is_float
-from .meaning import as_mask
-from .spelling import Call, is_tensor, spell, two
+from .overloads import Call, is_tensor, overload, two
+from .promotion import as_mask
 from .table import Refused, rule
 from .values import Value, refuse
 
@@ -72,9 +72,9 @@ def written(input: Value, dtype: str) -> Value:
     return input.astype(dtype)
 
 
-spell("to", T.to, adapt=_to)
-spell("to", T.type, adapt=_type)
-spell("type_as", T.type_as, adapt=two)
+overload("to", T.to, adapt=_to)
+overload("to", T.type, adapt=_type)
+overload("type_as", T.type_as, adapt=two)
 for _method, _dtype in (
     ("float", torch.float32),
     ("double", torch.float64),
@@ -83,4 +83,4 @@ for _method, _dtype in (
     ("bool", torch.bool),
     ("long", torch.int64),
 ):
-    spell("to", getattr(T, _method), adapt=_cast(_dtype))
+    overload("to", getattr(T, _method), adapt=_cast(_dtype))

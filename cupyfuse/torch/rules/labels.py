@@ -17,9 +17,9 @@ from ...dtypes import is_float
 from ...ir import graph as g
 from .activations import log_normalizer, log_softmax
 from .linear import linear
-from .meaning import constant, floats, pointwise
+from .overloads import overload
+from .promotion import constant, floats, pointwise
 from .reductions import reduced
-from .spelling import spell
 from .table import Refused, rule
 from .values import Value, positions, refuse
 
@@ -58,8 +58,8 @@ def gather(input: Value, dim: int, index: Value) -> Value:
     return picked(floats(input, "gather"), p, index)
 
 
-spell("gather", "gather")
-spell("gather", "take_along_dim", adapt=lambda input, indices, dim=None: _along_dim(input, indices, dim))
+overload("gather", "gather")
+overload("gather", "take_along_dim", adapt=lambda input, indices, dim=None: _along_dim(input, indices, dim))
 
 
 def _along_dim(input: Any, indices: Any, dim: Any) -> Any:
@@ -77,7 +77,7 @@ def one_hot(input: Value, num_classes: int = -1) -> Value:
     return pointwise("where", same, 1, 0, dtype="int64")
 
 
-spell("one_hot", "one_hot")
+overload("one_hot", "one_hot")
 
 # Losses of classes --------------------------------------------------------------------------------------------------
 
@@ -266,8 +266,8 @@ def _of_probabilities(
     return pointwise("divide", total, float(input.size // input.shape[dim]))
 
 
-spell("nll_loss", F.nll_loss, adapt=loss(F.nll_loss))
-spell("cross_entropy", F.cross_entropy, adapt=loss(F.cross_entropy))
+overload("nll_loss", F.nll_loss, adapt=loss(F.nll_loss))
+overload("cross_entropy", F.cross_entropy, adapt=loss(F.cross_entropy))
 
 
 # `linear` and `cross_entropy` in one, in versions of PyTorch that have it.
@@ -313,4 +313,4 @@ def _linear_cross_entropy(
 
 
 if hasattr(F, "linear_cross_entropy"):
-    spell("linear_cross_entropy", F.linear_cross_entropy, adapt=_linear_cross_entropy)
+    overload("linear_cross_entropy", F.linear_cross_entropy, adapt=_linear_cross_entropy)

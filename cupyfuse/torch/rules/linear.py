@@ -11,8 +11,8 @@ import torch
 from ... import trace
 from ...ir import graph as g
 from ...trace import Axes, Tracer, matrix_node
-from .meaning import floats, pointwise
-from .spelling import spell, spell_refused, two
+from .overloads import leave_unfused, overload, two
+from .promotion import floats, pointwise
 from .table import Refused, rule
 from .values import Value, broadcast_shapes, refuse
 
@@ -65,13 +65,13 @@ def addmm(input: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float 
     return pointwise("add", y, input if beta == 1 else pointwise("multiply", input, beta))
 
 
-spell("linear", "linear")
-spell("matmul", operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.linalg.matmul, adapt=two)
-spell("matmul", "mm", "mv", "dot", adapt=lambda input, mat2: (input, mat2))
-spell("matmul", T.__rmatmul__, adapt=lambda self, other: (other, self))
-spell("addmm", "addmm")
-spell_refused("attention is left whole to PyTorch", "scaled_dot_product_attention", "multi_head_attention_forward")
-spell_refused("batched products are left to torch", "bmm", "baddbmm", "addbmm", "einsum", "tensordot", "bilinear")
+overload("linear", "linear")
+overload("matmul", operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.linalg.matmul, adapt=two)
+overload("matmul", "mm", "mv", "dot", adapt=lambda input, mat2: (input, mat2))
+overload("matmul", T.__rmatmul__, adapt=lambda self, other: (other, self))
+overload("addmm", "addmm")
+leave_unfused("attention is left whole to PyTorch", "scaled_dot_product_attention", "multi_head_attention_forward")
+leave_unfused("batched products are left to torch", "bmm", "baddbmm", "addbmm", "einsum", "tensordot", "bilinear")
 
 # Pools --------------------------------------------------------------------------------------------------------------
 
@@ -88,8 +88,8 @@ def _pooled(op: str, input: Value, width: int, name: str) -> Value:
     if op == "mean":
         pooled = g.average_pool(node, width)
     else:
-        groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1)
-        groups.attrs["gradient"] = "last"  # the gradient is that of one element: the first, or the last NaN
+        # The gradient is that of one element: the first, or the last NaN.
+        groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1, gradient="last")
         pooled = g.reshape(groups, (rows, columns // width))
     return Value(Tracer(input.tracer._trace, pooled, axes), (*input.shape[:-1], columns // width))
 
@@ -153,6 +153,6 @@ def _max_pool1d(
     return Refused(reason) if reason else (input, width)
 
 
-spell("avg_pool1d", "avg_pool1d", adapt=_avg_pool1d)
-spell("max_pool1d", torch.max_pool1d, F.max_pool1d, F._max_pool1d, adapt=_max_pool1d)
-spell("adaptive_avg_pool1d", "adaptive_avg_pool1d", adapt=lambda input, output_size: (input, _one(output_size)))
+overload("avg_pool1d", "avg_pool1d", adapt=_avg_pool1d)
+overload("max_pool1d", torch.max_pool1d, F.max_pool1d, F._max_pool1d, adapt=_max_pool1d)
+overload("adaptive_avg_pool1d", "adaptive_avg_pool1d", adapt=lambda input, output_size: (input, _one(output_size)))

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .meaning import as_mask, pointwise
-from .spelling import spell, swapped, two
+from .overloads import overload, swapped, two
+from .promotion import as_mask, pointwise
 from .table import Operand, rule
 from .values import Value, refuse
 
@@ -37,9 +37,9 @@ def _enter_comparisons() -> None:
         compare = getattr(operator, name)
         rule(name, compare)(_comparison(op))
         # The in-place forms would have to write masks to floats.
-        spell(name, getattr(torch, name), getattr(T, name), compare, getattr(T, method), adapt=two)
+        overload(name, getattr(torch, name), getattr(T, name), compare, getattr(T, method), adapt=two)
         if op != "equal":  # torch.equal gives a Python bool
-            spell(name, getattr(torch, op), getattr(T, op), adapt=two)
+            overload(name, getattr(torch, op), getattr(T, op), adapt=two)
 
 
 _enter_comparisons()
@@ -97,13 +97,13 @@ def bitwise_not(input: Value) -> Value:
 
 def _spell_logic() -> None:
     for name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
-        spell(name, getattr(torch, name), getattr(T, name))
+        overload(name, getattr(torch, name), getattr(T, name))
     for name, plain in (("and", "and_"), ("or", "or_"), ("xor", "xor")):
         rule_name = f"bitwise_{name}"
-        spell(rule_name, rule_name, getattr(operator, plain), getattr(T, f"__{name}__"), adapt=two)
-        spell(rule_name, getattr(T, f"__r{name}__"), adapt=swapped)
-        spell(rule_name, getattr(operator, f"i{name}"), getattr(T, f"__i{name}__"), adapt=two, inplace=True)
-    spell("bitwise_not", "bitwise_not", operator.invert, T.__invert__)
+        overload(rule_name, rule_name, getattr(operator, plain), getattr(T, f"__{name}__"), adapt=two)
+        overload(rule_name, getattr(T, f"__r{name}__"), adapt=swapped)
+        overload(rule_name, getattr(operator, f"i{name}"), getattr(T, f"__i{name}__"), adapt=two, inplace=True)
+    overload("bitwise_not", "bitwise_not", operator.invert, T.__invert__)
 
 
 _spell_logic()

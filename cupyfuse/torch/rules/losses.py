@@ -11,9 +11,9 @@ import torch
 
 from ...dtypes import is_float
 from .labels import loss, reduced_loss
-from .meaning import constant, floats, pointwise, promoted, sloped
+from .overloads import overload
+from .promotion import constant, floats, pointwise, promoted, sloped
 from .reductions import reduced, vector_norm
-from .spelling import spell
 from .table import rule
 from .values import Value, refuse
 
@@ -111,16 +111,16 @@ def smooth_l1_loss(input: Value, target: Value, reduction: str = "mean", beta: f
     return reduced_loss(_piecewise(error, beta, near, far, slope, 1.0), reduction)
 
 
-spell("mse_loss", F.mse_loss, adapt=loss(F.mse_loss))
-spell("l1_loss", F.l1_loss, adapt=loss(F.l1_loss))
-spell("smooth_l1_loss", F.smooth_l1_loss, adapt=loss(F.smooth_l1_loss))
+overload("mse_loss", F.mse_loss, adapt=loss(F.mse_loss))
+overload("l1_loss", F.l1_loss, adapt=loss(F.l1_loss))
+overload("smooth_l1_loss", F.smooth_l1_loss, adapt=loss(F.smooth_l1_loss))
 
 
 def _huber(input: Any, target: Any, reduction: str = "mean", delta: float = 1.0, weight: Any = None) -> Any:
     return input, target, reduction, weight, delta
 
 
-spell("huber_loss", F.huber_loss, adapt=_huber)
+overload("huber_loss", F.huber_loss, adapt=_huber)
 
 # What PyTorch divides the slope of `binary_cross_entropy` by is at least float32's 1e-12, in float64 too.
 _LEAST_SPREAD = float(np.float32(1e-12))
@@ -238,9 +238,9 @@ def poisson_nll_loss(
     return reduced_loss(values, reduction)
 
 
-spell("xlogy", "xlogy")
+overload("xlogy", "xlogy")
 for _name in ("kl_div", "binary_cross_entropy", "binary_cross_entropy_with_logits", "poisson_nll_loss"):
-    spell(_name, getattr(F, _name), adapt=loss(getattr(F, _name)))
+    overload(_name, getattr(F, _name), adapt=loss(getattr(F, _name)))
 
 # Of margins ---------------------------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ def margin_ranking_loss(
 
 
 for _name in ("soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss"):
-    spell(_name, getattr(F, _name), adapt=loss(getattr(F, _name)))
+    overload(_name, getattr(F, _name), adapt=loss(getattr(F, _name)))
 
 # Similarity ---------------------------------------------------------------------------------------------------------
 
@@ -303,4 +303,4 @@ def cosine_similarity(x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> 
     return reduced("sum", pointwise("multiply", *directions), dim, False)
 
 
-spell("cosine_similarity", "cosine_similarity")
+overload("cosine_similarity", "cosine_similarity")

@@ -10,9 +10,9 @@ import torch
 from ... import trace
 from ...dtypes import compute, is_float
 from ...trace import ScalarArgument
-from .meaning import floats, pointwise
+from .overloads import Call, overload
+from .promotion import floats, pointwise
 from .reductions import vector_norm
-from .spelling import Call, spell
 from .table import Refused, rule
 from .values import Value, lengthwise, refuse
 
@@ -138,16 +138,18 @@ def _instance_norm_of_aten(
     return _instance_norm(input, mean, var, weight, bias, use_input_stats, momentum, eps)
 
 
-spell("layer_norm", F.layer_norm)
-spell("layer_norm", torch.layer_norm, adapt=lambda x, s, w=None, b=None, eps=1e-5, cudnn_enable=True: (x, s, w, b, eps))
-spell("rms_norm", "rms_norm")
-spell("normalize", F.normalize, adapt=_normalize)
-spell("group_norm", F.group_norm)
-spell(
+overload("layer_norm", F.layer_norm)
+overload(
+    "layer_norm", torch.layer_norm, adapt=lambda x, s, w=None, b=None, eps=1e-5, cudnn_enable=True: (x, s, w, b, eps)
+)
+overload("rms_norm", "rms_norm")
+overload("normalize", F.normalize, adapt=_normalize)
+overload("group_norm", F.group_norm)
+overload(
     "group_norm", torch.group_norm, adapt=lambda x, n, w=None, b=None, eps=1e-5, cudnn_enabled=True: (x, n, w, b, eps)
 )
-spell("instance_norm", F.instance_norm, adapt=_instance_norm)
-spell("instance_norm", torch.instance_norm, adapt=_instance_norm_of_aten)
+overload("instance_norm", F.instance_norm, adapt=_instance_norm)
+overload("instance_norm", torch.instance_norm, adapt=_instance_norm_of_aten)
 
 # Down the columns ---------------------------------------------------------------------------------------------------
 
@@ -280,5 +282,5 @@ def _batch_norm_of_aten(
     return Call((x, mean, var, w, b, training, momentum, eps))
 
 
-spell("batch_norm", F.batch_norm)
-spell("batch_norm", torch.batch_norm, adapt=_batch_norm_of_aten)
+overload("batch_norm", F.batch_norm)
+overload("batch_norm", torch.batch_norm, adapt=_batch_norm_of_aten)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...dtypes import is_float
-from .meaning import pointwise, promoted, sloped
-from .spelling import spell, spell_refused, swapped
+from .overloads import leave_unfused, overload, swapped
+from .promotion import pointwise, promoted, sloped
 from .table import Operand, Refused, rule
 from .values import Value, refuse
 
@@ -76,17 +76,17 @@ def _div(input: Any, other: Any, rounding_mode: Any = None) -> Any:
 
 
 T = torch.Tensor
-spell("add", "add", operator.add, T.__add__, T.__radd__)
-spell("add", operator.iadd, T.__iadd__, inplace=True)
-spell("sub", "sub", "subtract", operator.sub, T.__sub__)
-spell("sub", operator.isub, T.__isub__, inplace=True)
-spell("sub", torch.rsub, adapt=lambda input, other, alpha=1: (other, input, alpha))
-spell("sub", T.__rsub__, adapt=swapped)
-spell("mul", "mul", "multiply", operator.mul, T.__mul__, T.__rmul__)
-spell("mul", operator.imul, T.__imul__, inplace=True)
-spell("div", "div", "divide", "true_divide", operator.truediv, T.__truediv__, T.__div__, adapt=_div)
-spell("div", operator.itruediv, T.__itruediv__, T.__idiv__, adapt=_div, inplace=True)
-spell("div", T.__rdiv__, T.__rtruediv__, adapt=swapped)
+overload("add", "add", operator.add, T.__add__, T.__radd__)
+overload("add", operator.iadd, T.__iadd__, inplace=True)
+overload("sub", "sub", "subtract", operator.sub, T.__sub__)
+overload("sub", operator.isub, T.__isub__, inplace=True)
+overload("sub", torch.rsub, adapt=lambda input, other, alpha=1: (other, input, alpha))
+overload("sub", T.__rsub__, adapt=swapped)
+overload("mul", "mul", "multiply", operator.mul, T.__mul__, T.__rmul__)
+overload("mul", operator.imul, T.__imul__, inplace=True)
+overload("div", "div", "divide", "true_divide", operator.truediv, T.__truediv__, T.__div__, adapt=_div)
+overload("div", operator.itruediv, T.__itruediv__, T.__idiv__, adapt=_div, inplace=True)
+overload("div", T.__rdiv__, T.__rtruediv__, adapt=swapped)
 
 
 @rule("pow", torch.pow)
@@ -111,9 +111,9 @@ def pow(input: Operand, exponent: Operand) -> Value:
     return pointwise("power", input, exponent)
 
 
-spell("pow", "pow", operator.pow, T.__pow__, adapt=lambda input, exponent: (input, exponent))
-spell("pow", T.__ipow__, operator.ipow, adapt=lambda input, exponent: (input, exponent), inplace=True)
-spell("pow", T.__rpow__, adapt=swapped)
+overload("pow", "pow", operator.pow, T.__pow__, adapt=lambda input, exponent: (input, exponent))
+overload("pow", T.__ipow__, operator.ipow, adapt=lambda input, exponent: (input, exponent), inplace=True)
+overload("pow", T.__rpow__, adapt=swapped)
 
 
 @rule("addcmul", lambda x, a, b, value: torch.addcmul(x, a, b, value=value))
@@ -126,8 +126,8 @@ def addcdiv(input: Value, tensor1: Value, tensor2: Value, value: float = 1) -> V
     return pointwise("add", input, _scaled(input, pointwise("divide", tensor1, tensor2), value))
 
 
-spell("addcmul", "addcmul")
-spell("addcdiv", "addcdiv")
+overload("addcmul", "addcmul")
+overload("addcdiv", "addcdiv")
 
 
 @rule("lerp", torch.lerp)
@@ -147,7 +147,7 @@ def _plus_product(x: Value, a: Operand, b: Operand) -> Value:
     return pointwise("add", x, pointwise("multiply", a, b))
 
 
-spell("lerp", "lerp")
+overload("lerp", "lerp")
 
 # Functions of one operand -------------------------------------------------------------------------------------------
 
@@ -193,11 +193,11 @@ def _unary(op: str) -> Callable[[Value], Value]:
 
 for _name, _op in _UNARY.items():
     rule(_name, getattr(torch, _name))(_unary(_op))
-    spell(_name, _name)
-spell("neg", "negative", operator.neg, T.__neg__)
-spell("abs", "absolute", operator.abs, T.__abs__)
-spell("atan", "arctan")
-spell("trunc", "fix")
+    overload(_name, _name)
+overload("neg", "negative", operator.neg, T.__neg__)
+overload("abs", "absolute", operator.abs, T.__abs__)
+overload("atan", "arctan")
+overload("trunc", "fix")
 
 
 @rule("rsqrt", torch.rsqrt)
@@ -225,11 +225,11 @@ def positive(input: Value) -> Value:
     return input
 
 
-spell("rsqrt", "rsqrt")
-spell("sign", "sign")
-spell("round", "round", adapt=_round)
-spell("positive", "positive", operator.pos, T.__pos__)
-spell_refused("there is no operator for it", "erfc", "sgn", "frac", "fmod", "remainder", "floor_divide", "fmax", "fmin")
+overload("rsqrt", "rsqrt")
+overload("sign", "sign")
+overload("round", "round", adapt=_round)
+overload("positive", "positive", operator.pos, T.__pos__)
+leave_unfused("there is no operator for it", "erfc", "sgn", "frac", "fmod", "remainder", "floor_divide", "fmax", "fmin")
 
 
 @rule("logaddexp", torch.logaddexp)
@@ -247,9 +247,9 @@ def minimum(input: Value, other: Value) -> Value:
     return pointwise("minimum", input, other)
 
 
-spell("logaddexp", "logaddexp")
-spell("maximum", "maximum")
-spell("minimum", "minimum")
+overload("logaddexp", "logaddexp")
+overload("maximum", "maximum")
+overload("minimum", "minimum")
 
 # Limits and choices -------------------------------------------------------------------------------------------------
 
@@ -267,9 +267,9 @@ def clamp(input: Value, min: Operand | None = None, max: Operand | None = None) 
     return pointwise("clip", input, -math.inf if min is None else min, math.inf if max is None else max)
 
 
-spell("clamp", "clamp", "clip")
-spell("clamp", "clamp_min", adapt=lambda input, min: (input, min))
-spell("clamp", "clamp_max", adapt=lambda input, max: (input, None, max))
+overload("clamp", "clamp", "clip")
+overload("clamp", "clamp_min", adapt=lambda input, min: (input, min))
+overload("clamp", "clamp_max", adapt=lambda input, max: (input, None, max))
 
 
 @rule("where", torch.where)
@@ -285,8 +285,8 @@ def _where(condition: Any, input: Any = None, other: Any = None, **kwargs: Any) 
     return condition, input, other
 
 
-spell("where", torch.where, adapt=lambda condition, input=None, other=None, **more: _where(condition, input, other))
-spell("where", T.where, adapt=lambda self, condition, other=None: _where(condition, self, other))
+overload("where", torch.where, adapt=lambda condition, input=None, other=None, **more: _where(condition, input, other))
+overload("where", T.where, adapt=lambda self, condition, other=None: _where(condition, self, other))
 
 
 @rule("masked_fill", torch.masked_fill)
@@ -304,4 +304,4 @@ def masked_fill(input: Value, mask: Value, value: Operand) -> Value:
     return pointwise("where", mask, value, input, dtype=input.dtype)
 
 
-spell("masked_fill", "masked_fill")
+overload("masked_fill", "masked_fill")

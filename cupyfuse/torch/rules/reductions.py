@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from ... import trace
 from ...dtypes import is_float
 from ...ir import graph as g
 from ...ir.adjoints import product_of_others
+from ...ir.graph import Node
 from ...trace import Tracer
-from .meaning import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction
-from .spelling import Call, is_tensor, spell, spell_refused
+from .overloads import Call, is_tensor, leave_unfused, overload
+from .promotion import along, cast_to, count, floats, like_rows, pointwise, safe_sqrt, sloped_reduction
 from .table import Refused, rule
 from .values import Value, refuse
 
@@ -34,16 +36,20 @@ def reduced(op: str, value: Value, dim: Dim, keepdim: bool, name: str = "", grad
     x, axis, dims = along(value, None if dim == () else dim, name or op)
     try:
         result = trace.reduce(op, x, axis)
-        steps = [result._node] if result._node is not x._node else []
-        if op in ("max", "min") and axis is None and result._node.inputs[0].op == op:
-            # All elements that equal the extreme share its gradient, whichever row they are in.
-            steps.append(result._node.inputs[0])
-            steps[-1].attrs["part"] = True
-        for step in steps:
-            step.attrs.update({"gradient": gradient} if gradient else {})
+        if op in ("max", "min") and result._node is not x._node:
+            result = result._trace.array(_graded(result._node, x._node, gradient), result._axes)
         return like_rows(result, value, dims, keepdim)
     except ValueError as error:
         refuse(name or op, str(error).splitlines()[0])
+
+
+def _graded(extreme: Node, x: Node, gradient: str) -> Node:
+    """An extreme of `x`, in one step or two, with the way its gradient goes."""
+    inner = extreme.inputs[0]
+    if inner is not x:
+        # All elements that equal the extreme share its gradient, whichever row they are in.
+        inner = replace(inner, gradient=gradient, partial=True)
+    return replace(extreme, inputs=(inner,), gradient=gradient)
 
 
 # Sums ---------------------------------------------------------------------------------------------------------------
@@ -96,10 +102,10 @@ def logsumexp(input: Value, dim: int | tuple[int, ...], keepdim: bool = False) -
     return reduced("logsumexp", floats(input, "logsumexp"), dim, keepdim)
 
 
-spell("sum", "sum")
-spell("mean", "mean")
-spell("prod", "prod")
-spell("logsumexp", "logsumexp")
+overload("sum", "sum")
+overload("mean", "mean")
+overload("prod", "prod")
+overload("logsumexp", "logsumexp")
 
 # Extremes -----------------------------------------------------------------------------------------------------------
 
@@ -148,9 +154,9 @@ for _name in ("max", "min"):
     rule(_name, getattr(torch, _name), reduces=True)(_extreme(_name, whole=True))
     rule(f"{_name}_dim", _values(getattr(torch, _name)), reduces=True)(_extreme_dim(_name))
     rule(f"a{_name}", getattr(torch, f"a{_name}"), reduces=True)(_extreme(_name))
-    spell(_name, _name, adapt=_max_or_min(_name))
-    spell(f"a{_name}", f"a{_name}")
-spell_refused(
+    overload(_name, _name, adapt=_max_or_min(_name))
+    overload(f"a{_name}", f"a{_name}")
+leave_unfused(
     "it looks for positions, or sorts, or adds up step by step",
     *("argmax", "argmin", "sort", "argsort", "topk", "kthvalue", "median", "cumsum", "cumprod", "logcumsumexp", "mode"),
 )
@@ -206,8 +212,8 @@ def _moment(input: Any, *args: Any, **kwargs: Any) -> Any:
     return input, dim, int(unbiased) if correction is None else correction, keepdim
 
 
-spell("var", "var", adapt=_moment)
-spell("std", "std", adapt=_moment)
+overload("var", "var", adapt=_moment)
+overload("std", "std", adapt=_moment)
 
 # Norms --------------------------------------------------------------------------------------------------------------
 
@@ -260,7 +266,7 @@ def _norm_method(input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = Fa
     return _norm(input, p, dim, keepdim, None, dtype)
 
 
-spell("vector_norm", torch.linalg.vector_norm, adapt=lambda x, *a, **k: _vector_norm(x, *a, **k))
-spell("vector_norm", torch.linalg.norm, adapt=_linalg_norm)
-spell("vector_norm", torch.norm, adapt=_norm)
-spell("vector_norm", T.norm, adapt=_norm_method)
+overload("vector_norm", torch.linalg.vector_norm, adapt=lambda x, *a, **k: _vector_norm(x, *a, **k))
+overload("vector_norm", torch.linalg.norm, adapt=_linalg_norm)
+overload("vector_norm", torch.norm, adapt=_norm)
+overload("vector_norm", T.norm, adapt=_norm_method)

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from .meaning import constant
-from .spelling import is_tensor, spell, spell_refused, two
+from .overloads import is_tensor, leave_unfused, overload, two
+from .promotion import constant
 from .table import Refused, rule
 from .values import Shape, Value, expanded, permuted, positions, refuse
 
@@ -50,17 +50,17 @@ _DROPOUTS = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "
 for _name in _DROPOUTS:
     # The Python functions train only if told to, the built-in ones have to be told.
     _default = {"alpha_dropout": False, "feature_alpha_dropout": False}.get(_name, True)
-    spell(
+    overload(
         "identity",
         getattr(F, _name),
         adapt=lambda input, p=0.5, training=_default, inplace=False: _dropout(input, p, training),
     )
-spell("identity", torch.dropout, torch.feature_dropout, adapt=lambda input, p, train: _dropout(input, p, train))
-spell("identity", torch.alpha_dropout, adapt=lambda input, p, train: _dropout(input, p, train))
-spell("contiguous", T.contiguous, adapt=lambda input, memory_format=None: (input,))
-spell("clone", torch.clone, T.clone)
-spell("detach", torch.detach, T.detach)
-spell("detach", T.data.__get__, adapt=lambda input, *_: (input,))
+overload("identity", torch.dropout, torch.feature_dropout, adapt=lambda input, p, train: _dropout(input, p, train))
+overload("identity", torch.alpha_dropout, adapt=lambda input, p, train: _dropout(input, p, train))
+overload("contiguous", T.contiguous, adapt=lambda input, memory_format=None: (input,))
+overload("clone", torch.clone, T.clone)
+overload("detach", torch.detach, T.detach)
+overload("detach", T.data.__get__, adapt=lambda input, *_: (input,))
 
 # Shapes -------------------------------------------------------------------------------------------------------------
 
@@ -178,26 +178,26 @@ def _unflatten(input: Any, dim: int, sizes: Any) -> Any:
     return found if isinstance(found, Refused) else (input, dim, found)
 
 
-spell("reshape", torch.reshape, T.reshape, T.view, adapt=_with_sizes)
-spell("flatten", "flatten")
-spell("flatten", "ravel", adapt=lambda input: (input, 0, -1))
-spell("unflatten", torch.unflatten, T.unflatten, adapt=_unflatten)
-spell("unsqueeze", "unsqueeze")
-spell("squeeze", "squeeze")
-spell("t", "t", T.T.__get__, adapt=lambda input, *_: (input,))
-spell("transpose", "transpose", "swapaxes", "swapdims", adapt=lambda input, dim0, dim1: (input, dim0, dim1))
-spell("transpose", T.mT.__get__, adapt=lambda input, *_: (input, -2, -1))
-spell("permute", torch.permute, T.permute, adapt=_with_dims)
-spell("expand", T.expand, torch.broadcast_to, T.broadcast_to, adapt=_with_sizes)
-spell("expand_as", T.expand_as, adapt=two)
-spell("view_as", T.view_as, T.reshape_as, adapt=two)
+overload("reshape", torch.reshape, T.reshape, T.view, adapt=_with_sizes)
+overload("flatten", "flatten")
+overload("flatten", "ravel", adapt=lambda input: (input, 0, -1))
+overload("unflatten", torch.unflatten, T.unflatten, adapt=_unflatten)
+overload("unsqueeze", "unsqueeze")
+overload("squeeze", "squeeze")
+overload("t", "t", T.T.__get__, adapt=lambda input, *_: (input,))
+overload("transpose", "transpose", "swapaxes", "swapdims", adapt=lambda input, dim0, dim1: (input, dim0, dim1))
+overload("transpose", T.mT.__get__, adapt=lambda input, *_: (input, -2, -1))
+overload("permute", torch.permute, T.permute, adapt=_with_dims)
+overload("expand", T.expand, torch.broadcast_to, T.broadcast_to, adapt=_with_sizes)
+overload("expand_as", T.expand_as, adapt=two)
+overload("view_as", T.view_as, T.reshape_as, adapt=two)
 
 # Parts and joints of tensors: a kernel reads and writes values that it can address as rows x columns from their start.
-spell_refused("a part of a tensor", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "glu")
-spell_refused(
+leave_unfused("a part of a tensor", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "glu")
+leave_unfused(
     "a part of a tensor", "index_select", "unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "split_with_sizes"
 )
-spell_refused("tensors put side by side", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack")
+leave_unfused("tensors put side by side", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack")
 
 # Indices ------------------------------------------------------------------------------------------------------------
 
@@ -243,4 +243,4 @@ def _getitem(input: Any, index: Any) -> Any:
     return input, tuple(items)
 
 
-spell("getitem", operator.getitem, T.__getitem__, adapt=_getitem)
+overload("getitem", operator.getitem, T.__getitem__, adapt=_getitem)

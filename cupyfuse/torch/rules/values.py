@@ -124,7 +124,7 @@ def _computed_so(tracer: Tracer, fold: Fold) -> Tracer | None:
         elif node.op == "reshape":
             done[node] = done[node.inputs[0]]
         elif node.pointwise and len(done) < _CHEAP and all(i.size in (1, node.size) for i in node.inputs):
-            done[node] = g.Node(node.op, tuple(done[i] for i in node.inputs), fold, node.dtype, node.attrs)
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs], fold)
         else:
             return None
     return tracer._trace.array(done[tracer._node], (0, 1))

@@ -8,7 +8,7 @@ import itertools
 import mmap
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,6 +154,10 @@ class HostRuntime(ArraysLikeNumpys):
         assert low >= 0 or address + low > 0
         holder = type("Holder", (), {"__array_interface__": interface | {"typestr": f"|V{kind.itemsize}"}})()
         return np.asarray(holder).view(kind) if kind.itemsize else np.asarray(holder)
+
+    def load_together(self, kernels: Sequence[Kernel]) -> None:
+        for kernel in kernels:
+            self.library.want(kernel)
 
     def function(self, kernel: Kernel) -> Callable[..., None]:
         self.library.want(kernel)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from .. import rules
 from ..chains.chain import Call
 from ..rules.symbols import Ref, references
+from .captured import CapturedGraph, Operation, storage_of
 from .importer import KEEPS_STATISTICS
-from .record import Operation, Record, storage_of
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Known:
     updates: list[tuple[int, int]]
 
 
-class Meanings:
+class GraphSemantics:
     """What each operation of a record is, and what has to run before what.
 
     Attributes
@@ -31,16 +31,16 @@ class Meanings:
     before : for each operation, those that have to run first
     """
 
-    def __init__(self, record: Record):
-        self.record = record
+    def __init__(self, captured: CapturedGraph):
+        self.captured = captured
         self.left: dict[int, str] = {}
         self.known: dict[int, Known] = {}
-        self.storages = [storage_of(t) for t in record.tensors]
-        self._used = set(references(record.result)).union(*(o.read for o in record.operations))
-        for k, operation in enumerate(record.operations):
+        self.storages = [storage_of(t) for t in captured.tensors]
+        self._used = set(references(captured.result)).union(*(o.read for o in captured.operations))
+        for k, operation in enumerate(captured.operations):
             self._look_at(k, operation)
         self.producer: dict[int, int] = {}
-        for k, operation in enumerate(record.operations):
+        for k, operation in enumerate(captured.operations):
             for number in operation.results:
                 self.producer.setdefault(number, k)
         self.before = self._dependencies()
@@ -70,10 +70,10 @@ class Meanings:
             else:
                 results.append(-1)
         operation.written |= {target for target, _ in updates}
-        if any(target in later.read for target, _ in updates for later in self.record.operations[k + 1 :]):
+        if any(target in later.read for target, _ in updates for later in self.captured.operations[k + 1 :]):
             self.left[k] = "what it changes in place is read again"
             return
-        if any(target in self.record.operations[n].read for target, _ in updates for n in self.left if n < k):
+        if any(target in self.captured.operations[n].read for target, _ in updates for n in self.left if n < k):
             # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
             self.left[k] = "what it changes in place was read before"
             return
@@ -93,9 +93,9 @@ class Meanings:
 
     def fresh(self, like: int) -> int:
         """A new value like another one."""
-        self.record.tensors.append(self.record.tensors[like])
+        self.captured.tensors.append(self.captured.tensors[like])
         self.storages.append(-len(self.storages) - 1)
-        return len(self.record.tensors) - 1
+        return len(self.captured.tensors) - 1
 
     # What has to run before what
     def _dependencies(self) -> list[set[int]]:
@@ -105,7 +105,7 @@ class Meanings:
         writers: dict[int, int] = {}
         last_ordered: int | None = None
         barrier: int | None = None
-        for k, operation in enumerate(self.record.operations):
+        for k, operation in enumerate(self.captured.operations):
             needs = set(operation.after)
             if operation.barrier:
                 needs.update(range(barrier or 0, k))
@@ -136,12 +136,12 @@ class Meanings:
         The tensors that a graph is captured with have a memory each. Those that it is called with later may share
         theirs, which matters as soon as one of them is changed: every input of its dtype counts as changed with it.
         """
-        inputs = [*self.record.arguments, *self.record.parameters]
+        inputs = [*self.captured.arguments, *self.captured.parameters]
         own = {self.storages[n] for n in inputs}
-        written = {n for o in self.record.operations if o.name not in KEEPS_STATISTICS for n in o.written}
-        dtypes = {self.record.tensors[n].dtype for n in written if self.storages[n] in own}
+        written = {n for o in self.captured.operations if o.name not in KEEPS_STATISTICS for n in o.written}
+        dtypes = {self.captured.tensors[n].dtype for n in written if self.storages[n] in own}
         together: dict[int, int] = {}
         for dtype in dtypes:
-            alike = [self.storages[n] for n in inputs if self.record.tensors[n].dtype is dtype]
+            alike = [self.storages[n] for n in inputs if self.captured.tensors[n].dtype is dtype]
             together.update(dict.fromkeys(alike, alike[0]))
         return [together.get(storage, storage) for storage in self.storages]

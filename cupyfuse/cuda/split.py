@@ -1,8 +1,8 @@
-"""Float32 products from fp16 halves on Hopper's tensor cores: the kernels, and how operands lie in memory.
+"""Kernels of float32 products by the hi/lo split, on Hopper's fp16 tensor cores.
 
-`split_rows.cu` splits an operand, `split_columns.cu` one that lies turned in memory, `split_gemm.cu` multiplies,
-`split_repair.cu` computes what halves cannot hold. Their sources say how; here is what depends on the shape: the width
-of the tiles, and with it the text of one instruction.
+`split_rows.cu` splits an operand and `split_columns.cu` a transposed one, `split_gemm.cu` multiplies, and
+`split_repair.cu` recomputes what fp16 cannot hold. Here is what depends on the shape: the width of the tiles, and the
+text of one instruction.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from .kernel import CONDITION, Kernel, translation_unit
 
 ARCHITECTURE = "90a"
 WARPS_A_TILE = 8
-_SHARED_BYTES = 232448  # that a block can have
 GEMM_THREADS = 384
-SPLIT_THREADS, _SPLIT_HELD = 256, 4
-_COLUMNS = 16, 32, 32  # warps, and how far lanes read ahead
 REPAIR_THREADS = 256
+_SHARED_BYTES = 232448  # most shared memory of a block
+_ROW_THREADS, _ROW_HELD = 256, 4  # of split_rows
+_COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
+_SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
+_SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
 
 
 def stages_for(width: int) -> int:
-    """How many stages of both operands fit into shared memory, up to 5."""
+    """Pipeline stages of both operands that fit into shared memory, up to 5."""
     return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= _SHARED_BYTES))
 
 
@@ -34,41 +36,28 @@ def _shared_bytes(width: int, stages: int) -> int:
 
 
 def inverse_at(rows: int, cols: int) -> int:
-    """Where the inverse scales are in the memory that holds the halves of a matrix, in bytes."""
+    """Offset in bytes of the inverse row scales, which follow the tiles of a split matrix."""
     return -(-rows // 8) * 8 * (-(-cols // 64) * 64) * 4
 
 
-# Sources ------------------------------------------------------------------------------------------------------------
-
-
 @lru_cache
-def split_kernel(conditional: bool = False) -> Kernel:
-    """The kernel that splits the rows of a matrix; a conditional one does nothing where its flag is 0."""
-    return _kernel(
-        "split_rows",
-        "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;",
-        f"split_rows<{SPLIT_THREADS}, 1, {_SPLIT_HELD}>(p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols)",
-        SPLIT_THREADS,
-        conditional=conditional,
-    )
+def split_rows_kernel(conditional: bool = False) -> Kernel:
+    """The kernel that splits a row-major matrix; if conditional, only where its flag is not 0."""
+    call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}>({_SPLIT_ARGUMENTS})"
+    return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, conditional=conditional)
 
 
 @lru_cache
 def split_columns_kernel(conditional: bool = False) -> Kernel:
-    """The kernel that splits the rows of a matrix of which columns lie in memory; conditional like `split_kernel`."""
-    return _kernel(
-        "split_columns",
-        "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;",
-        "split_columns<{}, {}, {}>(p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols)".format(*_COLUMNS),
-        32 * _COLUMNS[0],
-        shared=8192 * _COLUMNS[0],
-        conditional=conditional,
-    )
+    """The kernel that splits a column-major matrix; if conditional, only where its flag is not 0."""
+    call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}>({_SPLIT_ARGUMENTS})"
+    threads, shared = 32 * _COLUMN_WARPS, 8192 * _COLUMN_WARPS
+    return _kernel("split_columns", _SPLIT_MEMBERS, call, threads, shared=shared, conditional=conditional)
 
 
 @lru_cache
 def gemm_kernel(width: int) -> Kernel:
-    """The kernel that multiplies, in tiles of this width."""
+    """The kernel that multiplies split operands, in tiles of `width` columns."""
     stages = stages_for(width)
     shared = _shared_bytes(width, stages)
     return _kernel(
@@ -85,7 +74,7 @@ def gemm_kernel(width: int) -> Kernel:
 
 @lru_cache
 def repair_kernel() -> Kernel:
-    """The kernel that computes the rows and columns that halves cannot hold."""
+    """The kernel that recomputes in float32 the rows, columns and elements that the split cannot give."""
     return _kernel(
         "split_repair",
         "Matrix a; Matrix b; float* c; i64 cols; const u32* doubts; i64 width;",
@@ -95,9 +84,9 @@ def repair_kernel() -> Kernel:
 
 
 def kernels_of(node: Node) -> list[Kernel]:
-    """The kernels that compute a node, with tiles as they are on the default GPU."""
-    if node.op == "halves":
-        return [split_columns_kernel() if node.attrs.get("by_columns") else split_kernel()]
+    """The kernels that compute a split or a split product, with tiles chosen for the default GPU."""
+    if node.op == "split":
+        return [split_columns_kernel() if node.by_columns else split_rows_kernel()]
     return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
 
 
@@ -120,7 +109,7 @@ def _kernel(
 
 
 def _multiply_add(width: int) -> str:
-    """The product of a warpgroup for tiles of this many columns: one instruction that names every register."""
+    """The wgmma instruction for tiles of `width` columns, which names every accumulator register."""
     count = width // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))

@@ -1,6 +1,6 @@
 """How PyTorch's operations are called: which callables mean which rule, and with what arguments.
 
-A spelling is a callable as user code, `__torch_function__` or Dynamo see it, or a tensor's method by name. Most have
+A overload is a callable as user code, `__torch_function__` or Dynamo see it, or a tensor's method by name. Most have
 the canonical parameters in their order; others come with an adapter, a function with PyTorch's own parameters that
 returns the canonical arguments (or `Refused`, or a `Call` of another rule).
 """
@@ -45,15 +45,15 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Spelling:
+class Overload:
     rule: str
     adapt: Adapter | None
     inplace: bool = False
 
 
-SPELLINGS: dict[Any, Spelling] = {}
+OVERLOADS: dict[Any, Overload] = {}
 # Operations that are known and never fused, and why.
-REFUSED: dict[Any, str] = {}
+UNFUSED: dict[Any, str] = {}
 
 
 def is_tensor(argument: Any) -> bool:
@@ -62,7 +62,7 @@ def is_tensor(argument: Any) -> bool:
     return argument is not None and argument is not Ellipsis and not isinstance(argument, (*plain, np.generic, Size))
 
 
-def spell(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool = False) -> None:
+def overload(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool = False) -> None:
     """Let callables, or all callables of a name, mean a rule.
 
     A string stands for the function, method and special function of that name wherever there is one, and for its
@@ -71,17 +71,17 @@ def spell(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool 
     for target in targets:
         if isinstance(target, str):
             for callable_ in _named(target):
-                _enter(callable_, Spelling(rule, adapt, inplace))
+                _enter(callable_, Overload(rule, adapt, inplace))
             for callable_ in _named(target + "_"):
-                _enter(callable_, Spelling(rule, adapt, True))
+                _enter(callable_, Overload(rule, adapt, True))
         else:
-            _enter(target, Spelling(rule, adapt, inplace))
+            _enter(target, Overload(rule, adapt, inplace))
 
 
-def spell_refused(reason: str, *targets: str) -> None:
+def leave_unfused(reason: str, *targets: str) -> None:
     for target in targets:
         for callable_ in (*_named(target), *_named(target + "_")):
-            REFUSED[callable_] = reason
+            UNFUSED[callable_] = reason
 
 
 def _named(name: str) -> Iterable[Any]:
@@ -92,10 +92,10 @@ def _named(name: str) -> Iterable[Any]:
             yield found
 
 
-def _enter(target: Any, spelling: Spelling) -> None:
-    known = SPELLINGS.setdefault(target, spelling)
-    if known != spelling:
-        raise AssertionError(f"{target} means {known.rule} and {spelling.rule}")
+def _enter(target: Any, overload: Overload) -> None:
+    known = OVERLOADS.setdefault(target, overload)
+    if known != overload:
+        raise AssertionError(f"{target} means {known.rule} and {overload.rule}")
 
 
 # Adapters that several rules have need of: methods name their second operand in ways of their own.
@@ -134,26 +134,26 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
         member: Any = getattr(torch.Tensor, target, None)
         target = member.__get__ if target in _PROPERTIES else member
     try:
-        spelling, refused = SPELLINGS.get(target), REFUSED.get(target)
+        overload, refused = OVERLOADS.get(target), UNFUSED.get(target)
     except TypeError:  # not hashable
         return None
     if refused is not None:
         return Refused(refused)
-    if spelling is None:
+    if overload is None:
         return None
     kwargs = {name: value for name, value in kwargs.items() if name not in _WITHOUT_MEANING}
     if kwargs.pop("out", None) is not None:
         return Refused("out= writes to a tensor that was given")
     try:
-        called = (spelling.adapt or _by_signature(spelling.rule, target))(*args, **kwargs)
+        called = (overload.adapt or _by_signature(overload.rule, target))(*args, **kwargs)
     except TypeError as error:
         return Refused(f"its arguments are not known: {error}")
     if isinstance(called, Refused):
         return called
     if not isinstance(called, Call):
         called = Call(called)
-    rule = RULES[called.rule or spelling.rule]
-    inplace = spelling.inplace or called.inplace
+    rule = RULES[called.rule or overload.rule]
+    inplace = overload.inplace or called.inplace
     if inplace and rule.idle:
         return Refused("it changes a tensor's shape in place")
     filled = _filled(rule.signature, called.arguments)

@@ -180,7 +180,7 @@ def _ours(tracing: Tracing, graded: tuple[bool, ...], machine: Machine, frozen: 
     plan = build(tracing.as_traced(), None, settings, chain.fixed)
     times = [Time(0.0, CALL), *(_our_step(step, machine) for step in plan.steps)]
     if plan.prepare is not None:
-        needed = {int(n.attrs["arg"]) for n in plan.prepare.graph.inputs}
+        needed = {n.argument for n in plan.prepare.graph.inputs}
         launches = plan.prepare.launches
         if any(graded[k] for k in needed):  # a step of training changes them, and has them prepared once
             times += [_our_step(step, machine) for step in plan.prepare.steps]
@@ -196,7 +196,7 @@ def _our_step(step: Step, machine: Machine) -> Time:
         return Time(_row_time(step, machine, step.reads + step.writes, _our_share(step)), OUR_LAUNCH * step.launches)
     gpu, host = 0.0, 0.0
     for node in step.nodes:
-        if node.op == "halves":
+        if node.op == "split":
             gpu += machine.memory(8.0 * node.inputs[0].size)
             host += OUR_LAUNCH
         elif node.op == "matmul":
@@ -241,7 +241,7 @@ def _inductor(tracing: Tracing, graded: tuple[bool, ...], machine: Machine) -> T
 
 def _is_bias(step: Step, products: set[Node]) -> bool:
     """Whether all that a step does is to add a bias to a product, which cuBLAS does as it stores it."""
-    work = [n for n in step.nodes if n.op not in ("cast", "transpose", "reshape")]
+    work = [n for n in step.nodes if n.op not in (*g.PASS_THROUGH, "transpose", "reshape")]
     sources = [resolve(n) for n in step.inputs]
     return (
         [n.op for n in work] == ["add"]
@@ -315,7 +315,7 @@ def _flowing(steps: Iterable[Step], chain: Chain, graded: tuple[bool, ...]) -> s
         numbers |= set(range(len(graded), 2 * len(graded) + 64))  # what is prepared from them
     found: set[Node] = set()
     for node in g.topological([n for step in steps for n in step.outputs]):
-        if node.attrs.get("arg") in numbers if node.op == "input" else any(i in found for i in node.inputs):
+        if node.argument in numbers if node.op == "input" else any(i in found for i in node.inputs):
             found.add(node)
     return found
 

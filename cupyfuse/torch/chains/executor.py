@@ -11,13 +11,13 @@ import torch
 
 from ...plan.build import build
 from ...settings import DEFAULT_WORKSPACE, Settings
+from .backward import Backward
 from .chain import Chain
-from .changes import NEVER, Count, gradients_of, steps
-from .differentiate import Backward
-from .modes import matmul_precision
-from .prepared import Budget, capturing_now, preparing
+from .options import matmul_precision
+from .prepacked import Budget, capturing_now, preparing
 from .runtime import device_of, dtype_name, layout_of, ready
 from .tensors import as_matrix, owning
+from .weight_changes import NEVER, Count, gradients_of, steps
 
 Tensors = Sequence[Any]
 

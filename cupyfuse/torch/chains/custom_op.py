@@ -22,9 +22,9 @@ from ...plan.build import build
 from ...settings import Settings
 from ...trace.autodiff import stored
 from ..rules.symbols import references
+from .backward import Backward
 from .chain import Chain, Tracing, sizes
-from .differentiate import Backward
-from .running import Options
+from .runner import Options
 from .runtime import device_of, dtype_name, layout_of, ready
 from .tensors import as_matrix, owning
 

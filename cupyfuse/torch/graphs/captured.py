@@ -54,7 +54,7 @@ class Operation:
 
 
 @dataclass
-class Record:
+class CapturedGraph:
     """What one forward does.
 
     Attributes

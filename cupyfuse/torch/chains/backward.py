@@ -63,8 +63,7 @@ class Backward:
         reached = _depending(tracing, wanted)
         self.differentiable = [dtypes.is_float(v.dtype) and v.tracer._node in reached for v in tracing.outputs]
         self._cotangents = [
-            Node("input", (), v.tracer._node.shape, v.dtype, {"arg": k, "name": f"gradient{k}", "ndim": 2})
-            for k, v in enumerate(tracing.outputs)
+            g.argument(k, f"gradient{k}", v.tracer._node.shape, v.dtype) for k, v in enumerate(tracing.outputs)
         ]
         roots = self._gradients(tuple(self.differentiable), self.needs)
         forward = [v.tracer._node for v in tracing.outputs]
@@ -192,7 +191,7 @@ class Backward:
 
 def _passing(node: Node) -> Sequence[Node]:
     """The inputs that a node's gradient flows to."""
-    flows = dtypes.is_float(node.dtype) and not node.attrs.get("constant")
+    flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
     return [i for i in node.inputs if dtypes.is_float(i.dtype)] if flows else []
 
 

@@ -97,7 +97,7 @@ class EveryCall:
     when = "in every call: {}"
 
     def __init__(self, plan: Plan, matrices: Tensors):
-        self.needed = [int(n.attrs["arg"]) for n in plan.graph.inputs]
+        self.needed = [n.argument for n in plan.graph.inputs]
         self._none = [None] * len(plan.outputs)
         self._execute: Any = self._ready(plan, [matrices[k] for k in self.needed])
 

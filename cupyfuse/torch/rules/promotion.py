@@ -111,7 +111,7 @@ def cast_to(value: Value, dtype: str | None) -> Value:
 def constant(value: Value) -> Value:
     """The same values, as numbers that gradients do not flow through."""
     tracer = value.tracer
-    return Value(tracer._trace.array(g.constant(tracer._node), tracer._axes), value.shape)
+    return Value(tracer._trace.array(g.stop_gradient(tracer._node), tracer._axes), value.shape)
 
 
 def sloped(value: Value, *pairs: tuple[Value, Value | float]) -> Value:

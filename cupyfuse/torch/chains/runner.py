@@ -15,9 +15,9 @@ import torch
 
 from ...errors import TraceError
 from .chain import Chain
-from .entry import Entry, Options, Tensors
-from .modes import PLAIN, elsewhere, matmul_precision
-from .prepared import Budget
+from .executor import Entry, Options, Tensors
+from .options import PLAIN, elsewhere, matmul_precision
+from .prepacked import Budget
 from .runtime import dtype_name
 
 _MOST_ENTRIES = 256

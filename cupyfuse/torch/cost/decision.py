@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..chains.chain import Chain, sizes
-from ..chains.running import Options
+from ..chains.runner import Options
 from ..chains.runtime import device_of, dtype_name
 from ..graphs.partition import Judge, Verdict, anything
-from .fused import estimate
+from .estimate import estimate
 
 
 def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge:

@@ -1,0 +1,118 @@
+"""Launches of products by the hi/lo split: split the operands, multiply, repair."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..plan.schedule.products import TILE_ROWS, tile_width
+from .launch import launcher
+from .runtime import Runtime
+from .split import (
+    GEMM_THREADS,
+    REPAIR_THREADS,
+    WARPS_A_TILE,
+    gemm_kernel,
+    inverse_at,
+    repair_kernel,
+    split_columns_kernel,
+    split_rows_kernel,
+)
+
+
+class Split:
+    """The hi/lo split of a (rows, cols) float32 matrix.
+
+    Parameters
+    ----------
+    rows, cols : int
+    strides : tuple of int
+        In elements, from row to row and from column to column; one of them is 1.
+    conditional : bool
+        Write nothing where a flag on the device is 0.
+    """
+
+    def __init__(self, rows: int, cols: int, strides: tuple[int, int], conditional: bool = False):
+        self._by_rows = strides[1] == 1 or cols <= 1
+        self.kernel = (split_rows_kernel if self._by_rows else split_columns_kernel)(conditional)
+        self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
+        self._form = "QqQQqq" + "Q" * conditional
+
+    def load(self, runtime: Runtime) -> Callable[..., None]:
+        """Load the kernel.
+
+        Returns
+        -------
+        callable
+            `launch(matrix, tiles, stream, *flag)`, given the addresses of the matrix, of the memory for its split tiles
+            and, if conditional, of the flag.
+        """
+        kernel, rows, stride = self.kernel, self._shape[0], self._stride
+        blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32)
+        run = launcher(
+            runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), self._form, kernel.shared
+        )
+        inverse = inverse_at(*self._shape)
+
+        def launch(matrix: int, tiles: int, stream: Any = None, *flag: int) -> None:
+            run((matrix, stride, tiles, tiles + inverse, *self._shape, *flag), stream)
+
+        return launch
+
+
+class SplitProduct:
+    """C = A B' of float32 matrices that are split.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Rows of A, rows of B, columns of both.
+    left, right : tuple of int
+        Strides of A and of B in elements, from row to row and from column to column.
+    processors : int
+        Multiprocessors of the GPU.
+
+    Attributes
+    ----------
+    kernels : tuple of Kernel
+    workspace : int
+        Bytes of device memory for the flagged elements of each tile.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], processors: int):
+        m, n, _ = shape
+        self._width = tile_width(m, n, processors)
+        self._tiles = -(-m // TILE_ROWS) * -(-n // self._width)
+        self.kernels = gemm_kernel(self._width), repair_kernel()
+        self.workspace = self._tiles * WARPS_A_TILE * 4
+        self._shape, self._left, self._right, self._processors = shape, left, right, processors
+
+    def load(self, runtime: Runtime) -> Callable[..., None]:
+        """Load the kernels.
+
+        Returns
+        -------
+        callable
+            `launch(tiles, operands, target, workspace, stream)`, given the addresses of the split tiles of A and B, of
+            A and B themselves, of C and of the workspace.
+        """
+        (m, n, k), left, right, width = self._shape, self._left, self._right, self._width
+        gemm, repair = self.kernels
+        grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
+        run_gemm = launcher(runtime.function(gemm), grid, block, "QQQqqQQQq", gemm.shared)
+        grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
+        run_repair = launcher(runtime.function(repair), grid, block, "QqqQqQqqQqQqQq", repair.shared)
+        offset_a, offset_b = inverse_at(m, k), inverse_at(n, k)
+
+        def launch(
+            tiles: Sequence[int], operands: Sequence[int], target: int, workspace: int, stream: Any = None
+        ) -> None:
+            (a, b), (x, y) = tiles, operands
+            inverse_a, inverse_b = a + offset_a, b + offset_b
+            run_gemm((a, b, target, m, n, inverse_a, inverse_b, workspace, k), stream)
+            run_repair(
+                (x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, width),
+                stream,
+            )
+
+        return launch

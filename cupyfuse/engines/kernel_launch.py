@@ -1,0 +1,187 @@
+"""Launches of emitted kernels: described from shapes and strides, compiled, then bound to a runtime.
+
+A launch says which kernels it needs and how much workspace before anything is compiled, so that the engine can compile
+the kernels of all launches in parallel and lay out one workspace for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .. import dtypes
+from ..cuda.configure import Config, default_config, fitting_vec
+from ..cuda.kernel import Kernel
+from ..cuda.launch import launcher
+from ..cuda.program import COLUMN, FULL, Parameter, Program
+from ..cuda.runtime import Runtime
+from ..cuda.sources import emit_kernels
+from ..ir.graph import Node
+from ..plan.schedule import Step
+
+_MAX_BLOCKS = (1 << 31) - 1
+
+Addresses = list[int]  # of arguments, results, the flag and temporaries, by slot
+Launch = Callable[[Addresses, Any], None]  # (addresses, stream)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value lies: the slot of its address, and its strides in elements."""
+
+    slot: int
+    row_stride: int
+    col_stride: int
+
+    @property
+    def transposed(self) -> Place:
+        return Place(self.slot, self.col_stride, self.row_stride)
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """A launch before its kernels are compiled.
+
+    Attributes
+    ----------
+    bind : callable
+        Load the kernels and return the launch, given the runtime and the slot of the workspace's address.
+    kernels : tuple of Kernel
+    workspace : int
+        Bytes of device memory that the launch needs for itself; 0 for none.
+    """
+
+    bind: Callable[[Runtime, int], Launch]
+    kernels: tuple[Kernel, ...] = ()
+    workspace: int = 0
+
+
+class KernelLaunch:
+    """The launch of a step's emitted kernel, with a variant for each vector width that the pointers may allow.
+
+    Parameters
+    ----------
+    step : Step
+    storage : dict
+        The dtype in which each value in memory is stored.
+    place : callable
+        Returns the `Place` of a value.
+    flag : int
+        Slot of the address of a conditional launch's flag; -1 if the launch is unconditional.
+    """
+
+    def __init__(self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], flag: int):
+        self.program = Program(step, storage)
+        self.rows, self.cols = step.domain
+        self.flag = flag
+        # The struct that the kernel takes: its members, with 0 for addresses, and its format, eight bytes a member.
+        self.members: list[Any] = []
+        self.format = ""
+        self.pointers: list[tuple[int, int]] = []  # (index of the member, slot of the address)
+        self.vector_slots: list[tuple[int, int]] = []  # (slot, itemsize) of arrays that are accessed in vectors
+        self.strides = 0  # bitwise or of all row strides, whose common powers of two limit the vector width
+        for parameter in self.program.parameters:
+            self._add_member(parameter, None if parameter.is_number else place(parameter.node))
+        self.widest = fitting_vec(self.program, self.strides)
+        self.unaligned = max((self.widest * size for _, size in self.vector_slots), default=1) - 1  # bits of addresses
+        self.config = default_config(self.program, self.widest)
+        self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
+
+    def spec(self) -> LaunchSpec:
+        return LaunchSpec(self.bind, self.kernels, self._partial_bytes() if self.program.by_columns else 0)
+
+    def _add_member(self, parameter: Parameter, place: Place | None) -> None:
+        if place is None:
+            self.members.append(float(parameter.node.value))
+            self.format += "d"
+            return
+        self.pointers.append((len(self.members), place.slot))
+        self.members.append(0)
+        self.format += "Q" + "q" * parameter.has_rows + "q" * parameter.has_cols
+        if parameter.has_rows:
+            self.members.append(place.row_stride)
+        if parameter.has_cols:
+            self.members.append(place.col_stride)
+        if parameter.place in (FULL, COLUMN):
+            self.vector_slots.append((place.slot, dtypes.ITEMSIZE[parameter.dtype]))
+        if parameter.place == FULL and self.rows > 1:
+            self.strides |= abs(place.row_stride)
+
+    def _partial_bytes(self) -> int:
+        """Bytes of the totals that the shares of a column step leave for the merge."""
+        if self.config.shares == 1:
+            return 1
+        # At most four numbers of at most 8 bytes an accumulator.
+        return self.config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))
+
+    def bind(self, runtime: Runtime, partial: int) -> Launch:
+        """Load the kernels; `partial` is the slot of the workspace."""
+        widest = self._load(runtime, partial, self.config, self.kernels)
+        variants = {self.widest: widest}
+        vector_slots, unaligned = self.vector_slots, self.unaligned
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            together = 0
+            for slot, _ in vector_slots:
+                together |= addresses[slot]
+            if together & unaligned:
+                vec = self._aligned_vec(addresses)
+                if vec not in variants:
+                    config = default_config(self.program, vec)
+                    kernels = emit_kernels(self.program, config, conditional=self.flag >= 0)
+                    variants[vec] = self._load(runtime, partial, config, kernels)
+                variants[vec](addresses, stream)
+            else:
+                widest(addresses, stream)
+
+        return launch
+
+    def _aligned_vec(self, addresses: Addresses) -> int:
+        """The widest vector that every pointer is aligned to."""
+        vec = self.widest
+        while vec > 1 and any(addresses[slot] % (vec * size) for slot, size in self.vector_slots):
+            vec //= 2
+        return vec
+
+    def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
+        """Load the kernels of one variant."""
+        template, form = [*self.members, self.rows, self.cols], self.format + "qq"
+        pointers = self.pointers.copy()
+        if self.program.by_columns:
+            pointers.append((len(template), partial))
+            template += [0, config.shares]
+            form += "Qq"
+            grids = [(-(-self.cols // config.group), config.shares), (-(-self.cols // config.threads), 1)]
+        else:
+            grids = [(row_blocks(config, self.rows, self.cols, runtime.processors), 1)]
+        if self.flag >= 0:
+            pointers.append((len(template), self.flag))
+            template.append(0)
+            form += "Q"
+        runs = [
+            launcher(runtime.function(kernel), (max(1, x), y, 1), (config.threads, 1, 1), form, kernel.shared)
+            for kernel, (x, y) in zip(kernels, grids, strict=False)
+        ]
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            members = template.copy()
+            for index, slot in pointers:
+                members[index] = addresses[slot]
+            for run in runs:
+                run(members, stream)
+
+        return launch
+
+
+def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
+    """Number of blocks to launch a row template with on a GPU of so many multiprocessors."""
+    if config.template == "row_lanes":
+        blocks = -(-rows // (config.threads // config.group))
+    elif config.template == "elementwise":
+        blocks = -(-rows * (cols // config.vec) // config.threads)
+    elif config.template == "row_persistent":
+        blocks = min(rows, processors * config.blocks)
+    else:
+        blocks = rows
+    return max(1, min(blocks, _MAX_BLOCKS))
