@@ -83,7 +83,7 @@ def write(report: Report, folder: Path, name: str, plot: bool = True) -> str:
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     if plot and report.benchmark in charts.CHARTS:
         try:
-            charts.CHARTS[report.benchmark](report, folder / f"{name}.png")
+            charts.draw(report, folder / f"{name}.png")
         except Exception as error:  # figures are worth more than their picture
             print(f"no plot: {describe(error)}", file=sys.stderr)
     return text

@@ -78,7 +78,7 @@ def test_all_verdicts_hold_where_all_figures_are_good():
         (torch_heads.FORWARD, "gpu_evicted", 12.0, ["forward, GPU, L2 evicted: times faster"]),
         (torch_heads.FORWARD, "wall", 40.0, ["forward, wall"]),
         (torch_heads.CHANGED, "gpu_evicted", 90.0, ["after a change"]),
-        (torch_heads.BACKWARD, "gpu_evicted", 1300.0, ["forward and backward"]),
+        (torch_heads.BACKWARD, "gpu_evicted", 1300.0, ["forward and backward, GPU"]),
     ],
 )
 def test_a_verdict_fails_by_its_own_figure(group, figure, median, words):
