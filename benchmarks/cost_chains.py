@@ -35,20 +35,11 @@ class Builder:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of chain; called with a dtype and a shape, it returns the chain and its inputs' shapes and dtypes.
-
-    Attributes
-    ----------
-    name : str
-    inputs : str
-        Their shapes in letters: of (m, k, n) for chains with products, of (m, n) for others. A star marks weights.
-    body : callable
-        Builds the results from a `Builder` and the inputs.
-    """
+    """A kind of chain; called with a dtype and a shape, it returns the chain and its inputs' shapes and dtypes."""
 
     name: str
-    inputs: str
-    body: Callable[..., Ref | tuple[Ref, ...]]
+    inputs: str  # shapes in letters, of (m, k, n) for chains with products, of (m, n) for others; stars mark weights
+    body: Callable[..., Ref | tuple[Ref, ...]]  # builds the results from a `Builder` and the inputs
 
     def __call__(self, dtype: str, shape: Shape) -> Built:
         lengths = dict(zip("mkn" if len(shape) == 3 else "mn", shape, strict=True))

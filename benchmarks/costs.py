@@ -69,15 +69,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
 
 
 class _Chain:
-    """A chain with tensors to call it with.
-
-    Parameters
-    ----------
-    lab : Lab
-    question : cost_chains.Question
-    training : bool
-    seed : int
-    """
+    """A chain with tensors to call it with."""
 
     def __init__(self, lab: Lab, question: Any, training: bool, seed: int):
         from .cost_chains import as_written

@@ -31,13 +31,7 @@ class NoGpu(RuntimeError):
 
 
 class Device:
-    """CuPy's current GPU. Everything runs on CuPy's current stream.
-
-    Raises
-    ------
-    NoGpu
-        CuPy cannot be imported, or finds no GPU.
-    """
+    """CuPy's current GPU and stream; raises `NoGpu` without."""
 
     def __init__(self) -> None:
         try:

@@ -56,36 +56,19 @@ the slowest process. A row is *right* where its error is at most four times PyTo
 
 @dataclass
 class Row:
-    """What one form of a model did.
-
-    Attributes
-    ----------
-    head, dtype, wrapper, form : str
-    failure : str
-        Why there are no figures.
-    error, plain_error : float or None
-        The largest difference of a step's loss to training in float64, relative to that loss; PyTorch's.
-    difference : float or None
-        The same to PyTorch's training in the same dtype.
-    parameters : float or None
-        ‖parameters − PyTorch's‖ / ‖those − the first ones‖, after the steps.
-    milliseconds : float or None
-        Of a step, the slowest process's; the median of three runs.
-    chains : int or None
-        How many ran; None where nothing tells.
-    """
+    """What one form of a model did. The fields without figures are None."""
 
     head: str
     dtype: str
     wrapper: str
     form: str
-    failure: str = ""
-    error: float | None = None
-    plain_error: float | None = None
-    difference: float | None = None
-    parameters: float | None = None
-    milliseconds: float | None = None
-    chains: int | None = None
+    failure: str = ""  # why there are no figures
+    error: float | None = None  # the largest difference of a step's loss to training in float64, relative to that loss
+    plain_error: float | None = None  # PyTorch's
+    difference: float | None = None  # of the losses to those of PyTorch in the same dtype
+    parameters: float | None = None  # ||parameters - PyTorch's|| / ||those - the first ones||, after the steps
+    milliseconds: float | None = None  # of a step in the slowest process, the median of three runs
+    chains: int | None = None  # how many ran
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -108,7 +91,7 @@ class Table:
     rows: list[Row] = field(default_factory=list)
 
     def write(self, folder: Path, begun: Row | None = None) -> None:
-        """Write what is measured, whatever happens to the row begun: it counts as failed until it has ended."""
+        """Write the report; the row begun counts as failed until it has ended."""
         folder.mkdir(parents=True, exist_ok=True)
         rows = [*self.rows, *([Row(*begun.key, failure=ENDED)] if begun else [])]
         written = Table(self.environment, self.options, rows)
@@ -145,16 +128,25 @@ def plan(heads: Sequence[str], dtypes: Sequence[str], forms: Sequence[str]) -> l
     return [Row(*case, form) for part in (quick, slow) for case in cases for form in part]
 
 
+@functools.lru_cache(maxsize=1)
+def models(head: str, shape: tuple[int, int, int], dtype: Any, place: Any) -> list[Any]:
+    """Return the plain model and the drop-in one, with the same parameters in every process."""
+    import torch
+
+    from .rivals import load
+
+    source, built = load(head, shape), []
+    for model in (source.Model, source.ModelNew):
+        torch.manual_seed(0)
+        built.append(model(*source.get_init_inputs()).to(place, dtype))
+    return built
+
+
 # One process --------------------------------------------------------------------------------------------------------
 
 
 class Worker:
-    """One process of those that train together.
-
-    Parameters
-    ----------
-    shape : (rows of a process, in_features, out_features)
-    """
+    """One process of those that train together, on a shape of (rows of a process, in_features, out_features)."""
 
     def __init__(self, shape: tuple[int, int, int]):
         import torch
@@ -169,7 +161,6 @@ class Worker:
         more = {"device_id": self.place} if self.gpu else {}
         self.dist.init_process_group("nccl" if self.gpu else "gloo", timeout=STUCK, **more)
         self._references: dict[Any, tuple[tuple[list[float], list[Any]], ...]] = {}
-        self._start: tuple[Any, Any, Any] = ((), None, None)
 
     def broadcast(self, value: Any) -> Any:
         """Return the first process's value."""
@@ -202,7 +193,7 @@ class Worker:
     def _measure(self, row: Row) -> None:
         torch, dtype = self.torch, getattr(self.torch, row.dtype)
         torch._dynamo.reset()
-        plain, drop_in = self._models(row.head, dtype)
+        plain, drop_in = models(row.head, self.shape, dtype, self.place)
         key = (row.head, row.dtype, row.wrapper)
         if key not in self._references:
             self._references.clear()
@@ -227,21 +218,6 @@ class Worker:
             from cupyfuse.torch import explain
 
             row.chains = sum(bool(part.plans) for part in explain(model).fused)
-
-    def _models(self, head: str, dtype: Any) -> tuple[Any, Any]:
-        """Return the plain model and the drop-in one, with the same parameters in every process."""
-        from .rivals import load
-
-        key = (head, dtype)
-        if self._start[0] != key:
-            self._start = ((), None, None)
-            source = load(head, self.shape)
-            built = []
-            for model in (source.Model, source.ModelNew):
-                self.torch.manual_seed(0)
-                built.append(model(*source.get_init_inputs()).to(self.place, dtype))
-            self._start = (key, *built)
-        return self._start[1], self._start[2]
 
     def _build(self, row: Row, plain: Any, drop_in: Any) -> Any:
         from cupyfuse.torch import fuse

@@ -64,19 +64,11 @@ def limit(precision: str, depth: int) -> float:
 
 
 class Product:
-    """One product ``x @ weight.T``, and how each rival computes it.
+    """One product ``x @ weight.T`` of (M, K) and (N, K) float32 arrays, and how each rival computes it.
 
-    Parameters
-    ----------
-    lab : Lab
-    x, weight : cupy.ndarray, (M, K) and (N, K) float32
-
-    Attributes
-    ----------
-    facts : dict of str to float
-        "cancellation", the norm of |x| |weight|ᵀ over that of the product: 1 where nothing cancels. "reference", a
-        bound of the float64 reference's own error relative to |x| |weight|ᵀ: products of two float32 numbers are exact
-        there, so only the additions round.
+    Its facts are "cancellation", the norm of |x| |weight|ᵀ over that of the product: 1 where nothing cancels; and
+    "reference", a bound of the float64 reference's own error relative to |x| |weight|ᵀ: products of two float32 numbers
+    are exact there, so only the additions round.
     """
 
     def __init__(self, lab: Lab, x: Any, weight: Any):

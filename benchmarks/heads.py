@@ -46,13 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Plain:
-    """The heads in an array library's own operations: a rival and, on float64 arrays, the reference.
-
-    Parameters
-    ----------
-    xp, special : module
-        `cupy` and `cupyx.scipy.special`, or `numpy` and `scipy.special`.
-    """
+    """The heads in the operations of an array library and its `special`: a rival and, in float64, the reference."""
 
     def __init__(self, xp: Any, special: Any):
         self._xp, self._special = xp, special
@@ -96,19 +90,7 @@ class Plain:
 
 
 class Head:
-    """One head on one set of arguments, and how each rival runs it.
-
-    Parameters
-    ----------
-    lab : Lab
-    head : Fused
-    training : bool
-        For head_softmax: normalise with the batch's statistics.
-    arguments : mapping of str to cupy.ndarray
-        By the names of the head's parameters.
-    product : cupy.ndarray, (B, N) float64
-        ``x @ weight.T``, for the reference.
-    """
+    """One head on one set of arguments, and how each rival runs it; `product` is ``x @ weight.T`` in float64."""
 
     def __init__(self, lab: Lab, head: Fused, training: bool, arguments: Mapping[str, Any], product: Any):
         self._lab, self._head, self._plain = lab, head, Plain(lab.cupy, lab.special)
@@ -200,15 +182,7 @@ def tail_of_product(y: Any, factor: Any, shift: Any) -> Any:
 def _tail_makers(
     lab: Lab, y: Any, given: Mapping[str, Any], tails: Mapping[str, Callable[..., Any]], kind: str, moved: int
 ) -> dict[str, Callable[[], Rival]]:
-    """Return the rivals of a tail on `y`.
-
-    Parameters
-    ----------
-    tails : mapping of str to callable
-        cupyfuse's functions of `y` alone.
-    kind : {"logsumexp", "softmax"}
-        The tail's reduction, which is also measured alone.
-    """
+    """Return the rivals of a tail on `y`: cupyfuse's `tails` of `y` alone, and the `kind` of reduction alone."""
     wide = lab.as_double(y)
     plain = getattr(Plain(lab.cupy, lab.special), f"tail_{kind}")
     whole = [plain(wide, *(lab.as_double(array) for array in given.values()))]

@@ -41,55 +41,28 @@ class Unavailable(Exception):
 
 @dataclass
 class Rival:
-    """One way to compute a case.
+    """One way to compute a case."""
 
-    Attributes
-    ----------
-    call : callable
-        What is timed.
-    attempts : sequence of callable
-        Each computes once, from fresh state and into poisoned memory, and returns the results as float64 arrays.
-    expected : sequence of array
-        What they should be.
-    capture : callable, optional
-        Captures the call in a CUDA graph and returns its launch.
-    sizes : sequence of array
-        Beside `expected`, what the error of each element is relative to; positive. Empty where that is not taken.
-    limit : float, optional
-        The largest error of a result that is not wrong: by element where there are `sizes`, else by norm. The
-        laboratory's by default.
-    before : callable, optional
-        Run untimed before each call that is timed by itself.
-    """
-
-    call: Call
-    attempts: Sequence[Callable[[], list[Any]]]
-    expected: Sequence[Any]
-    capture: Callable[[], Call] | None = None
-    sizes: Sequence[Any] = ()
-    limit: float | None = None
-    before: Call | None = None
+    call: Call  # what is timed
+    attempts: Sequence[Callable[[], list[Any]]]  # compute once from fresh state into poisoned memory; return float64
+    expected: Sequence[Any]  # what attempts should return
+    capture: Callable[[], Call] | None = None  # captures the call in a CUDA graph and returns its launch
+    sizes: Sequence[Any] = ()  # beside `expected`: what the error of each element is relative to
+    limit: float | None = None  # of errors that are not wrong, by element where there are `sizes`, else by norm
+    before: Call | None = None  # run untimed before each call that is timed by itself
 
 
 @dataclass
 class Lab:
-    """What every case needs: the GPU and the libraries.
-
-    Attributes
-    ----------
-    torch : module or None
-        `benchmarks.rivals`, with PyTorch ready to run; where None, `torch_missing` says why.
-    compiling : str
-        Why torch.compile does not take part; empty where it does.
-    """
+    """What every case needs: the GPU and the libraries."""
 
     device: Device
     cupy: Any
-    special: Any
-    torch: ModuleType | None
-    torch_missing: str
+    special: Any  # cupyx.scipy.special
+    torch: ModuleType | None  # `benchmarks.rivals`
+    torch_missing: str  # why there is none
     precision: str = "highest"
-    compiling: str = ""
+    compiling: str = ""  # why torch.compile does not take part
 
     def need_torch(self) -> Any:
         if self.torch is None:
@@ -144,22 +117,9 @@ class Lab:
         torch: Any = None,
         **more: Any,
     ) -> Rival:
-        """Return a rival whose calls return a new array.
+        """Return a rival whose calls return a new array of `size` bytes or, with `torch`, a tensor.
 
-        Parameters
-        ----------
-        call : callable
-        expected : sequence of array
-        size : int
-            Bytes of the result, which is allocated from poisoned memory.
-        sample : callable, optional
-            Picks what is compared; all of the result by default.
-        reset : callable
-            Restores the state that calls change.
-        torch : module, optional
-            `benchmarks.rivals` for a call of PyTorch's, which returns a tensor.
-        **more
-            Other attributes of the rival.
+        `sample` picks what is compared, `reset` restores the state that calls change.
         """
 
         def double(result: Any) -> Any:
@@ -218,13 +178,7 @@ class Lab:
 
 @contextlib.contextmanager
 def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterator[Lab]:
-    """Open the GPU and the libraries.
-
-    Raises
-    ------
-    NoGpu
-        CuPy or a GPU is missing.
-    """
+    """Open the GPU and the libraries; raise `NoGpu` without."""
     import cupyfuse
 
     device = Device()
@@ -281,19 +235,9 @@ def _check(lab: Lab, case: Case, rival: Rival, result: Result) -> bool:
 
 
 def run(lab: Lab, case: Case, makers: Mapping[str, Callable[[], Rival]], figures: Sequence[str], budget: float) -> Case:
-    """Check and time the rivals of a case, and enter their results into it.
+    """Make, check and time the rivals of a case, for `budget` GPU seconds each and figure; enter their results into it.
 
-    Parameters
-    ----------
-    lab : Lab
-    case : Case
-        Without results yet.
-    makers : mapping of str to callable
-        Make each rival, by name; one that cannot be made is reported.
-    figures : sequence of str
-        Of `report.FIGURES`.
-    budget : float
-        GPU seconds for each rival and figure.
+    A rival that cannot be made, is wrong or raises is reported with the reason.
     """
     began = time.perf_counter()
     rivals: dict[str, Rival] = {}

@@ -79,15 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Trial:
-    """One case: the module, its inputs, what it should compute, and how each rival runs it.
-
-    Parameters
-    ----------
-    lab : Lab
-    network : Network
-    options : argparse.Namespace
-    setting, mode, batch : str
-    """
+    """One case: the module, its inputs, what it should compute, and how each rival runs it."""
 
     def __init__(self, lab: Lab, network: Network, options: argparse.Namespace, setting: str, mode: str, batch: str):
         self._lab, self._network, self._setting, self._training = lab, network, setting, mode == TRAINING

@@ -16,27 +16,14 @@ SMALL, LARGE = "small", "large"
 
 @dataclass(frozen=True)
 class Network:
-    """One model.
+    """One model."""
 
-    Attributes
-    ----------
-    build : callable
-        Builds the module, tiny or not.
-    inputs : callable
-        Draws the keyword arguments for a batch, tiny or not; `labels` among them is for training alone.
-    batches : mapping of str to int
-        The small and the large batch.
-    what : str
-        The configuration, in words.
-    result : str
-        The attribute of what the module returns that is compared; empty where it returns a tensor. A module with one
-        takes labels and computes its own loss.
-    """
-
-    build: Callable[[bool], Any]
-    inputs: Callable[[int, bool], dict[str, Any]]
-    batches: dict[str, int]
-    what: str
+    build: Callable[[bool], Any]  # builds the module, tiny or not
+    inputs: Callable[[int, bool], dict[str, Any]]  # draws arguments for a batch; `labels` are for training
+    batches: dict[str, int]  # the small and the large one
+    what: str  # the configuration, in words
+    # The attribute of what the module returns that is compared; empty where it returns a tensor. A module with one takes
+    # labels and computes its own loss.
     result: str = ""
 
     def output(self, returned: Any) -> Any:

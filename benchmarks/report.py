@@ -37,54 +37,27 @@ OUT_OF_TIME = "out of time"  # why a rival took no part; not a failure
 
 @dataclass
 class Result:
-    """What one rival did in one case.
-
-    Attributes
-    ----------
-    rival : str
-    error : float or None
-        ||result - reference|| / ||reference|| against float64; None where nothing was compared.
-    times : dict of str to Summary
-        By figure.
-    failure : str
-        Why the rival took no part, or no part any more; empty where it did.
-    missing : dict of str to str
-        Figures that could not be taken, with the reason.
-    max_error : float or None
-        The largest error of an element, relative to its size in the case; None where that is not taken.
-    """
+    """What one rival did in one case."""
 
     rival: str
-    error: float | None = None
-    times: dict[str, Summary] = field(default_factory=dict)
-    failure: str = ""
-    missing: dict[str, str] = field(default_factory=dict)
-    max_error: float | None = None
+    error: float | None = None  # ||result - reference|| / ||reference|| against float64
+    times: dict[str, Summary] = field(default_factory=dict)  # by figure
+    failure: str = ""  # why the rival took no part, or no part any more
+    missing: dict[str, str] = field(default_factory=dict)  # figures that could not be taken, with the reason
+    max_error: float | None = None  # the largest error of an element, relative to its size in the case
 
 
 @dataclass
 class Case:
-    """One thing computed by several rivals.
-
-    Attributes
-    ----------
-    group, name : str
-        Headings in the report.
-    shape : tuple of int
-    dtype : str
-    moved : int
-        Bytes that the case must read and write at least; 0 where arithmetic takes the time.
-    facts : dict of str to float
-        What else was found out: of the data by name, of a rival by "name, rival".
-    """
+    """One thing computed by several rivals; group and name are headings in the report."""
 
     group: str
     name: str
     shape: tuple[int, ...]
     dtype: str
-    moved: int = 0
+    moved: int = 0  # bytes that the case must read and write at least; 0 where arithmetic takes the time
     results: list[Result] = field(default_factory=list)
-    facts: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)  # of the data by name, of a rival by "name, rival"
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Case:
@@ -180,36 +153,16 @@ def scientific(value: float | None) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes
-    ----------
-    title : str
-    cell : callable
-        Returns the column's value of a row: text, a number, or None.
-    form : callable
-        Formats numbers.
-    rival : bool
-        Whether its numbers compete with those of the other such columns.
-    """
+    """A column of a table."""
 
     title: str
-    cell: Callable[[Any], Any]
-    form: Callable[[float | None], str] = number
-    rival: bool = False
+    cell: Callable[[Any], Any]  # returns the value of a row: text, a number, or None
+    form: Callable[[float | None], str] = number  # formats numbers
+    rival: bool = False  # whether its numbers compete with those of the other such columns
 
 
 def table(columns: Sequence[Column], rows: Iterable[Any], best: Callable[..., float] | None = None) -> list[str]:
-    """Write a Markdown table, the first column text, the others figures.
-
-    Parameters
-    ----------
-    columns : sequence of Column
-    rows : iterable
-        Anything that the columns' `cell` takes.
-    best : {min, max}, optional
-        Which of a row's competing numbers is set in bold.
-    """
+    """Write a Markdown table, the first column text, the others figures; `best` (min, max) of rivals in bold."""
     lines = ["| " + " | ".join(c.title for c in columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
     for row in rows:
         values = [column.cell(row) for column in columns]

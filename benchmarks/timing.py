@@ -70,20 +70,8 @@ class Cost:
 class Contest:
     """Rivals measured in turn, so that a drift of the machine meets all of them alike.
 
-    Parameters
-    ----------
-    device : Device
-    calls : mapping of str to callable
-        What to time, by the rival's name. Each is called a few times first.
-    budget : float
-        GPU seconds for each rival and figure; the number of repeats is kept within bounds.
-    before : mapping of str to callable, optional
-        Run untimed before each call of `evicted` and `wall`, by the rival's name.
-
-    Attributes
-    ----------
-    failures : dict of str to str
-        Rivals that raised, with the error; they are measured no more.
+    `budget` is in GPU seconds for each rival and figure; the number of repeats is kept within bounds. `before` runs
+    untimed before each call of `evicted` and `wall`. `failures` are the rivals that raised, which are measured no more.
     """
 
     def __init__(
@@ -117,10 +105,7 @@ class Contest:
     def _take(
         self, sample: Callable[[str, Cost], float], cost: Callable[[Cost], float], low: int, high: int
     ) -> dict[str, Summary]:
-        """Take samples within the budget, spread over the whole time, another rival first in each turn.
-
-        `cost` is that of one sample in microseconds; each rival gets between `low` and `high` of them.
-        """
+        """Take `low` to `high` samples of a `cost` in microseconds, in turns that start with another rival each."""
         running = {name: c for name, c in self._costs.items() if name not in self.failures}
         counts = {name: bounded(self._budget_us / cost(c), low, high) for name, c in running.items()}
         samples: dict[str, list[float]] = {name: [] for name in counts}

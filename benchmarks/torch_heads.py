@@ -82,15 +82,7 @@ def require_whole(module: Any) -> None:
 
 
 class Head:
-    """One head: its parameters, and how each rival runs it.
-
-    Parameters
-    ----------
-    lab : Lab
-    name : str
-        Of the head.
-    options : argparse.Namespace
-    """
+    """One head: its parameters, and how each rival runs it."""
 
     def __init__(self, lab: Lab, name: str, options: argparse.Namespace):
         self._lab, self._name, self._options = lab, name, options

@@ -10,32 +10,15 @@ from .report import FIGURES, Case, ratio
 
 
 class Requirement(NamedTuple):
-    """A bound that some cases are held to.
+    """A bound that some cases are held to."""
 
-    Attributes
-    ----------
-    what : str
-        The figure, or "error" or "max_error".
-    ours : tuple of str
-        The rivals held to it, of which the worst counts.
-    bound : float
-    rivals : tuple of str
-        What they are compared with; empty where the figure itself is bounded.
-    faster : bool
-        Whether to bound the rival's figure over ours from below; else ours over the rival's from above.
-    group : str
-        Of the cases; empty for all.
-    names : tuple of str
-        Of the cases; empty for all.
-    """
-
-    what: str
-    ours: tuple[str, ...]
+    what: str  # the figure, or "error" or "max_error"
+    ours: tuple[str, ...]  # the rivals held to it, of which the worst counts
     bound: float
-    rivals: tuple[str, ...] = ()
-    faster: bool = False
-    group: str = ""
-    names: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()  # what they are compared with; empty where the figure itself is bounded
+    faster: bool = False  # bound the rival's figure over ours from below, not ours over the rival's from above
+    group: str = ""  # of the cases; empty for all
+    names: tuple[str, ...] = ()  # of the cases; empty for all
 
     def covers(self, case: Case) -> bool:
         return self.group in ("", case.group) and (not self.names or case.name in self.names)
