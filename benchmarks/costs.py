@@ -122,7 +122,7 @@ class _Chain:
         return self._step(lambda: self._written(*self._tensors))
 
     def _compiled(self) -> Call:
-        self._rivals.forget()
+        self._rivals.reset_compiler()
         written = self._rivals.compiled(self._written)
         return self._step(lambda: written(*self._tensors))
 

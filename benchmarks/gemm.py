@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--depths", type=types.lengths, metavar="K,K,...", help="the K to sweep over")
 
 
-def ours(precision: str, bound: bool) -> str:
+def product_name(precision: str, bound: bool) -> str:
     """Name a product by cupyfuse."""
     return f"cupyfuse {precision}, bound" if bound else f"cupyfuse {precision}"
 
@@ -87,7 +87,7 @@ class Product:
 
     def makers(self) -> dict[str, Callable[[], Rival]]:
         fused = {
-            ours(precision, bound): functools.partial(self._fused, precision, bound)
+            product_name(precision, bound): functools.partial(self._fused, precision, bound)
             for precision in PRECISIONS
             for bound in (True, False)
         }
@@ -115,11 +115,11 @@ class Product:
         if bound:
             function = function.bind(weight=self._weight)
         shape = self._m, self._n
-        return self._lab.fused(function, arguments, self._expected, shape, "float32", **self._checks(precision))
+        return self._lab.fused_rival(function, arguments, self._expected, shape, "float32", **self._checks(precision))
 
     def _returning(self, call: Call, precision: str, torch: Any = None) -> Rival:
         size = 4 * self._m * self._n
-        return self._lab.returning(call, self._expected, size, torch=torch, **self._checks(precision))
+        return self._lab.rival(call, self._expected, size, torch=torch, **self._checks(precision))
 
     def _cublas(self, dtype: int, compute: int, precision: str) -> Rival:
         """Return cuBLAS's own function, with float32 results; 16-bit operands are rounded here, untimed."""
@@ -142,7 +142,7 @@ class Product:
 
     def _torch(self, name: str, precision: str) -> Rival:
         torch = self._lab.need_torch()
-        call = functools.partial(torch.product, torch.share(self._x), torch.share(self._weight), name)
+        call = functools.partial(torch.product, torch.as_tensor(self._x), torch.as_tensor(self._weight), name)
         return self._returning(call, precision, torch)
 
 

@@ -108,7 +108,7 @@ class Head:
         """Return the running statistics that training updates, in float64."""
         return [self._lab.as_double(values[n]) for n in ("running_mean", "running_var") if self._flags]
 
-    def _own(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _copy_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return arguments with running statistics of their own, and how to reset and compare them."""
         initial = {n: a for n, a in self._arguments.items() if n.startswith("running_")}
         values = {**self._arguments, **{name: array.copy() for name, array in initial.items()}}
@@ -133,28 +133,28 @@ class Head:
         }
 
     def bound(self) -> Rival:
-        values, state = self._own()
+        values, state = self._copy_state()
         x = values.pop("x")
         function = self._head.bind(**values, **self._flags)
-        return self._lab.fused(function, (x,), self._expected, self._shape, self._dtype, **state)
+        return self._lab.fused_rival(function, (x,), self._expected, self._shape, self._dtype, **state)
 
     def _fused(self) -> Rival:
-        values, state = self._own()
+        values, state = self._copy_state()
         arguments = (*values.values(), *self._flags.values())
-        return self._lab.fused(self._head, arguments, self._expected, self._shape, self._dtype, **state)
+        return self._lab.fused_rival(self._head, arguments, self._expected, self._shape, self._dtype, **state)
 
     def _returning(self, function: Callable[..., Any]) -> Rival:
-        values, state = self._own()
+        values, state = self._copy_state()
         call = functools.partial(function, *values.values(), *self._flags.values())
-        return self._lab.returning(call, self._expected, self._size, **state)
+        return self._lab.rival(call, self._expected, self._size, **state)
 
     def _torch(self, mode: str | None) -> Rival:
         torch = self._lab.need_compiler() if mode else self._lab.need_torch()
-        values, state = self._own()
-        x = torch.share(values.pop("x"))
+        values, state = self._copy_state()
+        x = torch.as_tensor(values.pop("x"))
         module = torch.head(self._head.__wrapped__.__name__, values, bool(self._flags))
         call = functools.partial(torch.compiled(module, mode) if mode else module, x)
-        return self._lab.returning(call, self._expected, self._size, torch=torch, **state)
+        return self._lab.rival(call, self._expected, self._size, torch=torch, **state)
 
 
 # The row operations alone -------------------------------------------------------------------------------------------
@@ -194,20 +194,20 @@ def _tail_makers(
             out = lab.poisoned(shape, y.dtype)
             return lab.device.capture(functools.partial(function, y, out=out))
 
-        return lab.fused(function, (y,), whole, shape, dtypes.name_of(y.dtype), capture=capture)
+        return lab.fused_rival(function, (y,), whole, shape, dtypes.name_of(y.dtype), capture=capture)
 
     def torch(of_tail: bool, compiling: bool = False) -> Rival:
         rivals = lab.need_compiler() if compiling else lab.need_torch()
         function = getattr(rivals, f"tail_{kind}" if of_tail else kind)
-        tensors = [rivals.share(array) for array in (y, *(given.values() if of_tail else ()))]
+        tensors = [rivals.as_tensor(array) for array in (y, *(given.values() if of_tail else ()))]
         call = functools.partial(rivals.compiled(function) if compiling else function, *tensors)
         expected = whole if of_tail else alone
         capture = functools.partial(rivals.capture, call)
-        return lab.returning(call, expected, 4 * expected[0].size, torch=rivals, capture=capture)
+        return lab.rival(call, expected, 4 * expected[0].size, torch=rivals, capture=capture)
 
     def cupyx() -> Rival:
         call = functools.partial(getattr(lab.special, kind), y, axis=1)
-        return lab.returning(call, alone, 4 * alone[0].size, capture=functools.partial(lab.device.capture, call))
+        return lab.rival(call, alone, 4 * alone[0].size, capture=functools.partial(lab.device.capture, call))
 
     return {
         **{name: functools.partial(fused, function) for name, function in tails.items()},

@@ -97,7 +97,7 @@ class Lab:
     def release(self) -> None:
         """Return unused memory to the driver, so that the next case starts with all of it."""
         if self.torch is not None:
-            self.torch.forget()
+            self.torch.reset_compiler()
         gc.collect()
         self.cupy.get_default_memory_pool().free_all_blocks()
         if self.torch is not None:
@@ -107,7 +107,7 @@ class Lab:
         return WRONG_16_BIT if dtype in ("float16", "bfloat16") else WRONG[self.precision]
 
     # Rivals
-    def returning(
+    def rival(
         self,
         call: Call,
         expected: Sequence[Any],
@@ -133,7 +133,7 @@ class Lab:
 
         return Rival(call, [attempt], expected, **more)
 
-    def fused(
+    def fused_rival(
         self,
         function: Callable[..., Any],
         arguments: Sequence[Any],
@@ -157,7 +157,7 @@ class Lab:
             return sample(target, self.as_double) if sample else [self.as_double(target)]
 
         size = stored.itemsize * math.prod(shape)
-        rival = self.returning(functools.partial(function, *arguments), expected, size, sample, reset, **more)
+        rival = self.rival(functools.partial(function, *arguments), expected, size, sample, reset, **more)
         rival.attempts = [given, *rival.attempts]
         return rival
 

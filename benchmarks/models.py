@@ -166,7 +166,7 @@ class Trial:
             raise Unavailable(OUT_OF_TIME)
         self._reset()
         self._lab.device.synchronize()
-        allocated, reserved = self._rivals.held()
+        allocated, reserved = self._rivals.memory_held()
         began = time.perf_counter()
         called = self._build(name)
         once = self._step if self._training else self._infer
@@ -182,8 +182,8 @@ class Trial:
         for _ in range(WARM_UP - 1):
             call()
         self._lab.device.synchronize()
-        peak = self._rivals.peak(call) - allocated
-        kept = self._rivals.held()[1] - reserved
+        peak = self._rivals.peak_memory(call) - allocated
+        kept = self._rivals.memory_held()[1] - reserved
         if self._rivals.place() == "cuda":
             case.facts |= {f"peak MB, {name}": peak / 1e6, f"kept MB, {name}": kept / 1e6}
 

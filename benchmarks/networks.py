@@ -22,7 +22,7 @@ class Network:
     inputs: Callable[[int, bool], dict[str, Any]]  # draws arguments for a batch; `labels` are for training
     batches: dict[str, int]  # the small and the large one
     what: str  # the configuration, in words
-    # The attribute of what the module returns that is compared; empty where it returns a tensor. A module with one takes
+    # The attribute of the returned object that is compared; empty where it is a tensor. A module with one takes
     # labels and computes its own loss.
     result: str = ""
 

@@ -26,7 +26,7 @@ from .report import (
     scientific,
     table,
 )  # fmt: skip
-from .verdicts import Finding, Requirement, check, word
+from .verdicts import Finding, Requirement, check, yes_or_no
 
 _ERROR = "- *error*: ‖result − reference‖ / ‖reference‖ against float64"
 _HOW_HEADS = f"""\
@@ -72,14 +72,14 @@ same inputs that computes nothing. *lost*: by the decision, where the longer of 
 """
 
 
-def _how(figures: Sequence[str], text: str, unit: str = "microseconds") -> list[str]:
+def _explain(figures: Sequence[str], text: str, unit: str = "microseconds") -> list[str]:
     """Explain a report: its unit, its figures, then the rest."""
     intro = f"Medians in {unit}; the JSON file beside this one has the quartiles, extremes and counts."
     explained = [f"- *{FIGURES[f][0]}*: {FIGURES[f][1]}." for f in figures]
     return [f"{intro} Rivals took turns within one run.", "", *explained, *text.splitlines(), ""]
 
 
-def _cases(
+def _write_cases(
     report: Report, base: str, compared: Sequence[str], about: dict[str, str] | None = None, milliseconds: bool = False
 ) -> list[str]:
     """Write a table a case, by group; `about` says what a group is."""
@@ -96,7 +96,7 @@ def _cases(
 
 def heads(report: Report) -> list[str]:
     figures = ("gpu_evicted", "gpu_back_to_back", "gpu_graph", "host")
-    return [*_how(figures, _HOW_HEADS), *_cases(report, EAGER, ["gpu_back_to_back"])]
+    return [*_explain(figures, _HOW_HEADS), *_write_cases(report, EAGER, ["gpu_back_to_back"])]
 
 
 def rows(report: Report) -> list[str]:
@@ -112,13 +112,13 @@ def rows(report: Report) -> list[str]:
 
 # Matrix products ----------------------------------------------------------------------------------------------------
 
-_HIGHEST = (gemm.ours("highest", True), gemm.ours("highest", False))
+_HIGHEST = (gemm.product_name("highest", True), gemm.product_name("highest", False))
 # "highest" is held to cuBLAS's error, by norm where terms of both signs are summed.
 BY_ELEMENT = Requirement("max_error", _HIGHEST, 1.0, (gemm.BASE,))
 BY_NORM = Requirement("error", _HIGHEST, 1.0, (gemm.BASE,))
 
 
-def one_sign(case: Case) -> bool:
+def has_one_sign(case: Case) -> bool:
     """Tell whether all terms have one sign, but for rounding."""
     return case.facts.get("cancellation", 1.0) <= 1.0 + 1e-6
 
@@ -135,7 +135,7 @@ def margin(report: Report) -> float | None:
     return min(found, default=None)
 
 
-def _count(requirement: Requirement, cases: list[Case], what: str, where: str) -> list[str]:
+def _count_holding(requirement: Requirement, cases: list[Case], what: str, where: str) -> list[str]:
     """Say in how many cases a requirement holds."""
     holds = [finding.holds for finding in check([requirement], cases)]
     known = [h for h in holds if h is not None]
@@ -143,7 +143,7 @@ def _count(requirement: Requirement, cases: list[Case], what: str, where: str) -
     return [f"- By {what} it is no larger in {sum(known)} of {len(known)} {where}{unknown}."] if cases else []
 
 
-def _beside_cublas(cases: Sequence[Case]) -> list[str]:
+def _compare_with_cublas(cases: Sequence[Case]) -> list[str]:
     """Write errors of "highest" beside cuBLAS's, and times over cuBLAS's: a row a case."""
 
     def columns(requirement: Requirement) -> list[Column]:
@@ -154,7 +154,9 @@ def _beside_cublas(cases: Sequence[Case]) -> list[str]:
 
         def holds(case: Case) -> str:
             held = requirement.check(case).holds
-            return word(held) + (" (one sign)" if what == "error" and held is not None and one_sign(case) else "")
+            return yes_or_no(held) + (
+                " (one sign)" if what == "error" and held is not None and has_one_sign(case) else ""
+            )
 
         return [
             Column(what.replace("_", " "), worst, scientific),
@@ -167,14 +169,14 @@ def _beside_cublas(cases: Sequence[Case]) -> list[str]:
         return Column(rival, lambda c: ratio(c.value(rival, "gpu_evicted"), c.value(gemm.BASE, "gpu_evicted")))
 
     name = Column("", lambda case: case.name)
-    times = [time(gemm.ours(precision, bound)) for precision in ("highest", "high") for bound in (True, False)]
+    times = [time(gemm.product_name(precision, bound)) for precision in ("highest", "high") for bound in (True, False)]
     lines = ['Errors of "highest", the larger one of bound and unbound, beside those of cuBLAS in float32:', ""]
     lines += table([name, *columns(BY_ELEMENT), *columns(BY_NORM)], cases)
     lines += [f"Time over that of {gemm.BASE}, {FIGURES['gpu_evicted'][0]}; below 1 is faster:", ""]
     return [*lines, *table([name, *times], cases)]
 
 
-def _over_depth(cases: Sequence[Case]) -> list[str]:
+def _tabulate_depths(cases: Sequence[Case]) -> list[str]:
     """Write tables over K: errors of both kinds, and times."""
     notes: list[str] = []
     lines = []
@@ -190,25 +192,33 @@ def _over_depth(cases: Sequence[Case]) -> list[str]:
 
 def products(report: Report) -> list[str]:
     lines = [f'The error of "highest", bound and unbound, beside that of {gemm.BASE}:', ""]
-    lines += _count(BY_ELEMENT, report.cases, "max error", "cases")
+    lines += _count_holding(BY_ELEMENT, report.cases, "max error", "cases")
     for sign, where in (
         (False, "cases with terms of both signs"),
         (True, "cases with terms of one sign, for which nothing is promised"),
     ):
-        lines += _count(BY_NORM, [case for case in report.cases if one_sign(case) is sign], "Frobenius norms", where)
+        lines += _count_holding(
+            BY_NORM, [case for case in report.cases if has_one_sign(case) is sign], "Frobenius norms", where
+        )
     least = margin(report)
     if least is not None:
         lines += ["", "The reference is a float64 product: exact products, K − 1 additions, so at most (K − 1) 2⁻⁵³ of"]
         lines += [
             f"|x| |weight|ᵀ off. The smallest error measured, of either kind, is {least:,.0f} times that or more."
         ]
-    lines += ["", *_how(gemm.FIGURES, _HOW_GEMM)]
+    lines += ["", *_explain(gemm.FIGURES, _HOW_GEMM)]
     for group, cases in report.groups().items():
         m, k, n = cases[0].shape
         swept = cases[0].name not in families.FAMILIES
         shape = f"{m} x {'K' if swept else k} x {n}"
-        lines += [f"## {group}", "", f"{shape}, (M, K) times (N, K) transposed, float32.", "", *_beside_cublas(cases)]
-        lines += _over_depth(cases) if swept else []
+        lines += [
+            f"## {group}",
+            "",
+            f"{shape}, (M, K) times (N, K) transposed, float32.",
+            "",
+            *_compare_with_cublas(cases),
+        ]
+        lines += _tabulate_depths(cases) if swept else []
         for case in () if swept else cases:
             about = families.FAMILIES[case.name].__doc__ or ""
             if "cancellation" in case.facts:
@@ -229,33 +239,33 @@ _USED = {
 }
 
 
-def _findings(findings: Sequence[Finding]) -> list[str]:
+def _write_findings(findings: Sequence[Finding]) -> list[str]:
     """Write what was asked beside what was found."""
     rivals = dict.fromkeys(rival for finding in findings for rival in finding.found)
     beside = [Column(rival, lambda f, rival=rival: f.found.get(rival, "")) for rival in rivals]
     columns = [Column("", lambda f: f.title), Column("asked", lambda f: f.asked), *beside]
-    return table([*columns, Column("holds", lambda f: word(f.holds))], findings)
+    return table([*columns, Column("holds", lambda f: yes_or_no(f.holds))], findings)
 
 
 def torch(report: Report) -> list[str]:
     lines = []
     if report.options.get("dtype") == "float32":
         findings = sorted(check(torch_heads.REQUIREMENTS, report.cases), key=lambda f: report.cases.index(f.case))
-        lines += ["## What was asked", "", *_findings(findings)]
-    lines += ["## How it was measured", "", *_how(torch_heads.FIGURES[torch_heads.FORWARD], _HOW_TORCH)]
-    return [*lines, *_cases(report, EAGER, ["gpu_evicted"], _USED)]
+        lines += ["## What was asked", "", *_write_findings(findings)]
+    lines += ["## How it was measured", "", *_explain(torch_heads.FIGURES[torch_heads.FORWARD], _HOW_TORCH)]
+    return [*lines, *_write_cases(report, EAGER, ["gpu_evicted"], _USED)]
 
 
 # Whole models -------------------------------------------------------------------------------------------------------
 
 
-def mean(findings: Sequence[Finding]) -> float | None:
+def geometric_mean(findings: Sequence[Finding]) -> float | None:
     """Return the geometric mean of ratios; None where none was measured."""
     values = [value for finding in findings for value in finding.found.values() if value]
     return math.exp(statistics.fmean(map(math.log, values))) if values else None
 
 
-def _ratios(report: Report) -> list[str]:
+def _write_ratios(report: Report) -> list[str]:
     """Write ratios of times, a row a case, and geometric means; then who is behind, and who failed."""
     rows: list[tuple[str, list[Case]]] = []
     for group, cases in report.groups().items():
@@ -265,19 +275,21 @@ def _ratios(report: Report) -> list[str]:
     sums = []
     for requirement in models.REQUIREMENTS:
         pair = f"{requirement.ours[0]} / {requirement.rivals[0]}, {FIGURES[requirement.what][0]}"
-        columns.append(Column(pair, lambda row, r=requirement: mean(check([r], row[1]))))
+        columns.append(Column(pair, lambda row, r=requirement: geometric_mean(check([r], row[1]))))
         found = [f for f in check([requirement], report.cases) if f.holds is not None]
-        ordered = sorted(found, key=lambda f: mean([f]) or 0.0, reverse=True)
-        behind = "; ".join(f"{f.case.name} ({f.case.group}) {number(mean([f]))}" for f in ordered if not f.holds)
+        ordered = sorted(found, key=lambda f: geometric_mean([f]) or 0.0, reverse=True)
+        behind = "; ".join(
+            f"{f.case.name} ({f.case.group}) {number(geometric_mean([f]))}" for f in ordered if not f.holds
+        )
         if found:
             count = f"behind (above {requirement.bound}) in {sum(not f.holds for f in found)} of {len(found)}"
-            about = f"geometric mean {number(mean(found))}, worst {number(mean(ordered[:1]))}"
+            about = f"geometric mean {number(geometric_mean(found))}, worst {number(geometric_mean(ordered[:1]))}"
             sums.append(f"- {pair}: {about}, {count}{': ' if behind else ''}{behind}.")
     lines = ["## Verdicts", "", "Time over that of the rival; below 1 is faster.", "", *table(columns, rows)]
-    return [*lines, *sums, "", *_failures(report.cases), ""]
+    return [*lines, *sums, "", *_count_failures(report.cases), ""]
 
 
-def _failures(cases: Sequence[Case]) -> list[str]:
+def _count_failures(cases: Sequence[Case]) -> list[str]:
     """Count how many times each rival raised or was wrong."""
     lines = []
     for rival in dict.fromkeys(result.rival for case in cases for result in case.results):
@@ -290,9 +302,9 @@ def _failures(cases: Sequence[Case]) -> list[str]:
 def whole_models(report: Report) -> list[str]:
     measured = dataclasses.replace(report, cases=[case for case in report.cases if not case.unmeasured])
     present = {case.name.partition(",")[0] for case in measured.cases}
-    lines = _how(models.FIGURES, _HOW_MODELS, "milliseconds")
+    lines = _explain(models.FIGURES, _HOW_MODELS, "milliseconds")
     lines += [f"- `{name}`: {network.what}" for name, network in NETWORKS.items() if name in present]
-    lines += ["", *_cases(measured, EAGER, models.FIGURES, milliseconds=True), *_ratios(measured)]
+    lines += ["", *_write_cases(measured, EAGER, models.FIGURES, milliseconds=True), *_write_ratios(measured)]
     missing = [f"{case.name} ({case.group})" for case in report.cases if case.unmeasured]
     return [*lines, *([f"Out of time: {len(missing)} cases: {'; '.join(missing)}.", ""] if missing else [])]
 
@@ -307,7 +319,7 @@ def _parts(cell: Callable[..., object], suffix: str = "") -> list[Column]:
     return [Column(f"{part}{suffix}", lambda row, k=k: cell(row, k)) for k, part in enumerate(_PARTS)]
 
 
-def _spread(row: tuple[str, list[costs.Comparison]], k: int) -> str:
+def _summarize_ratios(row: tuple[str, list[costs.Comparison]], k: int) -> str:
     """Summarize the ratios of predicted to measured times."""
     kept = sorted(c.ratios[k] for c in row[1] if math.isfinite(c.ratios[k]))
     return " / ".join(map(number, (kept[0], statistics.median(kept), kept[-1]))) if kept else "–"
@@ -328,7 +340,7 @@ def cost_model(report: Report) -> list[str]:
         *_HOW_COSTS.split("\n"),
         "## Predicted over measured\n",
         *table(
-            [Column("", lambda row: row[0]), *_parts(_spread)],
+            [Column("", lambda row: row[0]), *_parts(_summarize_ratios)],
             [("all: lowest, median, highest", found), *by_group.items()],
         ),
     ]
@@ -337,7 +349,7 @@ def cost_model(report: Report) -> list[str]:
         lines += ["## Wrong decisions\n", *table(columns, wrong)]
     predicted = _parts(lambda c, k: c.predicted[k], ", of model")
     for title, among in by_group.items():
-        columns = [name, decision, Column("right", lambda c: word(c.right)), *predicted, *measured]
+        columns = [name, decision, Column("right", lambda c: yes_or_no(c.right)), *predicted, *measured]
         lines += [f"## {title}\n", *table(columns, among)]
     failures = [
         f"- {case.group}, {case.name} {' x '.join(map(str, case.shape))} {case.dtype}: {result.rival}: {result.failure}"

@@ -23,15 +23,15 @@ MODELS = Path(__file__).resolve().parent.parent / "examples" / "kernel_benchmark
 # Tensors and arrays -------------------------------------------------------------------------------------------------
 
 
-def share(array: Any) -> torch.Tensor:
+def as_tensor(array: Any) -> torch.Tensor:
     """Return a tensor over an array's memory; bfloat16 goes as its bits, which every version of DLPack can carry."""
     if array.dtype.name == "bfloat16":
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_dlpack(array)
 
 
-def array(tensor: torch.Tensor, xp: Any) -> Any:
-    """Return an array of `xp` over a tensor's memory: the reverse of `share`."""
+def as_array(tensor: torch.Tensor, xp: Any) -> Any:
+    """Return an array of `xp` over a tensor's memory: the reverse of `as_tensor`."""
     tensor = tensor.detach()
     if tensor.dtype is torch.bfloat16:
         return xp.from_dlpack(tensor.view(torch.int16)).view(dtypes.to_numpy("bfloat16"))
@@ -51,7 +51,7 @@ def place() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, float]:
+def measure_memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, float]:
     """Measure a call's GPU memory without its result, by name; empty without a GPU."""
     if not torch.cuda.is_available():
         return {}
@@ -72,7 +72,7 @@ def memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, flo
     return {"MB kept for backward": held / 1e6, "MB at most": (torch.cuda.max_memory_allocated() - first) / 1e6}
 
 
-def held() -> tuple[int, int]:
+def memory_held() -> tuple[int, int]:
     """Return the bytes that tensors take and that the allocator holds for them; zeros without a GPU."""
     if not torch.cuda.is_available():
         return 0, 0
@@ -82,7 +82,7 @@ def held() -> tuple[int, int]:
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
-def peak(call: Callable[[], Any]) -> int:
+def peak_memory(call: Callable[[], Any]) -> int:
     """Return the most bytes that tensors take during a call; 0 without a GPU."""
     if not torch.cuda.is_available():
         return 0
@@ -134,7 +134,7 @@ def head(name: str, arguments: Mapping[str, Any], training: bool) -> torch.nn.Mo
         module: torch.nn.Module = source.Model(*source.get_init_inputs())
     if name == "head_softmax":
         module.bn.num_batches_tracked = None  # the function counts no batches either
-    state = {parameter: share(arguments[argument]) for argument, parameter in parameter_names(name).items()}
+    state = {parameter: as_tensor(arguments[argument]) for argument, parameter in parameter_names(name).items()}
     module.load_state_dict(state, strict=False, assign=True)  # a counter of batches would be set again
     return module.requires_grad_(False).train(training)
 
@@ -175,7 +175,7 @@ def compiled(function: Callable[..., Any], mode: str = "default", backend: Any =
     return torch.compile(function, dynamic=False, mode=mode, backend=backend)
 
 
-def forget() -> None:
+def reset_compiler() -> None:
     """Drop what was compiled: past some shapes of one function, torch.compile falls back to eager without a word."""
     torch.compiler.reset()
 

@@ -96,16 +96,16 @@ def _makers(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) -> 
     def torch(compiling: bool) -> Rival:
         rivals = lab.need_compiler() if compiling else lab.need_torch()
         function = getattr(rivals, operation)
-        call = functools.partial(rivals.compiled(function) if compiling else function, rivals.share(x))
+        call = functools.partial(rivals.compiled(function) if compiling else function, rivals.as_tensor(x))
         if compiling:
             compile_budget.spend(call)
-        return lab.returning(call, expected, int(x.nbytes), sample, torch=rivals)
+        return lab.rival(call, expected, int(x.nbytes), sample, torch=rivals)
 
     return {
-        FUSED: lambda: lab.fused(fused, (x,), expected, shape, dtypes.name_of(x.dtype), sample),
+        FUSED: lambda: lab.fused_rival(fused, (x,), expected, shape, dtypes.name_of(x.dtype), sample),
         EAGER: lambda: torch(False),
         COMPILED: lambda: torch(True),
-        "cupyx": lambda: lab.returning(functools.partial(cupyx, x), expected, int(x.nbytes), sample),
+        "cupyx": lambda: lab.rival(functools.partial(cupyx, x), expected, int(x.nbytes), sample),
         "device copy": lambda: lab.device_copy(x, _moved(operation, x)),
     }
 

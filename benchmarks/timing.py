@@ -50,7 +50,7 @@ def due(turn: int, turns: int, count: int) -> bool:
     return turn * count // turns != (turn + 1) * count // turns
 
 
-def bounded(wanted: float, low: int, high: int) -> int:
+def clamp(wanted: float, low: int, high: int) -> int:
     """Round `wanted` down to a whole number between `low` and `high`."""
     return high if not math.isfinite(wanted) else max(low, min(high, int(wanted)))
 
@@ -107,7 +107,7 @@ class Contest:
     ) -> dict[str, Summary]:
         """Take `low` to `high` samples of a `cost` in microseconds, in turns that start with another rival each."""
         running = {name: c for name, c in self._costs.items() if name not in self.failures}
-        counts = {name: bounded(self._budget_us / cost(c), low, high) for name, c in running.items()}
+        counts = {name: clamp(self._budget_us / cost(c), low, high) for name, c in running.items()}
         samples: dict[str, list[float]] = {name: [] for name in counts}
         names, turns = list(counts), max(counts.values(), default=0)
         for turn in range(turns):
@@ -155,7 +155,7 @@ class Contest:
         """Measure GPU time per call of many queued calls."""
 
         def calls(cost: Cost) -> int:
-            return bounded(20e3 / cost.gpu, 5, 50)
+            return clamp(20e3 / cost.gpu, 5, 50)
 
         def sample(name: str, cost: Cost) -> float:
             self._device.hold(1.5 * cost.host * calls(cost) + 50.0)
@@ -201,7 +201,7 @@ class Contest:
         """Measure host time per call of a few calls in a row, from an idle GPU to an idle GPU."""
 
         def calls(cost: Cost) -> int:
-            return bounded(30e3 / cost.longer, 3, 20)
+            return clamp(30e3 / cost.longer, 3, 20)
 
         def sample(name: str, cost: Cost) -> float:
             return self._by_clock(self._calls[name], calls(cost), wait=True)

@@ -207,7 +207,7 @@ class Head:
         self._reset()
         tensors = {**self._parameters, **dict(self._module.named_buffers())}
         shared = {"x": self._x} | {a: tensors[p] for a, p in self._torch.parameter_names(self._name).items()}
-        arguments = {name: self._torch.array(tensor, lab.cupy) for name, tensor in shared.items()}
+        arguments = {name: self._torch.as_array(tensor, lab.cupy) for name, tensor in shared.items()}
         product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
         head = cupyfuse.heads.find(self._name)
         return heads.Head(lab, head, training and bool(self._initial), arguments, product).bound()
@@ -217,7 +217,7 @@ class Head:
         facts = {}
         for rival, module in ((FUSED, self._fused), (EAGER, self._module)):
             self._drop_gradients()
-            found = self._torch.memory(functools.partial(module, self._x), backward)
+            found = self._torch.measure_memory(functools.partial(module, self._x), backward)
             facts |= {f"{what}, {rival}": value for what, value in found.items()}
         return facts
 

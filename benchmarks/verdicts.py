@@ -66,7 +66,7 @@ class Finding:
         return f"{'≥' if self.requirement.faster else '≤'} {self.requirement.bound:.3g}"
 
 
-def word(holds: bool | None) -> str:
+def yes_or_no(holds: bool | None) -> str:
     return "not measured" if holds is None else "yes" if holds else "no"
 
 

@@ -33,7 +33,7 @@ def torch_lab(lab, monkeypatch):
 @pytest.fixture
 def hasty(monkeypatch):
     """One repeat of everything, on little data."""
-    monkeypatch.setattr(timing, "bounded", lambda wanted, low, high: 1)
+    monkeypatch.setattr(timing, "clamp", lambda wanted, low, high: 1)
     monkeypatch.setattr(timing, "_HOST_CALLS", 2)
     monkeypatch.setitem(rows.DEFAULTS, "bytes", (1 << 14, 1 << 14))
 
@@ -44,5 +44,5 @@ def on_cpu(monkeypatch):
     from benchmarks import rivals
 
     monkeypatch.setattr(rivals, "place", lambda: "cpu")
-    monkeypatch.setattr(rivals, "peak", lambda call: call() or 0)
-    monkeypatch.setattr(rivals, "held", lambda: (0, 0))
+    monkeypatch.setattr(rivals, "peak_memory", lambda call: call() or 0)
+    monkeypatch.setattr(rivals, "memory_held", lambda: (0, 0))

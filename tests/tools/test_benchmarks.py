@@ -42,8 +42,8 @@ def test_each_rival_gets_its_count_of_turns(turns, count):
     assert gaps.max() - gaps.min() <= 1  # spread evenly
 
 
-def test_bounded():
-    assert [timing.bounded(w, 5, 50) for w in (0.0, 7.9, 1e9, math.inf, math.nan)] == [5, 7, 50, 50, 50]
+def test_clamp():
+    assert [timing.clamp(w, 5, 50) for w in (0.0, 7.9, 1e9, math.inf, math.nan)] == [5, 7, 50, 50, 50]
 
 
 def test_errors_are_described_in_one_short_line():
@@ -296,7 +296,7 @@ def test_elements_that_were_not_written_are_counted(lab, dtype):
 
 
 def test_a_function_that_leaves_its_output_unwritten_is_found(lab):
-    rival = lab.fused(lambda x, out=None: out, (np.ones(2),), [], (2, 3), "float32")
+    rival = lab.fused_rival(lambda x, out=None: out, (np.ones(2),), [], (2, 3), "float32")
     with pytest.raises(RuntimeError, match="6 of 6 elements"):
         rival.attempts[0]()
 

@@ -10,7 +10,7 @@ from benchmarks import __main__ as command
 from benchmarks import families, gemm, timing
 from benchmarks.lab import WRONG, errors_of, run
 from benchmarks.report import Case, Report, Result
-from benchmarks.reports import BY_ELEMENT, BY_NORM, margin, markdown, one_sign
+from benchmarks.reports import BY_ELEMENT, BY_NORM, has_one_sign, margin, markdown
 from cupyfuse.settings import PRECISIONS
 
 SHAPE = (128, 1024, 192)
@@ -141,7 +141,11 @@ def product_case(name, cancellation, shape=(4, 8, 16), group="Families of data",
     """Each error is a pair: by norms, and the largest. Times are 1, 2, ... microseconds."""
     case = Case(group, name, shape, "float32", facts={"reference": 1e-15, "cancellation": cancellation})
     for place, (rival, (norm, largest)) in enumerate(errors.items(), 1):
-        known = {"bound": gemm.ours("highest", True), "fused": gemm.ours("highest", False), "base": gemm.BASE}
+        known = {
+            "bound": gemm.product_name("highest", True),
+            "fused": gemm.product_name("highest", False),
+            "base": gemm.BASE,
+        }
         result = Result(known.get(rival, rival), times={"gpu_evicted": timing.summarize([float(place)])})
         result.error, result.max_error = norm, largest
         case.results.append(result)
@@ -151,9 +155,9 @@ def product_case(name, cancellation, shape=(4, 8, 16), group="Families of data",
 def test_verdicts_follow_from_the_errors():
     good = product_case("gaussian", 9.0, bound=(1e-7, 1e-8), fused=(2e-7, 2e-8), base=(2e-7, 3e-8))
     assert BY_ELEMENT.check(good).found == {gemm.BASE: pytest.approx(2 / 3)}
-    assert (BY_ELEMENT.check(good).holds, BY_NORM.check(good).holds, one_sign(good)) == (True, True, False)
+    assert (BY_ELEMENT.check(good).holds, BY_NORM.check(good).holds, has_one_sign(good)) == (True, True, False)
     bad = product_case("positive", 1.0, bound=(1e-7, 5e-8), fused=(3e-7, 1e-8), base=(2e-7, 3e-8))
-    assert (BY_ELEMENT.check(bad).holds, BY_NORM.check(bad).holds, one_sign(bad)) == (False, False, True)
+    assert (BY_ELEMENT.check(bad).holds, BY_NORM.check(bad).holds, has_one_sign(bad)) == (False, False, True)
     bad.results[0].failure = "out of memory"
     assert (BY_ELEMENT.check(bad).holds, BY_NORM.check(bad).found) == (None, {gemm.BASE: None})
     assert margin(Report("gemm", ENVIRONMENT, {}, cases=[good])) == pytest.approx(1e-8 / 1e-15)

@@ -217,7 +217,7 @@ def test_stale_weights_are_found(torch_lab, hasty, monkeypatch):
 def test_arrays_share_the_memory_of_tensors(torch_lab):
     for dtype in (torch.float32, torch.bfloat16):
         tensor = torch.nn.Parameter(torch.ones(2, 3, dtype=dtype))
-        array = torch_lab.torch.array(tensor, torch_lab.cupy)
+        array = torch_lab.torch.as_array(tensor, torch_lab.cupy)
         assert array.dtype == dtypes.to_numpy(str(dtype).removeprefix("torch.")) and array.shape == (2, 3)
         with torch.no_grad():
             tensor.add_(1)
