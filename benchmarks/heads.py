@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cupyfuse.heads
+from cupyfuse.heads import oracle
+from cupyfuse.heads.oracle import EPSILON, MOMENTUM, SLOPE
 
 import cupyfuse as cf
 from cupyfuse import dtypes
@@ -33,7 +35,6 @@ CASES: tuple[tuple[str, Fused, bool], ...] = (
     ("head_softmax, inference", cupyfuse.heads.head_softmax, False),
     ("head_softmax, training", cupyfuse.heads.head_softmax, True),
 )
-_SLOPE, _MOMENTUM, _EPSILON = 0.01, 0.1, 1e-5  # the heads' defaults
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,54 +47,46 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Plain:
-    """The heads in the operations of an array library and its `special`: a rival and, in float64, the reference."""
+    """The heads in the operations of an array library and its `special`, one launch or more each."""
 
     def __init__(self, xp: Any, special: Any):
         self._xp, self._special = xp, special
 
-    def tail_logsumexp(self, y: Any, bias: Any) -> Any:
-        s = self._special.logsumexp(y + bias, axis=1, keepdims=True)
+    def head_logsumexp(self, x: Any, weight: Any, bias: Any) -> Any:
+        s = self._special.logsumexp(x @ weight.T + bias, axis=1, keepdims=True)
         for _ in range(2):
-            s = self._xp.where(s > 0, s, s * _SLOPE)
+            s = self._xp.where(s > 0, s, s * SLOPE)
         for _ in range(2):
             s = s * (0.5 * (1.0 + self._special.erf(s * 0.5**0.5)))
         return s
 
-    def tail_sum(self, y: Any, bias: Any) -> Any:
-        s = (y + bias).sum(axis=1, keepdims=True)
+    def head_sum(self, x: Any, weight: Any, bias: Any) -> Any:
+        s = (x @ weight.T + bias).sum(axis=1, keepdims=True)
         s = s.max(axis=1, keepdims=True).mean(axis=1, keepdims=True)
         for _ in range(2):
             s = self._special.logsumexp(s, axis=1, keepdims=True)
         return s
 
-    def tail_softmax(
-        self, y: Any, bias: Any, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any,
+    def head_softmax(
+        self, x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any,
         training: bool = False,
     ) -> Any:  # fmt: skip
-        y = y + bias
+        y = x @ weight.T + bias
         mean, var = running_mean, running_var
         if training:
             mean, var = y.mean(axis=0), y.var(axis=0)
             unbiased = var * (y.shape[0] / (y.shape[0] - 1))
-            running_mean[...] = (1.0 - _MOMENTUM) * running_mean + _MOMENTUM * mean
-            running_var[...] = (1.0 - _MOMENTUM) * running_var + _MOMENTUM * unbiased
-        z = (y - mean) / self._xp.sqrt(var + _EPSILON) * gamma + beta
+            running_mean[...] = (1.0 - MOMENTUM) * running_mean + MOMENTUM * mean
+            running_var[...] = (1.0 - MOMENTUM) * running_var + MOMENTUM * unbiased
+        z = (y - mean) / self._xp.sqrt(var + EPSILON) * gamma + beta
         return self._special.softmax(scale * z, axis=1)
-
-    def tail(self, head: Fused) -> Callable[..., Any]:
-        return getattr(self, head.__wrapped__.__name__.replace("head", "tail"))  # type: ignore[no-any-return]
-
-    def head(self, head: Fused) -> Callable[..., Any]:
-        """Return the head as a function of `x`, `weight` and the rest."""
-        tail = self.tail(head)
-        return lambda x, weight, *rest: tail(x @ weight.T, *rest)
 
 
 class Head:
     """One head on one set of arguments, and how each rival runs it; `product` is ``x @ weight.T`` in float64."""
 
     def __init__(self, lab: Lab, head: Fused, training: bool, arguments: Mapping[str, Any], product: Any):
-        self._lab, self._head, self._plain = lab, head, Plain(lab.cupy, lab.special)
+        self._lab, self._head, self._name = lab, head, head.__wrapped__.__name__
         self._arguments = {name: arguments[name] for name in cupyfuse.heads.input_shapes(head)}
         self._flags: dict[str, Any] = {"training": True} if training else {}
         x, weight = self._arguments["x"], self._arguments["weight"]
@@ -101,12 +94,8 @@ class Head:
         self._dtype = dtypes.name_of(x.dtype)
         self._size = self._shape[0] * self._shape[1] * x.dtype.itemsize
         doubles = {n: lab.as_double(a) for n, a in self._arguments.items() if n not in ("x", "weight")}
-        result = self._plain.tail(head)(product, **doubles, **self._flags)
-        self._expected = [result, *self._statistics(doubles)]
-
-    def _statistics(self, values: Mapping[str, Any]) -> list[Any]:
-        """Return the running statistics that training updates, in float64."""
-        return [self._lab.as_double(values[n]) for n in ("running_mean", "running_var") if self._flags]
+        reference = oracle.evaluate_tail(head, product + doubles["bias"], doubles, training, lab.cupy)
+        self._expected = [reference.result, *reference.statistics.values()]
 
     def _copy_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return arguments with running statistics of their own, and how to reset and compare them."""
@@ -118,7 +107,8 @@ class Head:
                 values[name][...] = array
 
         def sample(out: Any, double: Callable[[Any], Any]) -> list[Any]:
-            return [double(out), *self._statistics(values)]
+            trained = initial if self._flags else ()
+            return [double(out), *(self._lab.as_double(values[name]) for name in trained)]
 
         return values, {"reset": reset, "sample": sample}
 
@@ -128,7 +118,7 @@ class Head:
             BOUND: self.bound,
             FUSED: self._fused,
             UNFUSED: functools.partial(self._returning, self._head.__wrapped__),
-            PLAIN: functools.partial(self._returning, self._plain.head(self._head)),
+            PLAIN: functools.partial(self._returning, getattr(Plain(self._lab.cupy, self._lab.special), self._name)),
             **{name: functools.partial(self._torch, mode) for name, mode in modes.items()},
         }
 
@@ -152,7 +142,7 @@ class Head:
         torch = self._lab.need_compiler() if mode else self._lab.need_torch()
         values, state = self._copy_state()
         x = torch.as_tensor(values.pop("x"))
-        module = torch.head(self._head.__wrapped__.__name__, values, bool(self._flags))
+        module = torch.head(self._name, values, bool(self._flags))
         call = functools.partial(torch.compiled(module, mode) if mode else module, x)
         return self._lab.rival(call, self._expected, self._size, torch=torch, **state)
 
@@ -184,8 +174,9 @@ def _tail_makers(
 ) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of a tail on `y`: cupyfuse's `tails` of `y` alone, and the `kind` of reduction alone."""
     wide = lab.as_double(y)
-    plain = getattr(Plain(lab.cupy, lab.special), f"tail_{kind}")
-    whole = [plain(wide, *(lab.as_double(array) for array in given.values()))]
+    doubles = {name: lab.as_double(array) for name, array in given.items()}
+    head = cupyfuse.heads.find(kind)
+    whole = [oracle.evaluate_tail(head, wide + doubles["bias"], doubles, xp=lab.cupy).result]
     alone = [getattr(lab.special, kind)(wide, axis=1)]
     shape = whole[0].shape
 
@@ -225,7 +216,7 @@ def _tails(lab: Lab, arguments: Mapping[str, Any], dtype: str, budget: float) ->
     y = (x @ weight.T).astype(x.dtype, copy=False)
     given = {n: arguments[n] for n in ("bias", "running_mean", "running_var", "gamma", "beta", "scale")}
     wide = {name: lab.as_double(array) for name, array in given.items()}
-    factor = wide["scale"] * wide["gamma"] / (wide["running_var"] + _EPSILON) ** 0.5
+    factor = wide["scale"] * wide["gamma"] / (wide["running_var"] + EPSILON) ** 0.5
     shift = (wide["bias"] - wide["running_mean"]) * factor + wide["beta"] * wide["scale"]
     folded = {"factor": factor.astype(y.dtype), "shift": shift.astype(y.dtype)}
     bias = {"bias": given["bias"]}

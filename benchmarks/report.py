@@ -232,9 +232,8 @@ def case_table(case: Case, base: str, compared: Sequence[str], milliseconds: boo
         columns.append(Column("max error", lambda result: result.max_error, scientific))
     columns += [Column(FIGURES[f][0] + unit, value(f, scale)) for f in figures]
     columns += [Column("GB/s, L2 evicted", value("GB/s"))] if case.moved else []
-    columns += [
-        Column(f"× {base}, {FIGURES[what][0]}", faster(what)) for what in compared if case.value(base, what) is not None
-    ]
+    for what in compared if case.find(base) else ():
+        columns.append(Column(f"× {base}, {FIGURES[what][0].removeprefix('GPU, ')}", faster(what)))
     of_rivals = dict.fromkeys(name.partition(", ")[0] for name in case.facts if ", " in name)
     columns += [Column(name, fact(name)) for name in of_rivals]
     notes = [f"- {r.rival}: {r.failure}" for r in case.results if r.failure]

@@ -48,16 +48,16 @@ def find(name: str) -> Device:
         No device of the table is named there.
     """
     for key, device in DEVICES.items():
-        if _named(key, name):
+        if _mentions(key, name):
             return device
     raise ValueError(f"gpu: expected one of {', '.join(DEVICES)}, got {name!r}")
 
 
-def known(name: str) -> bool:
+def is_known(name: str) -> bool:
     """Whether `find` would find a device."""
-    return any(_named(key, name) for key in DEVICES)
+    return any(_mentions(key, name) for key in DEVICES)
 
 
-def _named(key: str, name: str) -> bool:
+def _mentions(key: str, name: str) -> bool:
     """Whether a device's name stands as words of its own: an RTX A1000 is no A100."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![0-9])", name, re.IGNORECASE) is not None

@@ -10,7 +10,7 @@
 //   load<V>(At<S>, row, col, tile)           reads what stage S needs of V elements
 //   load_columns<V>(At<S>, col, tile)        the same of per-column inputs
 //   element<V>(At<S>, tile, j, row, col, r, e, out)    computes element j of them; false where it has to be done again by
-//   exact_element(...)                       the same as it was written; present if guarded(S)
+//   exact_element(...)                       the same as it was written; present if has_exact(S)
 //   store<V>(At<S>, row, col, out)           writes the stage's full-size results
 //   peek, add(At<S>, e, totals)              hands an element to the reductions
 //   finish(At<S>, totals, team, row, r)      computes the per-row values that follow

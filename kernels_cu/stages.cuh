@@ -17,7 +17,7 @@ __device__ __forceinline__ void compute_pack(
     for (int j = 0; j < V; ++j) {
         fine &= p.template element<V>(At<S>(), tile, j, row, col + j, r, e[j], out);
     }
-    if constexpr (P::guarded(S)) {
+    if constexpr (P::has_exact(S)) {
         if (!fine) {
             auto again = p.template tile<V>(At<S>());
             p.template load<V>(At<S>(), row, col, again);

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import devices, dtypes
 from ..devices import Device
-from ..engines.row_blocks import ready
+from ..engines.row_blocks import load
 from ..plan.plan import Plan
 from ..trace import Tracer
 from . import arrays
@@ -70,10 +70,10 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
         from ..cuda.runtime import on_device
         from ..engines.cuda import CudaExecutable
 
-        return functools.partial(ready, functools.partial(CudaExecutable, runtime=on_device(leaves[0].data.device_id)))
+        return functools.partial(load, functools.partial(CudaExecutable, runtime=on_device(leaves[0].data.device_id)))
     from ..engines.numpy import NumpyExecutable
 
-    return functools.partial(ready, NumpyExecutable)
+    return functools.partial(load, NumpyExecutable)
 
 
 def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:

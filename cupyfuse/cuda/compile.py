@@ -1,9 +1,8 @@
 """Compilation: the only place that calls NVRTC.
 
-On a machine with a GPU, CuPy compiles and loads, and keeps cubins on disk (`~/.cupy/kernel_cache`, or wherever
-CUPY_CACHE_DIR says). Its key covers the text that it is given, so our headers are put into the text before. A cache
-that cannot be used costs time and no more: kernels are then compiled without it. Without a GPU, `cubin` compiles for
-any architecture with the NVRTC of the CUDA wheels.
+On a machine with a GPU, CuPy compiles and loads, and caches cubins on disk (in `~/.cupy/kernel_cache` or
+CUPY_CACHE_DIR). Its key covers the source it is given, so our headers are inlined first. If the cache cannot be used,
+kernels are compiled without it. Without a GPU, `cubin` compiles for any architecture with the NVRTC of the CUDA wheels.
 """
 
 from __future__ import annotations
@@ -24,21 +23,24 @@ from .kernel import Kernel, inlined
 
 OPTIONS = ("--std=c++17",)
 _OLDEST = "7.5"  # the lowest compute capability that the tests compile for
-_STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without saying so
-_DYNAMIC_SHARED_BYTES = 8  # the attribute of a function with which it says so
+_STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without opting in
+_MAX_DYNAMIC_SHARED_SIZE = 8  # CUfunction_attribute to opt in
 _functions: dict[tuple[str, str, int], Any] = {}
 _lock = threading.Lock()
-_building: dict[tuple[str, str, int], Any] = {}  # a lock for each kernel
-_without_cache = False  # once the disk has let us down
-_used = False  # CUDA, by this process
-_forked = False  # from one that had used it
+_kernel_locks: dict[tuple[str, str, int], Any] = {}
+_without_cache = False  # set once the cache on disk has failed
+_used = False  # whether this process has used CUDA
+_forked = False  # whether it was forked from one that had
 
 
 def load(kernel: Kernel, device: int) -> Any:
-    """The compiled kernel, ready to launch on a device (which has to be current).
+    """Compile and load a kernel on a device, which has to be current; once per process.
 
-    Called with the grid, the block, the arguments, the bytes of dynamic shared memory (`kernel.shared`) and the stream:
-    any object with an address, `ptr`, or None for CuPy's current one.
+    Returns
+    -------
+    callable
+        CuPy's function, called with the grid, the block, the arguments, the bytes of dynamic shared memory
+        (`kernel.shared`) and the stream: any object with an address, `ptr`, or None for CuPy's current one.
 
     Raises
     ------
@@ -48,24 +50,24 @@ def load(kernel: Kernel, device: int) -> Any:
     Warns
     -----
     RuntimeWarning
-        Once a process: the cache on disk cannot be read or written, or holds what no GPU can load.
+        Once per process: the cache on disk cannot be read or written, or holds an invalid binary.
     """
     key = (kernel.name, kernel.source, device)
     function = _functions.get(key)
     if function is None:
         check_process()
         with _lock:
-            building = _building.setdefault(key, threading.Lock())
-        with building:
-            function = _functions.get(key) or _compiled(kernel, device)
+            lock = _kernel_locks.setdefault(key, threading.Lock())
+        with lock:
+            function = _functions.get(key) or _compile(kernel, device)
             _functions[key] = function
     return function
 
 
 def load_together(kernels: Iterable[Kernel], device: int) -> None:
-    """Load kernels for a device at the same time, each on a thread of its own: NVRTC lets go of Python's lock.
+    """Compile and load kernels in parallel, one thread each: NVRTC releases Python's global lock.
 
-    What goes wrong with one of them is told by `load`, which whoever launches it calls.
+    Errors are left to the later call of `load` for the kernel that fails.
     """
     missing = {key: k for k in kernels if (key := (k.name, k.source, device)) not in _functions}
     if len(missing) < 2:
@@ -80,13 +82,13 @@ def load_together(kernels: Iterable[Kernel], device: int) -> None:
         wait([pool.submit(one, kernel) for kernel in missing.values()])
 
 
-def _compiled(kernel: Kernel, device: int) -> Any:
+def _compile(kernel: Kernel, device: int) -> Any:
     import cupy
 
     try:
-        function = _loaded(kernel, inlined(kernel.source))
+        function = _load_module(kernel, inlined(kernel.source))
         if kernel.shared > _STATIC_SHARED:
-            cupy.cuda.driver.funcSetAttribute(function.ptr, _DYNAMIC_SHARED_BYTES, kernel.shared)
+            cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE, kernel.shared)
         return function
     except (cupy.cuda.compiler.CompileException, RuntimeError, OSError) as error:
         capability = cupy.cuda.Device(device).compute_capability
@@ -97,23 +99,23 @@ def _compiled(kernel: Kernel, device: int) -> Any:
         ) from error
 
 
-def _loaded(kernel: Kernel, code: str) -> Any:
+def _load_module(kernel: Kernel, code: str) -> Any:
     import cupy
 
     if kernel.arch:
-        return _compiled_for(kernel, code)
+        return _compile_for_arch(kernel, code)
     if _without_cache:
-        return _compiled_in_memory(code, kernel.name)
+        return _compile_in_memory(code, kernel.name)
     try:
         return cupy.RawModule(code=code, options=OPTIONS).get_function(kernel.name).kernel
     except (OSError, cupy.cuda.driver.CUDADriverError) as error:
-        # The disk's fault, or perhaps that of a binary from it: then it works without.
-        function = _compiled_in_memory(code, kernel.name)
-        _do_without_cache(error)
+        # The cache failed, or a binary in it is invalid, if compiling without it succeeds.
+        function = _compile_in_memory(code, kernel.name)
+        _disable_cache(error)
         return function
 
 
-def _compiled_in_memory(code: str, name: str) -> Any:
+def _compile_in_memory(code: str, name: str) -> Any:
     import cupy
 
     # CuPy itself adds -ftz=true where it compiles for its cache.
@@ -123,26 +125,26 @@ def _compiled_in_memory(code: str, name: str) -> Any:
     return module.get_function(name)
 
 
-def _compiled_for(kernel: Kernel, code: str) -> Any:
-    """For an architecture of which CuPy's compiler knows no name, kept beside the binaries that CuPy keeps."""
+def _compile_for_arch(kernel: Kernel, code: str) -> Any:
+    """Compile for an architecture that CuPy's compiler cannot be asked for; cached beside CuPy's binaries."""
     import cupy
 
     options = (*OPTIONS, f"-arch=sm_{kernel.arch}", "-ftz=true")
     module = cupy.cuda.function.Module()
-    path, binary = _kept(code, options)
+    path, binary = _read_cache(code, options)
     try:
         if binary:
             module.load(binary)
     except cupy.cuda.driver.CUDADriverError:
-        binary = b""  # whole, but no kernel
+        binary = b""  # intact, but not loadable here
     if not binary:
-        binary = _through_nvrtc(cupy.cuda.nvrtc, code, options)
-        _keep(path, binary)
+        binary = _call_nvrtc(cupy.cuda.nvrtc, code, options)
+        _write_cache(path, binary)
         module.load(binary)
     return module.get_function(kernel.name)
 
 
-def _through_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
+def _call_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
     program = nvrtc.createProgram(code, "cupyfuse.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
@@ -153,8 +155,8 @@ def _through_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
         nvrtc.destroyProgram(program)
 
 
-def _kept(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
-    """Where the binary of a source is kept, and the binary; None where nothing can be kept, nothing for a new one."""
+def _read_cache(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
+    """The cache file of a source (None without a cache) and the binary in it (empty if there is none)."""
     import cupy
 
     if _without_cache or os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
@@ -164,18 +166,18 @@ def _kept(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
     folder = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
     path = Path(folder) / f"cupyfuse_{key[:40]}.cubin"
     try:
-        kept = path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         return path, b""
     except OSError as error:
-        _do_without_cache(error)
+        _disable_cache(error)
         return None, b""
-    # The binary follows its own checksum: half a file is no binary.
-    binary = kept[32:]
-    return path, binary if hashlib.sha256(binary).digest() == kept[:32] else b""
+    # The checksum before the binary detects files that were written in part.
+    binary = content[32:]
+    return path, binary if hashlib.sha256(binary).digest() == content[:32] else b""
 
 
-def _keep(path: Path | None, binary: bytes) -> None:
+def _write_cache(path: Path | None, binary: bytes) -> None:
     if path is None:
         return
     try:
@@ -184,18 +186,18 @@ def _keep(path: Path | None, binary: bytes) -> None:
             file.write(hashlib.sha256(binary).digest() + binary)
         os.replace(file.name, path)
     except OSError as error:
-        _do_without_cache(error)
+        _disable_cache(error)
 
 
-def _do_without_cache(error: Exception) -> None:
+def _disable_cache(error: Exception) -> None:
     global _without_cache
     with _lock:
-        told, _without_cache = _without_cache, True
-    if told:  # by a kernel that is compiled at the same time
+        warned, _without_cache = _without_cache, True
+    if warned:
         return
     warnings.warn(
-        f"CuPy's kernel cache cannot be used ({error}), so this process compiles kernels anew: set CUPY_CACHE_DIR to a "
-        "directory that can be written to, or delete what is in it",
+        f"CuPy's kernel cache cannot be used ({error}), so this process compiles without it: set CUPY_CACHE_DIR to a "
+        "writable directory, or empty the present one",
         RuntimeWarning,
         stacklevel=2,
     )
@@ -205,7 +207,7 @@ def _do_without_cache(error: Exception) -> None:
 
 
 def check_process() -> None:
-    """See that CUDA can be used here, before it is.
+    """Check that this process may use CUDA; call before using it.
 
     Raises
     ------
@@ -223,8 +225,8 @@ def check_process() -> None:
 
 def _after_fork() -> None:
     global _lock, _forked
-    _lock = threading.Lock()  # a thread that is not here any more may hold the old one
-    _building.clear()
+    _lock = threading.Lock()  # a thread of the parent may hold the old one
+    _kernel_locks.clear()
     _forked = _used
 
 

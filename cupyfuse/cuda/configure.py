@@ -1,4 +1,4 @@
-"""Which template runs a step, and with how many threads: chosen from the row length and the number of rows."""
+"""Launch configurations: the template and its parameters, chosen from the numbers of rows and columns."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from .. import dtypes
 from ..plan.schedule import column_splits
 from .program import COLUMN, FULL, Program
 
-# Elements that a thread may hold of a row. More would not leave enough registers for enough threads to hide latency.
-_MOST_HELD = 32
-# The same where per-column inputs and the next row are held beside it.
-_MOST_STAYING = 8
+# Elements of a row that a thread may hold: more leave registers for too few threads to hide latency.
+_MAX_HELD = 32
+# The same where per-column inputs and the next row are held as well.
+_MAX_HELD_PERSISTENT = 8
 
 
 @dataclass(frozen=True)
 class Config:
-    """One way to launch a step.
+    """The launch configuration of a step.
 
     Attributes
     ----------
     template : name of the template in `kernels_cu/`
-    threads : threads of a block
-    items : packs of `vec` elements that a thread has in flight at once
-    vec : elements that a thread moves as one access
-    group : lanes that share a row (row_lanes), or columns of a strip (column_stats)
+    threads : threads per block
+    items : packs of `vec` elements that a thread has in flight
+    vec : elements per memory access
+    group : lanes per row (row_lanes), or columns per strip (column_stats)
     shares : blocks that share the rows of a strip (column_stats)
-    blocks : blocks that a multiprocessor has to hold at once, which limits the registers of a thread
+    blocks : least blocks per multiprocessor, which limits the registers per thread
     """
 
     template: str
@@ -37,15 +37,28 @@ class Config:
     shares: int = 1
     blocks: int = 1
 
+    def entry(self, merge: bool = False) -> tuple[str, str]:
+        """The name of the kernel (the one that merges shares, if asked), and the template instance that it calls."""
+        if self.template == "column_stats":
+            if merge:
+                return "column_merge_kernel", f"column_merge<Program, {self.threads}>"
+            parameters = [self.threads, self.group, self.items, self.vec]
+        elif self.template == "elementwise":
+            parameters = [self.threads, self.vec]
+        else:
+            lanes = [self.group] if self.template == "row_lanes" else []
+            parameters = [self.threads, *lanes, self.items, self.vec]
+        return f"{self.template}_kernel", f"{self.template}<Program, {', '.join(map(str, parameters))}>"
+
 
 def widest_vec(program: Program) -> int:
-    """Elements in one 16-byte access of the widest array that the step reads or writes by elements."""
+    """Elements per 16-byte access of the widest dtype among the arrays that the step accesses in vectors."""
     sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if p.place in (FULL, COLUMN) and not p.is_number]
     return min(8, 16 // max(sizes, default=4))
 
 
 def fitting_vec(program: Program, aligned: int | None = None) -> int:
-    """The widest vector that divides the row length (and `aligned`, what pointers and strides allow)."""
+    """The widest vector that divides the row length and, if given, `aligned`: all row strides, or-ed bitwise."""
     vec = widest_vec(program)
     while vec > 1 and (program.domain[1] % vec or (aligned is not None and aligned % vec)):
         vec //= 2
@@ -57,7 +70,7 @@ def _power_of_two(n: int) -> int:
 
 
 def default_config(program: Program, vec: int) -> Config:
-    """The configuration for a step whose pointers and strides allow vectors of `vec` elements."""
+    """Choose the configuration of a step whose pointers and strides allow vectors of `vec` elements."""
     rows, cols = program.domain
     if program.by_columns:
         strip = max(vec, min(32, _power_of_two(cols)))
@@ -69,26 +82,25 @@ def default_config(program: Program, vec: int) -> Config:
     if cols <= 1024:
         lanes = min(32, _power_of_two(-(-packs // 2)))
         items = -(-packs // lanes)
-        if items * vec <= _MOST_HELD:
+        if items * vec <= _MAX_HELD:
             return Config("row_lanes", 128, items, vec, lanes, blocks=_blocks(128))
-    if program.stages == 1 and not _keeps(program):
-        # One pass over a row: more threads only where a row has more work, so that a row's result never depends on how
-        # many rows there are.
+    if program.stages == 1 and not _writes_rows(program):
+        # The threads of a row depend on its length alone, so that a row's bits do not depend on the number of rows.
         return Config("row_stream", min(1024, max(128, _power_of_two(cols) // 128)), max(1, 8 // vec), vec)
-    if program.reads_columns in (1, 2) and packs * vec <= 1024 * _MOST_STAYING:
-        threads = min(1024, max(128, _power_of_two(-(-packs * vec // _MOST_STAYING))))
+    if program.reads_columns in (1, 2) and packs * vec <= 1024 * _MAX_HELD_PERSISTENT:
+        threads = min(1024, max(128, _power_of_two(-(-packs * vec // _MAX_HELD_PERSISTENT))))
         return Config("row_persistent", threads, -(-packs // threads), vec, blocks=_blocks(threads))
     for threads in (128, 256, 512, 1024):
         items = -(-packs // threads)
-        if items * vec <= (_MOST_HELD if threads == 1024 or (program.light and vec >= 4) else 16):
+        if items * vec <= (_MAX_HELD if threads == 1024 or (program.light and vec >= 4) else 16):
             return Config("row_block", threads, items, vec, blocks=_blocks(threads))
     return Config("row_stream", 1024, max(1, 8 // vec), vec)
 
 
 def _blocks(threads: int) -> int:
-    """As many blocks on a multiprocessor as leave 64 registers to a thread: enough rows in flight to hide latency."""
+    """Blocks per multiprocessor that leave 64 registers to each thread: enough rows in flight to hide latency."""
     return max(1, 1024 // threads)
 
 
-def _keeps(program: Program) -> bool:
+def _writes_rows(program: Program) -> bool:
     return any(program.place(n) == FULL for n in program.step.outputs)

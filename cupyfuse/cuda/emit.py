@@ -1,22 +1,18 @@
-"""Emission: from a step of a plan to a short CUDA struct, and a kernel that hands it to a template.
+"""Emission: write a step of a plan as a short CUDA struct, which a template of `kernels_cu/` runs.
 
-The struct (`Program`) says what to compute for an element and for a row; it knows nothing of threads. The templates in
-`kernels_cu/` know nothing of operators. Everything here is text: it needs neither a GPU nor CuPy.
+The struct (`Program`) says what to compute for an element and for a row, and knows nothing of threads; the templates
+know nothing of operators. Everything here is text: neither a GPU nor CuPy is needed.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..ir import graph as g
 from ..ir.graph import Node
+from ..ir.operators import REDUCTIONS
 from .configure import Config
 from .expressions import Body, Scope, indented
 from .kernel import CONDITION, Kernel, translation_unit
 from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
-
-if TYPE_CHECKING:
-    pass
 
 
 def emit(program: Program, config: Config, merge: bool = False, conditional: bool = False) -> Kernel:
@@ -27,32 +23,15 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     program : Program
     config : Config
     merge : bool
-        The kernel that merges the shares of the step.
+        Emit the kernel that merges the shares of a column step.
     conditional : bool
-        One that does nothing where the flag at its last argument is 0.
+        Emit a kernel that returns at once where the flag is 0.
     """
     writer = _Writer(program, config.template == "row_stream", conditional)
-    entry, call = _entry(program, config, merge)
+    entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.struct()}"
     source = translation_unit(config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional)
     return Kernel(entry, source, tuple(program.parameters), config)
-
-
-def _entry(program: Program, config: Config, merge: bool) -> tuple[str, str]:
-    """The kernel's name, and the template that it calls."""
-    c = config
-    if c.template == "column_stats":
-        if merge:
-            return "column_merge_kernel", f"column_merge<Program, {c.threads}>"
-        return "column_stats_kernel", f"column_stats<Program, {c.threads}, {c.group}, {c.items}, {c.vec}>"
-    numbers = {
-        "row_lanes": (c.threads, c.group, c.items, c.vec),
-        "row_block": (c.threads, c.items, c.vec),
-        "row_persistent": (c.threads, c.items, c.vec),
-        "row_stream": (c.threads, c.items, c.vec),
-        "elementwise": (c.threads, c.vec),
-    }[c.template]
-    return f"{c.template}_kernel", f"{c.template}<Program, {', '.join(map(str, numbers))}>"
 
 
 class _Writer:
@@ -62,17 +41,17 @@ class _Writer:
         self.program = program
         self.streamed = streamed
         self.conditional = conditional
-        self.repairs: dict[str, str] = {}  # by the name of the function
+        self.repairs: dict[str, str] = {}  # functions by name
         self.row_fields: dict[str, str] = {}
         self.element_fields: dict[str, str] = {}
-        # Values that are in an Element because an earlier stage has computed them.
+        # Values that an earlier stage has left in the Element.
         self.held: set[Node] = set()
-        self.guarded: set[int] = set()
-        # Stages after which all threads need the per-row values: all but the last, and those that repair together.
+        self.exact_stages: set[int] = set()
+        # Stages after which all threads need the per-row values: all but the last, and those with a joint repair.
         self.shared_finish = set(range(program.stages - 1))
 
     def members(self) -> list[str]:
-        """The declarations of what the host fills in, eight bytes each, in the order of `arguments_of`."""
+        """Declare what the host fills in, eight bytes each, in the order of `KernelLaunch`'s members."""
         declarations = []
         for p in self.program.parameters:
             if p.is_number:
@@ -99,15 +78,15 @@ class _Writer:
         reducing = " || ".join(f"stage == {s}" for s in stages if self.program.reductions(s)) or "stage < 0"
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
-        guarded = " || ".join(f"stage == {s}" for s in sorted(self.guarded)) or "stage < 0"
+        exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
         sections = [
             "\n".join(self.members()),
             f"static constexpr int stages = {self.program.stages};\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
-            f"__host__ __device__ static constexpr bool guarded(int stage) {{ return {guarded}; }}\n"
+            f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
-            _record("Row", self.row_fields),
-            _record("Element", self.element_fields),
+            _struct("Row", self.row_fields),
+            _struct("Element", self.element_fields),
             *(self.totals(s) for s in stages),
             f"static constexpr int slot = largest_of({largest});",
             begin,
@@ -139,7 +118,7 @@ class _Writer:
         return "\n".join(lines)
 
     def field(self, node: Node) -> str:
-        """The element's field that holds a full value; numbers stand for themselves."""
+        """The field of the Element that holds a value; constants are literals."""
         if node.op == "const":
             return Scope(self.program).constant(node, "float32")
         return f"e.{self.program.names[node]}"
@@ -150,7 +129,7 @@ class _Writer:
 
     # Functions
     def row_scope(self) -> Scope:
-        """What is known of a row: per-row and scalar values, in the Row."""
+        """The scope of a row: per-row and scalar values are fields of the Row."""
         known = {}
         for node in (*self.program.loaded, *self.program.step.nodes):
             place = self.program.place(node)
@@ -160,7 +139,7 @@ class _Writer:
         return Scope(self.program, known)
 
     def begin(self) -> str:
-        """Load per-row and scalar inputs, and compute what depends on them alone."""
+        """Emit the loads of per-row and scalar inputs, and what depends on them alone."""
         program = self.program
         body = Body(self.row_scope())
         body.repair = lambda node: self.repair(node, "Solo()")
@@ -183,20 +162,20 @@ class _Writer:
         self.reciprocal(body, node)
 
     def reciprocal(self, body: Body, node: Node) -> None:
-        """Beside a per-row value that divides elements, its reciprocal."""
+        """Store the reciprocal of a per-row value that divides elements beside it."""
         if node in self.program.divisors:
             name = self.program.names[node]
             self.row_fields[f"{name}_reciprocal"] = c_type(node.dtype)
             body.line(f"r.{name}_reciprocal = reciprocal_of(r.{name});")
 
     def stage(self, stage: int) -> str:
-        """The functions of one stage: load, element, store."""
+        """Emit the functions of one stage: load, element, store."""
         program = self.program
         operands = [o for o in program.reductions(stage) if o.op != "const"]
         outputs = [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == stage]
         held = dict.fromkeys(self.held)
 
-        def written(optimistic: bool) -> Body:
+        def write_body(optimistic: bool) -> Body:
             scope = self.row_scope().copy()
             if not self.streamed:
                 scope.known.update({n: f"e.{program.names[n]}" for n in held})
@@ -214,15 +193,15 @@ class _Writer:
                 body.line(f"out.{parameter.name}.v[j] = narrow<{stored_type(parameter.dtype)}>({body.value(node)});")
             return body
 
-        fast = written(optimistic=True)
+        fast = write_body(optimistic=True)
         if fast.checks:
-            self.guarded.add(stage)
+            self.exact_stages.add(stage)
             self.held = set(held)
-        exact = written(optimistic=False) if fast.checks else None
-        return self._stage_text(stage, fast, exact, [program.outputs[n] for n in outputs])
+        exact = write_body(optimistic=False) if fast.checks else None
+        return self._stage_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
-        """Full values of this stage that later stages will not have to compute again."""
+        """Full values of this stage that later stages read, to be held in the Element."""
         program = self.program
         if self.streamed:
             return []
@@ -236,7 +215,7 @@ class _Writer:
             wanted.update(dict.fromkeys(n for n in inner if n in fresh))
         return list(wanted)
 
-    def _stage_text(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
+    def _stage_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
         loads = {
@@ -277,7 +256,7 @@ class _Writer:
         return "\n".join(lines)
 
     def finish(self, stage: int) -> str:
-        """Per-row values that follow a stage's reductions."""
+        """Emit the per-row values that follow a stage's reductions."""
         program = self.program
         accumulators = program.accumulators(stage)
         if not accumulators:
@@ -298,7 +277,7 @@ class _Writer:
         return "template <class Team>\n" + _function(head, body)
 
     def column_finish(self) -> str:
-        """Per-column values that follow the reductions, and their stores."""
+        """Emit the per-column values that follow the reductions, and their stores."""
         program = self.program
         body = Body(Scope(program, {}))
         reads = _reads(program.accumulators(0))
@@ -312,6 +291,7 @@ class _Writer:
         return _function("void finish(const Totals0& t, i64 col) const", body)
 
     def commit(self) -> str:
+        """Emit the stores of per-row and scalar results."""
         program = self.program
         if program.by_columns:
             return ""
@@ -329,7 +309,7 @@ class _Writer:
         return self.repair(node)
 
     def repair(self, node: Node, team: str = "team") -> str:
-        """Emit the function that evaluates a collapsed sum as written; returns the call of it."""
+        """Emit the function that evaluates a collapsed sum as it was written; return a call of it."""
         program = self.program
         name = f"repair_{program.names[node]}"
         if name in self.repairs:
@@ -341,7 +321,7 @@ class _Writer:
         scope = self.row_scope()
         body = Body(scope.copy())
         body.index = ("row", "col")
-        # Sums of the same row that are guarded themselves, each thread by itself.
+        # Guarded sums within this one are repaired by each thread alone.
         body.repair = lambda guarded: self.repair(guarded, "Solo()")
         loops: list[str] = []
         for number, product in enumerate(_missing_products(program, inner)):
@@ -387,14 +367,12 @@ def _is_full(program: Program, node: Node) -> bool:
 
 
 def _missing_products(program: Program, node: Node) -> list[Node]:
-    """The outermost products beneath a value that nothing computes; what they need themselves comes along."""
+    """The outermost products beneath a value that no parameter holds."""
     order = g.topological([node], lambda n: () if n in program.loaded or g.is_product(n) else n.inputs)
     return [n for n in order if g.is_product(n) and n not in program.loaded]
 
 
 def _reads(accumulators: list[tuple[str, str, Node, list[Node]]]) -> dict[Node, str]:
-    from ..ir.operators import REDUCTIONS
-
     return {n: f"t.{name}.{REDUCTIONS[n.op].read}" for name, _, _, readers in accumulators for n in readers}
 
 
@@ -404,7 +382,7 @@ def _element_address(parameter: Parameter) -> str:
     return f"{parameter.name} + row * {parameter.name}_rows + col"
 
 
-def _record(name: str, fields: dict[str, str]) -> str:
+def _struct(name: str, fields: dict[str, str]) -> str:
     return f"struct {name} {{ {' '.join(f'{kind} {field};' for field, kind in fields.items())} }};"
 
 

@@ -1,4 +1,4 @@
-"""Expressions: nodes of the graph as lines of CUDA."""
+"""Expressions: emit nodes of the graph as lines of CUDA C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def indented(text: str, by: str = "    ") -> str:
 
 
 def literal(value: float | int | bool, kind: str) -> str:
-    """A Python number as a C literal of a computing type."""
+    """Write a Python number as a C literal of type `kind`."""
     if kind == "bool":
         return "true" if value else "false"
     if kind == "i64":
@@ -40,7 +40,7 @@ def literal(value: float | int | bool, kind: str) -> str:
 
 @dataclass
 class Scope:
-    """Where values are found: nodes known by an expression, and parameters that can be loaded."""
+    """The values that a function can read: nodes with a known expression, and the parameters of the program."""
 
     program: Program
     known: dict[Node, str] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Scope:
         return literal(node.value, kind)
 
     def direct(self, node: Node, row: str, col: str) -> str:
-        """One element, loaded on its own."""
+        """Load a single element of a parameter."""
         p = self.program.loaded[node]
         if p.is_number:
             return p.name
@@ -68,12 +68,20 @@ class Scope:
 
 
 class Body:
-    """The lines of one function, and the values that they have computed."""
+    """The lines of one function, and the values that they compute.
+
+    Parameters
+    ----------
+    scope : Scope
+    tile : bool
+        Read full and per-column parameters from the tile.
+    optimistic : bool
+        Compute the fast forms of guards without branches; `checks` lists what then has to be finite.
+    """
 
     def __init__(self, scope: Scope, tile: bool = False, optimistic: bool = False):
         self.scope = scope
         self.tile = tile
-        # Compute fast forms without branches, and list in `checks` what has to hold for them to stand.
         self.optimistic = optimistic
         self.checks: list[str] = []
         self.index = ("row", "col")
@@ -86,7 +94,7 @@ class Body:
         self.lines.append(text)
 
     def value(self, node: Node) -> str:
-        """An expression for a value; computes it first where it is not known yet."""
+        """Return an expression for a value, after emitting its computation if there is none yet."""
         program = self.scope.program
         if node in self.scope.known:
             return self.scope.known[node]
@@ -107,7 +115,7 @@ class Body:
             self._guarded(node, name, f"{kind} {name}")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
             top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
-            # A 16-bit result hides the last bits of a product with the reciprocal.
+            # Rounding to 16 bits hides the error of multiplying by the reciprocal.
             quotient = f"divide_by({top}, {bottom}, {bottom}_reciprocal)"
             narrow = dtypes.compute(node.dtype) != node.dtype
             self.line(f"const {kind} {name} = {f'{top} * {bottom}_reciprocal' if narrow else quotient};")
@@ -119,7 +127,7 @@ class Body:
         return name
 
     def assign(self, node: Node, target: str, row: str, col: str) -> None:
-        """Compute a value into a place that its readers know."""
+        """Compute a value into a given variable."""
         self.index = (row, col)
         if node.op == "guard":
             self._guarded(node, target, target)
@@ -127,10 +135,10 @@ class Body:
             self.line(f"{target} = {self.expression(node)};")
 
     def _product(self, node: Node, name: str, kind: str) -> None:
-        """One element of a product that only a guard needs, as an inner product by this thread alone."""
+        """Compute one element of a product that only a guard reads, as an inner product by this thread alone."""
         a, b = node.inputs
         row, col = self.index
-        # Of what is known here, only values of the row hold for other columns.
+        # Known values of an element do not hold for other columns; those of the row do.
         of_row = {n: text for n, text in self.scope.known.items() if text.startswith("r.")}
         inner = Body(Scope(self.scope.program, dict(of_row)))
         inner.index = (row, f"k_{name}")
@@ -193,14 +201,14 @@ class Body:
         else:
             dtype = g.operand_dtype(node)
             if row.arity == 1 and row.result == "bool" and not dtypes.is_float(dtype):
-                dtype = "float32"  # CUDA asks floats alone whether they are finite; an integer makes one that is
+                dtype = "float32"  # CUDA's isfinite, isnan, ... take floats only
             operands = [self.operand(i, dtype) for i in node.inputs]
         if node.op == "exp" and dtypes.compute(node.dtype) != node.dtype:
             return f"quick_exp({operands[0]})"
         return formatted(row.cuda, operands, c_type(dtype))
 
     def _by_row(self, node: Node) -> bool:
-        """Whether a quotient is by a per-row value whose reciprocal is at hand."""
+        """Whether a quotient divides a row by one value whose reciprocal the Row holds."""
         program, bottom = self.scope.program, node.inputs[1]
         known = self.scope.known.get(bottom, "").startswith("r.")
         return known and bottom in program.divisors and program.place(node) == FULL
@@ -221,7 +229,7 @@ _NUMBER = re.compile(r"T\((-?[0-9][0-9.e+-]*|nan)\)")
 
 
 def formatted(template: str, operands: list[str], kind: str) -> str:
-    """An operator's CUDA expression with its operands and its type put in."""
+    """Fill operands and their type into an operator's CUDA expression."""
     text = _NUMBER.sub(lambda m: literal(float(m.group(1)), kind), template)
     text = text.replace("T(", f"{kind}(")
     return text.format(*operands)

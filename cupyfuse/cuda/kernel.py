@@ -1,4 +1,4 @@
-"""Kernels as text: what the compiler gets, and what a launch passes."""
+"""Kernels as text: their source, and the struct of arguments that a launch passes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .program import Parameter
 
 @dataclass(frozen=True)
 class Kernel:
-    """A translation unit, the name of its entry, and what to pass to it.
+    """A translation unit with one kernel.
 
     Attributes
     ----------
     name, source : str
     parameters : tuple of Parameter
-        The arrays and numbers that an emitted kernel is given.
+        The arrays and numbers that an emitted kernel takes.
     config : Config
     arch : str
-        The architecture that it has to be compiled for ("90a"); empty for that of the device.
+        The architecture to compile for ("90a"); empty for the device's own.
     shared : int
         Bytes of dynamic shared memory.
     """
@@ -42,23 +42,23 @@ class Kernel:
     shared: int = 0
 
 
-# The last member of a conditional kernel's struct: where it is 0, the kernel writes nothing.
+# The last member of a conditional kernel's struct: a flag that is 0 where the kernel has to write nothing.
 CONDITION = "const u32* changed;"
 
 
 def translation_unit(
     template: str, program: str, name: str, call: str, threads: int, blocks: int = 1, conditional: bool = False
 ) -> str:
-    """The source of a kernel: a template, the struct `Program` that the launch passes as `p`, and the entry.
+    """Write the source of a kernel: the template, the struct `Program` that a launch passes as `p`, and the entry.
 
     Parameters
     ----------
     template : str
         Name of the file in `kernels_cu/`, without ".cu".
     program, name, call : str
-        What declares the struct; the entry's name; what it does.
+        Declaration of the struct; name of the entry; its body.
     threads, blocks : int
-        Of a block; on a multiprocessor.
+        Threads per block; least blocks per multiprocessor.
     conditional : bool
         Return at once where `*p.changed` is 0; the struct ends with `CONDITION`.
     """
@@ -79,7 +79,7 @@ def translation_unit(
 
 
 def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
-    """What packs a kernel's struct, and what makes of it the value that a launch takes as one argument."""
+    """Return two functions: pack a kernel's struct into bytes; turn the bytes into one launch argument."""
     members = struct.Struct("=" + form)
     dtype = np.dtype((np.void, members.size))
     return members.pack, functools.partial(np.frombuffer, dtype=dtype)
@@ -87,14 +87,14 @@ def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], An
 
 @lru_cache(maxsize=64)
 def header(name: str) -> str:
-    """The text of a file of `kernels_cu/`: inside the installed package, or beside it in a checkout."""
+    """Read a file of `kernels_cu/`: inside the installed package, or beside it in a checkout."""
     inside = resources.files("cupyfuse") / "kernels_cu" / name
     beside = Path(__file__).resolve().parents[2] / "kernels_cu" / name
     return inside.read_text() if inside.is_file() else beside.read_text()
 
 
 def inlined(source: str) -> str:
-    """The source with every header of ours in its place, once: what the compiler and its caches get to see."""
+    """Replace each `#include` of our headers by its text, once: compilers and their caches see nothing else."""
     seen: set[str] = set()
 
     def include(match: re.Match[str]) -> str:

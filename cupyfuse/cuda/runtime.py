@@ -1,7 +1,7 @@
-"""What the engine asks of a device: memory, kernels that are ready to launch, products of matrices.
+"""Runtimes: what the engine asks of a device, which is memory, loaded kernels and matrix products.
 
-`CupyRuntime` is the one for CuPy's arrays. PyTorch's tensors have another (`torch/runtime.py`), and so have the tests,
-which run the same kernels on a CPU.
+`CupyRuntime` serves CuPy's arrays. PyTorch's tensors have a runtime of their own (`torch/chains/runtime.py`), and so do
+the tests, which run the same kernels on a CPU.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Function = Callable[..., Any]
 
 
 class Runtime(Protocol):
-    """A device and its memory; arrays are of the runtime's own kind.
+    """A device and its memory, as arrays of one library.
 
     Attributes
     ----------
     processors : int
-        Multiprocessors, which bound how many blocks stay on the device at once.
+        Number of multiprocessors.
     device : Device or None
-        What plans may know of it; None for a GPU that is not in the table.
+        The entry of the device in the table of GPUs, if it has one.
     address : callable
-        The address of an array's first element.
+        Returns the address of an array's first element.
     """
 
     processors: int
@@ -40,37 +40,37 @@ class Runtime(Protocol):
     address: Callable[[Any], int]
 
     def is_current(self) -> bool:
-        """Whether launches and allocations of this thread go to the device."""
+        """Whether the device is this thread's current one."""
 
     def made_current(self) -> AbstractContextManager[Any]:
-        """A context in which they do."""
+        """Return a context manager that makes the device current."""
 
     def stream(self) -> Any:
-        """What the launches of a call are given: the stream that is current when it begins."""
+        """Return the current stream, as launches take it."""
 
     def dtype(self, name: str) -> Any:
-        """The element type of that name, as `allocator` and `view` take it."""
+        """Return the dtype of that name, as `allocator` and `view` take it."""
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
-        """What makes arrays of undefined values, contiguous in C order; like `workspace` for graphs."""
+        """Return a function that allocates uninitialised C-contiguous arrays; graphs keep them as in `workspace`."""
 
     def workspace(self, nbytes: int) -> Any:
-        """Memory with an address, `ptr`, for as long as the object lives, and as long as a graph that captures it."""
+        """Allocate memory with an address, `ptr`; it lives as long as the object and as a graph that captures it."""
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
-        """The memory at an address as an array, strides in elements."""
+        """Return the memory at an address as an array; strides in elements."""
 
     def strides(self, array: Any) -> Sequence[int]:
-        """How far apart neighbours are along each dimension, in elements."""
+        """Return the array's strides in elements."""
 
     def contiguous(self, array: Any) -> bool:
-        """Whether the array's elements are neighbours in memory, in C order."""
+        """Whether the array is C-contiguous."""
 
     def copy(self, target: Any, source: Any) -> None:
-        """Write the elements of an array to another one of the same shape and dtype."""
+        """Copy an array into another one of the same shape and dtype."""
 
     def changed(self, array: Any) -> None:
-        """A kernel has written to the memory of an array that the caller gave."""
+        """Note that a kernel has written to an array of the caller's."""
 
     def load_together(self, kernels: Sequence[Kernel]) -> None:
         """Compile kernels in parallel, before `function` is called for each."""
@@ -81,11 +81,11 @@ class Runtime(Protocol):
     def product(
         self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str
     ) -> Callable[[int, int, int, Any], None]:
-        """A product of matrices, called with the addresses of both operands and of the result, and the stream."""
+        """Prepare a matrix product, to be called with the addresses of operands and result, and the stream."""
 
 
 class ArraysLikeNumpys:
-    """The part of a runtime that is the same for all arrays with NumPy's interface."""
+    """The part of a runtime that all arrays with NumPy's interface share."""
 
     def dtype(self, name: str) -> Any:
         return dtypes.to_numpy(name)
@@ -100,7 +100,7 @@ class ArraysLikeNumpys:
         target[...] = source
 
     def changed(self, array: Any) -> None:
-        pass  # these arrays do not count their versions
+        pass  # these arrays have no version counter
 
 
 class CupyRuntime(ArraysLikeNumpys):
@@ -115,7 +115,7 @@ class CupyRuntime(ArraysLikeNumpys):
         self._current = cupy.cuda.runtime.getDevice
         try:
             name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
-            self.device = devices.find(name) if devices.known(name) else None
+            self.device = devices.find(name) if devices.is_known(name) else None
             self.processors = int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise EngineError(
@@ -123,7 +123,7 @@ class CupyRuntime(ArraysLikeNumpys):
                 "it with multiprocessing.get_context('spawn') instead"
             ) from error
         self.address: Callable[[Any], int] = attrgetter("data.ptr")
-        self._captured: list[Any] = []  # what graphs write to whenever they are replayed
+        self._captured: list[Any] = []  # memory that captured graphs use
 
     def is_current(self) -> bool:
         check_process()
@@ -143,16 +143,16 @@ class CupyRuntime(ArraysLikeNumpys):
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
         def empty() -> Any:
-            return self._held(self._cupy.ndarray(shape, dtype))
+            return self._hold_if_capturing(self._cupy.ndarray(shape, dtype))
 
         return empty
 
     def workspace(self, nbytes: int) -> Any:
-        return self._held(self._cupy.cuda.alloc(nbytes))
+        return self._hold_if_capturing(self._cupy.cuda.alloc(nbytes))
 
-    def _held(self, memory: Any) -> Any:
+    def _hold_if_capturing(self, memory: Any) -> Any:
         if self.is_capturing():
-            # Replays use it after this call; for how long, nobody tells.
+            # Replays use the memory, and nothing tells when the last one has run.
             self._captured.append(memory)
         return memory
 
@@ -173,22 +173,22 @@ class CupyRuntime(ArraysLikeNumpys):
 
 
 def load_unless_capturing(kernel: Kernel, device: int, capturing: bool) -> Function:
-    """The kernel, loaded, which must not happen while a CUDA graph is captured.
+    """Load a kernel.
 
     Raises
     ------
     EngineError
-        One is, or the kernel cannot be loaded.
+        A CUDA graph is being captured, or the kernel cannot be loaded.
     """
     if capturing:
         raise EngineError(
-            "a CUDA graph is being captured, and a kernel would have to be loaded for it: make this call once with "
-            "arguments of these shapes, dtypes and strides before the capture begins"
+            "kernels cannot be loaded while a CUDA graph is captured: make this call once with arguments of these "
+            "shapes, dtypes and strides before the capture begins"
         )
     return load(kernel, device)
 
 
 @lru_cache(maxsize=64)
 def on_device(device: int) -> Runtime:
-    """The runtime of a GPU."""
+    """Return the runtime of a GPU."""
     return CupyRuntime(device)

@@ -9,7 +9,7 @@ from . import graph as g
 from .graph import Node
 
 
-def through_extreme(node: Node, cotangent: Node) -> Node:
+def extreme_adjoint(node: Node, cotangent: Node) -> Node:
     """To one element, or evenly to all that equal the extreme, as the attribute `gradient` has it.
 
     "first" and "last": to the first among equal ones, and to the first or the last NaN before all others. "chosen":
@@ -18,30 +18,30 @@ def through_extreme(node: Node, cotangent: Node) -> Node:
     """
     kind, zero = node.gradient, g.const(0.0)
     if kind in ("first", "last"):
-        return g.pointwise("where", _only(node), cotangent, zero)
+        return g.pointwise("where", _chosen_element(node), cotangent, zero)
     if kind == "chosen":
-        shared = g.pointwise("where", _equal(node), cotangent, zero)
+        shared = g.pointwise("where", _attains(node), cotangent, zero)
     else:
         one = g.cast(g.const(1.0), node.dtype)
-        shared = g.pointwise("multiply", cotangent, g.pointwise("where", _equal(node), one, zero))
-    return shared if node.partial else g.pointwise("divide", shared, _ties(node))
+        shared = g.pointwise("multiply", cotangent, g.pointwise("where", _attains(node), one, zero))
+    return shared if node.partial else g.pointwise("divide", shared, _count_ties(node))
 
 
-def _equal(node: Node) -> Node:
+def _attains(node: Node) -> Node:
     """Where the elements lie that share an extreme's gradient."""
     x = node.inputs[0]
     same = g.pointwise("equal", x, node)
     return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.gradient else same
 
 
-def _ties(node: Node) -> Node:
+def _count_ties(node: Node) -> Node:
     """How many elements equal an extreme: of one taken in two steps, how many of all."""
     x = node.inputs[0]
-    count = _ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
-    return g.reduce("sum", g.pointwise("where", _equal(node), count, g.const(0.0)), node.axis)
+    count = _count_ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
+    return g.reduce("sum", g.pointwise("where", _attains(node), count, g.const(0.0)), node.axis)
 
 
-def _only(node: Node) -> Node:
+def _chosen_element(node: Node) -> Node:
     """Where the element lies that an extreme was taken from."""
     x, axis = node.inputs[0], node.axis
     places = g.positions(x.shape[axis], axis)
@@ -51,7 +51,7 @@ def _only(node: Node) -> Node:
     return g.pointwise("equal", order, g.reduce("min", order, axis))
 
 
-def product_of_others(x: Node, product: Node, axes: Sequence[int]) -> Node:
+def exclusive_product(x: Node, product: Node, axes: Sequence[int]) -> Node:
     """For each element the product of all others along the axes, that of all being known.
 
     It is the quotient where there are no zeros to step around. Among zeros it is zero, or NaN if another one of the

@@ -160,26 +160,26 @@ def pointwise(op: str, *inputs: Node) -> Node:
     """Apply a pointwise operator with NumPy's promotion; constants are weak, as Python scalars are."""
     row = POINTWISE[op]
     if all(n.op == "const" for n in inputs):
-        return _folded(row, inputs)
+        return _fold_constants(row, inputs)
     values = inputs[1:] if op == "where" else inputs
     dtype = promoted(values)
     if row.result == "float":
         dtype = dtypes.as_float(dtype, op)
     elif row.result == "bool":
         if dtypes.compute(dtype) != dtype:
-            inputs = tuple(_rounded(n, dtype) for n in inputs)
+            inputs = tuple(_rounded_to(n, dtype) for n in inputs)
         dtype = "bool"
     return Node(op, inputs, broadcast_shapes(*(n.shape for n in inputs)), dtype)
 
 
-def _rounded(node: Node, dtype: str) -> Node:
+def _rounded_to(node: Node, dtype: str) -> Node:
     """A Python number as an array of a 16-bit dtype is compared with it: rounded to that dtype."""
     if node.op != "const" or node.dtype == "bool":
         return node
     return const(float(np.asarray(node.value).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
 
 
-def _folded(row: Operator, inputs: tuple[Node, ...]) -> Node:
+def _fold_constants(row: Operator, inputs: tuple[Node, ...]) -> Node:
     """A function of Python numbers is a Python number: it stays weak in promotion."""
     with np.errstate(all="ignore"):
         value = row.numpy(*(np.asarray(n.value, dtype=_python_dtype(row, n)) for n in inputs)).item()

@@ -1,4 +1,4 @@
-"""Plans: what will run for given shapes and dtypes, and what was done to get there."""
+"""Plans: the steps that will run for given shapes and dtypes, and the rewrites that led to them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _emitter: Emitter
 
 
 def set_emitter(emitter: Emitter) -> None:
-    """Set what writes a plan's kernels (`cupyfuse.cuda.sources`, which is built on plans)."""
+    """Register the function that writes a plan's kernels: `cupyfuse.cuda` imports this room, not the reverse."""
     global _emitter
     _emitter = emitter
 
 
 @dataclass(frozen=True)
 class Output:
-    """A result of the function: which value, and how the user's axes lie in it."""
+    """A result of the function: a value, and the order of the user's axes in it."""
 
     node: Node
     axes: Axes
@@ -41,12 +41,12 @@ class Output:
 
     @property
     def direct(self) -> bool:
-        """Whether the user's array, contiguous in C order, is the value's memory as the step writes it."""
+        """Whether the user's array, C-contiguous, is the value's memory as the step writes it."""
         order = [a for a in self.axes if a is not None and self.node.shape[a] != 1]
         return resolve(self.node) is self.node and order == sorted(order)
 
     def presented(self, matrix: Any) -> Any:
-        """The value (rows x columns) as the user's axes have it; never a copy."""
+        """Return a view of the value (rows x columns) with the user's axes."""
         order = [a for a in self.axes if a is not None]
         rest = [a for a in (0, 1) if a not in order]
         return (matrix.T if order + rest == [1, 0] else matrix).reshape(self.shape)
@@ -54,7 +54,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Traced:
-    """One run of a function on stand-ins."""
+    """The trace of a function."""
 
     name: str
     graph: Graph
@@ -64,20 +64,20 @@ class Traced:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How a plan runs in blocks of rows.
+    """The blocks of rows in which a plan runs.
 
     Attributes
     ----------
     total, rows : int
         Rows of the results, and of one block.
     plan : Plan
-        Of one block.
+        For one block.
     last : Plan or None
-        Of the last block, where it has fewer rows.
+        For the last block, if it has fewer rows.
     common : Plan or None
-        Of what all blocks need and none changes, such as the halves of weights; it runs once a call, before them.
+        For the values that all blocks share, such as split weights; it runs before them in each call.
     arguments : frozenset of int
-        The numbers of the arguments that are cut into blocks.
+        Numbers of the arguments that are cut into blocks.
     """
 
     total: int
@@ -94,24 +94,26 @@ class Blocks:
 
 @dataclass
 class Plan:
-    """What runs for one set of shapes, dtypes and memory layouts.
+    """The steps for one set of shapes, dtypes and memory layouts.
 
     Attributes
     ----------
     steps : tuple of Step
-        In the order in which they run; those of one block, where the plan runs in blocks of rows. A step has `kind`
-        ("Gemm", "MatVec", "ColumnStats", "RowProgram", "Split", "Copy"), `fused` (names of the operators in it),
-        `reads` and `writes` (bytes), `flops`, `launches`, and for products `how` they are computed.
+        In launch order; those of one block, if the plan runs in blocks of rows. A step has `kind` ("Gemm", "MatVec",
+        "ColumnStats", "RowProgram", "Split", "Copy"), `fused` (names of its operators), `reads` and `writes` (bytes),
+        `flops`, `launches`, and for products `how` they are computed.
     launches : int
         GPU launches of one call.
     notes : tuple of Note
         The rewrites that were applied.
     prepare : Plan or None
-        What `bind` runs once, for values that depend on bound arrays alone.
-    prepared : str
-        When that runs, with a place for its bytes, for the report. Parameters of PyTorch's may change unseen.
+        Prepacks what depends on bound arrays alone; `bind` runs it once.
+    prepare_note : str
+        When `prepare` runs, for the report, with a placeholder for the bytes that are kept.
     blocks : Blocks or None
-        The blocks of rows that it runs in, where the workspace would else be larger than asked.
+        Blocks of rows, if the workspace for all rows would exceed the limit.
+    whole : str
+        Why the plan does not run in blocks although it exceeds the limit.
     """
 
     name: str
@@ -123,8 +125,8 @@ class Plan:
     calls: tuple[Call, ...]
     prepare: Plan | None = None
     blocks: Blocks | None = None
-    prepared: str = "once, when the arguments are bound: {} are kept"
-    whole: str = ""  # why it does not run in blocks, where it should
+    prepare_note: str = "once, when the arguments are bound: {} are kept"
+    whole: str = ""
 
     @property
     def precision(self) -> str:
@@ -138,12 +140,12 @@ class Plan:
 
     @property
     def conditional(self) -> bool:
-        """Whether a flag on the device can decide if it runs: its launches are all of kernels of cupyfuse's own."""
+        """Whether it can run under a flag on the device: it launches emitted kernels and splits only."""
         own = all(step.kind not in ("Gemm", "Copy") for step in self.steps)
         return own and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
 
     def _every_step(self) -> Iterator[Step]:
-        """Each step as often as it runs."""
+        """Yield each step as often as it runs in a call."""
         if self.blocks is None:
             yield from self.scheduled.steps
             return
@@ -158,7 +160,7 @@ class Plan:
 
     @property
     def reads(self) -> int:
-        """Bytes read from memory, every value once a step."""
+        """Bytes read from memory, each value once per step."""
         return sum(step.reads for step in self._every_step())
 
     @property
@@ -168,12 +170,12 @@ class Plan:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations, transcendental functions counted as the operator table says."""
+        """Floating-point operations, weighted as in the operator table."""
         return sum(step.flops for step in self._every_step())
 
     @property
     def workspace(self) -> int:
-        """Bytes that a call takes beside its arguments, prepared values and results."""
+        """Bytes that a call needs beside its arguments, prepacked values and results."""
         if self.blocks is not None:
             common, block = self.blocks.common, self.blocks.plan.workspace
             if common is None:
@@ -184,17 +186,17 @@ class Plan:
         return sum(n.size * dtypes.ITEMSIZE[self.scheduled.storage[n]] for n in stored)
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
-        """Seconds that the hardware needs at best: for each step the larger of bytes/bandwidth and FLOPs/peak.
+        """Least time in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.
 
         Parameters
         ----------
         gpu : str
-            A name that contains one of the known devices': H200, H100, A100, L40S, RTX 4090, T4.
+            A name that contains that of a known device: H200, H100, A100, L40S, RTX 4090, T4.
 
         Raises
         ------
         ValueError
-            The GPU is not known.
+            The GPU is unknown.
         """
         device = devices.find(gpu)
         return sum(self._step_time(step, device) for step in self._every_step())
@@ -214,7 +216,7 @@ class Plan:
         Parameters
         ----------
         inline : bool
-            With the headers of `kernels_cu/` in their places, as the compiler gets it, instead of `#include` lines.
+            Replace `#include` lines by the headers of `kernels_cu/`, as the compiler sees them.
         """
         return "\n\n".join(_emitter(self, inline))
 

@@ -1,4 +1,4 @@
-"""Plans as text."""
+"""Reports: plans as text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from .. import devices
 from .schedule import Step
 
-Plan = Any  # `plan.Plan`, whose `str` is the report
+Plan = Any  # `plan.Plan`, which imports this module
 
 
 def quantity(value: float, unit: str) -> str:
-    """A number with a decimal prefix, as in '33.6 MB'."""
+    """Format a number with a decimal prefix, as in '33.6 MB'."""
     for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= scale:
             return f"{value / scale:.3g} {prefix}{unit}"
@@ -20,13 +20,14 @@ def quantity(value: float, unit: str) -> str:
 
 
 def report(plan: Plan) -> str:
+    """Describe the steps of a plan, its rewrites, and its cost beside that of the unfused operations."""
     inputs = ", ".join(f"{n.name} {n.shape[0]} x {n.shape[1]} {n.dtype}" for n in plan.graph.inputs if n.name)
     lines = [f"plan of {plan.name}({inputs}), precision {plan.precision}", ""]
     lines += _table(plan.steps)
     lines += _memory(plan)
     if plan.prepare is not None:
         kept = quantity(sum(o.node.nbytes for o in plan.prepare.outputs), "B")
-        lines += ["", f"prepared {plan.prepared.format(kept)}"]
+        lines += ["", f"prepacked {plan.prepare_note.format(kept)}"]
         lines += _table(plan.prepare.steps)
     if plan.notes:
         lines += ["", "rewritten:"]
@@ -58,7 +59,7 @@ def _table(steps: Sequence[Step]) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """How much memory a call takes, where that is what decided how it runs."""
+    """The workspace of a call, if its bound decided how the plan runs."""
     most = quantity(plan.settings.max_workspace, "B")
     if plan.blocks is not None:
         b = plan.blocks

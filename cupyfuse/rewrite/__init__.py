@@ -1,26 +1,25 @@
-"""The algebra: one function for each identity, one module for each family of them.
+"""Algebraic rewrites of graphs: one function for each identity, one module for each family.
 
-A rewrite is a promise. Each docstring states the identity, for which values it is exact, and what it saves. Where a
-rewritten value could differ from the written one for ±inf or NaN, the result is wrapped in `guard(fast, exact)`: the
-rewritten value where it is finite, otherwise the value as written, evaluated on the device for just those elements.
-`order` says when each is tried.
+Each docstring states the identity, the values for which it is exact, and what it saves. Where the rewritten value could
+differ for ±inf or NaN, the result is `guard(fast, exact)`: the rewritten value where that is finite, else the value as
+written, evaluated on the device for those elements alone.
 """
 
 from .affine import fold_affine
+from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
     drop_no_ops,
+    drop_redundant_guards,
     drop_slopes,
     push_transposes,
     share_common_subexpressions,
 )
-from .guards import drop_needless_guards
 from .notes import Note
 from .order import simplify
 from .pools import pool_weights
-from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
-from .repeats import drop_repeats, turn_products
+from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
 from .sums import collapse_sum
 
 __all__ = [
@@ -31,8 +30,8 @@ __all__ = [
     "collapse_sum",
     "convert_matmul_operands",
     "drop_no_ops",
-    "drop_needless_guards",
-    "drop_repeats",
+    "drop_redundant_guards",
+    "sink_broadcasts",
     "drop_slopes",
     "fold_affine",
     "lower_logsumexp",
@@ -40,7 +39,7 @@ __all__ = [
     "pool_weights",
     "push_transposes",
     "recognize_expsum",
-    "reduction_over_one",
+    "drop_unit_reductions",
     "share_common_subexpressions",
-    "turn_products",
+    "transpose_products",
 ]

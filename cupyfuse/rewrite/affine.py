@@ -1,4 +1,4 @@
-"""Multiply-adds with one factor and one shift a column: a chain of them is one."""
+"""Chains of per-column multiply-adds, such as bias, BatchNorm and scale, folded into one."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from dataclasses import dataclass
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from .linear import combine, widened
+from .linear import convert, scale_factor
 from .notes import Note
 
 
 def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
-    """Per-column multiply-adds are one: ((y + b - m) r g + t) s = y a + c.
+    """((y + b - m) r g + t) s = y a + c, with per-column a = r g s and c = ((b - m) r g + t) s.
 
-    After a matrix product, bias, BatchNorm and scales become a = r g s and c = ((b - m) r g + t) s, one pair a column
-    (prepared once where they depend on bound arrays alone). Of any other y, whose rounding errors are not already those
-    of a product, the first shifts stay as written, since cancellation could cost digits: (y - m) a + c. An operand
-    that comes from a maximum or minimum ends a chain: y - min(y) has exact zeros. Agrees to rounding; an element that
-    comes out infinite or NaN is evaluated as written (guard), as is one whose factors would underflow. Saves the loads
-    and the arithmetic of every step but one.
+    Holds to rounding; guarded by element, also where factors underflow. If y is not a matrix product, its leading
+    shifts stay as written, since cancellation could cost digits: (y - m) a + c. Operands that depend on a maximum or
+    minimum end a chain: y - min(y) has exact zeros. Saves the loads and the arithmetic of all steps but one; a and c
+    are computed once for bound arrays.
     """
     chain, inner = affine_chain(node, origins)
     if inner.op != "matmul":
         while chain and (chain[-1].op in ("add", "subtract") or _exact_scale(chain[-1])):
             inner = chain.pop()
-    # Adding a number and taking one away again is how rounding is asked for: (x + 2**23) - 2**23.
+    # (x + 2**23) - 2**23 rounds to integers: do not cancel the numbers.
     numbers = [s for s in chain if s.op in ("add", "subtract") and any(i.op == "const" for i in s.inputs)]
     if len(chain) < 3 or len(numbers) > 1:
         return node
@@ -35,7 +33,7 @@ def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
     shift: Node | None = None
     value = inner
     for step in reversed(chain):
-        other = next((widened(i, step.dtype) for i in step.inputs if i is not value), None)
+        other = next((convert(i, step.dtype) for i in step.inputs if i is not value), None)
         scale, shift = _affine_step(step, value, other, scale, shift)
         value = step
     fast = inner if scale is None else g.pointwise("multiply", inner, scale)
@@ -45,7 +43,7 @@ def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
 
 
 def _exact_scale(step: Node) -> bool:
-    """Whether a step multiplies by a power of two: what is shifted next is as exact as before."""
+    """Whether a step multiplies by a power of two, which rounds nothing."""
     numbers = [abs(float(i.value)) for i in step.inputs if i.op == "const"]
     return step.op == "negative" or (step.op != "add" and any(math.frexp(n)[0] == 0.5 for n in numbers))
 
@@ -53,23 +51,23 @@ def _exact_scale(step: Node) -> bool:
 def _affine_step(
     step: Node, value: Node, other: Node | None, scale: Node | None, shift: Node | None
 ) -> tuple[Node | None, Node | None]:
-    """The factors of `inner * scale + shift` after one more step of a chain."""
+    """Fold one more step of a chain into `inner * scale + shift`."""
     if step.op == "negative" or (step.op == "subtract" and step.inputs[1] is value):
-        scale = combine("multiply", scale, g.const(-1.0))
+        scale = scale_factor("multiply", scale, g.const(-1.0))
         shift = None if shift is None else g.pointwise("negative", shift)
     if other is None or step.op == "negative":
         return scale, shift
     if step.op in ("multiply", "divide"):
-        return combine(step.op, scale, other), None if shift is None else g.pointwise(step.op, shift, other)
+        return scale_factor(step.op, scale, other), None if shift is None else g.pointwise(step.op, shift, other)
     if step.op == "subtract" and step.inputs[0] is value:
         return scale, g.pointwise("negative", other) if shift is None else g.pointwise("subtract", shift, other)
     return scale, other if shift is None else g.pointwise("add", shift, other)
 
 
 def affine_chain(node: Node, origins: _Origins | None = None) -> tuple[list[Node], Node]:
-    """The steps with per-column or scalar operands above a value, the outermost first, and that value.
+    """Find the multiply-adds that end in a node, outermost first, and the value that they start from.
 
-    `origins` says what the nodes of the graph depend on, where that is known already.
+    `origins` are those of the whole graph, if computed already.
     """
     origins = _origins([node]) if origins is None else origins
     chain: list[Node] = []
@@ -80,7 +78,7 @@ def affine_chain(node: Node, origins: _Origins | None = None) -> tuple[list[Node
 
 
 def _affine_inner(node: Node, origins: _Origins) -> Node | None:
-    """What a step of an affine chain scales or shifts."""
+    """The operand that a per-column multiply or add scales or shifts; None for other nodes."""
     if node.op not in ("add", "subtract", "multiply", "divide", "negative") or not dtypes.is_float(node.dtype):
         return None
     if node.shape[1] == 1:
@@ -89,19 +87,19 @@ def _affine_inner(node: Node, origins: _Origins) -> Node | None:
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
     others = [i for i in node.inputs if i is not values[0]]
-    # What is taken away may be an extreme of this very value: y - min(y) has to stay zero where it is zero.
+    # y - min(y) has to stay exactly zero where it is zero.
     fixed = all(i.shape[0] == 1 and i not in origins.varying and i not in origins.extreme for i in others)
     return values[0] if fixed else None
 
 
 @dataclass(frozen=True)
 class _Origins:
-    """What values depend on, as far as the folding of chains asks.
+    """Dependences of values.
 
     Attributes
     ----------
-    varying : those that can differ from row to row: what depends on a matrix, not on vectors and numbers alone
-    extreme : those that depend on the largest or smallest of varying values
+    varying : values that depend on a matrix, so that their rows may differ
+    extreme : values that depend on the maximum or minimum of a varying value
     """
 
     varying: set[Node]
@@ -122,8 +120,8 @@ def _origins(roots: Iterable[Node]) -> _Origins:
     return _Origins(varying, extreme)
 
 
-def fold_chains(graph: Graph, notes: list[Note]) -> Graph:
-    """Fold each affine chain once, at the last of its steps."""
+def fold_affine_chains(graph: Graph, notes: list[Note]) -> Graph:
+    """Fold each chain of per-column multiply-adds once, at its last step."""
     users = g.users(graph.roots)
     origins = _origins(graph.roots)
     chained = {n for n in users if _affine_inner(n, origins) is not None}
@@ -135,7 +133,7 @@ def fold_chains(graph: Graph, notes: list[Note]) -> Graph:
         notes.append(
             Note("per-column multiply-adds are one", " -> ".join(steps), f"{(len(steps) - 2) * node.size:.3g} FLOPs")
         )
-    # From the last to the first: a folded value may hold earlier folds beneath it.
+    # Last to first: a folded chain may contain earlier ones.
     for node, folded in reversed(folds.items()):
         graph = g.substitute(graph, node, folded)
     return graph

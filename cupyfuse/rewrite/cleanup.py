@@ -1,4 +1,4 @@
-"""Values that are there already: common subexpressions, empty casts, views of views, conversions. All exact."""
+"""Exact cleanups: common subexpressions, no-ops, views of views, redundant guards; and explicit conversions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..ir.graph import Graph, Node
 
 
 def share_common_subexpressions(graph: Graph) -> Graph:
-    """Equal operators on equal operands are computed once. Exact."""
+    """Compute equal operations on equal inputs once. Exact."""
     seen: dict[tuple[object, ...], Node] = {}
 
     def rule(node: Node) -> Node:
@@ -17,9 +17,9 @@ def share_common_subexpressions(graph: Graph) -> Graph:
 
 
 def drop_no_ops(node: Node) -> Node:
-    """A cast to a value's own dtype, a broadcast to its own shape, and a stop_gradient are that value. Exact.
+    """Drop casts to a value's own dtype, broadcasts to its own shape, and stop_gradient. Exact.
 
-    A number stays cast, since it would take part in promotion otherwise than an array does.
+    A constant stays cast: without it, the constant would be weak in promotion.
     """
     if node.op in g.PASS_THROUGH and (node.inputs[0].dtype, node.inputs[0].shape) == (node.dtype, node.shape):
         return g.cast(node.inputs[0], node.dtype)
@@ -27,12 +27,12 @@ def drop_no_ops(node: Node) -> Node:
 
 
 def drop_slopes(node: Node) -> Node:
-    """A value with partial derivatives of its own is that value: gradients are taken before rewriting. Exact."""
+    """sloped(value, ...) = value: gradients are taken before rewriting. Exact."""
     return node.inputs[0] if node.op == "sloped" else node
 
 
 def cancel_transposes(node: Node) -> Node:
-    """The transpose of a transpose, and any reshape of a reshape, is one view. Exact."""
+    """Merge a transpose of a transpose, or a reshape of a reshape, into one view. Exact."""
     if node.op == "transpose" and node.inputs[0].op == "transpose":
         return node.inputs[0].inputs[0]
     if node.op == "reshape" and node.inputs[0].op == "reshape":
@@ -41,34 +41,33 @@ def cancel_transposes(node: Node) -> Node:
 
 
 def push_transposes(graph: Graph) -> Graph:
-    """The transpose of a pointwise function of vectors is that function of the transposed vectors. Exact.
+    """f(v)^T = f(v^T) for pointwise functions of vectors. Exact.
 
-    Arguments can be read either way at no cost, computed values would have to be stored first.
+    Saves storing f(v): the transpose of an argument is free, that of a computed value is not.
     """
-    turned: dict[Node, Node] = {}
+    done: dict[Node, Node] = {}  # transposes by value
 
-    def turns(node: Node) -> bool:
-        by_rows = node.op == "guard" and node.inputs[1].reduction
-        return node.pointwise and 1 in node.shape and node.shape != (1, 1) and not by_rows
+    def pointwise_vector(node: Node) -> bool:
+        row_wise = node.op == "guard" and node.inputs[1].reduction
+        return node.pointwise and 1 in node.shape and node.shape != (1, 1) and not row_wise
 
     def rule(node: Node) -> Node:
-        if node.op != "transpose" or not turns(node.inputs[0]):
+        if node.op != "transpose" or not pointwise_vector(node.inputs[0]):
             return node
-        for inner in g.topological(node.inputs, lambda n: n.inputs if turns(n) and n not in turned else ()):
-            if inner in turned:
+        for inner in g.topological(node.inputs, lambda n: n.inputs if pointwise_vector(n) and n not in done else ()):
+            if inner in done:
                 continue
-            if turns(inner):
-                inputs = tuple(turned[i] for i in inner.inputs)
-                turned[inner] = g.with_inputs(inner, inputs, (inner.shape[1], inner.shape[0]))
+            if pointwise_vector(inner):
+                done[inner] = g.with_inputs(inner, [done[i] for i in inner.inputs], (inner.shape[1], inner.shape[0]))
             else:
-                turned[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
-        return turned[node.inputs[0]]
+                done[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
+        return done[node.inputs[0]]
 
     return g.rewrite(graph, rule)
 
 
 def convert_matmul_operands(node: Node) -> Node:
-    """matmul(a, b) in the promoted dtype converts its operands first, as NumPy does. Exact."""
+    """Convert the operands of a matrix product to its dtype explicitly, as NumPy does. Exact."""
     if node.op != "matmul":
         return node
 
@@ -80,3 +79,13 @@ def convert_matmul_operands(node: Node) -> Node:
         return g.cast(operand, node.dtype)
 
     return g.with_inputs(node, [converted(i) for i in node.inputs])
+
+
+def drop_redundant_guards(graph: Graph) -> Graph:
+    """guard(fast, exact) = exact, where `exact` is computed anyway. Exact."""
+    live = set(g.topological(graph.roots, g.eager_inputs))
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        redundant = node.op == "guard" and node.inputs[1] in live
+        done[node] = done[node.inputs[1]] if redundant else g.with_inputs(node, [done[i] for i in node.inputs])
+    return graph.replace(done)

@@ -1,12 +1,13 @@
-"""Linear maps taken apart: what is a multiple of a matrix product, and what is added to it.
+"""Linear forms: values as sums of scaled matrix products and of terms without products.
 
-What is added stays in the order in which it was written: where (b - d) cancels, sum(b) - sum(d) would lose the digits.
+Terms without products keep the order in which they were written: where b - d cancels, sum(b) - sum(d) loses digits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial, reduce
 
 from .. import dtypes
 from ..ir import graph as g
@@ -14,12 +15,12 @@ from ..ir.graph import Graph, Node
 from .cleanup import drop_no_ops
 from .notes import Note
 
-_MOST_TERMS = 4096  # y + y doubles the terms of y: a value of more than these is not taken apart
+_MAX_TERMS = 4096  # y + y doubles the terms of y: values of more terms are left whole
 
 
 @dataclass(frozen=True)
 class Term:
-    """`row * col * product`: a matrix product times a factor for each row and one for each column, or None for 1."""
+    """`row * col * product`: a matrix product with a per-row and a per-column factor; None stands for 1."""
 
     row: Node | None
     col: Node | None
@@ -28,13 +29,13 @@ class Term:
 
 @dataclass(frozen=True)
 class Linear:
-    """A value as a sum: of its terms, of `row * col` for each of `vectors`, and of `rest`.
+    """A value as the sum of `terms`, of `row * col` for each item of `vectors`, and of `rest`.
 
     Attributes
     ----------
-    terms : what is linear in matrix products
-    vectors : by row factor (None for 1), what is added of a value a column or a number; none where there is a rest
-    rest : what is added of full values
+    terms : the scaled matrix products
+    vectors : per-column values or numbers by their per-row factor (None for 1); empty where there is a rest
+    rest : a full-size value without products
     """
 
     terms: tuple[Term, ...] = ()
@@ -42,21 +43,21 @@ class Linear:
     rest: Node | None = None
 
     @property
-    def added(self) -> Node | None:
-        """All that is added, as one value."""
-        return self.rest or total([known(product(col, row)) for row, col in self.vectors.items()])
+    def offset(self) -> Node | None:
+        """The sum of all but the terms."""
+        return self.rest or (add_all(scaled(col, row) for row, col in self.vectors.items()) if self.vectors else None)
 
 
-def taken_apart(value: Node) -> Linear:
-    """Write a value as the sum of what is linear in matrix products and of what needs none."""
-    over = _above_matmul([value])
+def linear_form(value: Node) -> Linear:
+    """Decompose a value into scaled matrix products and terms without products."""
+    dependent = _product_dependents([value])
 
     def full(node: Node) -> bool:
-        return node.shape == value.shape and (node.shape[0] != 1 or node in over)
+        return node.shape == value.shape and (node.shape[0] != 1 or node in dependent)
 
     def linear_inputs(node: Node) -> tuple[Node, ...]:
-        """The operands that a node is linear in, and that matrix products are in."""
-        inner = tuple(i for i in node.inputs if full(i) and i in over)
+        """The operands that depend on matrix products, if the node is linear in them."""
+        inner = tuple(i for i in node.inputs if full(i) and i in dependent)
         if node.op in ("add", "subtract", "negative"):
             return inner
         single = len(inner) == 1 and sum(map(full, node.inputs)) == 1
@@ -67,21 +68,21 @@ def taken_apart(value: Node) -> Linear:
     for node in g.topological([value], linear_inputs):
         inner = linear_inputs(node)
         if node.op == "matmul" or not inner:
-            part = _alone(node, full(node))
+            part = _leaf(node, full(node))
         elif node.op == "negative":
-            part = _negated(found[inner[0]])
+            part = _negate(found[inner[0]])
         elif node.op in ("add", "subtract"):
-            parts = (found[i] if i in inner else _alone(widened(i, node.dtype), full(i)) for i in node.inputs)
-            part = _together(node.op, *parts)
+            parts = (found[i] if i in inner else _leaf(convert(i, node.dtype), full(i)) for i in node.inputs)
+            part = _add(node.op, *parts)
         else:
             factor = node.inputs[1] if node.inputs[0] is inner[0] else node.inputs[0]
-            part = _scaled(node.op, found[inner[0]], widened(factor, node.dtype))
-        found[node] = part if len(part.terms) <= _MOST_TERMS else Linear(rest=node)
+            part = _scale(node.op, found[inner[0]], convert(factor, node.dtype))
+        found[node] = part if len(part.terms) <= _MAX_TERMS else Linear(rest=node)
     return found[value]
 
 
-def _above_matmul(roots: Iterable[Node]) -> set[Node]:
-    """The nodes that need a matrix product."""
+def _product_dependents(roots: Iterable[Node]) -> set[Node]:
+    """Find matrix products and all nodes that depend on one."""
     found: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
         if node.op == "matmul" or any(i in found for i in g.eager_inputs(node)):
@@ -89,7 +90,7 @@ def _above_matmul(roots: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _alone(node: Node, full: bool) -> Linear:
+def _leaf(node: Node, full: bool) -> Linear:
     if node.op == "matmul" and full:
         return Linear((Term(None, None, node),))
     if full:
@@ -97,51 +98,51 @@ def _alone(node: Node, full: bool) -> Linear:
     return Linear(vectors={None: node} if node.shape[0] == 1 else {node: g.const(1.0)})
 
 
-def _negated(part: Linear) -> Linear:
+def _negate(part: Linear) -> Linear:
     minus = g.const(-1.0)
-    terms = tuple(Term(t.row, combine("multiply", t.col, minus), t.product) for t in part.terms)
+    terms = tuple(Term(t.row, scale_factor("multiply", t.col, minus), t.product) for t in part.terms)
     vectors = {row: g.pointwise("negative", col) for row, col in part.vectors.items()}
     return Linear(terms, vectors, None if part.rest is None else g.pointwise("negative", part.rest))
 
 
-def _together(op: str, left: Linear, right: Linear) -> Linear:
-    """The sum or the difference of two values."""
-    other = right if op == "add" else _negated(right)
+def _add(op: str, left: Linear, right: Linear) -> Linear:
+    """Add or subtract two linear forms."""
+    other = right if op == "add" else _negate(right)
     terms = left.terms + other.terms
     if left.rest is not None or right.rest is not None:
-        a, b = left.added, right.added
-        return Linear(terms, rest=g.pointwise(op, a, b) if a is not None and b is not None else a or other.added)
+        a, b = left.offset, right.offset
+        return Linear(terms, rest=g.pointwise(op, a, b) if a is not None and b is not None else a or other.offset)
     vectors = {**left.vectors, **other.vectors}
     for row in left.vectors.keys() & right.vectors.keys():
         vectors[row] = g.pointwise(op, left.vectors[row], right.vectors[row])
     return Linear(terms, vectors)
 
 
-def _scaled(op: str, part: Linear, factor: Node) -> Linear:
-    """The product with a value a row, a value a column or a number; or the quotient by it."""
+def _scale(op: str, part: Linear, factor: Node) -> Linear:
+    """Multiply or divide a linear form by a per-row value, a per-column value or a number."""
     rest = None if part.rest is None else g.pointwise(op, part.rest, factor)
     if factor.shape[0] != 1:
-        terms = tuple(Term(combine(op, t.row, factor), t.col, t.product) for t in part.terms)
-        return Linear(terms, {combine(op, row, factor): col for row, col in part.vectors.items()}, rest)
-    terms = tuple(Term(t.row, combine(op, t.col, factor), t.product) for t in part.terms)
+        terms = tuple(Term(scale_factor(op, t.row, factor), t.col, t.product) for t in part.terms)
+        return Linear(terms, {scale_factor(op, row, factor): col for row, col in part.vectors.items()}, rest)
+    terms = tuple(Term(t.row, scale_factor(op, t.col, factor), t.product) for t in part.terms)
     return Linear(terms, {row: g.pointwise(op, col, factor) for row, col in part.vectors.items()}, rest)
 
 
-def combine(op: str, coefficient: Node | None, factor: Node) -> Node:
-    """One more factor, or divisor, of a coefficient; NaN where their product underflows, so that guards notice."""
+def scale_factor(op: str, coefficient: Node | None, factor: Node) -> Node:
+    """Multiply or divide a coefficient (None for 1) by a factor; NaN on underflow, which guards detect."""
     if coefficient is None and op == "multiply":
         return factor
     return g.pointwise(f"safe_{op}", g.const(1.0) if coefficient is None else coefficient, factor)
 
 
-def free_of_products(
+def eliminate_products(
     graph: Graph,
     rule: Callable[[Node], Node],
     inputs: Callable[[Node], Iterable[Node]],
     note: Callable[[Node, Node], Note],
     notes: list[Note],
 ) -> Graph:
-    """Apply a rule to one node at a time, wherever that leaves a matrix product without readers; note each of those."""
+    """Apply a rule to one node at a time, where it leaves a matrix product without readers; note each such product."""
     refused: set[Node] = set()
     while True:
         order = [n for n in g.topological(graph.roots, inputs) if n not in refused]
@@ -159,33 +160,24 @@ def free_of_products(
         notes += [note(target, p) for p in dead]
 
 
-def product(*factors: Node | None) -> Node | None:
-    result: Node | None = None
+def scaled(value: Node, *factors: Node | None) -> Node:
+    """Multiply a value by factors; None stands for 1."""
     for factor in factors:
-        if factor is not None:
-            result = factor if result is None else g.pointwise("multiply", result, factor)
-    return result
+        value = value if factor is None else g.pointwise("multiply", value, factor)
+    return value
 
 
-def total(values: Iterable[Node]) -> Node | None:
-    result: Node | None = None
-    for value in values:
-        result = value if result is None else g.pointwise("add", result, value)
-    return result
+def add_all(values: Iterable[Node]) -> Node:
+    return reduce(partial(g.pointwise, "add"), values)
 
 
-def known(node: Node | None) -> Node:
-    assert node is not None
-    return node
-
-
-def widened(factor: Node, dtype: str) -> Node:
-    """An operand in the float dtype of the operation it belongs to, in which it would have been used."""
+def convert(factor: Node, dtype: str) -> Node:
+    """Convert an operand to the float dtype of its operation."""
     if factor.op == "const":
-        # Integers would overflow where they meet before the floats, and True + True is True.
+        # As integers, constants could overflow before they meet a float; as bools, True + True would be True.
         return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.value))
     return drop_no_ops(g.cast(factor, dtype))
 
 
-def widened_or_one(factor: Node | None, dtype: str) -> Node | None:
-    return None if factor is None else widened(factor, dtype)
+def convert_or_none(factor: Node | None, dtype: str) -> Node | None:
+    return None if factor is None else convert(factor, dtype)

@@ -1,4 +1,4 @@
-"""What a plan tells of the rewrites that were applied."""
+"""Notes: the applied rewrites that a plan reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Note:
-    """One rewrite that was applied: which identity, to what, and what it saves."""
+    """One applied rewrite: the identity, what it was applied to, what it saves."""
 
     identity: str
     what: str

@@ -1,4 +1,4 @@
-"""The order in which the identities are tried."""
+"""The order in which identities are applied."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from .affine import fold_chains
+from .affine import fold_affine_chains
+from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
     drop_no_ops,
+    drop_redundant_guards,
     drop_slopes,
     push_transposes,
     share_common_subexpressions,
 )
-from .guards import drop_needless_guards
 from .notes import Note
 from .pools import pool_products
-from .reductions import lower_logsumexp, lower_mean, recognize_expsum, reduction_over_one
-from .repeats import drop_repeats, turn_products
+from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
 from .sums import collapse_sums
 
 
@@ -34,15 +34,15 @@ def _apply_to_all(graph: Graph, rule: Callable[[Node], Node], counts: dict[str, 
 
 
 def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
-    """Apply every identity; returns the simplified graph and what was done to it."""
+    """Apply every identity; return the simplified graph and notes of what was done."""
     counts: dict[str, list[Node]] = {}
     notes: list[Note] = []
     for rule in (drop_slopes, drop_no_ops, cancel_transposes, convert_matmul_operands):
         graph = _apply_to_all(graph, rule)
-    graph = turn_products(drop_repeats(share_common_subexpressions(graph), notes))
+    graph = transpose_products(sink_broadcasts(share_common_subexpressions(graph), notes))
     graph = pool_products(share_common_subexpressions(graph), notes)
-    graph = _apply_to_all(graph, reduction_over_one, counts)
-    for node in counts.get("reduction_over_one", []):
+    graph = _apply_to_all(graph, drop_unit_reductions, counts)
+    for node in counts.get("drop_unit_reductions", []):
         notes.append(
             Note(
                 "a reduction along an axis of length 1 is the identity",
@@ -54,6 +54,6 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
         graph = _apply_to_all(graph, rule)
     graph = share_common_subexpressions(graph)
     graph = collapse_sums(graph, notes)
-    graph = push_transposes(_apply_to_all(graph, reduction_over_one))
-    graph = fold_chains(share_common_subexpressions(graph), notes)
-    return drop_needless_guards(share_common_subexpressions(graph)), notes
+    graph = push_transposes(_apply_to_all(graph, drop_unit_reductions))
+    graph = fold_affine_chains(share_common_subexpressions(graph), notes)
+    return drop_redundant_guards(share_common_subexpressions(graph)), notes

@@ -1,4 +1,4 @@
-"""Reductions of one element, of several at once, and those made of others."""
+"""Reductions: over one element, composed of others, and recognised in written-out form."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
 
 
-def reduction_over_one(node: Node) -> Node:
-    """A reduction along an axis of length 1 is the identity.
+def drop_unit_reductions(node: Node) -> Node:
+    """A reduction along an axis of length 1 is the identity; exact, ±inf and NaN included.
 
-    sum, product, mean, max, min and logsumexp of one element are that element, ±inf and NaN included. The sum of
-    exponentials relative to the largest is exp(x - x): 1, or NaN for ±inf and NaN. The second moment is (x - x)^2.
-    Saves the whole reduction.
+    That holds for sum, product, mean, max, min and logsumexp. expsum is exp(x - x), 1 for finite x and NaN otherwise;
+    moment2 is (x - x)^2. Saves the reduction.
     """
     if not node.reduction or node.inputs[0].shape[node.axis] != 1:
         return node
@@ -24,7 +23,7 @@ def reduction_over_one(node: Node) -> Node:
 
 
 def lower_mean(node: Node) -> Node:
-    """mean(x) = sum(x) / n, the division last as NumPy does it. Exact."""
+    """mean(x) = sum(x) / n. Exact: NumPy divides last, too."""
     if node.op != "mean":
         return node
     x = node.inputs[0]
@@ -34,8 +33,8 @@ def lower_mean(node: Node) -> Node:
 def lower_logsumexp(node: Node) -> Node:
     """logsumexp(x) = m + log(sum(exp(x - m))) with m = max(x); m itself where it is not finite.
 
-    Gives +inf for a row with +inf, -inf for a row of -inf, NaN for a row with NaN. The two reductions share one pass.
-    In float64 the largest elements are counted, which takes another pass: results near 0 keep their digits.
+    Gives +inf for a row with +inf, -inf for a row of -inf, NaN for a row with NaN. Both reductions share one pass.
+    float64 takes another pass to count the maxima, so that results near 0 keep their digits.
     """
     if node.op != "logsumexp":
         return node
@@ -47,7 +46,7 @@ def lower_logsumexp(node: Node) -> Node:
 
 
 def _counted_logarithm(x: Node, top: Node, axis: int) -> Node:
-    """log(sum(exp(x - m))) as log(n) + log(1 + s / n), n elements being the largest and s the sum of the others."""
+    """log(sum(exp(x - m))) = log(n) + log1p(s / n), with n maxima and s the sum over all other elements."""
     one, zero = g.const(1.0), g.const(0.0)
     largest = g.pointwise("equal", x, top)
     count = g.reduce("sum", g.pointwise("where", largest, g.cast(one, x.dtype), zero), axis)
@@ -59,9 +58,9 @@ def _counted_logarithm(x: Node, top: Node, axis: int) -> Node:
 
 
 def recognize_expsum(node: Node) -> Node:
-    """sum(exp(x - max(x))), written out as in a softmax, is one reduction with the maximum instead of one after it.
+    """sum(exp(x - max(x))) = expsum(x), one online reduction together with the maximum.
 
-    Exact; ±inf and NaN included, for which both are NaN. Saves a pass over the row.
+    Exact, ±inf and NaN included, for which both are NaN. Saves a pass over the row.
     """
     if node.op != "sum" or node.inputs[0].op != "exp":
         return node

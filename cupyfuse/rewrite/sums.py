@@ -1,39 +1,38 @@
-"""Sums over the columns of a linear map: the matrix product becomes a matrix-vector product."""
+"""Row sums of linear maps as matrix-vector products."""
 
 from __future__ import annotations
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from .linear import Term, free_of_products, known, product, taken_apart, total, widened, widened_or_one
+from .linear import Term, add_all, convert, convert_or_none, eliminate_products, linear_form, scaled
 from .notes import Note
 
 
 def collapse_sum(node: Node) -> Node:
-    """sum_j (x W)_ij a_j = x (W a): the sum of a linear map is a matrix-vector product.
+    """sum_j (x W)_ij a_j = x (W a), with added constants, per-row and per-column terms carried through.
 
-    `W a` is one weighted sum over the weight (prepared once for bound weights); adding constants and per-row or
-    per-column terms carries through. For finite results exact up to rounding; a row that comes out infinite or NaN is
-    evaluated as written (guard). Finite inputs whose product overflows in one column and is cancelled by another come
-    out finite here and infinite or NaN as written. Saves the GEMM: 2 R K C floating-point operations become 2 R K.
+    Holds to rounding; guarded by row. A product whose overflow in one column is cancelled by another comes out finite
+    here, and infinite or NaN as written. Saves the GEMM: 2 R K C floating-point operations become 2 R K. `W a` is
+    computed once for bound weights.
     """
     if node.op != "sum" or node.axis != 1:
         return node
     value, dtype = node.inputs[0], node.dtype
-    linear = taken_apart(value)
+    linear = linear_form(value)
     if not linear.terms:
         return node
     parts = [_summed_term(term, dtype) for term in linear.terms]
     if linear.rest is not None:
-        parts.append(g.reduce("sum", widened(linear.rest, dtype), 1))
+        parts.append(g.reduce("sum", convert(linear.rest, dtype), 1))
     for row, col in linear.vectors.items():
         several = col.shape[1] != 1
-        inner = g.reduce("sum", widened(col, dtype), 1) if several else product(col, g.const(float(value.shape[1])))
-        parts.append(known(product(inner, widened_or_one(row, dtype))))
-    return g.guard(g.cast(known(total(parts)), dtype), node)
+        inner = g.reduce("sum", convert(col, dtype), 1) if several else scaled(col, g.const(float(value.shape[1])))
+        parts.append(scaled(inner, convert_or_none(row, dtype)))
+    return g.guard(g.cast(add_all(parts), dtype), node)
 
 
 def _summed_term(term: Term, dtype: str) -> Node:
-    return known(product(_matvec(term.product, widened_or_one(term.col, dtype)), widened_or_one(term.row, dtype)))
+    return scaled(_matvec(term.product, convert_or_none(term.col, dtype)), convert_or_none(term.row, dtype))
 
 
 def _matvec(matmul: Node, weights: Node | None) -> Node:
@@ -53,11 +52,11 @@ def _matvec(matmul: Node, weights: Node | None) -> Node:
         dot = g.pointwise("multiply", a, vector)
     else:
         dot = g.reduce("sum", g.pointwise("multiply", a, vector), 1)
-    return known(product(dot, scalar))
+    return scaled(dot, scalar)
 
 
 def collapse_sums(graph: Graph, notes: list[Note]) -> Graph:
-    """Collapse sums of linear maps, one at a time, wherever nothing else needs the matrix product."""
+    """Collapse sums of linear maps, one at a time, where nothing else reads the matrix product."""
 
     def note(target: Node, product: Node) -> Note:
         rows, cols = product.shape
@@ -68,4 +67,4 @@ def collapse_sums(graph: Graph, notes: list[Note]) -> Graph:
             f"{2 * rows * inner * cols - 2 * rows * inner:.3g} FLOPs",
         )
 
-    return free_of_products(graph, collapse_sum, g.eager_inputs, note, notes)
+    return eliminate_products(graph, collapse_sum, g.eager_inputs, note, notes)

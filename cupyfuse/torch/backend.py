@@ -14,8 +14,8 @@ from torch.fx import Graph, GraphModule
 
 from .chains.runner import Options
 from .cost import decision
-from .graphs.importer import Imported
-from .graphs.inplace import functionalise, leave_out_dropouts
+from .graphs.importer import ImportedGraph
+from .graphs.inplace import functionalise, remove_idle_dropouts
 from .graphs.lowering import AsOperator, Lowering, lower
 from .graphs.partition import Judge, Partition, partition
 from .graphs.regions import checkpoint_eagerly, regions
@@ -56,9 +56,9 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
     for body in (*regions(module), module):
         graph = _copied(body)
         try:
-            leave_out_dropouts(graph)
+            remove_idle_dropouts(graph)
             functionalise(graph)
-            imported = Imported(graph)
+            imported = ImportedGraph(graph)
             parts = partition(imported.captured, judge)
             if not parts.chains:
                 found.append(parts)  # the graph stays as it was captured
@@ -81,9 +81,9 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
 def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
     """The same for a graph alone; serves as `torch._inductor.config.pre_grad_custom_pass`."""
     chosen = Options(only_gains=only_gains)
-    leave_out_dropouts(graph)
+    remove_idle_dropouts(graph)
     functionalise(graph)
-    imported = Imported(graph)
+    imported = ImportedGraph(graph)
     lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
 

@@ -17,6 +17,7 @@ from . import rules
 from .chains.chain import Call, Chain
 from .chains.runner import Runner
 from .rules.symbols import Ref
+from .rules.table import function_of
 
 Tensor: TypeAlias = torch.Tensor
 # An operation by name, its arguments behind the first, those by keyword.
@@ -54,7 +55,7 @@ def _found(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tupl
     """A rule by its own name with all of its arguments, or by that of PyTorch's function."""
     if name in rules.RULES and not hasattr(torch, name) and not hasattr(torch.nn.functional, name):
         return rules.RULES[name], arguments
-    known = rules.find(_function(name), arguments, named)
+    known = rules.find(function_of(name), arguments, named)
     assert isinstance(known, rules.Found), name
     return known.rule, known.arguments
 
@@ -65,22 +66,18 @@ def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     values = tuple(tensors.values())
     if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
-        return _plainly(steps, values)
+        return apply_steps(steps, values)
     result: Tensor = _runner(steps, tuple(tensors))(values)[0]
     return result
 
 
-def _plainly(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
-    """The operations themselves, for a compiler to see."""
+def apply_steps(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
+    """Run steps in eager, or for a compiler to see."""
     result = values[0]
     for name, arguments, *named in steps:
         operands = (values[a.number] if isinstance(a, Ref) else a for a in arguments)
-        result = _function(name)(result, *operands, **dict(*named))
+        result = function_of(name)(result, *operands, **dict(*named))
     return result
-
-
-def _function(name: str) -> Any:
-    return getattr(torch.nn.functional, name, None) or getattr(torch, name)
 
 
 def _along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], kept: bool) -> Tensor:

@@ -48,7 +48,7 @@ def refresh(module: torch.nn.Module) -> None:
             runner.refresh()
 
 
-class Offered:
+class OfferedMethod:
     """A function of a module as a method of fused ones, as long as nothing of the user's has its name."""
 
     def __init__(self, function: Callable[..., Any]):
@@ -72,8 +72,8 @@ class FusedModule(torch.nn.Module):
 
     _cupyfuse_original: ClassVar[type[torch.nn.Module]]
 
-    explain = Offered(explain)
-    refresh = Offered(refresh)
+    explain = OfferedMethod(explain)
+    refresh = OfferedMethod(refresh)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Classes that `fuse` makes are nothing that the user's code asked for.

@@ -1,25 +1,24 @@
 """Drop-in modules: the three heads, and common tails of networks, each a chain that is known beforehand.
 
-They have the constructor, the random draws and the names of parameters of the modules that they replace, so that seeds
-and checkpoints carry over. Nothing is captured and no guard is checked: a call goes straight to the chain's runner,
-which is the path of the lowest latency. Where the chain is not what a call would compute (hooks on a submodule, a
-submodule of another class, a graph that is being compiled), the same operations run as PyTorch runs them.
+They have the constructor, the random draws and the parameter names of the modules that they replace, so that seeds and
+checkpoints carry over. A call goes straight to the chain's runner, without capture or guards: the path of the lowest
+latency. The same operations run in eager where the chain may not be what a call computes: with hooks on a submodule, a
+submodule of another class, a compiler at work.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.modules import module as hooks
 
 from .chains.runner import Runner
 from .explain import Part, explain, refusals
-from .functions import Step, chain_of, log_softmax, softmax
-from .module import Offered, refresh
+from .functions import Step, apply_steps, chain_of, log_softmax, softmax
+from .module import OfferedMethod, refresh
 from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
@@ -38,51 +37,51 @@ class _Runners:
 
     @property
     def kept(self) -> int:
-        """Bytes of what is kept of weights from call to call."""
+        """Bytes of prepacked weights."""
         return sum(runner.budget.used for runner in self.runners)
 
     def parts(self, path: str) -> list[Part]:
         """What was fused, for `explain`."""
-        found = [
-            Part(path, r.chain.operations, tuple(e.plan for e in r.all_entries)) for r in self.runners if r.all_entries
-        ]
-        return [*found, *refusals(path, self.runners)]
+        fused = [(r.chain.operations, tuple(e.plan for e in r.all_entries)) for r in self.runners]
+        return [*(Part(path, names, plans) for names, plans in fused if plans), *refusals(path, self.runners)]
 
 
 class _DropIn(nn.Module):
-    """What drop-in modules have in common: runners, `explain` and `refresh`."""
+    """Common part of drop-in modules: runners, `explain` and `refresh`."""
 
-    explain = Offered(explain)
-    refresh = Offered(refresh)
+    explain = OfferedMethod(explain)
+    refresh = OfferedMethod(refresh)
 
-    def _fused(
+    def _run(
         self, steps: tuple[Step, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...], sign: float = 1.0
     ) -> Tensor:
         """Run a chain of which all inputs but the first are the module's own.
 
         `sign` is that of a constant among the steps which may be 0.0 or -0.0: as steps, these are equal.
         """
-        known: _Runners = self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
+        own: _Runners = self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
         key = steps, sign
-        runner = known.by_steps.get(key)
+        runner = own.by_steps.get(key)
         if runner is None:
             fixed = frozenset(range(1, len(names)))
-            runner = known.by_steps.setdefault(key, Runner(chain_of(steps, names, fixed)))
+            runner = own.by_steps.setdefault(key, Runner(chain_of(steps, names, fixed)))
         result: Tensor = runner(tensors)[0]
         return result
 
-    def _fused_linear(
-        self, x: Tensor, layer: nn.Linear, prefix: str, steps: tuple[Step, ...], sign: float = 1.0
-    ) -> Tensor:
+    def _linear_then(self, x: Tensor, layer: nn.Linear, steps: tuple[Step, ...], sign: float = 1.0) -> Tensor:
+        """Run a linear layer, the submodule `linear` or the module itself, and the steps that follow it."""
+        if _needs_eager(x, *(((layer, nn.Linear),) if layer is not self else ())):
+            return apply_steps(steps, (layer(x) if layer is not self else nn.Linear.forward(layer, x),))
+        prefix = "linear." if layer is not self else ""
         if layer.bias is None:
             steps = (("linear", (_WEIGHT,)), *steps)
-            return self._fused(steps, ("input", f"{prefix}weight"), (x, layer.weight), sign)
+            return self._run(steps, ("input", f"{prefix}weight"), (x, layer.weight), sign)
         steps = (("linear", (_WEIGHT, _BIAS)), *steps)
         names = ("input", f"{prefix}weight", f"{prefix}bias")
-        return self._fused(steps, names, (x, layer.weight, layer.bias), sign)
+        return self._run(steps, names, (x, layer.weight, layer.bias), sign)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        # Tensors move to another device or dtype: nothing prepared from the old ones should keep memory.
+        # Tensors move to another device or dtype: weights prepacked from the old ones should not keep memory.
         self.__dict__.pop("_cupyfuse", None)
         return super()._apply(*args, **kwargs)
 
@@ -94,7 +93,7 @@ class _DropIn(nn.Module):
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def _plain(x: Any, *layers: tuple[nn.Module, type[nn.Module]]) -> bool:
+def _needs_eager(x: Any, *layers: tuple[nn.Module, type[nn.Module]]) -> bool:
     """Whether a call has to go through the submodules themselves."""
     if torch.compiler.is_dynamo_compiling() or not isinstance(x, torch.Tensor) or hooks._has_any_global_hook():
         return True
@@ -139,14 +138,10 @@ class HeadLogSumExp(_DropIn):
         self.negative_slope, self.approximate = negative_slope, approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        if _plain(x, (self.linear, nn.Linear)):
-            x = torch.logsumexp(self.linear(x), dim=1, keepdim=True)
-            x = F.leaky_relu(F.leaky_relu(x, self.negative_slope), self.negative_slope)
-            return F.gelu(F.gelu(x, approximate=self.approximate), approximate=self.approximate)
         leaky: Step = ("leaky_relu", (float(self.negative_slope),))
         gelu: Step = ("gelu", (), (("approximate", self.approximate),))
         steps = (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
-        return self._fused_linear(x, self.linear, "linear.", steps, math.copysign(1.0, self.negative_slope))
+        return self._linear_then(x, self.linear, steps, math.copysign(1.0, self.negative_slope))
 
 
 class HeadSum(_DropIn):
@@ -162,7 +157,7 @@ class HeadSum(_DropIn):
     Takes (B, in_features), returns (B, 1). Parameters are those of `linear`, a `torch.nn.Linear`.
     """
 
-    _STEPS: tuple[Step, ...] = (
+    _STEPS: ClassVar[tuple[Step, ...]] = (
         ("sum", (1, True)),
         ("amax", (1, True)),
         ("mean", (1, True)),
@@ -175,13 +170,7 @@ class HeadSum(_DropIn):
         self.linear = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _plain(x, (self.linear, nn.Linear)):
-            return self._fused_linear(x, self.linear, "linear.", self._STEPS)
-        x = torch.sum(self.linear(x), dim=1, keepdim=True)
-        x = torch.max(x, dim=1, keepdim=True)[0]
-        x = torch.mean(x, dim=1, keepdim=True)
-        x = torch.logsumexp(x, dim=1, keepdim=True)
-        return torch.logsumexp(x, dim=1, keepdim=True)
+        return self._linear_then(x, self.linear, self._STEPS)
 
 
 class HeadSoftmax(_DropIn):
@@ -219,10 +208,10 @@ class HeadSoftmax(_DropIn):
         self.scale = nn.Parameter(torch.ones(scale_shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if _plain(x, (self.gemm, nn.Linear), (self.bn, nn.BatchNorm1d)) or x.dim() != 2:
+        if _needs_eager(x, (self.gemm, nn.Linear), (self.bn, nn.BatchNorm1d)) or x.dim() != 2:
             return torch.softmax(self.scale * self.bn(self.gemm(x)), dim=1)
         bn = self.bn
-        own: dict[str, Any] = {
+        tensors: dict[str, Any] = {
             "gemm.weight": self.gemm.weight,
             "gemm.bias": self.gemm.bias,
             "bn.running_mean": bn.running_mean,
@@ -232,77 +221,67 @@ class HeadSoftmax(_DropIn):
             "bn.num_batches_tracked": bn.num_batches_tracked if bn.training and bn.track_running_stats else None,
             "scale": self.scale,
         }
-        there = {name: t for name, t in own.items() if t is not None}
-        at: dict[str, Any] = dict.fromkeys(own)
-        at.update({name: Ref(k) for k, name in enumerate(there, 1)})
-        norm = (*(at[f"bn.{n}"] for n in ("running_mean", "running_var", "weight", "bias", "num_batches_tracked")),)
+        given = {name: t for name, t in tensors.items() if t is not None}
+        numbers = {name: k for k, name in enumerate(given, 1)}
+        weight, bias, *statistics, scale = (Ref(numbers[name]) if name in numbers else None for name in tensors)
         steps: tuple[Step, ...] = (
-            ("linear", (at["gemm.weight"],) if self.gemm.bias is None else (at["gemm.weight"], at["gemm.bias"])),
-            ("batch_norm_module", (*norm, bn.training, bn.momentum, bn.eps)),
-            ("mul", (at["scale"],)),
+            ("linear", (weight,) if bias is None else (weight, bias)),
+            ("batch_norm_module", (*statistics, bn.training, bn.momentum, bn.eps)),
+            ("mul", (scale,)),
             ("softmax", (1,)),
         )
-        return self._fused(steps, ("input", *there), (x, *there.values()))
+        return self._run(steps, ("input", *given), (x, *given.values()))
 
 
 # Linear layers with what follows them ------------------------------------------------------------------------------
 
 
-class LinearLogSumExp(_DropIn, nn.Linear):
+class _LinearThen(_DropIn, nn.Linear):
+    """A linear layer and the steps that follow it."""
+
+    _STEPS: ClassVar[tuple[Step, ...]]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._linear_then(input, self, self._STEPS)
+
+
+class LinearLogSumExp(_LinearThen):
     """`torch.nn.Linear`, then logsumexp over the last dimension, (..., in_features) to (...).
 
     Takes the arguments of `torch.nn.Linear`, and has its parameters.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        if _plain(input):
-            return torch.logsumexp(super().forward(input), dim=-1)
-        return self._fused_linear(input, self, "", (("logsumexp", (-1, False)),))
+    _STEPS = (("logsumexp", (-1, False)),)
 
 
-class LinearSoftmax(_DropIn, nn.Linear):
+class LinearSoftmax(_LinearThen):
     """`torch.nn.Linear`, then softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if _plain(input):
-            return torch.softmax(super().forward(input), dim=-1)
-        return self._fused_linear(input, self, "", (("softmax", (-1,)),))
+    _STEPS = (("softmax", (-1,)),)
 
 
-class LinearLogSoftmax(_DropIn, nn.Linear):
+class LinearLogSoftmax(_LinearThen):
     """`torch.nn.Linear`, then log-softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if _plain(input):
-            return torch.log_softmax(super().forward(input), dim=-1)
-        return self._fused_linear(input, self, "", (("log_softmax", (-1,)),))
+    _STEPS = (("log_softmax", (-1,)),)
 
 
-class LinearGELU(_DropIn, nn.Linear):
+class LinearGELU(_LinearThen):
     """`torch.nn.Linear`, then GELU in its exact form; arguments and parameters of `torch.nn.Linear`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if _plain(input):
-            return F.gelu(super().forward(input))
-        return self._fused_linear(input, self, "", (("gelu", ()),))
+    _STEPS = (("gelu", ()),)
 
 
-class LinearSiLU(_DropIn, nn.Linear):
+class LinearSiLU(_LinearThen):
     """`torch.nn.Linear`, then SiLU; arguments and parameters of `torch.nn.Linear`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if _plain(input):
-            return F.silu(super().forward(input))
-        return self._fused_linear(input, self, "", (("silu", ()),))
+    _STEPS = (("silu", ()),)
 
 
-class LinearReLU(_DropIn, nn.Linear):
+class LinearReLU(_LinearThen):
     """`torch.nn.Linear`, then ReLU; arguments and parameters of `torch.nn.Linear`."""
 
-    def forward(self, input: Tensor) -> Tensor:
-        if _plain(input):
-            return F.relu(super().forward(input))
-        return self._fused_linear(input, self, "", (("relu", ()),))
+    _STEPS = (("relu", ()),)
 
 
 # Reductions ---------------------------------------------------------------------------------------------------------
@@ -312,11 +291,11 @@ class Softmax(nn.Softmax):
     """`torch.nn.Softmax`, fused."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) if self.dim is None or _plain(input) else softmax(input, self.dim)
+        return super().forward(input) if self.dim is None or _needs_eager(input) else softmax(input, self.dim)
 
 
 class LogSoftmax(nn.LogSoftmax):
     """`torch.nn.LogSoftmax`, fused."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) if self.dim is None or _plain(input) else log_softmax(input, self.dim)
+        return super().forward(input) if self.dim is None or _needs_eager(input) else log_softmax(input, self.dim)

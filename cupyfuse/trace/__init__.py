@@ -3,13 +3,13 @@
 A `Tracer` behaves like an array of known shape and dtype; each operation on it adds a node to the graph of its `Trace`.
 From the bottom to the top: `user_code` (errors that name the user's line), `axes`, `value` (what a stand-in knows of
 itself), `tracer` (Python's operators, which ask the trace), `broadcasting` (and reshapes), `operations`,
-`numpy_functions`, and `recorder` with the `Trace` that binds them together.
+`numpy_functions`, and `trace` with the `Trace` that binds them together.
 """
 
 from .axes import Axes, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
 from .operations import apply, as_tracer, clip, matmul, power, reduce, variance
-from .recorder import Call, Trace
+from .trace import Call, Trace
 from .tracer import Tracer
 from .user_code import fail, user_line
 from .value import ScalarArgument

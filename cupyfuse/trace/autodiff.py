@@ -5,7 +5,7 @@ chain. Derivatives come from the operator tables; what they do to a cotangent ag
 infinities, NaN and boundaries too: an element that a mask shuts out gets 0 whatever its cotangent is.
 
 A cotangent on its way may be shorter than its value, with length one along axes on which it does not change: the
-cotangent of a sum is not repeated over the row until something needs it so.
+cotangent of a sum is not expand over the row until something needs it so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from .. import dtypes
 from ..errors import NotDifferentiable
 from ..ir import graph as g
-from ..ir.adjoints import product_of_others, through_extreme
+from ..ir.adjoints import exclusive_product, extreme_adjoint
 from ..ir.graph import Graph, Node, Shape
 from ..ir.operators import POINTWISE, REDUCTIONS
 from . import Trace, Tracer, apply
@@ -30,7 +30,7 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     outputs : sequence of Node
         Values of a graph as it was traced.
     cotangents : sequence of Node or None
-        For each output a value of its shape, or one that can be repeated to it; None for an output that does not count.
+        For each output a value of its shape, or one that can be expand to it; None for an output that does not count.
     wanted : sequence of Node
         The nodes whose gradients are asked for.
 
@@ -62,13 +62,13 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
         give(output, cotangent)
     for node in reversed(forward):
         if node in gathered and node.inputs and node.op != "stop_gradient":
-            for i, cotangent in zip(node.inputs, _pulled_back(node, gathered[node], active), strict=True):
+            for i, cotangent in zip(node.inputs, _vjp(node, gathered[node], active), strict=True):
                 give(i, cotangent)
     found = [g.broadcast(gathered[n], n.shape) if n in gathered else None for n in wanted]
-    return _shared(forward, found)
+    return _reuse_forward(forward, found)
 
 
-def _shared(forward: Iterable[Node], roots: Sequence[Node | None]) -> list[Node | None]:
+def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> list[Node | None]:
     """The roots, with what the forward pass computes as well taken from it."""
     done = {n: n for n in forward}
     seen: dict[object, Node] = {}
@@ -82,8 +82,8 @@ def _shared(forward: Iterable[Node], roots: Sequence[Node | None]) -> list[Node 
     return [None if r is None else done[r] for r in roots]
 
 
-def summed_to(cotangent: Node, shape: Shape, whole: Shape) -> Node:
-    """From the cotangent of a value of the shape `whole` that of one of the first shape, which was repeated to it."""
+def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
+    """From the cotangent of a value of the shape `whole` that of one of the first shape, which was expand to it."""
     for axis in (1, 0):
         if shape[axis] == 1 != whole[axis]:
             if cotangent.shape[axis] != 1:
@@ -96,25 +96,25 @@ def summed_to(cotangent: Node, shape: Shape, whole: Shape) -> Node:
 # The step from a value to its inputs --------------------------------------------------------------------------------
 
 
-def _pulled_back(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
+def _vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
     """For each input of a node the cotangent that the node's own gives it, or None."""
     if node.op in POINTWISE:
-        return _through_pointwise(node, cotangent, active)
+        return _pointwise_vjp(node, cotangent, active)
     if node.op in REDUCTIONS:
-        return [_through_reduction(node, cotangent)]
-    rule = _RULES.get(node.op)
+        return [_reduction_vjp(node, cotangent)]
+    rule = _VJPS.get(node.op)
     if rule is None:
         raise NotDifferentiable(f"{node.op} has no derivative here")
     return rule(node, cotangent)
 
 
-def _through_pointwise(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
+def _pointwise_vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
     # Operands meet in the dtype of the result, and so do the derivatives.
     operands = [
         i if i.op == "const" or (node.op == "where" and k == 0) else g.cast(i, node.dtype)
         for k, i in enumerate(node.inputs)
     ]
-    within = _Values()
+    within = _Namespace()
     partials = POINTWISE[node.op].derivative(within, within.value(node), *map(within.value, operands))
     given = {node, *operands}
     result: list[Node | None] = []
@@ -122,12 +122,12 @@ def _through_pointwise(node: Node, cotangent: Node, active: set[Node]) -> list[N
         if i not in active or partial is None:
             result.append(None)
             continue
-        scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial, given)
-        result.append(None if scaled is None else summed_to(scaled, i.shape, node.shape))
+        scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial, given)
+        result.append(None if scaled is None else sum_to_shape(scaled, i.shape, node.shape))
     return result
 
 
-def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -> Node | None:
+def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -> Node | None:
     """A cotangent times a partial derivative, None for zero.
 
     Choices choose between products, so that what is shut out is 0 even of an infinite cotangent; quotients divide, and
@@ -149,13 +149,13 @@ def times(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -
     if partial.op == "where":
         condition, *branches = partial.inputs
         if condition.op == "const":
-            return times(cotangent, branches[0 if condition.value else 1], given)
-        products = [times(cotangent, branch, given) for branch in branches]
+            return scale_cotangent(cotangent, branches[0 if condition.value else 1], given)
+        products = [scale_cotangent(cotangent, branch, given) for branch in branches]
         if products == [None, None]:
             return None
         return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
     if partial.op == "divide" and partial.inputs[0].op == "const":
-        upper = times(cotangent, partial.inputs[0])
+        upper = scale_cotangent(cotangent, partial.inputs[0])
         return None if upper is None else g.pointwise("divide", upper, partial.inputs[1])
     return g.pointwise("multiply", cotangent, partial)
 
@@ -167,26 +167,26 @@ def _is_zero(node: Node) -> bool:
     return node.op == "const" and not node.name and node.value == 0
 
 
-def _through_reduction(node: Node, cotangent: Node) -> Node | None:
+def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
     x, axis = node.inputs[0], node.axis
     row = REDUCTIONS[node.op]
     if x.shape[axis] == 1 and row.identity_on_one:
         return cotangent
     if node.op == "prod":
-        return g.pointwise("multiply", cotangent, product_of_others(x, node, (axis,)))
+        return g.pointwise("multiply", cotangent, exclusive_product(x, node, (axis,)))
     if node.op in ("max", "min"):
-        return through_extreme(node, cotangent)
-    within = _Values()
+        return extreme_adjoint(node, cotangent)
+    within = _Namespace()
     result = g.reduce(row.about, x, axis) if row.about else node
     partial = row.derivative(within, within.value(result), within.value(x))
-    scaled = times(cotangent, partial._node if isinstance(partial, Tracer) else partial)
+    scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial)
     assert scaled is not None
     if node.op in ("mean", "moment2"):
         return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
     return scaled
 
 
-class _Values:
+class _Namespace:
     """The namespace that derivatives are written against, on traced values; what they do is nobody's call to report."""
 
     def __init__(self) -> None:
@@ -200,35 +200,35 @@ class _Values:
         return lambda *x: apply(name, *x)
 
 
-def _through_matmul(node: Node, cotangent: Node) -> list[Node | None]:
+def _matmul_vjp(node: Node, cotangent: Node) -> list[Node | None]:
     a, b = node.inputs
     whole = g.broadcast(cotangent, node.shape)
     return [g.matmul(whole, g.transpose(b)), g.matmul(g.transpose(a), whole)]
 
 
-def _through_reshape(node: Node, cotangent: Node) -> list[Node | None]:
+def _reshape_vjp(node: Node, cotangent: Node) -> list[Node | None]:
     same = cotangent.shape == (1, 1)
     return [cotangent if same else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
 
 
-def _through_slopes(node: Node, cotangent: Node) -> list[Node | None]:
+def _sloped_vjp(node: Node, cotangent: Node) -> list[Node | None]:
     value, *rest = node.inputs
     operands, slopes = rest[::2], rest[1::2]
     given = {value, *operands}
     result: list[Node | None] = [None]
     for x, slope in zip(operands, slopes, strict=True):
-        scaled = times(cotangent, slope, given)
-        result += [None if scaled is None else summed_to(scaled, x.shape, node.shape), None]
+        scaled = scale_cotangent(cotangent, slope, given)
+        result += [None if scaled is None else sum_to_shape(scaled, x.shape, node.shape), None]
     return result
 
 
-_RULES: dict[str, Callable[[Node, Node], list[Node | None]]] = {
+_VJPS: dict[str, Callable[[Node, Node], list[Node | None]]] = {
     "cast": lambda node, cotangent: [cotangent],
-    "broadcast": lambda node, cotangent: [summed_to(cotangent, node.inputs[0].shape, node.shape)],
+    "broadcast": lambda node, cotangent: [sum_to_shape(cotangent, node.inputs[0].shape, node.shape)],
     "transpose": lambda node, cotangent: [g.transpose(cotangent)],
-    "reshape": _through_reshape,
-    "matmul": _through_matmul,
-    "sloped": _through_slopes,
+    "reshape": _reshape_vjp,
+    "matmul": _matmul_vjp,
+    "sloped": _sloped_vjp,
 }
 
 
@@ -249,7 +249,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
         The roots of the two passes, in one graph.
     """
     computed = dict.fromkeys(g.topological(forward))
-    found = _compared(computed, gradients)
+    found = _compared_extremes(computed, gradients)
     compared = [n for n in computed if n in found]  # what is inside of another first
     kept: set[Node] = set()
 
@@ -258,7 +258,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
         return node in computed and (node.op == "matmul" or down or node in kept)
 
     for extreme in compared:
-        kept.update(_rounded([extreme.inputs[0]], saved))
+        kept.update(_inputs_to_save([extreme.inputs[0]], saved))
 
     above = {n for n in computed if n.op == "matmul"}
     for node in g.topological(forward):
@@ -268,7 +268,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
     def short(node: Node) -> bool:
         return node in above and node in computed and node.reduction and node.axis == 1 and node not in compared
 
-    needed = _reached(gradients, lambda n: saved(n) or short(n))
+    needed = _reachable(gradients, lambda n: saved(n) or short(n))
     direct = {n for n in needed if n.op == "matmul"}
 
     known: dict[Node, bool] = {}
@@ -277,25 +277,25 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
         if not short(node):
             return saved(node)
         if node not in known:
-            known[node] = not any(p in direct for p in _reached([node.inputs[0]], saved))
+            known[node] = not any(p in direct for p in _reachable([node.inputs[0]], saved))
         return known[node]
 
-    return [n for n in _reached(gradients, stops) if stops(n)]
+    return [n for n in _reachable(gradients, stops) if stops(n)]
 
 
-def _compared(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
+def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
     """The extremes whose own elements are compared with them."""
 
     def stop(node: Node) -> bool:
         return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
 
-    pairs = [n.inputs for n in _reached(gradients, stop) if n.op == "equal"]
+    pairs = [n.inputs for n in _reachable(gradients, stop) if n.op == "equal"]
     return {b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a}
 
 
 _EXTREMES = ("max", "min")
 # What gives the same bits of the same bits, in whichever kernel and beside whichever operations.
-_EXACT = {
+_EXACT_OPS = {
     *_EXTREMES,
     *(
         "broadcast",
@@ -316,16 +316,16 @@ _EXACT = {
 }
 
 
-def _exact(node: Node) -> bool:
+def _is_exact(node: Node) -> bool:
     if node.op == "cast":
         source = node.inputs[0]
         return source.op == "const" or dtypes.promote(source.dtype, node.dtype) == node.dtype
-    return node.op in _EXACT or not node.inputs
+    return node.op in _EXACT_OPS or not node.inputs
 
 
-def _rounded(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
+def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
     """What has to be saved so that these values can be had again to the last bit."""
-    found = [n for n in _reached(roots, lambda n: saved(n) or not _exact(n)) if not saved(n) and not _exact(n)]
+    found = [n for n in _reachable(roots, lambda n: saved(n) or not _is_exact(n)) if not saved(n) and not _is_exact(n)]
     return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
 
 
@@ -340,11 +340,11 @@ def _is_stored(node: Node) -> bool:
     return g.signature(node) == g.signature(stored(node.inputs[0]))
 
 
-def _reached(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
+def _reachable(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
     return list(g.topological(roots, lambda n: () if stop(n) else n.inputs))
 
 
-def as_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Graph:
+def extract_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Graph:
     """A graph of its own, whose arguments stand for nodes of another.
 
     Parameters

@@ -26,14 +26,14 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
     if sum(n != 1 for n in result) > 2:
         fail(operation, f"its result has shape {result}; at most two dimensions may differ from 1")
     assigned: list[int | None] = [None] * rank
-    # Matrices keep their orientation before vectors, computed values before arguments, which can turn at no cost.
+    # Matrices keep their orientation before vectors, computed values before arguments, whose transpose is free.
     order = sorted(
         range(len(operands)),
         key=lambda i: (-sum(n != 1 for n in shapes[i]), g.is_leaf(operands[i]._node)),
     )
     nodes = [t._node for t in operands]
     for i in order:
-        labels = labels_of(operands[i], rank)
+        labels = axis_labels(operands[i], rank)
         if not _consistent(labels, assigned):
             labels = {p: 1 - a for p, a in labels.items()}
             if not _consistent(labels, assigned):
@@ -44,7 +44,7 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
     return nodes, _complete(assigned, operands)
 
 
-def labels_of(tracer: Tracer, rank: int) -> dict[int, int]:
+def axis_labels(tracer: Tracer, rank: int) -> dict[int, int]:
     offset = rank - tracer.ndim
     return {offset + p: a for p, a in enumerate(tracer._axes) if a is not None and tracer._node.shape[a] != 1}
 
@@ -70,19 +70,19 @@ def _complete(assigned: list[int | None], operands: list[Tracer]) -> Axes:
 def relabel(tracer: Tracer, axes: Axes) -> Tracer:
     """The same array with the given axes, transposing its node where they ask for it."""
     want = {p: a for p, a in enumerate(axes) if a is not None and tracer.shape[p] != 1}
-    have = labels_of(tracer, len(axes))
+    have = axis_labels(tracer, len(axes))
     node = tracer._node if have == want else g.transpose(tracer._node)
     return tracer._trace.array(node, axes)
 
 
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     """`numpy.broadcast_to`: another view of the same memory."""
-    view = repeated(tracer, shape)
+    view = expand(tracer, shape)
     tracer._viewed = view._viewed = True
     return view
 
 
-def repeated(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
+def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     """The values in a larger shape; adding zeros of that shape would not be exact for -0.0."""
     try:
         fits = np.broadcast_shapes(tracer.shape, shape) == shape
@@ -94,7 +94,7 @@ def repeated(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
         fail("broadcast_to", f"at most two dimensions of {shape} may differ from 1")
     rank = len(shape)
     assigned: list[int | None] = [None] * rank
-    for p, a in labels_of(tracer, rank).items():
+    for p, a in axis_labels(tracer, rank).items():
         assigned[p] = a
     free = [a for a in (1, 0) if a not in assigned]
     for p in reversed(range(rank)):
@@ -121,7 +121,7 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     solid = [n for n in shape if n != 1]
     if len(solid) > 2:
         fail(f"reshape to {shape}", "at most two dimensions may differ from 1")
-    if labels_of(x, x.ndim) and list(labels_of(x, x.ndim).values()) == [1, 0]:
+    if axis_labels(x, x.ndim) and list(axis_labels(x, x.ndim).values()) == [1, 0]:
         x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes))
     rows, cols = (solid[0], solid[1]) if len(solid) == 2 else (1, solid[0] if solid else 1)
     labels = [0, 1] if len(solid) == 2 else [1]
@@ -135,9 +135,6 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
 
 def matrix_node(x: Tracer) -> g.Node:
     """The node of a rank-2 tracer with its first axis as rows."""
-    labels = labels_of(x, 2)
-    turned = any(p != a for p, a in labels.items())
-    node = x._node
-    if turned or (not labels and node.shape != x.shape):
-        node = g.transpose(node)
-    return node
+    labels = axis_labels(x, 2)
+    transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
+    return g.transpose(x._node) if transposed else x._node

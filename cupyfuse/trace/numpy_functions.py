@@ -11,7 +11,7 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.operators import POINTWISE
 from .axes import normalize_axes
-from .broadcasting import broadcast_to, repeated, reshape
+from .broadcasting import broadcast_to, expand, reshape
 from .operations import apply, as_tracer, clip, dot, mask_logic, matmul, power, reduce, trace_of, variance
 from .tracer import Tracer
 from .user_code import fail, user_line
@@ -45,7 +45,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     target = out[0] if isinstance(out, tuple) else out
     if not isinstance(target, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
-    return target._become(result)
+    return target._assign(result)
 
 
 def _ufunc_value(name: str, inputs: tuple[Any, ...]) -> Any:
@@ -55,7 +55,7 @@ def _ufunc_value(name: str, inputs: tuple[Any, ...]) -> Any:
     if name == "power":
         return power(*inputs)
     if name == "fabs":
-        return apply("absolute", _without_integers(inputs[0]))
+        return apply("absolute", _integers_to_float(inputs[0]))
     if name == "positive":
         return +inputs[0]
     if name == "logical_xor":
@@ -72,7 +72,7 @@ def _as_float(x: Tracer) -> Tracer:
     return x if dtypes.is_float(x._node.dtype) else x.astype("float64")
 
 
-def _without_integers(x: Tracer) -> Tracer:
+def _integers_to_float(x: Tracer) -> Tracer:
     return x.astype("float64") if x._node.dtype == "int64" else x
 
 
@@ -83,7 +83,7 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
         value = fill_value if fill_value is not None else fill(x, fill_value)
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        return repeated(x._trace.array(node, constant._axes), x.shape)
+        return expand(x._trace.array(node, constant._axes), x.shape)
 
     return call
 
@@ -120,7 +120,7 @@ def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = No
     infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
     finite = apply("where", apply("isinf", x), infinite, x)
     result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
-    return result if copy else x._become(result)
+    return result if copy else x._assign(result)
 
 
 def _expand_dims(x: Tracer, axis: Any) -> Tracer:

@@ -13,12 +13,12 @@ from ..errors import TraceError
 from ..ir import graph as g
 from .axes import Axes, normalize_axes
 from .broadcasting import align, matrix_node
-from .tracer import Recorder, Tracer
+from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
 from .value import ScalarArgument
 
 
-def as_tracer(value: Any, trace: Recorder) -> Tracer:
+def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
     """A tracer for a number; arrays have to be arguments."""
     if isinstance(value, Tracer):
         if value._trace is not trace:
@@ -56,7 +56,7 @@ def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
     return call
 
 
-def trace_of(values: Iterable[Any]) -> Recorder:
+def trace_of(values: Iterable[Any]) -> TraceProtocol:
     for value in values:
         if isinstance(value, Tracer):
             return value._trace
@@ -69,10 +69,10 @@ def apply(op: str, *operands: Any) -> Tracer:
     trace = trace_of(operands)
     traced = [as_tracer(o, trace) for o in operands]
     dtype = g.promoted(t._node for t in traced)
-    if op in _NOT_OF_MASKS and dtype == "bool":
-        fail(f"{op} of masks (bool arrays)", _NOT_OF_MASKS[op])
-    if op in _OF_INTEGERS and dtype == "int64":
-        return _OF_INTEGERS[op](*traced)
+    if op in _REFUSED_FOR_MASKS and dtype == "bool":
+        fail(f"{op} of masks (bool arrays)", _REFUSED_FOR_MASKS[op])
+    if op in _INTEGER_RULES and dtype == "int64":
+        return _INTEGER_RULES[op](*traced)
     nodes, axes = align(traced, op)
     try:
         return trace.array(g.pointwise(op, *nodes), axes)
@@ -80,7 +80,7 @@ def apply(op: str, *operands: Any) -> Tracer:
         fail(op, str(error))
 
 
-def _integers_refused(op: str) -> Callable[..., Tracer]:
+def _refuse_integers(op: str) -> Callable[..., Tracer]:
     def refuse(*_: Tracer) -> NoReturn:
         fail(f"{op} of integers", "NumPy computes it in integers; convert with .astype(np.float64) first")
 
@@ -88,16 +88,16 @@ def _integers_refused(op: str) -> Callable[..., Tracer]:
 
 
 # What NumPy computes in integers, and the operator table in floats.
-_OF_INTEGERS: dict[str, Callable[..., Tracer]] = {
+_INTEGER_RULES: dict[str, Callable[..., Tracer]] = {
     "absolute": lambda x: apply("maximum", x, -x),
     "sign": lambda x: (x > 0).astype("int64") - (x < 0).astype("int64"),
     "floor": lambda x: x.copy(),
     "ceil": lambda x: x.copy(),
     "trunc": lambda x: x.copy(),
-    "reciprocal": _integers_refused("reciprocal"),
-    "power": _integers_refused("power"),
+    "reciprocal": _refuse_integers("reciprocal"),
+    "power": _refuse_integers("power"),
 }
-_NOT_OF_MASKS = {
+_REFUSED_FOR_MASKS = {
     "subtract": "use ~, ^ or np.logical_not, as NumPy asks for",
     "negative": "use ~, ^ or np.logical_not, as NumPy asks for",
     "square": "a mask is its own square",
@@ -105,10 +105,10 @@ _NOT_OF_MASKS = {
 
 
 # Reductions to which NumPy lets an array of no dimensions have one axis.
-_OF_NUMBERS = ("sum", "prod", "max", "min")
+_AXIS_OF_SCALARS = ("sum", "prod", "max", "min")
 
 
-def _refuse(operation: str, **options: Any) -> None:
+def _refuse_options(operation: str, **options: Any) -> None:
     for name, value in options.items():
         if value is not None:
             fail(f"{operation} with {name}=", "that option is not supported in a fused function")
@@ -117,8 +117,8 @@ def _refuse(operation: str, **options: Any) -> None:
 @recorded
 def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = None, **options: Any) -> Tracer:
     """Reduce along one axis, several, or all of them."""
-    _refuse(op, **options)
-    if x.ndim == 0 and op in _OF_NUMBERS and isinstance(axis, (int, np.integer)) and axis in (0, -1):
+    _refuse_options(op, **options)
+    if x.ndim == 0 and op in _AXIS_OF_SCALARS and isinstance(axis, (int, np.integer)) and axis in (0, -1):
         axis = ()
     positions = normalize_axes(axis, x.ndim, op)
     if dtype is not None:
@@ -163,7 +163,7 @@ def count(x: Tracer, axis: Any) -> int:
 @recorded
 def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
     """Mean squared distance from the mean, with `ddof` fewer degrees of freedom."""
-    _refuse("var", **options)
+    _refuse_options("var", **options)
     if not dtypes.is_float(x._node.dtype):
         x = x.astype("float64")
     positions = normalize_axes(axis, x.ndim)
@@ -180,7 +180,7 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
 
 
 def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
-    _refuse("clip", **options)
+    _refuse_options("clip", **options)
     if low is None and high is None:
         return x.copy()
     if low is None:
@@ -211,7 +211,7 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
     if isinstance(exponent, float):
         return power(base.astype("float64"), exponent)
     if base._node.dtype != "int64" or not 1 <= exponent <= 8:
-        return _integers_refused("power")(base)
+        return _refuse_integers("power")(base)
     result = base.copy()
     for _ in range(exponent - 1):
         result = result * base

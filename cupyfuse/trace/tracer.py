@@ -13,7 +13,7 @@ from .user_code import fail, user_line
 from .value import TracedValue
 
 
-class Recorder(Protocol):
+class TraceProtocol(Protocol):
     """What a tracer asks of its trace. `Trace` answers with the functions of `operations` and `broadcasting`."""
 
     effects: dict[int, g.Node]
@@ -31,7 +31,7 @@ class Recorder(Protocol):
     def dot(self, a: Any, b: Any) -> Tracer: ...
     def mask_logic(self, op: str, symbol: str, *operands: Any) -> Tracer: ...
     def reshape(self, x: Tracer, shape: tuple[int, ...], order: str) -> Tracer: ...
-    def repeated(self, x: Tracer, shape: tuple[int, ...]) -> Tracer: ...
+    def expand(self, x: Tracer, shape: tuple[int, ...]) -> Tracer: ...
     def relabel(self, x: Tracer, axes: Axes) -> Tracer: ...
     def call_ufunc(self, name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
     def call_function(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
@@ -44,7 +44,7 @@ class Tracer(TracedValue):
     __array_priority__ = 1000.0
     __hash__ = object.__hash__
 
-    def __init__(self, trace: Recorder, node: g.Node, axes: Axes):
+    def __init__(self, trace: TraceProtocol, node: g.Node, axes: Axes):
         self._trace = trace
         self._node = node
         self._axes = axes
@@ -141,7 +141,7 @@ class Tracer(TracedValue):
     __ifloordiv__ = __imod__ = __ixor__ = __ilshift__ = __irshift__ = _unsupported
 
     # In-place operators change the array that every name in the user's function refers to.
-    def _become(self, value: Any, assigned: bool = False) -> Tracer:
+    def _assign(self, value: Any, assigned: bool = False) -> Tracer:
         new = self._trace.tracer_of(value)
         if self._viewed:
             fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
@@ -149,7 +149,7 @@ class Tracer(TracedValue):
         if assigned and extra > 0 and new.shape[:extra] == (1,) * extra:
             new = self._trace.array(new._node, new._axes[extra:])
         if new.shape != self.shape:
-            new = self._trace.repeated(new, self.shape)
+            new = self._trace.expand(new, self.shape)
         kinds = {"bool": 0, "int64": 1}
         if not assigned and kinds.get(new._node.dtype, 2) > kinds.get(self._node.dtype, 2):
             fail(
@@ -163,34 +163,34 @@ class Tracer(TracedValue):
         return self
 
     def __iadd__(self, other: Any) -> Tracer:
-        return self._become(self + other)
+        return self._assign(self + other)
 
     def __isub__(self, other: Any) -> Tracer:
-        return self._become(self - other)
+        return self._assign(self - other)
 
     def __imul__(self, other: Any) -> Tracer:
-        return self._become(self * other)
+        return self._assign(self * other)
 
     def __itruediv__(self, other: Any) -> Tracer:
-        return self._become(self / other)
+        return self._assign(self / other)
 
     def __ipow__(self, other: Any) -> Tracer:
-        return self._become(self._trace.power(self, other))
+        return self._assign(self._trace.power(self, other))
 
     def __iand__(self, other: Any) -> Tracer:
-        return self._become(self & other)
+        return self._assign(self & other)
 
     def __ior__(self, other: Any) -> Tracer:
-        return self._become(self | other)
+        return self._assign(self | other)
 
     def __imatmul__(self, other: Any) -> Tracer:
-        return self._become(self @ other)
+        return self._assign(self @ other)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         whole = index if isinstance(index, tuple) else (index,)
         if not all(i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in whole):
             fail("assignment to part of an array", "choose with np.where, or assign the whole x[...]")
-        self._become(value, assigned=True)
+        self._assign(value, assigned=True)
 
     # Views
     def __getitem__(self, index: Any) -> Tracer:

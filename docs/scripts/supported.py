@@ -26,8 +26,8 @@ def page() -> str:
     sections = (
         "# Supported functions and operations",
         "Generated from the tables in `cupyfuse/` by `python docs/scripts/supported.py`; a test compares them.",
-        "## NumPy\nThese trace in fused functions, as do Python's operators, array methods of the same names, and those "
-        "of CuPy that share a name.",
+        "## NumPy\nThese trace in fused functions, as do Python's operators on arrays, array methods of the same "
+        "names, and CuPy's functions of the same names.",
         f"**Functions**: {_listed(numpy_functions())}.",
         f"**Ufuncs**: {_listed(numpy_ufuncs())}.",
         "## cupyfuse\nThese work in fused functions and on arrays of any rank.",

@@ -248,7 +248,7 @@ def test_explain_prints_the_plan(name: str, capsys: pytest.CaptureFixture[str]) 
 
 def test_explain_bound_and_training(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["explain", "head_sum", *TINY, "--bound"]) == 0
-    assert "prepared once" in capsys.readouterr().out
+    assert "prepacked once" in capsys.readouterr().out
     assert cli.main(["explain", "head_softmax", *TINY, "--training", "--dtype", "bfloat16"]) == 0
     printed = capsys.readouterr().out
     assert "ColumnStats" in printed

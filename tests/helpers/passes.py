@@ -17,7 +17,7 @@ from cupyfuse.ir.graph import Graph, Node
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan, Traced
 from cupyfuse.settings import Settings
-from cupyfuse.trace.autodiff import as_graph, gradients, saved_values, stored
+from cupyfuse.trace.autodiff import extract_graph, gradients, saved_values, stored
 
 Arrays = list[np.ndarray[Any, Any]]
 
@@ -52,7 +52,7 @@ class Passes:
         leaves += [(n, f"cotangent{k}") for k, n in enumerate(cotangents)]
         ndims = [graph.inputs[k].ndim for k, there in zip(self.wanted, self.given, strict=True) if there]
         axes = tuple(((), (1,), (0, 1))[n] for n in ndims)
-        self.backward = build(Traced("backward", as_graph(roots, leaves), axes, ()), settings=Settings())
+        self.backward = build(Traced("backward", extract_graph(roots, leaves), axes, ()), settings=Settings())
 
     def __call__(
         self, arrays: Sequence[Any], cotangents: Sequence[Any], engine: str = "numpy"

@@ -20,7 +20,7 @@ from cupyfuse.torch.chains.backward import _as_node as as_node
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace
-from cupyfuse.trace.autodiff import as_graph, gradients
+from cupyfuse.trace.autodiff import extract_graph, gradients
 
 # Rules whose gradients at special values `test_losses.py` tests.
 LOSSES = (
@@ -329,7 +329,7 @@ def vjp(
     if not roots:
         return [None for _ in found]
     leaves = [*((n, n.name) for n in trace.inputs), (leaf, "cotangent")]
-    plan = build(Traced("gradient", as_graph(roots, leaves), ((0, 1),) * len(roots), ()))
+    plan = build(Traced("gradient", extract_graph(roots, leaves), ((0, 1),) * len(roots), ()))
     arrays = [to_array(t if t.dim() <= 2 else t.reshape(t.shape[:-1].numel(), t.shape[-1])) for t in tensors]
     arrays.append(to_array(as_node(value, cotangent)))
     done = iter(NumpyExecutable(plan, arrays)(arrays, [None] * len(roots)))

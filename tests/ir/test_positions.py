@@ -10,7 +10,7 @@ import pytest
 from passes import execute
 
 from cupyfuse.engines.numpy import NumpyExecutable
-from cupyfuse.engines.row_blocks import ready
+from cupyfuse.engines.row_blocks import load
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.graph import Graph, Node
 from cupyfuse.plan.build import build
@@ -90,7 +90,7 @@ def test_blocks_of_rows_know_their_columns_and_not_their_rows() -> None:
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(x.shape), rng.integers(0, 300, (4000, 1)), rng.standard_normal(w.shape)]
     arrays = [a.astype(n.dtype) for a, n in zip(arrays, (x, k, w), strict=True)]
-    (found,) = ready(NumpyExecutable, plan, arrays)(arrays, [None])
+    (found,) = load(NumpyExecutable, plan, arrays)(arrays, [None])
     wanted = np.take_along_axis(arrays[0] @ arrays[2], arrays[1], 1)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     numbered = g.reduce("max", g.pointwise("multiply", y, g.positions(4000, 0)), 1)

@@ -209,7 +209,7 @@ def test_an_argument_that_changes_is_never_prepared_from() -> None:
 def test_prepared_values_are_inputs_of_the_plan() -> None:
     plan = plan_of(head_softmax, 6, 5, 7, bound=True)
     names = [n.name for n in plan.graph.inputs]
-    assert names[:3] == ["x", "weight", "bias"] and names[-2:] == ["prepared0", "prepared1"]
+    assert names[:3] == ["x", "weight", "bias"] and names[-2:] == ["prepacked0", "prepacked1"]
     assert plan.prepare is not None and len(plan.prepare.outputs) == 2
 
 
@@ -223,7 +223,7 @@ def test_a_plan_reads_as_a_report() -> None:
         "1. Gemm over 1024 x 8192: 1 launch; reads 302 MB, writes 33.6 MB, 137 GFLOP",
         "2. RowProgram over 1024 x 8192: 1 launch",
         "fused: multiply, add, guard, max, subtract, exp, expsum, divide",
-        "prepared once, when the arguments are bound:",
+        "prepacked once, when the arguments are bound:",
         "add -> subtract -> divide -> multiply -> add -> multiply",
         "evaluated as written",
         "fused:   2 launches, 403 MB moved, 138 GFLOP; at best",
@@ -309,6 +309,6 @@ def test_unknown_gpus() -> None:
     ],
 )
 def test_names_of_gpus_as_drivers_report_them(reported: str, name: str | None) -> None:
-    assert devices.known(reported) == (name is not None)
+    assert devices.is_known(reported) == (name is not None)
     if name is not None:
         assert devices.find(reported).name == name

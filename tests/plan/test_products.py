@@ -25,7 +25,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     chosen: Engine = request.param
     chosen.require()
     monkeypatch.setattr(products, "LEAST_DEPTH", 1)
-    monkeypatch.setattr(products, "halves_time", lambda *_: 0.0)
+    monkeypatch.setattr(products, "split_time", lambda *_: 0.0)
     if chosen is HOST:
         monkeypatch.setattr(chosen.runtime, "device", H200)
     with chosen.active():

@@ -301,7 +301,7 @@ def test_a_fold_of_an_argument_costs_nothing() -> None:
     x, y = (Value.argument(trace, name, (2, 3, 4), "float32") for name in "xy")
     assert (x.shape, x.dtype, x.tracer.shape) == ((2, 3, 4), "float32", (6, 4))
     assert x.cost((6, 4)) == 0 < x.cost((2, 12)) < Value(x.tracer + y.tracer, x.shape).cost((2, 12))
-    assert x.viewed((24,)).tracer is x.tracer
+    assert x.view((24,)).tracer is x.tracer
     assert Value.argument(trace, "z", (), "int64").shape == ()
 
 

@@ -23,7 +23,7 @@ from torch_ways import Code, graded, operators, plain, same, ways
 
 import cupyfuse.torch as ct
 from cupyfuse.torch import rules
-from cupyfuse.torch.rules import overloads, table
+from cupyfuse.torch.rules import table
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -41,7 +41,7 @@ def _moments(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "var_mean of a test"
     rule = table.Rule(name, inspect.signature(var_mean), torch.var_mean, var_mean, several=True)
     monkeypatch.setitem(rules.RULES, name, rule)
-    monkeypatch.setitem(overloads.OVERLOADS, torch.var_mean, overloads.Overload(name, lambda x, dim: (x, dim)))
+    monkeypatch.setitem(table.OVERLOADS, torch.var_mean, table.Overload(name, lambda x, dim: (x, dim)))
 
 
 SEVERAL: dict[str, Any] = {

@@ -13,8 +13,8 @@ import torch
 from torch_rules import call_of, draw
 
 from cupyfuse.torch.rules import RULES
-from cupyfuse.torch.rules.overloads import OVERLOADS
 from cupyfuse.torch.rules.random import _FUNCTIONAL, draws
+from cupyfuse.torch.rules.table import OVERLOADS
 
 F = torch.nn.functional
 T = torch.Tensor

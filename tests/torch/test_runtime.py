@@ -16,7 +16,7 @@ from torch_support import OnHost
 import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.api import arrays
-from cupyfuse.engines import row_blocks as streaming
+from cupyfuse.engines import row_blocks
 from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.errors import EngineError
 from cupyfuse.plan.build import build
@@ -56,7 +56,7 @@ class Place:
 
     def ready(self, plan: Plan, tensors: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
         if self.name == "host":
-            return streaming.ready(lambda *args: CudaExecutable(*args, runtime=OnHost()), plan, tensors)
+            return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=OnHost()), plan, tensors)
         return ready(plan, tensors)
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Tensor], outs: Any = None, **choices: Any) -> Any:

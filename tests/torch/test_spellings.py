@@ -14,7 +14,7 @@ from torch_rules import Operand, agree, call_of, canonical, check, draw, execute
 
 from cupyfuse.errors import TraceError
 from cupyfuse.torch.rules import RULES, Found, Refused, inplace_result
-from cupyfuse.torch.rules.overloads import OVERLOADS
+from cupyfuse.torch.rules.table import OVERLOADS
 
 F = torch.nn.functional
 T = torch.Tensor

@@ -20,7 +20,7 @@ from torch_support import OnHost
 
 import cupyfuse.torch as ct
 from cupyfuse.cuda import fingerprint
-from cupyfuse.engines import row_blocks as streaming
+from cupyfuse.engines import row_blocks
 from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.torch.chains import executor, prepacked, weight_changes
 from cupyfuse.torch.chains.tensors import to_numpy
@@ -45,7 +45,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
     runtime = Launching()
 
     def ready(plan: Any, tensors: Any) -> Any:
-        return streaming.ready(lambda *args: CudaExecutable(*args, runtime=runtime), plan, tensors)
+        return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=runtime), plan, tensors)
 
     def preparing(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
         assert plan.conditional
@@ -194,7 +194,7 @@ def test_drop_in_modules(kind: Any, device: str) -> None:
     module, x = kind(k, n).to(device).eval(), torch.randn(rows, k, device=device)
 
     def plain(x: Any) -> Any:
-        with mock.patch("cupyfuse.torch.modules._plain", return_value=True):
+        with mock.patch("cupyfuse.torch.modules._needs_eager", return_value=True):
             return module(x)
 
     for way in WAYS:
@@ -402,7 +402,7 @@ def test_nothing_is_kept_on_the_cpu() -> None:
     _, fused, x = pair(models.HeadSum, "cpu")
     fused(x)
     (plan,) = ct.explain(fused).fused[0].plans
-    assert plan.prepare is None and "prepared" not in str(plan)
+    assert plan.prepare is None and "prepacked" not in str(plan)
 
 
 def test_what_is_unchanged_is_not_prepared_again(device: str) -> None:
@@ -771,4 +771,4 @@ def test_what_cublas_prepares_is_prepared_in_every_call(cuda: None) -> None:
             module.first.data.mul_(1.25)
     for plan in ct.explain(fused).fused[0].plans:
         if plan.prepare is not None and not plan.prepare.conditional:
-            assert "prepared in every call" in str(plan)
+            assert "prepacked in every call" in str(plan)

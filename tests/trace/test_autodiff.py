@@ -18,7 +18,7 @@ from cupyfuse.ir.graph import Node
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
-from cupyfuse.trace.autodiff import as_graph, gradients
+from cupyfuse.trace.autodiff import extract_graph, gradients
 
 # Operators ----------------------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ def test_pointwise_operators(row: Any) -> None:
             continue
         assert theirs is not None
         assert (ours.shape, ours.dtype) == (shape, "float64")
-        plan = build(Traced("slope", as_graph([ours], [(n, n.name) for n in leaves]), ((0, 1),), ()))
+        plan = build(Traced("slope", extract_graph([ours], [(n, n.name) for n in leaves]), ((0, 1),), ()))
         (value,) = execute(plan, [*grid, cotangent], "numpy")
         rtol = LOOSE.get(row.name, 1e-12)
         np.testing.assert_allclose(value, theirs.numpy(), rtol=rtol, atol=1e-300, err_msg=str(leaf))
@@ -161,7 +161,7 @@ def test_reductions(name: str, axis: int, length: int) -> None:
     cotangent = np.linspace(0.5, 1.5, c.size).reshape(c.shape)
     (expected,) = torch.autograd.grad(REDUCED[name](tensor, axis), tensor, torch.tensor(cotangent))
     assert found is not None
-    plan = build(Traced("slope", as_graph([found], [(x, "x"), (c, "c")]), ((0, 1),), ()))
+    plan = build(Traced("slope", extract_graph([found], [(x, "x"), (c, "c")]), ((0, 1),), ()))
     (value,) = execute(plan, [rows, cotangent], "numpy")
     np.testing.assert_allclose(value, expected.numpy(), rtol=1e-12, atol=1e-300)
 
@@ -228,7 +228,7 @@ def test_graphs_of_their_own_keep_unneeded_arguments() -> None:
     x, y = argument(0, (4, 3)), argument(1, (4, 3))
     vector = g.argument(2, "v", (1, 3), "float64", 1)
     square = g.pointwise("square", x)
-    graph = as_graph([g.pointwise("add", square, vector)], [(y, "y"), (square, "saved"), (vector, "v"), (x, "x")])
+    graph = extract_graph([g.pointwise("add", square, vector)], [(y, "y"), (square, "saved"), (vector, "v"), (x, "x")])
     assert [(n.argument, n.name, n.ndim) for n in graph.inputs] == [
         (0, "y", 2),
         (1, "saved", 2),

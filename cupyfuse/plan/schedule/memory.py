@@ -52,7 +52,7 @@ def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
 
 
 def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
-    """Put an explicit copy before every read of an argument, or of a turned value, as the reader cannot take it."""
+    """Put an explicit copy before every read of an argument, or of a transpose, whose layout the reader cannot take."""
     live = set(g.topological(graph.roots, g.eager_inputs))
     copies: dict[Node, Node] = {}
 
@@ -70,8 +70,9 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
             return value
         layout = layout_of(value, layouts)
         good = layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts)
-        turned = reader.op == "split" and layout.unit_rows and value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
-        return value if good or turned else copied(value)
+        tall = value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
+        by_columns = reader.op == "split" and layout.unit_rows and tall
+        return value if good or by_columns else copied(value)
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):

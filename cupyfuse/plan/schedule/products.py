@@ -39,7 +39,7 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     return graph.replace(done)
 
 
-# What several products may need of one operand, by what is done to it: turned, split, rounded.
+# What several products may need of one operand, by what is done to it: transposed, split, rounded.
 _Shared = dict[tuple[str, Node], Node]
 
 
@@ -67,7 +67,7 @@ def _to_be_rounded(node: Node, settings: Settings) -> bool:
 def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
     """The operands of a product, both with the sums along their rows."""
     right = node.inputs[1]
-    return node.inputs[0], shared.setdefault(("turned", right), g.transpose(right))
+    return node.inputs[0], shared.setdefault(("transposed", right), g.transpose(right))
 
 
 def _rounded(node: Node, shared: _Shared) -> Node:
@@ -92,7 +92,7 @@ def _against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) 
         return f"{library}: halves on the tensor cores are not faster on an {settings.device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
-    fast, plain = halves_time(node, settings.device, right_kept, left_kept), float32_time(node, settings.device)
+    fast, plain = split_time(node, settings.device, right_kept, left_kept), float32_time(node, settings.device)
     if fast >= plain:
         return f"{library}: {plain * 1e6:.3g} us, where halves would take {fast * 1e6:.3g} us"
     return ""
@@ -103,7 +103,7 @@ def float32_time(node: Node, device: Device) -> float:
     return max(g.flops(node) / (0.76 * device.simt), _operand_bytes(node) / device.bandwidth) + 2e-6
 
 
-def halves_time(node: Node, device: Device, right_kept: bool = False, left_kept: bool = False) -> float:
+def split_time(node: Node, device: Device, right_kept: bool = False, left_kept: bool = False) -> float:
     """Seconds that a product from halves takes, with the splitting of the operands that are not kept split."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)

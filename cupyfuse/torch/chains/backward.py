@@ -14,7 +14,7 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Plan, Traced
 from ...settings import Settings
-from ...trace.autodiff import as_graph, gradients, saved_values, stored
+from ...trace.autodiff import extract_graph, gradients, saved_values, stored
 from ..rules.values import Value
 from .chain import Tracing
 from .runtime import layout_of, ready
@@ -112,7 +112,7 @@ class Backward:
         leaves = [(self.tracing.inputs[k].tracer._node, names[k]) for k in self.inputs]
         leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
         leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
-        graph = as_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
+        graph = extract_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
         axes = tuple(self.tracing.inputs[k].tracer._axes for k in places)
         return Traced(f"backward of {self.tracing.chain.name}", graph, axes, ()), places
 

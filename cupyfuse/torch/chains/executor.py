@@ -149,7 +149,7 @@ class Entry:
             self._prepared = None
             if self.plan.prepare is not None:
                 self._prepared = preparing(self.plan.prepare, matrices, options.frozen, budget)
-                self.plan.prepared = self._prepared.when
+                self.plan.prepare_note = self._prepared.when
             if self._execute is None:
                 arrays = matrices if self._prepared is None else [*matrices, *self._prepared.anew(matrices)]
                 self._execute = made.execute = ready(self.plan, arrays)

@@ -91,7 +91,7 @@ class EveryCall:
     needed : list of int
         The numbers of the inputs that the plan takes.
     when : str
-        When it runs, as `Plan.prepared`.
+        When it runs, as `Plan.prepare_note`.
     """
 
     when = "in every call: {}"

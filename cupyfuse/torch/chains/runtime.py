@@ -21,7 +21,7 @@ from ...cuda.gemm import Gemm, Operand, OwnersBlas, library_name
 from ...cuda.kernel import Kernel
 from ...cuda.runtime import Function, load_unless_capturing
 from ...devices import Device
-from ...engines import row_blocks as streaming
+from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
 from ...engines.numpy import NumpyExecutable
 from ...errors import EngineError
@@ -54,7 +54,7 @@ def ready(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     index = tensors[0].get_device()
     if index < 0:
         return _OnCpu(plan, tensors)
-    execute: Execute = streaming.ready(functools.partial(CudaExecutable, runtime=on_device(index)), plan, tensors)
+    execute: Execute = row_blocks.load(functools.partial(CudaExecutable, runtime=on_device(index)), plan, tensors)
     return execute
 
 
@@ -68,7 +68,7 @@ class _OnCpu:
 
     def __init__(self, plan: Plan, tensors: Sequence[torch.Tensor]):
         self.plan = plan
-        self._execute = streaming.ready(NumpyExecutable, plan, [to_numpy(t) for t in tensors])
+        self._execute = row_blocks.load(NumpyExecutable, plan, [to_numpy(t) for t in tensors])
         self._changing = [arg for arg, _ in plan.graph.effects]
 
     def __call__(self, tensors: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -120,7 +120,7 @@ class TorchRuntime(Tensors):
         super().__init__(torch.device("cuda", index))
         self._index = index
         properties = torch.cuda.get_device_properties(index)
-        self.device = devices.find(properties.name) if devices.known(properties.name) else None
+        self.device = devices.find(properties.name) if devices.is_known(properties.name) else None
         self.processors = int(properties.multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
         self._empty = _allocation(self.place)

@@ -44,7 +44,7 @@ from .rates import (
     REDUCTION,
     REREAD,
     STREAM,
-    TURNED,
+    TRANSPOSED,
     US,
     Machine,
     Time,
@@ -218,7 +218,7 @@ def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> floa
     if not step.launches:
         return 0.0
     if step.kind in ("Split", "Copy"):
-        return LAUNCH + machine.memory(nbytes, TURNED if step.kind == "Copy" else STREAM)
+        return LAUNCH + machine.memory(nbytes, TRANSPOSED if step.kind == "Copy" else STREAM)
     reductions = any(n.reduction for n in step.nodes)
     double = any(n.dtype == "float64" for n in step.nodes)
     peak = (machine.device.simt64 if double else machine.device.simt) * (ALU_ROWS if reductions else ALU)

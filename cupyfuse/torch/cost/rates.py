@@ -14,7 +14,7 @@ from ... import dtypes
 from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
-from ...plan.schedule.products import LEAST_DEPTH, halves_time
+from ...plan.schedule.products import LEAST_DEPTH, split_time
 
 US = 1e-6
 
@@ -30,7 +30,7 @@ CHECK = 2.0 * US  # a launch that finds prepared weights unchanged; an estimate
 # Shares of the bandwidth
 STREAM = 0.88  # pointwise work and reductions along rows: rows, copy and logsumexp at 4.2 of 4.8 TB/s
 COLUMNS = 0.7  # reductions down columns; an estimate
-TURNED = 0.6  # copies that transpose; an estimate
+TRANSPOSED = 0.6  # copies that transpose; an estimate
 HELD_COLUMNS, REREAD = 32768, 0.57  # softmax of longer rows: rows, 2.6 to 2.8 TB/s
 INDUCTOR_HELD = 1024  # the longest row that Inductor keeps in registers
 INDUCTOR_WIDE = {2: (0.35, 0.42), 4: (0.65, 0.70)}  # longer rows, by itemsize, written back or only reduced: rows
@@ -106,7 +106,7 @@ class Machine:
     def halves(self, m: int, k: int, n: int, kept: tuple[bool, bool] = (False, False)) -> float:
         """Seconds of a product from fp16 halves; `kept` says which operands are split already."""
         left, right = (Node("input", (), shape, "float32") for shape in ((m, k), (k, n)))
-        return halves_time(g.matmul(left, right), self.device, kept[1], kept[0])
+        return split_time(g.matmul(left, right), self.device, kept[1], kept[0])
 
     def halves_instead(self, m: int, k: int, n: int, dtype: str) -> float | None:
         """Seconds of a product from fp16 halves, both operands split for it; None where cuBLAS is to compute it."""

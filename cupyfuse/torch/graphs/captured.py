@@ -1,4 +1,4 @@
-"""A captured forward as data: its values, its operations in order, and where values come from."""
+"""A captured graph as data: its values, its operations in order, and which inputs are parameters."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..rules.symbols import references
 
 @dataclass
 class Operation:
-    """One operation of a record.
+    """One operation of a captured graph.
 
     Attributes
     ----------
-    target : callable, or a tensor's method by name; None for what is neither
+    target : callable, or a tensor's method by name; None for anything else
     args, kwargs : with `Ref` in the places of tensors, `Size` in those of symbolic sizes
     result : what it returns, likewise
     path : of the module in whose forward it is
     written : numbers of the values that it changes in place
-    ordered : whether it has to stay between its neighbours that are ordered too: it draws random numbers, say
+    ordered : whether it keeps its order among ordered operations, as those that draw random numbers do
     view : whether a result shares memory with an operand
-    barrier : whether it changes the meaning of what follows, such as the grad mode: nothing passes it
-    drawn : whether it takes numbers from a random generator
-    after : numbers of the operations that make its inputs, sizes included
-    left : why it stays with PyTorch whatever rule there is for it; empty if it does not
+    barrier : whether nothing may move past it, as past a change of the grad mode
+    drawn : whether it draws random numbers
+    after : numbers of the operations that produce its inputs, sizes included
+    left : why it is left to PyTorch whatever rule there is for it; empty if it is not
     """
 
     target: Any
@@ -55,14 +55,14 @@ class Operation:
 
 @dataclass
 class CapturedGraph:
-    """What one forward does.
+    """The values and operations of one captured forward.
 
     Attributes
     ----------
     tensors : for each value, a fake tensor
-    arguments : the numbers of the values that are inputs and no parameters
-    parameters : the numbers of those that are a module's parameters or buffers, with their dotted names
-    operations : in the order in which they were called
+    arguments : numbers of the inputs that are no parameters
+    parameters : numbers of the inputs that are a module's parameters or buffers, with their dotted names
+    operations : in the order of their calls
     result : what is returned, with `Ref` for tensors
     autocast : whether PyTorch chose the dtypes of operations
     """

@@ -1,7 +1,7 @@
-"""Import a graph that Dynamo captured: its tensor operations as a `CapturedGraph`, which `partition` cuts into chains.
+"""Import a graph that Dynamo captured as a `CapturedGraph`.
 
-Dynamo's graph holds the operations as the user wrote them, before autograd and before decomposition. Symbolic sizes
-stay symbols: where an operation of a chain takes one as an argument, it becomes a `Size` that the call fills in.
+Dynamo's graph holds the operations as the user wrote them, before autograd and decomposition. A symbolic size among the
+arguments of an operation becomes a `Size`.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from .captured import CapturedGraph, Operation, storage_of
 from .inplace import SYMBOLIC, writes
 
 NO_TENSOR = "it returns no tensor"
-# Functions that update running statistics where a flag says so, and their parameters: Python's, and built-in ones.
+# Functions that update running statistics where a flag says so, and the parameters of Python's and built-in ones.
 KEEPS_STATISTICS = ("batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 _PYTHON = ("input", "running_mean", "running_var", "weight", "bias", "flag")
 _BUILT_IN = ("input", "weight", "bias", "running_mean", "running_var", "flag")
 
 
-class Imported:
-    """A graph of Dynamo's as a record, and which nodes its values and operations are.
+class ImportedGraph:
+    """A graph of Dynamo's as a captured graph, with the nodes of its values and operations.
 
     Attributes
     ----------
     graph : Graph
     captured : CapturedGraph
-    nodes : for each value of the record, the node that holds it
-    operators : for each operation of the record, its node
-    parts : for operations with several results, the nodes that take them apart
+    nodes : for each value, the node that holds it
+    operators : for each operation, its node
+    getters : for operations with several results, the nodes that get one each
     """
 
     def __init__(self, graph: Graph):
@@ -47,77 +47,77 @@ class Imported:
         self.captured = CapturedGraph(autocast=_autocast(graph))
         self.nodes: list[Any] = []
         self.operators: list[Node] = []
-        self.parts: dict[int, list[Node]] = {}
+        self.getters: dict[int, list[Node]] = {}
         self._numbers: dict[Node, Any] = {}  # a Ref, a Size, or a nested structure of them
-        self._makers: dict[Node, int] = {}  # the operation that a node is a result of
-        self._transforms = 0  # of torch.func's, around the operation
+        self._makers: dict[Node, int] = {}  # the operation of which a node is a result
+        self._transforms = 0  # of torch.func, around the operation
         for node in graph.nodes:
-            self._take(node)
+            self._import(node)
 
-    def parts_of(self, k: int) -> list[Node]:
-        """An operation's node, and those that take its results apart."""
-        return [self.operators[k], *self.parts.get(k, ())]
+    def nodes_of(self, k: int) -> list[Node]:
+        """An operation's node, and those that get its results."""
+        return [self.operators[k], *self.getters.get(k, ())]
 
-    def _take(self, node: Node) -> None:
+    def _import(self, node: Node) -> None:
         example = node.meta.get("example_value")
         if node.op in ("placeholder", "get_attr"):
             if isinstance(example, torch.Tensor):
-                self._input(node, example)
+                self._import_input(node, example)
             elif isinstance(example, torch.SymInt):
                 self._numbers[node] = Size(node)
         elif node.op == "output":
-            self.captured.result = self._referred(node.args)
+            self.captured.result = self._with_refs(node.args)
         elif node.target is operator.getitem and isinstance(self._numbers.get(node.args[0]), (tuple, list)):
             source: Any = node.args[0]
             self._numbers[node] = self._numbers[source][node.args[1]]
             self._makers[node] = self._makers[source]
-            self.parts.setdefault(self._makers[node], []).append(node)
+            self.getters.setdefault(self._makers[node], []).append(node)
             if isinstance(self._numbers[node], Ref):
                 self.nodes[self._numbers[node].number] = node
             elif isinstance(node.meta.get("example_value"), torch.SymInt):
                 self._numbers[node] = Size(node)
         else:
-            self._operation(node, example)
+            self._import_operation(node, example)
 
-    def _input(self, node: Node, example: Any) -> None:
+    def _import_input(self, node: Node, example: Any) -> None:
         number = self._add(example, node)
         self._numbers[node] = Ref(number)
         source = _source(node)
-        if _is_state(source) or isinstance(example, torch.nn.Parameter):
+        if is_state(node) or isinstance(example, torch.nn.Parameter):
             self.captured.parameters[number] = _path(source) or node.name
         else:
             self.captured.arguments.append(number)
 
-    def _operation(self, node: Node, example: Any) -> None:
-        args, kwargs = self._referred((node.args, node.kwargs))
+    def _import_operation(self, node: Node, example: Any) -> None:
+        args, kwargs = self._with_refs((node.args, node.kwargs))
 
-        def known(value: Any) -> Any:
+        def stand_in(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 return Ref(self._add(value, node))
-            # Of several sizes, each is a symbol once a node has taken it out.
+            # Each of several sizes becomes a Size when a node gets it.
             return (Size(node) if value is example else node) if isinstance(value, torch.SymInt) else value
 
-        results = pytree.tree_map(known, example)
+        results = pytree.tree_map(stand_in, example)
         target = node.target if node.op in ("call_function", "call_method") else None
         operation = Operation(target, args, kwargs, results, _module_of(node))
         operands = [self.captured.tensors[n] for n in operation.read]
         storages = {storage_of(t) for t in operands}
         operation.view = any(storage_of(self.captured.tensors[n]) in storages for n in operation.results)
-        self._effects(operation, node, target, example)
-        operation.left = self._reason(operation, node, target)
+        self._note_effects(operation, node, target, example)
+        operation.left = self._reason_left(operation, node, target)
         operation.after = frozenset(self._makers[n] for n in node.all_input_nodes if n in self._makers)
         self._makers[node] = len(self.captured.operations)
         self._numbers[node] = results
         self.captured.operations.append(operation)
         self.operators.append(node)
 
-    def _effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
-        """Note what an operation writes to, and what may not move past it."""
+    def _note_effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
+        """Note what an operation writes to, and how it may be reordered."""
         symbolic = isinstance(example, SYMBOLIC) or type(example) in (int, bool, torch.Size)
         if target is tag_activation_checkpoint:
             operation.written, operation.ordered = self._written_in_region(node), True
         elif isinstance(target, HigherOrderOperator) or target is None:
-            # The operands' own code runs: it may write to any of them.
+            # It runs a graph of its own, which may write to any operand.
             operation.written, operation.ordered = frozenset(operation.read), True
         elif isinstance(target, (OpOverload, OpOverloadPacket)):
             operation.written = frozenset(_written_by_schema(target, operation))
@@ -141,8 +141,8 @@ class Imported:
         module = self.graph.owning_module
         graph = getattr(getattr(module, str(body.target), None), "graph", None)
         if graph is None:
-            return frozenset(references(self._referred(operands)))
-        captured = Imported(graph).captured
+            return frozenset(references(self._with_refs(operands)))
+        captured = ImportedGraph(graph).captured
         storages = {storage_of(captured.tensors[n]) for o in captured.operations for n in o.written}
         inner = [n.meta.get("example_value") for n in graph.nodes if n.op == "placeholder"]
         written = [
@@ -150,10 +150,10 @@ class Imported:
             for operand, example in zip(operands, inner, strict=True)
             if isinstance(example, torch.Tensor) and storage_of(example) in storages
         ]
-        return frozenset(references(self._referred(written)))
+        return frozenset(references(self._with_refs(written)))
 
-    def _reason(self, operation: Operation, node: Node, target: Any) -> str:
-        """Why an operation is PyTorch's, whatever rules there are."""
+    def _reason_left(self, operation: Operation, node: Node, target: Any) -> str:
+        """Why an operation is left to PyTorch whatever rule there is for it; empty if it is not."""
         if target is tag_activation_checkpoint:
             return "a checkpointed region, whose operations count by themselves"
         nesting = _nesting(operation)
@@ -186,7 +186,7 @@ class Imported:
         self.nodes.append(node)
         return len(self.captured.tensors) - 1
 
-    def _referred(self, tree: Any) -> Any:
+    def _with_refs(self, tree: Any) -> Any:
         def leaf(value: Any) -> Any:
             return self._numbers.get(value, value) if isinstance(value, Node) else value
 
@@ -194,7 +194,7 @@ class Imported:
 
 
 def _running_statistics(operation: Operation) -> tuple[set[int], bool]:
-    """What a normalisation updates without saying so in its name or its schema, and whether this one does."""
+    """The statistics that a normalisation may update, unseen in its name and schema, and whether it does."""
     python = isinstance(operation.target, types.FunctionType)
     flag = "use_input_stats" if operation.name == "instance_norm" else "training"
     named = {**dict(zip(_PYTHON if python else _BUILT_IN, operation.args, strict=False)), **operation.kwargs}
@@ -203,19 +203,19 @@ def _running_statistics(operation: Operation) -> tuple[set[int], bool]:
 
 
 def _nesting(operation: Operation) -> int:
-    """How many transforms of `torch.func` begin with an operation, or end."""
+    """The number of transforms of `torch.func` that an operation begins, less those that it ends."""
     return operation.name.endswith("_increment_nesting") - operation.name.endswith("_decrement_nesting")
 
 
 def _autocast(graph: Graph) -> bool:
-    """Whether PyTorch chooses the dtypes of operations anywhere in a graph."""
+    """Whether autocast is on anywhere in a graph."""
     if torch._C._is_any_autocast_enabled():
         return True
     return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
 
 
 def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any], operation: Operation) -> set[int]:
-    """The operands that an operator may write to, as its schema says; all of them if there are several schemas."""
+    """The operands that an operator's schema lets it write to; all of them if it has several schemas."""
     if isinstance(target, OpOverloadPacket):
         names = target.overloads()
         if len(names) != 1:
@@ -235,11 +235,6 @@ def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]
 # Where inputs come from ---------------------------------------------------------------------------------------------
 
 
-def is_state(node: Node) -> bool:
-    """Whether an input of a graph is an entry of a module's parameters or buffers."""
-    return _is_state(_source(node))
-
-
 def _source(node: Node) -> Any:
     source = getattr(node, "_dynamo_source", None)
     if source is None and node.meta.get("grapharg") is not None:
@@ -247,8 +242,9 @@ def _source(node: Node) -> Any:
     return source
 
 
-def _is_state(source: Any) -> bool:
-    """Whether a source is an entry of a module's parameters or buffers."""
+def is_state(node: Node) -> bool:
+    """Whether an input of a graph is a parameter or buffer of a module."""
+    source = _source(node)
     while source is not None:
         if isinstance(source, (sources.UnspecializedParamBufferSource, sources.ParamBufferSource)):
             return True
@@ -257,7 +253,7 @@ def _is_state(source: Any) -> bool:
 
 
 def _path(source: Any) -> str:
-    """The dotted name of a parameter or buffer, as `named_parameters` has it, for people to read."""
+    """The dotted name of a parameter or buffer, as in `named_parameters`."""
     parts: list[str] = []
     while source is not None:
         name = getattr(source, "index", None)

@@ -1,7 +1,7 @@
-"""Operations that change an operand in place: which they are, and as operations that return a new value.
+"""Operations in place: recognise them, and make them return new values.
 
-`functionalise` exchanges those whose operand nothing else looks at, so that chains can grow over them;
-`in_place_again` changes back what no chain took.
+`functionalise` does so where nothing else aliases the operand, so that chains can grow over them; `restore_in_place`
+undoes it for those that no chain took.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from ..rules import draws
-from ..rules.overloads import OVERLOADS
+from ..rules.table import OVERLOADS
 from .captured import storage_of
 
 F = torch.nn.functional
@@ -33,8 +33,8 @@ _WRITING_OPERATORS = (
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift"),
     "setitem",
 )
-_UNDERSCORED = ("and_", "or_", "not_", "is_")  # Python's operators that no keyword may be called
-_WRITTEN = "cupyfuse_written"  # in a node's meta: how it was called before it was made to return a new value
+_UNDERSCORED = ("and_", "or_", "not_", "is_")  # functions of `operator` named after keywords
+_WRITTEN = "cupyfuse_written"  # in a node's meta: the call that `functionalise` replaced
 
 
 def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -42,11 +42,11 @@ def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     name = str(getattr(target, "__name__", target))
     in_place = name.endswith("_") and not name.endswith("__") and name not in _UNDERSCORED
     by_operator = name.strip("_") in _WRITING_OPERATORS
-    return in_place or by_operator or _asked(target, args, kwargs) or kwargs.get("out") is not None
+    return in_place or by_operator or _inplace_requested(target, args, kwargs) or kwargs.get("out") is not None
 
 
-def _asked(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call asks a function to work in place, by name or by position."""
+def _inplace_requested(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a call passes `inplace=True`, by name or by position."""
     position = _inplace_position(target) if callable(target) else -1
     return bool(kwargs.get("inplace")) or (0 <= position < len(args) and bool(args[position]))
 
@@ -66,8 +66,8 @@ _DROPOUTS = (
 )
 
 
-def leave_out_dropouts(graph: Graph) -> None:
-    """Take dropouts that drop nothing out of a graph: PyTorch's return their very argument, which fakes do not show."""
+def remove_idle_dropouts(graph: Graph) -> None:
+    """Remove dropouts that drop nothing: PyTorch's return their very argument, while fake tensors show a new value."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
             source = node.args[0] if node.args else node.kwargs.get("input")
@@ -77,7 +77,7 @@ def leave_out_dropouts(graph: Graph) -> None:
 
 
 def functionalise(graph: Graph) -> None:
-    """Make operations that change a value in place, which nothing else looks at, return a new one."""
+    """Make operations in place return new values, where nothing else aliases what they change."""
     sharing: dict[int, list[Node]] = {}
     for node in graph.nodes:
         example = node.meta.get("example_value")
@@ -88,13 +88,17 @@ def functionalise(graph: Graph) -> None:
                 if isinstance(each, torch.Tensor):
                     sharing.setdefault(storage_of(each), []).append(node)
     for owner, *others in list(sharing.values()):
-        if owner.op in ("call_function", "call_method") and others and all(_changes(n, owner, others) for n in others):
+        if (
+            owner.op in ("call_function", "call_method")
+            and others
+            and all(_overwrites(n, owner, others) for n in others)
+        ):
             for node in others:
                 _return_new(node)
 
 
-def _changes(node: Node, owner: Node, others: Sequence[Node]) -> bool:
-    """Whether all that a node does to the memory is to change it, to what it would return out of place."""
+def _overwrites(node: Node, owner: Node, others: Sequence[Node]) -> bool:
+    """Whether a node writes to the memory what it would return out of place, and does nothing else to it."""
     first = node.args[0] if node.args else None
     if not isinstance(first, Node) or (first is not owner and first not in others):
         return False
@@ -102,12 +106,12 @@ def _changes(node: Node, owner: Node, others: Sequence[Node]) -> bool:
         overload = OVERLOADS.get(getattr(torch.Tensor, str(node.target), None))
         in_place = overload is not None and overload.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
     else:
-        in_place = node.target in _IN_PLACE or _asked(node.target, node.args, node.kwargs)
+        in_place = node.target in _IN_PLACE or _inplace_requested(node.target, node.args, node.kwargs)
     return in_place and _result_dtype(node) is not None
 
 
 def _result_dtype(node: Node) -> torch.dtype | None:
-    """The dtype of what an operation in place would return out of place; None if that cannot be told."""
+    """The dtype that an operation in place would return out of place; None if that cannot be told."""
     values = [n.meta.get("example_value") if isinstance(n, Node) else n for n in node.args]
     if any(isinstance(v, SYMBOLIC) for v in values):
         return None
@@ -125,7 +129,7 @@ def _result_dtype(node: Node) -> torch.dtype | None:
 
 
 def _return_new(node: Node) -> None:
-    """Make an operation return what it changed its first operand to, and let everything after it read that."""
+    """Make an operation return what it wrote to its first operand, and everything after it read that."""
     source = node.args[0]
     assert isinstance(source, Node)
     dtype, result = _result_dtype(node), node
@@ -146,7 +150,7 @@ def _return_new(node: Node) -> None:
         position = _inplace_position(node.target)
         node.args = (*node.args[:position], False, *node.args[position + 1 :])
     if dtype is not own:
-        # It computes in the operands' common dtype, and rounds once to that of what it changes.
+        # It computes in the operands' common dtype, and rounds once to the first one's.
         with node.graph.inserting_after(node):
             result = node.graph.call_method("to", (node, own))
         result.meta = {**node.meta}
@@ -157,13 +161,13 @@ def _return_new(node: Node) -> None:
     source.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
 
 
-def in_place_again(graph: Graph, ours: Collection[Node]) -> None:
-    """Let operations that `functionalise` has exchanged, and that no chain took, change their operand in place again.
+def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
+    """Restore the operations in place that `functionalise` replaced and no chain took.
 
     Parameters
     ----------
     graph : Graph
-    ours : nodes of chains: what these read or return may be kept for a backward pass
+    chains : nodes of chains, whose operands and results may be saved for a backward pass
     """
     places = {node: k for k, node in enumerate(graph.nodes)}
     for node in graph.nodes:
@@ -172,7 +176,7 @@ def in_place_again(graph: Graph, ours: Collection[Node]) -> None:
         target, args, kwargs = node.meta.pop(_WRITTEN)
         source = node.args[0]
         others = [user for user in source.users if user is not node]
-        if any(n in ours for n in (source, *others)) or any(places[n] > places[node] for n in others):
+        if any(n in chains for n in (source, *others)) or any(places[n] > places[node] for n in others):
             continue
         node.target, node.kwargs = target, kwargs
         node.args = (source, *args[1:])

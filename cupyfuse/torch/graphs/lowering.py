@@ -1,7 +1,7 @@
-"""Put chains into a captured graph: one node in the place of a chain's operations, the rest in an order that holds.
+"""Lower fused chains into a captured graph: replace the operations of each by one call, and reorder the rest.
 
-What the node calls is for a `Lowering` to say: `Direct` calls the chain's runner, for graphs that run as they are;
-`AsOperator` calls `cupyfuse::chain`, for graphs that a compiler takes further.
+A `Lowering` makes the call: `Direct` of the chain's runner, for graphs that run as they are; `AsOperator` of
+`cupyfuse::chain`, for graphs that a compiler takes further.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from ..chains.chain import sizes as shape_of
 from ..chains.prepacked import Budget
 from ..chains.runner import Options, Runner
 from ..chains.runtime import dtype_name
-from ..rules.symbols import hints
 from .captured import storage_of
-from .importer import Imported
-from .inplace import in_place_again
+from .importer import ImportedGraph
+from .inplace import restore_in_place
 from .partition import FusedChain, Partition
 
 Add = Callable[..., Node]
@@ -37,7 +36,7 @@ class Lowering(Protocol):
     Attributes
     ----------
     differentiates : bool
-        Whether what is called sees to its own gradients, and to what these need saved.
+        Whether the call is differentiated by itself, and saves what its backward pass needs.
     """
 
     differentiates: bool
@@ -53,7 +52,7 @@ class Lowering(Protocol):
             `add(target, arguments, example)` adds a node behind the last one.
         fused : FusedChain
         nodes, tensors : the chain's inputs, as nodes and as fake tensors
-        saved : what a backward pass wants saved, see `custom_op.saves`; "[]" without gradients
+        saved : the values saved for the backward pass, see `custom_op.saves`; "[]" without gradients
         """
 
 
@@ -82,8 +81,8 @@ class Direct:
         count = len(fused.outputs)
         outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
         metas = [(shape_of(t), str(dtype_name(t.dtype))) for t in tensors]
-        traced = fused.chain.with_sizes(hints(fused.sizes)).trace(metas).outputs
-        # A transposed result is a view of the one that is computed.
+        traced = fused.with_hints().trace(metas).outputs
+        # A transposed result is a view of the computed one.
         return [
             output if value.tracer._axes == (0, 1) else add("contiguous", (output,))
             for output, value in zip(outputs, traced, strict=True)
@@ -115,48 +114,48 @@ class AsOperator:
         return outputs
 
 
-def lower(imported: Imported, parts: Partition, lowering: Lowering) -> None:
-    """Exchange the chains of a graph for calls, and put everything into the order of the parts."""
-    _Lowerer(imported, lowering).run(parts)
+def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> None:
+    """Replace the chains of a graph by calls, and put everything into the order of the partition."""
+    _Lowerer(imported, lowering).run(partition)
 
 
 class _Lowerer:
-    def __init__(self, imported: Imported, lowering: Lowering):
+    def __init__(self, imported: ImportedGraph, lowering: Lowering):
         self.imported = imported
         self.graph: Graph = imported.graph
         self.captured = imported.captured
         self.lowering = lowering
 
-    def run(self, parts: Partition) -> None:
+    def run(self, partition: Partition) -> None:
         ours: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         written = [(k, self._storages(o.written)) for k, o in enumerate(self.captured.operations) if o.written]
-        for item in parts.items:
+        for item in partition.items:
             if not isinstance(item, FusedChain):
-                order += self.imported.parts_of(item)
+                order += self.imported.nodes_of(item)
                 continue
             begun, own = item.members[0], set(item.members)
             changed = {s for k, storages in written if k > begun and k not in own for s in storages}
-            calls = self._exchange(item, changed)
+            calls = self._replace(item, changed)
             order += calls
             ours.update(calls)
             if not calls:
-                parts.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
-            # Views of results are made anew after the call, where the parts have them.
-            order += [n for k in item.members if not calls or k not in item.views for n in self.imported.parts_of(k)]
+                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
+            # Views of results run again after the call, where the partition has them.
+            order += [n for k in item.members if not calls or k not in item.views for n in self.imported.nodes_of(k)]
         there = set(self.graph.nodes)
         at: Node | None = None
         for node in dict.fromkeys(n for n in order if n in there):
             if at is not None:
                 at.append(node)
             at = node
-        in_place_again(self.graph, ours)
+        restore_in_place(self.graph, ours)
 
     def _storages(self, numbers: Iterable[int]) -> set[int]:
         return {storage_of(self.captured.tensors[n]) for n in numbers}
 
-    def _exchange(self, fused: FusedChain, changed: set[int]) -> list[Node]:
-        """One call in the place of a chain's operations, with what takes its results apart; empty where there is none.
+    def _replace(self, fused: FusedChain, changed: set[int]) -> list[Node]:
+        """Replace a chain's operations by a call and getters of its results; return these, or none where it fails.
 
         `changed` are the memories that other operations change in place after the chain has begun.
         """
@@ -183,28 +182,28 @@ class _Lowerer:
         for number, result, order, example in zip(fused.outputs, results, orders, examples, strict=True):
             last = result
             if order:
-                # PyTorch's result lies in memory with its dimensions in another order.
+                # PyTorch's result has its dimensions in another order in memory.
                 add("permute", (last, order))
                 add("contiguous", (new[-1],))
                 last = add("permute", (new[-1], [order.index(k) for k in range(len(order))]))
             if any(t.requires_grad for t in tensors) and not example.requires_grad:
-                # Every result of the call counts as depending on all of its operands.
+                # For autograd every result of the call depends on all of its operands.
                 last = add("detach", (last,))
             last.meta["example_value"] = example
             self.imported.nodes[number].replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
             self.imported.nodes[number] = last
         for member in reversed(fused.members):
-            for node in reversed(self.imported.parts_of(member)):
+            for node in reversed(self.imported.nodes_of(member)):
                 if not node.users:
                     self.graph.erase_node(node)
         return new
 
     def _saved(self, fused: FusedChain, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
-        """What the backward pass wants saved; None where it would not find what the forward pass read."""
+        """The values saved for the backward pass; None where others would have changed what it reads."""
         needs = [graded and bool(t.requires_grad) for t in tensors]
         if not any(needs) or (self.lowering.differentiates and not changed):
             return "[]"
-        chain = fused.chain.with_sizes(hints(fused.sizes))
+        chain = fused.with_hints()
         try:
             saved = custom_op.saves(chain, tensors, needs)
         except TraceError:
@@ -214,7 +213,7 @@ class _Lowerer:
 
 
 def _order_in_memory(tensor: Any) -> list[int] | None:
-    """The order in which a tensor's dimensions lie in memory, empty for C order; None if it leaves gaps or overlaps."""
+    """The order of a tensor's dimensions in memory, empty for C order; None if there are gaps or overlaps."""
     strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in tensor.stride()]
     order = sorted(range(tensor.dim()), key=lambda k: -strides[k])
     for found in (list(range(tensor.dim())), order):

@@ -19,7 +19,7 @@ _CONTEXT = "_checkpoint_context_fn"
 def regions(module: GraphModule) -> list[GraphModule]:
     """The checkpointed regions of a captured graph, inner ones first.
 
-    Not those with a context of the user's, which is to see every operation of the region.
+    Those with a context of the user's are left out: it has to see every operation.
     """
     found: dict[GraphModule, None] = {}
     for node in _nodes(module.graph):
@@ -32,15 +32,15 @@ def regions(module: GraphModule) -> list[GraphModule]:
 
 
 def checkpoint_eagerly(module: GraphModule, state: Collection[Node] | None = None) -> None:
-    """Let the regions of a graph that runs as it is be checkpointed.
+    """Make the regions of a graph that runs without a compiler recompute in the backward pass.
+
+    Dynamo's operator leaves recomputation to AOTAutograd and random states to Inductor; called eagerly, it saves
+    everything or recomputes with other random numbers.
 
     Parameters
     ----------
     module : GraphModule
-    state : those of the graph's inputs that are parameters and buffers; told by their sources unless given
-
-    The operator that Dynamo puts there leaves it to AOTAutograd to recompute a region, and the state of random
-    generators to Inductor; called eagerly it either keeps everything or recomputes with other random numbers.
+    state : the graph's inputs that are parameters and buffers; found by their sources unless given
     """
     if state is None:
         state = {n for n in module.graph.nodes if n.op == "get_attr" or (n.op == "placeholder" and is_state(n))}
@@ -67,10 +67,10 @@ def _body(module: GraphModule, node: Node) -> GraphModule | None:
 
 
 def _checkpointed(body: GraphModule, state: Sequence[bool], *args: Any, **options: Any) -> Any:
-    """Run a region so that its backward pass computes it once more.
+    """Run a region under `torch.utils.checkpoint`.
 
-    Parameters and buffers are no arguments of the user's: the region may change them, as `batch_norm` does. It is not
-    run the reentrant way, whatever was asked for, because results depend on them too.
+    Parameters and buffers are captured by closure, since the region may change them, as `batch_norm` does. Results
+    depend on them too, which rules out the reentrant variant, whatever was asked for.
     """
     own = [a for a, kept in zip(args, state, strict=True) if kept]
 

@@ -1,4 +1,4 @@
-"""Which operations of a record a rule describes, which of them change memory that others see, what depends on what."""
+"""Semantics of a captured graph: which operations have a rule, and what has to run before what."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from .importer import KEEPS_STATISTICS
 
 
 @dataclass
-class Known:
-    """An operation that a rule describes: a call on the record's values, and (target, value) of what it updates."""
+class Fusible:
+    """An operation that has a rule: its call, and the (target, new value) pairs of what it updates in place."""
 
     call: Call
     updates: list[tuple[int, int]]
 
 
 class GraphSemantics:
-    """What each operation of a record is, and what has to run before what.
+    """The operations of a captured graph, resolved and ordered.
 
     Attributes
     ----------
-    known : for operations that a rule describes
-    left : for the others, why
+    fusible : the operations that have a rule, by number
+    left : why the others are left to PyTorch, by number
     storages : for each value, a number that values share if they share memory
     producer : for each value, the operation that makes it
     before : for each operation, those that have to run first
@@ -33,71 +33,66 @@ class GraphSemantics:
 
     def __init__(self, captured: CapturedGraph):
         self.captured = captured
+        self.fusible: dict[int, Fusible] = {}
         self.left: dict[int, str] = {}
-        self.known: dict[int, Known] = {}
         self.storages = [storage_of(t) for t in captured.tensors]
         self._used = set(references(captured.result)).union(*(o.read for o in captured.operations))
         for k, operation in enumerate(captured.operations):
-            self._look_at(k, operation)
+            found = self._classify(k, operation)
+            if isinstance(found, str):
+                self.left[k] = found
+            else:
+                self.fusible[k] = found
         self.producer: dict[int, int] = {}
         for k, operation in enumerate(captured.operations):
             for number in operation.results:
                 self.producer.setdefault(number, k)
         self.before = self._dependencies()
 
-    # What each operation is
-    def _look_at(self, k: int, operation: Operation) -> None:
-        found = operation.left or self._rule(operation)
+    def _classify(self, k: int, operation: Operation) -> Fusible | str:
+        """An operation's call and updates, or why it is left to PyTorch."""
+        found = operation.left or self._resolve(operation)
         if isinstance(found, str):
-            self.left[k] = found
-            return
+            return found
         rule, arguments = found.rule, found.arguments
         if found.inplace:
-            self.left[k] = "it changes a tensor in place that others can see"
-            return
+            return "it changes a tensor in place that others can see"
         if operation.ordered and not rule.updates:
-            self.left[k] = "it makes a tensor out of nothing"
-            return
+            return "it makes a tensor out of nothing"
         results = list(operation.results) if rule.several else list(operation.results[:1])
         updates: list[tuple[int, int]] = []
         training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
         for name in rule.updates:
             target = arguments[rule.parameters.index(name)]
-            if isinstance(target, Ref) and training:
-                number = self.fresh(target.number)
-                updates.append((target.number, number))
-                results.append(number)
-            else:
-                results.append(-1)
+            results.append(self.new_value(target.number) if isinstance(target, Ref) and training else -1)
+            if results[-1] >= 0:
+                updates.append((target.number, results[-1]))
         operation.written |= {target for target, _ in updates}
         if any(target in later.read for target, _ in updates for later in self.captured.operations[k + 1 :]):
-            self.left[k] = "what it changes in place is read again"
-            return
+            return "what it changes in place is read again"
         if any(target in self.captured.operations[n].read for target, _ in updates for n in self.left if n < k):
             # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
-            self.left[k] = "what it changes in place was read before"
-            return
+            return "what it changes in place was read before"
         operation.ordered = False
-        self.known[k] = Known(Call(rule.name, arguments, tuple(results)), updates)
+        return Fusible(Call(rule.name, arguments, tuple(results)), updates)
 
-    def _rule(self, operation: Operation) -> rules.Found | str:
+    def _resolve(self, operation: Operation) -> rules.Found | str:
         found = rules.find(operation.target, operation.args, operation.kwargs)
         if found is None:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        alone = not found.rule.updates and not found.rule.several
-        if alone and any(n in self._used for n in operation.results[1:]):
+        only_first = not found.rule.updates and not found.rule.several
+        if only_first and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"
         return found
 
-    def fresh(self, like: int) -> int:
-        """A new value like another one."""
+    def new_value(self, like: int) -> int:
+        """Add a value with the shape and dtype of another."""
         self.captured.tensors.append(self.captured.tensors[like])
         self.storages.append(-len(self.storages) - 1)
         return len(self.captured.tensors) - 1
 
-    # What has to run before what
     def _dependencies(self) -> list[set[int]]:
         before: list[set[int]] = []
         memories = self._memories()
@@ -113,18 +108,18 @@ class GraphSemantics:
                 needs.add(barrier)
             barrier = k if operation.barrier else barrier
             needs |= {self.producer[n] for n in operation.read if n in self.producer and self.producer[n] != k}
-            touched = {memories[n] for n in operation.read}
-            changed = {memories[n] for n in operation.written}
-            needs |= {writers[s] for s in touched | changed if s in writers}
-            for s in changed:
+            read = {memories[n] for n in operation.read}
+            written = {memories[n] for n in operation.written}
+            needs |= {writers[s] for s in read | written if s in writers}
+            for s in written:
                 needs |= set(readers.get(s, ()))
             if operation.ordered:
                 if last_ordered is not None:
                     needs.add(last_ordered)
                 last_ordered = k
-            for s in touched:
+            for s in read:
                 readers.setdefault(s, []).append(k)
-            for s in changed:
+            for s in written:
                 writers[s] = k
                 readers[s] = []
             before.append({n for n in needs if n < k})
@@ -133,15 +128,15 @@ class GraphSemantics:
     def _memories(self) -> list[int]:
         """For each value, a number that values share if they may share memory.
 
-        The tensors that a graph is captured with have a memory each. Those that it is called with later may share
-        theirs, which matters as soon as one of them is changed: every input of its dtype counts as changed with it.
+        The graph is captured with inputs of separate memory, and may be called with inputs that share theirs. That
+        matters as soon as one is changed: all inputs of its dtype then count as one memory.
         """
         inputs = [*self.captured.arguments, *self.captured.parameters]
         own = {self.storages[n] for n in inputs}
         written = {n for o in self.captured.operations if o.name not in KEEPS_STATISTICS for n in o.written}
         dtypes = {self.captured.tensors[n].dtype for n in written if self.storages[n] in own}
-        together: dict[int, int] = {}
+        merged: dict[int, int] = {}
         for dtype in dtypes:
             alike = [self.storages[n] for n in inputs if self.captured.tensors[n].dtype is dtype]
-            together.update(dict.fromkeys(alike, alike[0]))
-        return [together.get(storage, storage) for storage in self.storages]
+            merged.update(dict.fromkeys(alike, alike[0]))
+        return [merged.get(storage, storage) for storage in self.storages]

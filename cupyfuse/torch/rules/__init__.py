@@ -1,10 +1,9 @@
-"""The table of PyTorch's operations: what each of them means on traced values.
+"""The table of PyTorch's operations: what each of them computes on traced values.
 
-`find` takes an operation as PyTorch's records have it, in any of its spellings, and gives the `Rule` and its canonical
-arguments. From the bottom to the top: `table` (what a rule is), `overload` (what rules are called, and with what
-arguments), `meaning` (promotion, operators on values of any rank), then the rules: `pointwise`, `logic`, `casts`,
-`activations`, `reductions`, `normalization`, `linear`, `shapes`, `labels`, `losses`. `random` says which calls
-draw random numbers.
+`find` resolves a call, by whatever overload, to its `Rule` and canonical arguments. From the bottom to the top:
+`promotion` (of dtypes), `values` and `axes` (traced tensors of any rank), `table` (rules, and the callables that stand
+for them), `overloads` (resolving calls), then the rules: `pointwise`, `logic`, `activations`, `casts`, `reductions`,
+`normalization`, `linear`, `shapes`, `labels`, `losses`. `random` says which calls draw random numbers.
 """
 
 from . import activations as activations

@@ -1,158 +1,77 @@
-"""Other looks at the same elements, and what changes nothing."""
+"""Views of the same elements, and what changes nothing."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .overloads import is_tensor, leave_unfused, overload, two
-from .promotion import constant
-from .table import Refused, rule
-from .values import Shape, Value, expanded, permuted, positions, refuse
+from .axes import Dim, normalize_dims, permute_dims
+from .overloads import is_tensor
+from .table import F, Refused, leave_unfused, overload, rule, two
+from .values import Value, expand_to, refuse, stop_gradient
 
-F = torch.nn.functional
 T = torch.Tensor
-_LOOK = {"view": True, "idle": True}
+
+
+def view(*targets: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a rule whose result is a view of its first operand, or that operand."""
+    return rule(*targets, view=True, idle=True, **options)
+
 
 # Nothing changes ----------------------------------------------------------------------------------------------------
 
 
-@rule("identity", lambda x: x, **_LOOK)
-def identity(input: Value) -> Value:
-    return input
-
-
-@rule("contiguous", lambda x: x.contiguous(), **_LOOK)
-def contiguous(input: Value) -> Value:
-    return input
-
-
-@rule("clone", torch.clone)
-def clone(input: Value) -> Value:
-    return input
-
-
-@rule("detach", lambda x: x.detach(), **_LOOK)
-def detach(input: Value) -> Value:
-    return constant(input)
-
-
-def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _outside_training(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if training and p != 0:
         return Refused("dropout in training draws random numbers; left to torch")
     return (input,)
 
 
-_DROPOUTS = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
-for _name in _DROPOUTS:
-    # The Python functions train only if told to, the built-in ones have to be told.
-    _default = {"alpha_dropout": False, "feature_alpha_dropout": False}.get(_name, True)
-    overload(
-        "identity",
-        getattr(F, _name),
-        adapt=lambda input, p=0.5, training=_default, inplace=False: _dropout(input, p, training),
-    )
-overload("identity", torch.dropout, torch.feature_dropout, adapt=lambda input, p, train: _dropout(input, p, train))
-overload("identity", torch.alpha_dropout, adapt=lambda input, p, train: _dropout(input, p, train))
-overload("contiguous", T.contiguous, adapt=lambda input, memory_format=None: (input,))
-overload("clone", torch.clone, T.clone)
-overload("detach", torch.detach, T.detach)
-overload("detach", T.data.__get__, adapt=lambda input, *_: (input,))
-
-# Shapes -------------------------------------------------------------------------------------------------------------
+def _alpha_outside_training(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    return _outside_training(input, p, training)
 
 
-@rule("reshape", torch.reshape, **_LOOK)
-def reshape(input: Value, shape: tuple[int, ...]) -> Value:
-    known = math.prod(n for n in shape if n != -1)
-    wanted = tuple(input.size // known if n == -1 and known else n for n in shape)
-    if shape.count(-1) > 1 or min(wanted, default=0) < 0 or math.prod(wanted) != input.size:
-        refuse("reshape", f"shape {input.shape} as {shape}")
-    return input.viewed(wanted)
+@view(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, eager=lambda x: x, adapt=_outside_training)
+def identity(input: Value) -> Value:
+    return input
 
 
-@rule("flatten", torch.flatten, **_LOOK)
-def flatten(input: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
-    if not input.ndim:
-        return input.viewed((1,))
-    (start,) = positions(start_dim, input.ndim, "flatten")
-    (end,) = positions(end_dim, input.ndim, "flatten")
-    shape = input.shape
-    return input.viewed((*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
+overload("identity", F.alpha_dropout, F.feature_alpha_dropout, adapt=_alpha_outside_training)
+overload(
+    *("identity", torch.dropout, torch.feature_dropout, torch.alpha_dropout),
+    adapt=lambda input, p, train: _outside_training(input, p, train),
+)
 
 
-@rule("unflatten", torch.unflatten, **_LOOK)
-def unflatten(input: Value, dim: int, sizes: tuple[int, ...]) -> Value:
-    (p,) = positions(dim, input.ndim, "unflatten")
-    known, length = math.prod(n for n in sizes if n != -1), input.shape[p]
-    inner = tuple(length // known if n == -1 and known else n for n in sizes)
-    if math.prod(inner) != length or min(inner, default=0) < 0:
-        refuse("unflatten", f"{length} elements as {sizes}")
-    return input.viewed((*input.shape[:p], *inner, *input.shape[p + 1 :]))
+@view(T.contiguous, eager=T.contiguous, adapt=lambda input, memory_format=None: (input,))
+def contiguous(input: Value) -> Value:
+    return input
 
 
-@rule("unsqueeze", torch.unsqueeze, **_LOOK)
-def unsqueeze(input: Value, dim: int) -> Value:
-    (p,) = positions(dim, input.ndim + 1, "unsqueeze")
-    return input.viewed((*input.shape[:p], 1, *input.shape[p:]))
+@rule(torch.clone, T.clone)
+def clone(input: Value) -> Value:
+    return input
 
 
-def _squeeze_eager(x: Any, dim: Any) -> Any:
-    return torch.squeeze(x) if dim is None else torch.squeeze(x, dim)
+@view(torch.detach, T.detach)
+def detach(input: Value) -> Value:
+    return stop_gradient(input)
 
 
-@rule("squeeze", _squeeze_eager, **_LOOK)
-def squeeze(input: Value, dim: int | tuple[int, ...] | None = None) -> Value:
-    dims = positions(dim, input.ndim, "squeeze")
-    return input.viewed([n for p, n in enumerate(input.shape) if p not in dims or n != 1])
+def _getter(input: Any, *_: Any) -> Any:
+    return (input,)
 
 
-@rule("t", torch.t, **_LOOK)
-def t(input: Value) -> Value:
-    if input.ndim > 2:
-        refuse("t", f"a value of shape {input.shape}")
-    return permuted(input, tuple(reversed(range(input.ndim))), "t")
+overload("detach", T.data.__get__, adapt=_getter)
+
+# Sizes --------------------------------------------------------------------------------------------------------------
 
 
-@rule("transpose", torch.transpose, **_LOOK)
-def transpose(input: Value, dim0: int, dim1: int) -> Value:
-    order = list(range(input.ndim))
-    if order:
-        (a,), (b,) = (positions(d, input.ndim, "transpose") for d in (dim0, dim1))
-        order[a], order[b] = order[b], order[a]
-    return permuted(input, tuple(order), "transpose")
-
-
-@rule("permute", torch.permute, **_LOOK)
-def permute(input: Value, dims: tuple[int, ...]) -> Value:
-    order = tuple(d % input.ndim for d in dims) if input.ndim else ()
-    if sorted(order) != list(range(input.ndim)):
-        refuse("permute", f"dimensions {dims} of a value of shape {input.shape}")
-    return permuted(input, order, "permute")
-
-
-@rule("expand", lambda x, shape: x.expand(shape), **_LOOK)
-def expand(input: Value, shape: tuple[int, ...]) -> Value:
-    extra = len(shape) - input.ndim
-    if extra < 0 or -1 in shape[:extra]:
-        refuse("expand", f"a value of shape {input.shape} does not expand to {shape}")
-    return expanded(input, tuple(input.shape[p - extra] if n == -1 else n for p, n in enumerate(shape)))
-
-
-@rule("expand_as", lambda x, other: x.expand_as(other), **_LOOK)
-def expand_as(input: Value, other: Value) -> Value:
-    return expanded(input, other.shape)
-
-
-@rule("view_as", lambda x, other: x.reshape(other.shape), **_LOOK)
-def view_as(input: Value, other: Value) -> Value:
-    return reshape(input, other.shape)
-
-
-def _sizes(sizes: tuple[Any, ...]) -> Any:
+def _as_sizes(sizes: tuple[Any, ...]) -> Any:
     """Sizes given one by one or as a sequence."""
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
@@ -165,7 +84,7 @@ def _sizes(sizes: tuple[Any, ...]) -> Any:
 
 def _with_sizes(input: Any, *sizes: Any, shape: Any = None, size: Any = None, dtype: Any = None) -> Any:
     given = next((s for s in (shape, size, dtype) if s is not None), None)
-    found: Shape | Refused = _sizes((given,) if given is not None else sizes)
+    found = _as_sizes((given,) if given is not None else sizes)
     return found if isinstance(found, Refused) else (input, found)
 
 
@@ -173,42 +92,140 @@ def _with_dims(input: Any, *given: Any, dims: Any = None) -> Any:
     return _with_sizes(input, *([dims] if dims is not None else given))
 
 
-def _unflatten(input: Any, dim: int, sizes: Any) -> Any:
-    found: Shape | Refused = _sizes(tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,))
+def _with_inner_sizes(input: Any, dim: int, sizes: Any) -> Any:
+    found = _as_sizes(tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,))
     return found if isinstance(found, Refused) else (input, dim, found)
 
 
-overload("reshape", torch.reshape, T.reshape, T.view, adapt=_with_sizes)
-overload("flatten", "flatten")
-overload("flatten", "ravel", adapt=lambda input: (input, 0, -1))
-overload("unflatten", torch.unflatten, T.unflatten, adapt=_unflatten)
-overload("unsqueeze", "unsqueeze")
-overload("squeeze", "squeeze")
-overload("t", "t", T.T.__get__, adapt=lambda input, *_: (input,))
-overload("transpose", "transpose", "swapaxes", "swapdims", adapt=lambda input, dim0, dim1: (input, dim0, dim1))
-overload("transpose", T.mT.__get__, adapt=lambda input, *_: (input, -2, -1))
-overload("permute", torch.permute, T.permute, adapt=_with_dims)
-overload("expand", T.expand, torch.broadcast_to, T.broadcast_to, adapt=_with_sizes)
-overload("expand_as", T.expand_as, adapt=two)
-overload("view_as", T.view_as, T.reshape_as, adapt=two)
+def _infer(sizes: tuple[int, ...], count: int) -> tuple[int, ...] | None:
+    """Fill in a size of -1; None where the sizes do not give the count."""
+    given = math.prod(n for n in sizes if n != -1)
+    inferred = tuple(count // given if n == -1 and given else n for n in sizes)
+    return inferred if min(inferred, default=0) >= 0 and math.prod(inferred) == count else None
 
-# Parts and joints of tensors: a kernel reads and writes values that it can address as rows x columns from their start.
-leave_unfused("a part of a tensor", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "glu")
-leave_unfused(
-    "a part of a tensor", "index_select", "unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "split_with_sizes"
-)
-leave_unfused("tensors put side by side", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack")
+
+@view(torch.reshape, T.reshape, T.view, adapt=_with_sizes)
+def reshape(input: Value, shape: tuple[int, ...]) -> Value:
+    wanted = _infer(shape, input.size)
+    if shape.count(-1) > 1 or wanted is None:
+        refuse("reshape", f"shape {input.shape} as {shape}")
+    return input.view(wanted)
+
+
+@view("flatten")
+def flatten(input: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    if not input.ndim:
+        return input.view((1,))
+    (start,), (end,) = (normalize_dims(d, input.ndim, "flatten") for d in (start_dim, end_dim))
+    shape = input.shape
+    return input.view((*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
+
+
+overload("flatten", "ravel", adapt=lambda input: (input, 0, -1))
+
+
+@view(torch.unflatten, T.unflatten, adapt=_with_inner_sizes)
+def unflatten(input: Value, dim: int, sizes: tuple[int, ...]) -> Value:
+    (p,) = normalize_dims(dim, input.ndim, "unflatten")
+    inner = _infer(sizes, input.shape[p])
+    if inner is None:
+        refuse("unflatten", f"{input.shape[p]} elements as {sizes}")
+    return input.view((*input.shape[:p], *inner, *input.shape[p + 1 :]))
+
+
+@view()
+def unsqueeze(input: Value, dim: int) -> Value:
+    (p,) = normalize_dims(dim, input.ndim + 1, "unsqueeze")
+    return input.view((*input.shape[:p], 1, *input.shape[p:]))
+
+
+@view(eager=lambda x, dim: torch.squeeze(x) if dim is None else torch.squeeze(x, dim))
+def squeeze(input: Value, dim: Dim = None) -> Value:
+    dims = normalize_dims(dim, input.ndim, "squeeze")
+    return input.view([n for p, n in enumerate(input.shape) if p not in dims or n != 1])
+
+
+@view(T.expand, torch.broadcast_to, T.broadcast_to, eager=T.expand, adapt=_with_sizes)
+def expand(input: Value, shape: tuple[int, ...]) -> Value:
+    extra = len(shape) - input.ndim
+    if extra < 0 or -1 in shape[:extra]:
+        refuse("expand", f"a value of shape {input.shape} does not expand to {shape}")
+    return expand_to(input, tuple(input.shape[p - extra] if n == -1 else n for p, n in enumerate(shape)))
+
+
+@view(T.expand_as, eager=T.expand_as, adapt=two)
+def expand_as(input: Value, other: Value) -> Value:
+    return expand_to(input, other.shape)
+
+
+@view(T.view_as, T.reshape_as, eager=T.reshape_as, adapt=two)
+def view_as(input: Value, other: Value) -> Value:
+    return reshape(input, other.shape)
+
+
+# Permutations -------------------------------------------------------------------------------------------------------
+
+
+@view("t", T.T.__get__, adapt=_getter)
+def t(input: Value) -> Value:
+    if input.ndim > 2:
+        refuse("t", f"a value of shape {input.shape}")
+    return permute_dims(input, tuple(reversed(range(input.ndim))), "t")
+
+
+@view("transpose", "swapaxes", "swapdims", adapt=lambda input, dim0, dim1: (input, dim0, dim1))
+def transpose(input: Value, dim0: int, dim1: int) -> Value:
+    order = list(range(input.ndim))
+    if order:
+        (a,), (b,) = (normalize_dims(d, input.ndim, "transpose") for d in (dim0, dim1))
+        order[a], order[b] = order[b], order[a]
+    return permute_dims(input, tuple(order), "transpose")
+
+
+overload("transpose", T.mT.__get__, adapt=lambda input, *_: (input, -2, -1))
+
+
+@view(torch.permute, T.permute, adapt=_with_dims)
+def permute(input: Value, dims: tuple[int, ...]) -> Value:
+    order = tuple(d % input.ndim for d in dims) if input.ndim else ()
+    if sorted(order) != list(range(input.ndim)):
+        refuse("permute", f"dimensions {dims} of a value of shape {input.shape}")
+    return permute_dims(input, order, "permute")
+
 
 # Indices ------------------------------------------------------------------------------------------------------------
 
+# Kernels read and write rows x columns from the start of a tensor.
+leave_unfused(
+    "a part of a tensor",
+    *("chunk", "split", "tensor_split", "unbind", "narrow", "select", "glu", "index_select"),
+    *("unsafe_chunk", "unsafe_split", "hsplit", "vsplit", "split_with_sizes"),
+)
+leave_unfused("tensors put side by side", "cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack")
+
 _INDICES = {"new": None, "all": slice(None), "rest": Ellipsis}
+
+
+def _whole_dims(input: Any, index: Any) -> Any:
+    """Indices as a chain can store them: names of `_INDICES`, and integers."""
+    items: list[str | int] = []
+    for item in index if isinstance(index, tuple) else (index,):
+        if item is None or item is Ellipsis:
+            items.append("new" if item is None else "rest")
+        elif isinstance(item, slice) and item.start in (None, 0) and item.stop is None and item.step in (None, 1):
+            items.append("all")
+        elif type(item) is int:
+            items.append(item)
+        else:
+            return Refused("a part of a tensor")
+    return input, tuple(items)
 
 
 def _index_eager(x: Any, index: tuple[Any, ...]) -> Any:
     return x[tuple(_INDICES[i] if isinstance(i, str) else i for i in index)]
 
 
-@rule("getitem", _index_eager, **_LOOK)
+@view(operator.getitem, T.__getitem__, eager=_index_eager, adapt=_whole_dims)
 def getitem(input: Value, index: tuple[Any, ...]) -> Value:
     """New dimensions, and the only element of dimensions of length one."""
     taken = len(index) - index.count("new") - index.count("rest")
@@ -226,21 +243,4 @@ def getitem(input: Value, index: tuple[Any, ...]) -> Value:
             shape.append(rest.pop(0))
         elif rest.pop(0) != 1 or i not in (0, -1):
             refuse("getitem", "a part of a tensor")
-    return input.viewed(shape + rest)
-
-
-def _getitem(input: Any, index: Any) -> Any:
-    items: list[str | int] = []
-    for item in index if isinstance(index, tuple) else (index,):
-        if item is None or item is Ellipsis:
-            items.append("new" if item is None else "rest")
-        elif isinstance(item, slice) and item.start in (None, 0) and item.stop is None and item.step in (None, 1):
-            items.append("all")
-        elif type(item) is int:
-            items.append(item)
-        else:
-            return Refused("a part of a tensor")
-    return input, tuple(items)
-
-
-overload("getitem", operator.getitem, T.__getitem__, adapt=_getitem)
+    return input.view(shape + rest)

@@ -1,8 +1,8 @@
-"""What stands for tensors and symbolic sizes in the arguments of captured operations."""
+"""Stand-ins for tensors and symbolic sizes in the arguments of captured operations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,14 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Ref:
-    """A value by number: of a record, or of a chain, whose inputs come first, then the results of its calls."""
+    """A value by number: of a captured graph, or of a chain, whose inputs come first, then the results of its calls."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Size:
-    """A symbolic size: by its node while a graph is cut into chains, by number among a chain's sizes afterwards."""
+    """A symbolic size: by its node in a captured graph, by its number among the sizes of a chain."""
 
     of: Any
 
@@ -39,6 +39,15 @@ def symbolic(tree: Any) -> Iterator[Size]:
             yield leaf
 
 
-def hints(nodes: Sequence[Any]) -> tuple[int, ...]:
-    """The sizes that nodes with symbolic ones stood for when they were captured."""
-    return tuple(int(n.meta["example_value"].node.hint) for n in nodes)
+def substitute(argument: Any, ref: Callable[[Ref], Any], size: Callable[[Size], Any]) -> Any:
+    """An argument with something else in the places of its `Ref` and `Size`."""
+    if isinstance(argument, Ref):
+        return ref(argument)
+    if isinstance(argument, Size):
+        return size(argument)
+    return tuple(substitute(a, ref, size) for a in argument) if isinstance(argument, tuple) else argument
+
+
+def size_hint(node: Any) -> int:
+    """The size that a node with a symbolic one stood for when it was captured."""
+    return int(node.meta["example_value"].node.hint)

@@ -1,13 +1,19 @@
-"""What a rule is, and the table of them."""
+"""The tables of rules and of the callables that stand for them, and how rules enter these."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .values import Value
+import torch
+
+Adapter = Callable[..., Any]
+F = torch.nn.functional
+# Where the callables of a name are looked up, with and without a trailing underscore.
+_NAMESPACES = (torch, torch.Tensor, F, torch.special, torch.linalg, torch._C._nn, torch._C._VariableFunctions)
 
 
 @dataclass(frozen=True)
@@ -16,17 +22,17 @@ class Rule:
 
     Attributes
     ----------
-    name : PyTorch's own, the one of its spellings that is canonical
+    name : PyTorch's
     signature : the canonical parameters, with PyTorch's names and defaults
-    eager : what PyTorch does, called with the canonical arguments in order; it changes none of them in place
-    traced : the same on `Value`s in the places of tensors; raises `TraceError` where it cannot be fused
-    view : the result may share memory with the first operand
-    idle : nothing is computed
-    reduces : rows or columns are reduced, which is worth a fused launch by itself
-    product : a matrix product is what it is about
-    updates : with these parameters' new values, in this order, behind the result: eager and traced then return tuples.
-        None stands for a value that does not change.
-    several : traced and eager return all of the operation's results as a tuple, not the first one alone
+    eager : PyTorch's function of the canonical arguments, in order; changes none of them in place
+    traced : the same function of `Value`s in the places of tensors; raises `TraceError` for what cannot be fused
+    view : whether the result may share memory with the first operand
+    idle : whether nothing is computed
+    reduces : whether it reduces rows or columns, which is worth a fused launch by itself
+    product : whether it is a matrix product
+    updates : parameters that are updated in place; `eager` and `traced` then return a tuple of the result and their new
+        values, None for one that does not change
+    several : whether `eager` and `traced` return all results as a tuple instead of the first alone
     """
 
     name: str
@@ -46,8 +52,26 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Overload:
+    """A callable of PyTorch's that stands for a rule; `adapt` turns its arguments into canonical ones."""
+
+    rule: str
+    adapt: Adapter | None
+    inplace: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an adapter returns where it chooses another rule, or reads `inplace` from the arguments."""
+
+    arguments: tuple[Any, ...]
+    rule: str = ""
+    inplace: bool = False
+
+
+@dataclass(frozen=True)
 class Found:
-    """A call as the table has it: the rule, its canonical arguments, and whether it changes its first operand."""
+    """A call resolved: its rule, the canonical arguments, and whether it changes its first operand."""
 
     rule: Rule
     arguments: tuple[Any, ...]
@@ -62,18 +86,109 @@ class Refused:
 
 
 RULES: dict[str, Rule] = {}
+OVERLOADS: dict[Any, Overload] = {}
+# Operations that are known and never fused, and why.
+UNFUSED: dict[Any, str] = {}
 
 
-def rule(name: str, eager: Callable[..., Any], **more: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function on traced values into the table; its parameters are the canonical ones."""
+def rule(
+    *targets: Any,
+    name: str = "",
+    eager: Callable[..., Any] | None = None,
+    adapt: Adapter | None = None,
+    **properties: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter the decorated function of traced values into the table; its parameters are the canonical ones.
+
+    Parameters
+    ----------
+    *targets : callable or str
+        Overloads, as `overload` takes them; all callables of the rule's name unless given.
+    name : str
+        The decorated function's own unless given.
+    eager : callable
+        PyTorch's function of that name, called with the optional arguments by keyword, unless given.
+    adapt : callable
+        From the arguments of the targets to the canonical ones.
+    **properties
+        Further fields of `Rule`.
+    """
 
     def enter(traced: Callable[..., Any]) -> Callable[..., Any]:
-        if name in RULES:
-            raise AssertionError(f"two rules are called {name}")
-        RULES[name] = Rule(name, inspect.signature(traced), eager, traced, **more)
+        own = name or traced.__name__
+        if own in RULES:
+            raise AssertionError(f"two rules are called {own}")
+        signature = inspect.signature(traced)
+        RULES[own] = Rule(own, signature, eager or _with_keywords(function_of(own), signature), traced, **properties)
+        overload(own, *(targets or (own,)), adapt=adapt)
         return traced
 
     return enter
 
 
-Operand = Value | float | int | bool
+def function_of(name: str) -> Callable[..., Any]:
+    """PyTorch's function of a name, that of `torch.nn.functional` first."""
+    function: Callable[..., Any] = getattr(F, name, None) or getattr(torch, name)
+    return function
+
+
+def _with_keywords(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    """Have optional arguments passed by keyword, and dtypes by name."""
+    required = sum(p.default is p.empty for p in signature.parameters.values())
+    optional = tuple(signature.parameters)[required:]
+    if not optional:
+        return function
+
+    def call(*arguments: Any) -> Any:
+        options = dict(zip(optional, arguments[required:], strict=False))
+        if options.get("dtype") is not None:
+            options["dtype"] = getattr(torch, options["dtype"])
+        return function(*arguments[:required], **options)
+
+    return call
+
+
+def overload(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool = False) -> None:
+    """Have callables stand for a rule; a string names all of PyTorch's functions and methods so called.
+
+    In-place forms of these, whose names end with an underscore, are included.
+    """
+    for target in targets:
+        if isinstance(target, str):
+            for callable_ in _named(target):
+                _enter(callable_, Overload(rule, adapt, inplace))
+            for callable_ in _named(target + "_"):
+                _enter(callable_, Overload(rule, adapt, True))
+        else:
+            _enter(target, Overload(rule, adapt, inplace))
+
+
+def leave_unfused(reason: str, *names: str) -> None:
+    """Have the callables of these names refused, in-place forms included."""
+    for name in names:
+        UNFUSED.update(dict.fromkeys((*_named(name), *_named(name + "_")), reason))
+
+
+def _named(name: str) -> Iterable[Any]:
+    """PyTorch's callables of a name; `nn.functional` imports other things under names of operations."""
+    for namespace in _NAMESPACES:
+        found = namespace.__dict__.get(name) if namespace is F else getattr(namespace, name, None)
+        if callable(found) and not isinstance(found, (type, types.ModuleType)):
+            yield found
+
+
+def _enter(target: Any, entry: Overload) -> None:
+    known = OVERLOADS.setdefault(target, entry)
+    if known != entry:
+        raise AssertionError(f"{target} stands for {known.rule} and {entry.rule}")
+
+
+# Adapters of several rules: methods name their second operand in ways of their own.
+
+
+def two(input: Any, other: Any) -> tuple[Any, Any]:
+    return input, other
+
+
+def swapped(input: Any, other: Any) -> tuple[Any, Any]:
+    return other, input

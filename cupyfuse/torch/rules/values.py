@@ -1,21 +1,26 @@
-"""`Value`: a traced value with the shape that PyTorch gives it, of any rank.
+"""`Value`: a traced tensor of any rank, and pointwise operators on such values.
 
-Graphs know rows x columns alone. A value of more dimensions is held by a tracer with the same elements in the same (C)
-order under at most two dimensions: its leading dimensions folded into rows, all of them into a vector, or, after a
-transpose or a reduction, whatever else is left. Each operation looks for a fold of its operands under which it works
-along rows or columns; arguments fold at no cost, computed values preferably stay as they are.
+Graphs know rows x columns alone. A value of more dimensions is held by a tracer of its elements in C order in at most
+two: leading dimensions folded into rows, all of them into a vector, or what a transpose or a reduction has left. Each
+operation looks for folds of its operands under which it works along rows or columns. Folding an argument costs nothing;
+a computed value had better stay as it is.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from ... import trace
+from ...dtypes import is_float
 from ...errors import TraceError
 from ...ir import graph as g
+from ...ir.operators import POINTWISE
 from ...trace import Trace, Tracer
-from ...trace.broadcasting import repeated
+from ...trace.broadcasting import align as align_nodes
+from ...trace.broadcasting import expand
+from .promotion import default_float, promote
 
 Shape = tuple[int, ...]
 Fold = tuple[int, int]
@@ -26,12 +31,12 @@ def refuse(operation: str, reason: str) -> NoReturn:
 
 
 class Value:
-    """A traced value as PyTorch sees it.
+    """A traced tensor, with PyTorch's shape and arithmetic.
 
     Attributes
     ----------
     tracer : Tracer
-        The same elements in the same order, in at most two dimensions; a result of it is viewed as `shape`.
+        The same elements in the same order, in at most two dimensions.
     shape : tuple of int
         PyTorch's.
     """
@@ -42,15 +47,15 @@ class Value:
         shape = tuple(shape)
         if math.prod(shape) != tracer.size:
             raise AssertionError(f"a tracer of shape {tracer.shape} cannot hold a value of shape {shape}")
-        if tracer.shape != shape and len(shape) <= 2 and _solid(tracer.shape) == _solid(shape):
+        if tracer.shape != shape and len(shape) <= 2 and without_ones(tracer.shape) == without_ones(shape):
             tracer = tracer.reshape(shape)
         elif tracer.ndim > 2:
-            tracer = tracer.reshape(_solid(tracer.shape))
+            tracer = tracer.reshape(without_ones(tracer.shape))
         self.tracer, self.shape = tracer, shape
 
     @classmethod
     def argument(cls, trace: Trace, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """An input of any rank: leading dimensions of more than two are given folded into rows."""
+        """An input of any rank; its caller passes it with all dimensions but the last folded into rows."""
         shape = tuple(shape)
         held = shape if len(shape) <= 2 else (math.prod(shape[:-1]), shape[-1])
         return cls(trace.argument(name, held, dtype), shape)
@@ -70,32 +75,80 @@ class Value:
     def __repr__(self) -> str:
         return f"<value, shape {self.shape}, {self.dtype}, held as {self.tracer.shape}>"
 
-    def astype(self, dtype: str) -> Value:
-        return self if self.dtype == dtype else Value(self.tracer.astype(dtype), self.shape)
+    def astype(self, dtype: str | None) -> Value:
+        return self if dtype in (None, self.dtype) else Value(self.tracer.astype(dtype), self.shape)
 
-    def viewed(self, shape: Sequence[int]) -> Value:
+    def view(self, shape: Sequence[int]) -> Value:
         """The same elements in the same order under another shape."""
         return Value(self.tracer, shape)
 
-    def folded(self, fold: Fold) -> Tracer:
-        """A matrix of the same elements in the same order."""
+    def per_dim(self, dim: int, ndim: int) -> Value:
+        """A vector along dimension `dim` of `ndim`, for broadcasting."""
+        return self.view((*self.shape, *(1,) * (ndim - dim - 1)))
+
+    def as_matrix(self, fold: Fold | None = None) -> Tracer:
+        """A tracer of this value's shape, of at most two dimensions, or of a fold of it."""
+        if fold is None:
+            return self.tracer if self.tracer.shape == self.shape else self.tracer.reshape(self.shape)
         if self.tracer.shape == fold:
             return self.tracer
-        again = _computed_so(self.tracer, fold) if self.cost(fold) else None
-        return self.tracer.reshape(fold) if again is None else again
-
-    def matrix(self) -> Tracer:
-        """The tracer in this value's own shape, of at most two dimensions."""
-        return self.tracer if self.tracer.shape == self.shape else self.tracer.reshape(self.shape)
+        recomputed = _recompute(self.tracer, fold) if self.cost(fold) else None
+        return self.tracer.reshape(fold) if recomputed is None else recomputed
 
     def cost(self, fold: Fold) -> int:
-        """What it takes to fold it so: nothing, another look at an argument, work done twice, or a trip to memory."""
-        if _solid(self.tracer.shape) == _solid(fold):
+        """Rank a fold: free, a view of an argument (1), recomputation (10), a trip to memory (100)."""
+        if without_ones(self.tracer.shape) == without_ones(fold):
             return 0
-        return 1 if _is_argument(self.tracer) else 10 if _computed_so(self.tracer, fold) is not None else 100
+        return 1 if _is_argument(self.tracer) else 10 if _recompute(self.tracer, fold) is not None else 100
+
+    # Arithmetic, comparisons but for equality, which stays Python's, and logic of masks.
+    def __add__(self, other: Operand) -> Value:
+        return pointwise("add", self, other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return pointwise("add", other, self)
+
+    def __sub__(self, other: Operand) -> Value:
+        return pointwise("subtract", self, other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return pointwise("subtract", other, self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return pointwise("multiply", self, other)
+
+    def __rmul__(self, other: Operand) -> Value:
+        return pointwise("multiply", other, self)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return pointwise("divide", self, other)
+
+    def __neg__(self) -> Value:
+        return pointwise("negative", self)
+
+    def __abs__(self) -> Value:
+        return pointwise("absolute", self)
+
+    def __lt__(self, other: Operand) -> Value:
+        return pointwise("less", self, other)
+
+    def __le__(self, other: Operand) -> Value:
+        return pointwise("less_equal", self, other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return pointwise("greater", self, other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return pointwise("greater_equal", self, other)
+
+    def __and__(self, other: Operand) -> Value:
+        return pointwise("logical_and", self, other)
 
 
-def _solid(shape: Iterable[int]) -> Shape:
+Operand = Value | float | int | bool
+
+
+def without_ones(shape: Iterable[int]) -> Shape:
     return tuple(n for n in shape if n != 1)
 
 
@@ -106,12 +159,12 @@ def _is_argument(tracer: Tracer) -> bool:
     return node.op == "input"
 
 
-# As many operations on an argument are done again, rather than their result written and read under another fold.
+# Up to so many operations on arguments are recomputed under another fold rather than written to memory and read back.
 _CHEAP = 8
 
 
-def _computed_so(tracer: Tracer, fold: Fold) -> Tracer | None:
-    """What was computed of arguments element by element, computed once more of those folded as asked for."""
+def _recompute(tracer: Tracer, fold: Fold) -> Tracer | None:
+    """Recompute pointwise work on arguments under another fold; None for anything else."""
     labels = [a for a in tracer._axes if a is not None]
     if labels != sorted(labels):
         return None
@@ -145,40 +198,34 @@ def broadcast_shapes(shapes: Iterable[Shape], operation: str) -> Shape:
     return tuple(result)
 
 
-def aligned(values: Sequence[Value], operation: str, shape: Shape | None = None) -> tuple[list[Tracer], Shape, Fold]:
-    """Tracers of the values that broadcast as the values do, the shape that this gives, and its fold.
+def align(values: Sequence[Value], operation: str, shape: Shape | None = None) -> tuple[list[Tracer], Shape, Fold]:
+    """Fold values so that their tracers broadcast as they do; also the broadcast shape and its fold.
 
     Raises
     ------
     TraceError
-        A value varies along some of the leading dimensions only, which no fold makes rows or columns.
+        A value varies along some of the leading dimensions only, which are neither rows nor columns of any fold.
     """
     shape = broadcast_shapes([v.shape for v in values], operation) if shape is None else shape
     rank = len(shape)
-    best: tuple[int, list[Fold], Fold] | None = None
+    candidates: list[tuple[list[Fold], Fold]] = []
     for k in sorted(range(rank + 1), key=lambda k: (k != rank - 1, k != rank, k)):
-        whole = (math.prod(shape[:k]), math.prod(shape[k:]))
         folds = [_fold_within(v.shape, shape, k) for v in values]
-        known = [f for f in folds if f is not None]
-        if len(known) == len(folds):
-            cost = sum(v.cost(f) for v, f in zip(values, known, strict=True))
-            if best is None or cost < best[0]:
-                best = cost, known, whole
-    held = _common_fold(values, shape)
-    if held is not None:
-        known = [(1, 1) if v.size == 1 else held for v in values]
-        cost = sum(v.cost(f) for v, f in zip(values, known, strict=True))
-        if best is None or cost < best[0]:
-            best = cost, known, held
-    if best is None:
+        if None not in folds:
+            whole = (math.prod(shape[:k]), math.prod(shape[k:]))
+            candidates.append(([f for f in folds if f is not None], whole))
+    computed = _common_fold(values, shape)
+    if computed is not None:
+        candidates.append(([(1, 1) if v.size == 1 else computed for v in values], computed))
+    if not candidates:
         shapes = ", ".join(str(v.shape) for v in values)
         refuse(operation, f"among shapes {shapes} one broadcasts along a leading dimension")
-    _, folds_chosen, whole = best
-    return [v.folded(f) for v, f in zip(values, folds_chosen, strict=True)], shape, whole
+    chosen, whole = min(candidates, key=lambda c: sum(v.cost(f) for v, f in zip(values, c[0], strict=True)))
+    return [v.as_matrix(f) for v, f in zip(values, chosen, strict=True)], shape, whole
 
 
 def _common_fold(values: Sequence[Value], shape: Shape) -> Fold | None:
-    """The fold of a computed value that all others of one shape, or of one element, can take over."""
+    """The fold of a computed value, if all others have its shape or one element and so can follow it."""
     if any(v.shape != shape and v.size != 1 for v in values):
         return None
     for v in values:
@@ -201,82 +248,81 @@ def _fold_within(shape: Shape, result: Shape, k: int) -> Fold | None:
     return sizes[0], sizes[1]
 
 
-def expanded(value: Value, shape: Shape, operation: str = "expand") -> Value:
-    """The value repeated to a larger shape."""
+def expand_to(value: Value, shape: Shape) -> Value:
+    """Broadcast a value to a shape."""
     if value.shape == shape:
         return value
-    if broadcast_shapes([value.shape, shape], operation) != shape:
-        refuse(operation, f"a value of shape {value.shape} does not expand to {shape}")
-    (tracer,), _, fold = aligned([value], operation, shape)
-    return Value(repeated(tracer, fold), shape)
+    if broadcast_shapes([value.shape, shape], "expand") != shape:
+        refuse("expand", f"a value of shape {value.shape} does not expand to {shape}")
+    (tracer,), _, fold = align([value], "expand", shape)
+    return Value(expand(tracer, fold), shape)
 
 
-# Axes ---------------------------------------------------------------------------------------------------------------
+# Operators ----------------------------------------------------------------------------------------------------------
+
+# What works on integers too, as far as counts of batches need it.
+_OF_COUNTS = ("add", "subtract", "multiply", "negative", "where")
 
 
-def positions(dim: int | tuple[int, ...] | None, rank: int, operation: str) -> tuple[int, ...]:
-    """The dimensions that a `dim` argument names, counted from the front; None names all of them."""
-    if dim is None:
-        return tuple(range(rank))
-    found = []
-    for d in dim if isinstance(dim, tuple) else (dim,):
-        if rank == 0 and d in (0, -1):
-            continue
-        if not -rank <= d < rank:
-            refuse(operation, f"dimension {d} is out of range for {rank} dimensions")
-        found.append(d % rank)
-    if len(set(found)) != len(found):
-        refuse(operation, f"a dimension appears twice in {dim}")
-    return tuple(sorted(found))
+def pointwise(op: str, *operands: Operand, dtype: str = "") -> Value:
+    """Apply an operator of the table to values and numbers, with PyTorch's broadcasting and promotion."""
+    dtype = dtype or promote(*(operands[1:] if op == "where" else operands))
+    computes = POINTWISE[op].result != "bool" or op.startswith("is")
+    if computes:
+        if not is_float(dtype) and POINTWISE[op].result == "float":
+            dtype = default_float()
+        if dtype == "bool" and op != "where":
+            refuse(op, "arithmetic on masks")
+        if dtype == "int64" and op not in _OF_COUNTS:
+            refuse(op, "arithmetic on integers")
+    cast = [
+        o.astype(dtype) if isinstance(o, Value) and not (op == "where" and k == 0) else o
+        for k, o in enumerate(operands)
+    ]
+    tracers, shape, _ = align([o for o in cast if isinstance(o, Value)], op)
+    given = iter(tracers)
+    result = trace.apply(op, *(next(given) if isinstance(o, Value) else _as_number(o, dtype) for o in cast))
+    if POINTWISE[op].result != "bool" and result._node.dtype != dtype:
+        result = result.astype(dtype)  # of numbers alone, as in where(mask, 1.0, 0.0)
+    return Value(result, shape)
 
 
-def lengthwise(value: Value, dims: tuple[int, ...], operation: str) -> tuple[Tracer, int | None]:
-    """A matrix of the value, and the axis of it that stands for the given dimensions; None for both axes.
+def _as_number(value: Any, dtype: str) -> Any:
+    """A Python number in the operands' category: PyTorch takes 1 beside floats as 1.0, True beside integers as 1."""
+    return float(value) if is_float(dtype) else int(value) if dtype == "int64" else value
 
-    Raises
-    ------
-    TraceError
-        The dimensions are neither the first nor the last ones.
+
+def as_mask(value: Any) -> Any:
+    """Whether each element differs from zero."""
+    if isinstance(value, Value) and value.dtype != "bool":
+        return pointwise("not_equal", value, 0)
+    return value if isinstance(value, Value) else bool(value)
+
+
+def require_float(value: Value, operation: str) -> Value:
+    if not is_float(value.dtype):
+        refuse(operation, f"an operand of {value.dtype}")
+    return value
+
+
+# Gradients ----------------------------------------------------------------------------------------------------------
+
+
+def stop_gradient(value: Value) -> Value:
+    tracer = value.tracer
+    return Value(tracer._trace.array(g.stop_gradient(tracer._node), tracer._axes), value.shape)
+
+
+def with_slopes(value: Value, *pairs: tuple[Value, Operand]) -> Value:
+    """Replace a value's partial derivatives by those of the pairs (x, slope), which broadcast to it.
+
+    For what PyTorch differentiates by a formula other than that of the operations that give the value.
     """
-    shape, rank = value.shape, value.ndim
-    inside = {p for p in dims if shape[p] != 1}
-    others = {p for p in range(rank) if shape[p] != 1} - inside
-    if not others:
-        held = value.tracer
-        if held.ndim == 2 and len(_solid(held.shape)) == 2:
-            return held, None
-        return value.folded((1, value.size)), 1
-    choices = []
-    for k in range(rank + 1):
-        front, back = set(range(k)), set(range(k, rank))
-        fold = (math.prod(shape[:k]), math.prod(shape[k:]))
-        if inside <= back and others <= front:
-            choices.append((value.cost(fold), k != rank - 1, fold, 1))
-        if inside <= front and others <= back:
-            choices.append((value.cost(fold), k != 1, fold, 0))
-    if not choices:
-        refuse(operation, f"dimensions {dims} of a value of shape {shape} are neither the first nor the last ones")
-    _, _, fold, axis = min(choices)
-    return value.folded(fold), axis
-
-
-def reduced_shape(shape: Shape, dims: tuple[int, ...], keepdim: bool) -> Shape:
-    if keepdim:
-        return tuple(1 if p in dims else n for p, n in enumerate(shape))
-    return tuple(n for p, n in enumerate(shape) if p not in dims)
-
-
-def permuted(value: Value, order: tuple[int, ...], operation: str = "permute") -> Value:
-    """Dimensions in another order, where that exchanges rows and columns of some fold, or moves ones only."""
-    rank, shape = value.ndim, tuple(value.shape[p] for p in order)
-    if rank == 2 and order == (1, 0):
-        return Value(value.matrix().transpose(), shape)
-    moving = [p for p in order if value.shape[p] != 1]
-    if moving == sorted(moving):
-        return value.viewed(shape)
-    turn = moving.index(min(moving))
-    if moving[turn:] + moving[:turn] != sorted(moving):
-        refuse(operation, f"the order {order} of a value of shape {value.shape} does not exchange rows and columns")
-    k = moving[0]
-    fold = (math.prod(value.shape[:k]), math.prod(value.shape[k:]))
-    return Value(value.folded(fold).transpose(), shape)
+    parts = [part for pair in pairs for part in pair]
+    tracers, shape, _ = align([value, *(p for p in parts if isinstance(p, Value))], "with_slopes", value.shape)
+    nodes, axes = align_nodes(tracers, "with_slopes")
+    given = iter(nodes)
+    first = next(given)
+    inner = [next(given) if isinstance(p, Value) else g.const(p) for p in parts]
+    node = g.sloped(first, *zip(inner[::2], inner[1::2], strict=True))
+    return Value(tracers[0]._trace.array(node, axes), shape)

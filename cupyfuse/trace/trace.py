@@ -36,7 +36,7 @@ class Trace:
     dot = staticmethod(operations.dot)
     mask_logic = staticmethod(operations.mask_logic)
     reshape = staticmethod(broadcasting.reshape)
-    repeated = staticmethod(broadcasting.repeated)
+    expand = staticmethod(broadcasting.expand)
     relabel = staticmethod(broadcasting.relabel)
     call_ufunc = staticmethod(numpy_functions.call_ufunc)
     call_function = staticmethod(numpy_functions.call_function)

@@ -1,0 +1,216 @@
+"""Grow clusters of operations that run together.
+
+Operations with a rule join the clusters of what they read, as long as no operation that stays with PyTorch has to run
+in between, and as long as the whole can be traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ...errors import TraceError
+from ...trace import Trace
+from .. import rules
+from ..chains.chain import Call, sizes, traced_call
+from ..chains.runtime import dtype_name
+from ..explain import VIEW
+from ..rules.symbols import Ref, references, size_hint, substitute
+from ..rules.values import Value
+from .captured import CapturedGraph, Operation
+from .semantics import GraphSemantics
+
+
+@dataclass
+class Cluster:
+    """Operations that run together, traced so far."""
+
+    members: list[int] = field(default_factory=list)
+    trace: Trace = field(default_factory=Trace)
+    values: dict[int, Value] = field(default_factory=dict)
+    inputs: list[int] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    updates: list[tuple[int, int]] = field(default_factory=list)
+
+    def copy(self) -> Cluster:
+        """A cluster that can grow by itself; the trace is shared."""
+        return Cluster([*self.members], self.trace, dict(self.values), [*self.inputs], [*self.calls], [*self.updates])
+
+    @property
+    def produced(self) -> list[int]:
+        return [n for call in self.calls for n in call.results if n >= 0]
+
+    @property
+    def idle(self) -> bool:
+        return all(rules.RULES[c.rule].idle for c in self.calls)
+
+
+class Clusters(GraphSemantics):
+    """The clusters of a captured graph.
+
+    Attributes
+    ----------
+    clusters : list of Cluster
+    home : for each operation in a cluster, that cluster
+    """
+
+    def __init__(self, captured: CapturedGraph):
+        super().__init__(captured)
+        self.clusters: list[Cluster] = []
+        self.home: dict[int, Cluster] = {}
+        unfused = [o for k, o in enumerate(captured.operations) if k not in self.fusible]
+        changed = {self.storages[n] for o in unfused for n in o.written}
+        strided = {self.storages[n] for o in captured.operations if o.name.startswith("as_strided") for n in o.read}
+        for k in self.fusible:
+            operation = captured.operations[k]
+            if operation.view and self.storages[operation.results[0]] in changed:
+                self.left[k] = "its memory is changed in place elsewhere"
+            elif any(self.storages[n] in strided for n in operation.results):
+                self.left[k] = "its memory is looked at by strides"
+            else:
+                self._place(k, operation)
+
+    def outside_uses(self) -> set[int]:
+        """The values that are read outside of their own cluster."""
+        used = set(references(self.captured.result))
+        for k, operation in enumerate(self.captured.operations):
+            for number in operation.read:
+                maker = self.home.get(self.producer.get(number, -1))
+                if maker is None or maker is not self.home.get(k):
+                    used.add(number)
+        return used
+
+    def leave(self, cluster: Cluster, reason: str) -> None:
+        """Leave a cluster's operations to PyTorch."""
+        self.clusters.remove(cluster)
+        for member in cluster.members:
+            del self.home[member]
+            self.left[member] = VIEW if rules.RULES[self.fusible[member].call.rule].idle else reason
+
+    def input_name(self, number: int) -> str:
+        # The same in layers that are alike: they share plans and kernels, whose text has these names.
+        if number in self.captured.parameters:
+            return ".".join(self.captured.parameters[number].split(".")[-2:])
+        return "input" if number in self.captured.arguments else "value"
+
+    # Growing
+    def _place(self, k: int, operation: Operation) -> None:
+        """Add an operation to the clusters of what it reads, or to a new one."""
+        homes = (self.home.get(self.producer.get(number, -1)) for number in operation.read)
+        near = list({id(c): c for c in homes if c is not None}.values())
+        if operation.view and not near and any(n not in self.captured.parameters for n in operation.read):
+            self.left[k] = VIEW
+            return
+        choices = [near] if near else []
+        choices += [[c] for c in reversed(near)] if len(near) > 1 else []
+        reason = ""
+        for choice in [*choices, []]:
+            if choice and not self._convex(k, choice):
+                reason = "what runs between has to stay with PyTorch"
+                continue
+            try:
+                merged = self._merge(choice, k)
+            except (TraceError, ValueError, TypeError) as error:
+                reason = str(error).splitlines()[0]
+                continue
+            self.clusters = [c for c in self.clusters if c not in choice] + [merged]
+            self.home.update(dict.fromkeys(merged.members, merged))
+            return
+        self.left[k] = reason
+
+    def _convex(self, k: int, clusters: Sequence[Cluster]) -> bool:
+        """Whether nothing outside has to run between the operations of clusters and one more."""
+        group = {k, *(m for c in clusters for m in c.members)}
+        # Walk back from what the group needs, whole clusters at a time; meeting the group again is a cycle.
+        peers = {m: c.members for c in self.clusters if c not in clusters for m in c.members}
+        stack = [n for m in group for n in self.before[m] if n not in group]
+        seen: set[int] = set()
+        while stack:
+            n = stack.pop()
+            if n in seen:
+                continue
+            for each in peers.get(n, [n]):
+                seen.add(each)
+                if any(b in group for b in self.before[each]):
+                    return False
+                stack += [b for b in self.before[each] if b not in seen]
+        return True
+
+    def _merge(self, clusters: Sequence[Cluster], k: int) -> Cluster:
+        """Trace clusters and one more operation as one; raises TraceError where that is impossible."""
+        if len(clusters) != 1:
+            merged = Cluster()
+            for member in sorted({k, *(m for c in clusters for m in c.members)}):
+                self._add(merged, member)
+            return merged
+        merged, trace = clusters[0].copy(), clusters[0].trace
+        count = len(trace.inputs), len(trace.calls)
+        try:
+            self._add(merged, k)
+        except BaseException:
+            del trace.inputs[count[0] :], trace.calls[count[1] :]
+            raise
+        return merged
+
+    def _add(self, cluster: Cluster, k: int) -> None:
+        fusible = self.fusible[k]
+        try:
+            self._trace(cluster, fusible.call, k)
+        except (TraceError, ValueError, TypeError):
+            if not self.captured.autocast:
+                raise
+            self._trace(cluster, self._cast_operands(cluster, fusible.call), k)
+        for target, number in fusible.updates:
+            self._check(cluster, number)
+            cluster.updates.append((target, number))
+        cluster.members.append(k)
+
+    def _trace(self, cluster: Cluster, call: Call, k: int | None = None) -> None:
+        """Trace a call, and check the results that are those of operation `k`."""
+        arguments = [
+            substitute(a, lambda ref: self._value(cluster, ref.number), lambda size: size_hint(size.of))
+            for a in call.arguments
+        ]
+        result = traced_call(cluster.trace, call.rule, arguments)
+        for number, value in zip(call.results, result if isinstance(result, tuple) else (result,), strict=False):
+            if number >= 0:
+                cluster.values[number] = value
+        for number in call.results if k is not None else ():
+            if number in self.captured.operations[k or 0].results:
+                self._check(cluster, number)
+        cluster.calls.append(call)
+
+    def _cast_operands(self, cluster: Cluster, call: Call) -> Call:
+        """The call on operands in the dtype that autocast computes in, which is that of the result."""
+        dtype = dtype_name(self.captured.tensors[call.results[0]].dtype)
+        casts: dict[int, int] = {}
+        for number in references(call.arguments):
+            if self._value(cluster, number).dtype not in (dtype, "bool", "int64"):
+                casts[number] = self.new_value(number)
+                self._trace(cluster, Call("to", (Ref(number), dtype), (casts[number],)))
+        arguments = tuple(Ref(casts.get(a.number, a.number)) if isinstance(a, Ref) else a for a in call.arguments)
+        return Call(call.rule, arguments, call.results)
+
+    def _value(self, cluster: Cluster, number: int) -> Value:
+        if number not in cluster.values:
+            tensor = self.captured.tensors[number]
+            dtype = dtype_name(tensor.dtype)
+            if dtype is None:
+                raise TraceError(f"an operand of dtype {tensor.dtype}")
+            if is_traceable_wrapper_subclass(tensor):
+                raise TraceError(f"an operand that is a {type(tensor).__name__}")
+            if tensor.device.type not in ("cpu", "cuda"):
+                raise TraceError(f"an operand on the device {tensor.device}")
+            cluster.values[number] = Value.argument(cluster.trace, self.input_name(number), sizes(tensor), dtype)
+            cluster.inputs.append(number)
+        return cluster.values[number]
+
+    def _check(self, cluster: Cluster, number: int) -> None:
+        """Require PyTorch's shape and dtype."""
+        value, tensor = cluster.values[number], self.captured.tensors[number]
+        if tuple(value.shape) != sizes(tensor) or value.dtype != dtype_name(tensor.dtype):
+            raise TraceError(
+                f"it would be {value.dtype} {tuple(value.shape)} where PyTorch gives {tensor.dtype} {sizes(tensor)}"
+            )
