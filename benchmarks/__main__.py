@@ -33,23 +33,25 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
 _NOT_STATED = ("benchmark", "output", "add", "no_torch", "no_compile", "budget")
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line, and fill in what quick and full runs differ in."""
+def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="fewer repeats and less data, for a first look")
     common.add_argument("--output", type=Path, metavar="DIR", help="where to write (default: benchmarks/results/<gpu>)")
     common.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
     common.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
+    whole = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
     names = f"{{{','.join([*BENCHMARKS, 'distributed'])}}}"
-    commands = parser.add_subparsers(dest="benchmark", required=True, metavar=names)
+    commands = whole.add_subparsers(dest="benchmark", required=True, metavar=names)
     for name, (module, about) in BENCHMARKS.items():
         module.add_options(commands.add_parser(name, parents=[common], help=about))
-    distributed.add_options(
-        commands.add_parser("distributed", help="the heads trained by several processes, a GPU each")
-    )
-    given = parser.parse_args(arguments)
+    distributed.add_options(commands.add_parser("distributed", help="the heads trained by several processes"))
+    return whole
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line, and fill in what quick and full runs differ in."""
+    given = parser().parse_args(arguments)
     if given.benchmark in BENCHMARKS:
         for option, (full, quick) in BENCHMARKS[given.benchmark][0].DEFAULTS.items():
             if getattr(given, option, None) is None:
