@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import charts, costs, distributed, environment, gemm, heads, models, rows, torch_heads
+from . import costs, distributed, environment, gemm, heads, models, rows, torch_heads
 from .device import NoGpu
 from .lab import laboratory
 from .report import Case, Report, merged
@@ -77,17 +77,12 @@ def file_name(given: argparse.Namespace) -> str:
     return "-".join(parts)
 
 
-def write(report: Report, folder: Path, name: str, plot: bool = True) -> str:
-    """Write JSON, Markdown and, where there is one, the plot; return the Markdown."""
+def write(report: Report, folder: Path, name: str) -> str:
+    """Write JSON and Markdown; return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
     report.write_json(folder / f"{name}.json")
     text = markdown(report)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    if plot and report.benchmark in charts.CHARTS:
-        try:
-            charts.draw(report, folder / f"{name}.png")
-        except Exception as error:  # figures are worth more than their picture
-            print(f"no plot: {describe(error)}", file=sys.stderr)
     return text
 
 
@@ -104,7 +99,7 @@ def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add:
         report.cases.append(case)
         if report.benchmark == "models":
             report.cases = merged(report.cases)
-        write(report, folder, name, plot=False)
+        write(report, folder, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -126,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"python -m benchmarks: {error}", file=sys.stderr)
         return 2
     print(write(report, folder, name))
-    print(f"written to {folder}: {name}.json, .md and what goes with them", file=sys.stderr)
+    print(f"written to {folder}: {name}.json, {name}.md", file=sys.stderr)
     failed = report.failed() + ([f"stopped early: {report.stopped}"] if report.stopped else [])
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)

@@ -13,7 +13,7 @@ from typing import Any
 
 import cupyfuse
 
-PACKAGES = ("torch", "triton", "transformers", "timm", "numpy", "matplotlib")
+PACKAGES = ("torch", "triton", "transformers", "timm", "numpy")
 _CHECKOUT = str(Path(__file__).resolve().parent.parent)
 
 

@@ -1,6 +1,5 @@
 """The benchmarks without a GPU: statistics, turns, reports and the command line; the cases themselves run on NumPy."""
 
-import importlib.util
 import json
 import math
 import sys
@@ -12,7 +11,7 @@ import scipy.special
 from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice
 
 from benchmarks import __main__ as command
-from benchmarks import charts, environment, families, gemm, heads, rows, timing
+from benchmarks import environment, families, gemm, heads, rows, timing
 from benchmarks.device import GRAPH_CALLS, Device
 from benchmarks.lab import Rival, Unavailable, errors_of, laboratory, run
 from benchmarks.report import Case, Column, Report, Result, number, table
@@ -252,23 +251,6 @@ def test_cupyfuse_failing_is_a_failure_and_a_rival_failing_is_not():
         "g", "c", (1, 1), "float32", results=[Result("CuPy", failure="slow"), Result("cupyfuse", failure="bad")]
     )
     assert Report("heads", ENVIRONMENT, {}, cases=[case]).failed() == ["g, c: cupyfuse: bad"]
-
-
-def test_plots(tmp_path, monkeypatch, capsys):
-    case = Case(
-        "softmax float32", "8 x 256", (8, 256), "float32", 4000, [measured(2.0), measured(3.0, rival="torch eager")]
-    )
-    case.results.append(measured(9.0, rival="CuPy", figure="gpu_back_to_back"))
-    report = Report("rows", ENVIRONMENT, {}, cases=[case])
-    if importlib.util.find_spec("matplotlib"):
-        for report.benchmark in [*charts.CHARTS, "rows"]:
-            charts.draw(report, tmp_path / "plot.png")
-            assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-            (tmp_path / "plot.png").unlink()
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    command.write(report, tmp_path, "rows")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.json", "rows.md"]
-    assert "no plot" in capsys.readouterr().err
 
 
 # Checking -----------------------------------------------------------------------------------------------------------

@@ -1,12 +1,9 @@
 """The benchmark of matrix products without a GPU: families of data, errors by hand, verdicts and their report."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 from benchmark_lab import ENVIRONMENT
 
-from benchmarks import __main__ as command
 from benchmarks import families, gemm, timing
 from benchmarks.lab import WRONG, errors_of, run
 from benchmarks.report import Case, Report, Result
@@ -193,11 +190,3 @@ def test_the_report_of_products_begins_with_verdicts():
     assert "4 x K x 16" in text and "4 x 8 x 16" in text
     assert "| 255 | 0.0e+00 | [1] |" in text and text.count("\n1. out of memory") == 1
     assert "is 10,000,000 times that or more" in text  # 1e-8 over 1e-15
-
-
-def test_the_plot_of_products(tmp_path, capsys):
-    command.write(products_report(), tmp_path, "gemm")
-    assert {"gemm.json", "gemm.md"} <= {path.name for path in tmp_path.iterdir()}
-    if importlib.util.find_spec("matplotlib"):
-        assert capsys.readouterr().err == ""
-        assert (tmp_path / "gemm.png").read_bytes().startswith(b"\x89PNG")

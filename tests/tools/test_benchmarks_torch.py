@@ -1,6 +1,5 @@
 """The benchmark of the heads through PyTorch, without a GPU: verdicts on made-up figures, its cases on the CPU."""
 
-import importlib.util
 import json
 
 import pytest
@@ -122,9 +121,7 @@ def test_the_report(tmp_path):
     report.options["dtype"] = "bfloat16"
     assert "What was asked" not in markdown(report)
     command.write(report, tmp_path, "torch")
-    assert {"torch.json", "torch.md"} <= {path.name for path in tmp_path.iterdir()}
-    if importlib.util.find_spec("matplotlib"):
-        assert (tmp_path / "torch.png").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"torch.json", "torch.md"}
 
 
 # Timing -------------------------------------------------------------------------------------------------------------
