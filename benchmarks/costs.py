@@ -11,8 +11,7 @@ import argparse
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .device import Call
@@ -48,7 +47,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
 
     began = time.perf_counter()
     torch = lab.need_torch().torch
-    shares = {EAGER: 1.0} if lab.compiling else {EAGER: 0.5, INDUCTOR: 1.0}
+    shares = {EAGER: 1.0} if lab.compile_missing else {EAGER: 0.5, INDUCTOR: 1.0}
     for rival, share in shares.items():
         for question, training in itertools.product(cost_chains.questions(), (False, True)):
             if time.perf_counter() - began >= share * options.seconds:
@@ -158,39 +157,24 @@ class _Chain:
 # Predicted beside measured ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Comparison:
-    """A case as the model has it and as it was measured, in microseconds: our GPU, our host, their GPU, their host."""
+    """A case's times as the model has them and as measured, in microseconds: our GPU, our host, their GPU, their host.
 
-    case: Case
-    predicted: tuple[float, ...]
-    measured: tuple[float, ...]
+    `chosen` is whether the model runs the chain through this library, `best` the better choice's time where whatever
+    takes longer, GPU or host, is waited for, and `lost` what the model's choice takes more.
+    """
 
-    @property
-    def chosen(self) -> bool:
-        """Whether the model runs the chain through this library."""
-        return _gains(self.predicted)
-
-    @property
-    def right(self) -> bool:
-        return self.chosen == _gains(self.measured)
-
-    @property
-    def best(self) -> float:
-        """Microseconds of the better choice, where whatever takes longer, GPU or host, is waited for."""
-        return min(max(self.measured[:2]), max(self.measured[2:]))
-
-    @property
-    def lost(self) -> float:
-        """Microseconds that the decision costs."""
-        return max(self.measured[:2] if self.chosen else self.measured[2:]) - self.best
-
-    @property
-    def ratios(self) -> tuple[float, ...]:
-        return tuple(p / m if m > 0 else math.nan for p, m in zip(self.predicted, self.measured, strict=True))
+    def __init__(self, case: Case, predicted: Sequence[float], measured: Sequence[float]):
+        self.case, self.predicted, self.measured = case, tuple(predicted), tuple(measured)
+        self.chosen = _gains(predicted)
+        self.right = self.chosen == _gains(measured)
+        ours, theirs = max(measured[:2]), max(measured[2:])
+        self.best = min(ours, theirs)
+        self.lost = (ours if self.chosen else theirs) - self.best
+        self.ratios = tuple(p / m if m > 0 else math.nan for p, m in zip(predicted, measured, strict=True))
 
 
-def _gains(times: tuple[float, ...]) -> bool:
+def _gains(times: Sequence[float]) -> bool:
     """Decide by the rule of `cupyfuse.torch.cost`, for times in microseconds."""
     from cupyfuse.torch.cost.estimate import Estimate, Time
 
@@ -208,4 +192,4 @@ def comparisons(report: Report) -> Iterator[Comparison]:
             continue
         if case.find(NOTHING):
             measured[3] = max(measured[3] - (case.value(NOTHING, HOST) or 0.0), 0.1)
-        yield Comparison(case, tuple(case.facts[name] for name in PREDICTED), tuple(measured))
+        yield Comparison(case, [case.facts[name] for name in PREDICTED], measured)

@@ -42,9 +42,8 @@ def _run(*command: str) -> str | None:
 def commit() -> str | None:
     """Return the checkout's commit, with '+' where tracked files differ from it; None outside a repository."""
     head = _run("git", "-C", _CHECKOUT, "rev-parse", "HEAD")
-    if not head:
-        return None
-    return head + ("+" if _run("git", "-C", _CHECKOUT, "status", "--porcelain", "--untracked-files=no") else "")
+    changed = head and _run("git", "-C", _CHECKOUT, "status", "--porcelain", "--untracked-files=no")
+    return f"{head}{'+' if changed else ''}" if head else None
 
 
 def cuda_version(number: Callable[[], int]) -> str | None:

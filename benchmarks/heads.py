@@ -139,7 +139,7 @@ class Head:
         return self._lab.rival(call, self._expected, self._size, **state)
 
     def _torch(self, mode: str | None) -> Rival:
-        torch = self._lab.need_compiler() if mode else self._lab.need_torch()
+        torch = self._lab.need_torch(compiling=mode is not None)
         values, state = self._copy_state()
         x = torch.as_tensor(values.pop("x"))
         module = torch.head(self._name, values, bool(self._flags))
@@ -188,7 +188,7 @@ def _tail_makers(
         return lab.fused_rival(function, (y,), whole, shape, dtypes.name_of(y.dtype), capture=capture)
 
     def torch(of_tail: bool, compiling: bool = False) -> Rival:
-        rivals = lab.need_compiler() if compiling else lab.need_torch()
+        rivals = lab.need_torch(compiling)
         function = getattr(rivals, f"tail_{kind}" if of_tail else kind)
         tensors = [rivals.as_tensor(array) for array in (y, *(given.values() if of_tail else ()))]
         call = functools.partial(rivals.compiled(function) if compiling else function, *tensors)

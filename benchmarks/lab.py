@@ -62,18 +62,13 @@ class Lab:
     torch: ModuleType | None  # `benchmarks.rivals`
     torch_missing: str  # why there is none
     precision: str = "highest"
-    compiling: str = ""  # why torch.compile does not take part
+    compile_missing: str = ""  # why torch.compile does not take part
 
-    def need_torch(self) -> Any:
-        if self.torch is None:
-            raise Unavailable(self.torch_missing)
+    def need_torch(self, compiling: bool = False) -> Any:
+        """Return `benchmarks.rivals`; raise `Unavailable` without PyTorch or, if needed, torch.compile."""
+        if self.torch is None or (compiling and self.compile_missing):
+            raise Unavailable(self.torch_missing if self.torch is None else self.compile_missing)
         return self.torch
-
-    def need_compiler(self) -> Any:
-        torch = self.need_torch()
-        if self.compiling:
-            raise Unavailable(self.compiling)
-        return torch
 
     def as_double(self, array: Any) -> Any:
         """Convert to float64; 16-bit floats by way of float32."""

@@ -158,7 +158,7 @@ class Trial:
             return fuse(self._module, graphs=True) if rival == FUSED_GRAPHS else fuse(self._module)
         backend = "cupyfuse" if rival in (BACKEND, BACKEND_GRAPHS) else "inductor"
         mode = "reduce-overhead" if rival in (COMPILED_GRAPHS, BACKEND_GRAPHS) else "default"
-        return self._lab.need_compiler().compiled(self._module, mode, backend)
+        return self._lab.need_torch(compiling=True).compiled(self._module, mode, backend)
 
     def rival(self, name: str, case: Case, deadline: float) -> Rival:
         """Build a rival and call it a few times; enter what its first calls took into the case's facts."""

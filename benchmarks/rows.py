@@ -94,7 +94,7 @@ def _makers(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) -> 
     expected = sample(x, lambda rows: cupyx(lab.as_double(rows)))
 
     def torch(compiling: bool) -> Rival:
-        rivals = lab.need_compiler() if compiling else lab.need_torch()
+        rivals = lab.need_torch(compiling)
         function = getattr(rivals, operation)
         call = functools.partial(rivals.compiled(function) if compiling else function, rivals.as_tensor(x))
         if compiling:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cupyfuse.heads
@@ -140,7 +140,7 @@ class Head:
             return self._fused if rival == FUSED else self._module
         if rival not in self._compiled:
             mode = "max-autotune" if rival == AUTOTUNED else "default"
-            self._compiled[rival] = self._lab.need_compiler().compiled(self._module, mode)
+            self._compiled[rival] = self._lab.need_torch(compiling=True).compiled(self._module, mode)
         return self._compiled[rival]
 
     def _reset(self) -> None:
@@ -231,29 +231,26 @@ def _launch_makers(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callable[
     x = torch.randn(SMALL).to(rivals.place(), getattr(torch, dtype)).requires_grad_(with_grad)
     expected = [torch.softmax(x.detach().double(), 1)]
 
-    def rival(called: Callable[..., Any], check: Callable[[Any], None] = lambda module: None) -> Rival:
-        call = functools.partial(called, x)
+    def rival(called: Callable[..., Any]) -> Rival:
+        return Rival(functools.partial(called, x), [lambda: [called(x).detach().double()]], expected)
 
-        def attempt() -> list[Any]:
-            found = [call().detach().double()]
-            check(called)
-            return found
-
-        return Rival(call, [attempt], expected)
+    def ours() -> Rival:
+        called = fused(module, only_gains=False)  # so small a matrix gains nothing: the host's cost is measured
+        called(x)
+        require_whole(called)
+        return rival(called)
 
     return {
-        # So small a matrix gains nothing: what is measured is what a call costs the host.
-        FUSED: lambda: rival(fused(module, only_gains=False), require_whole),
+        FUSED: ours,
         EAGER: lambda: rival(module),
-        COMPILED: lambda: rival(lab.need_compiler().compiled(module)),
+        COMPILED: lambda: rival(lab.need_torch(compiling=True).compiled(module)),
     }
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the heads, then the chain of one launch."""
     torch = lab.need_torch().torch
-    names: Sequence[str] = options.heads
-    for name in names:
+    for name in options.heads:
         lab.release()
         yield from Head(lab, name, options).cases()
     for name in (NO_GRAD, WITH_GRAD):

@@ -166,7 +166,7 @@ def test_the_laboratory_opens_with_what_is_there(fake_gpu, monkeypatch):
     with laboratory("high", with_torch=False, with_compiler=True) as lab:
         assert (lab.torch, lab.torch_missing, lab.limit("float32")) == (None, "left out on request", 2e-2)
         with pytest.raises(Unavailable, match="left out on request"):
-            lab.need_compiler()
+            lab.need_torch(compiling=True)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "benchmarks.rivals", raising=False)
     monkeypatch.delattr("benchmarks.rivals", raising=False)
