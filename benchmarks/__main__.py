@@ -15,8 +15,8 @@ from typing import Any
 
 from . import costs, distributed, environment, gemm, heads, models, rows, torch_heads
 from .device import NoGpu
-from .lab import laboratory
-from .report import Case, Report, merged
+from .lab import open_lab
+from .report import Case, Report, merge
 from .reports import markdown
 from .timing import describe
 
@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return given
 
 
-def stated(given: argparse.Namespace) -> dict[str, Any]:
+def stated_options(given: argparse.Namespace) -> dict[str, Any]:
     """Return the options that a report states."""
 
     def text(option: str, value: Any) -> Any:
@@ -87,9 +87,9 @@ def write(report: Report, folder: Path, name: str) -> str:
 
 
 def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add: bool) -> None:
-    """Put cases into the report as they come, and write each: what is measured stays, whatever happens later.
+    """Write the report after each case, so that an aborted run keeps what it measured.
 
-    With `add` the report goes on from the file that is there.
+    With `add` the cases of the existing file stay, except those that are measured again.
     """
     earlier = folder / f"{name}.json"
     if add and earlier.exists():
@@ -98,7 +98,7 @@ def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add:
     for case in cases:
         report.cases.append(case)
         if report.benchmark == "models":
-            report.cases = merged(report.cases)
+            report.cases = merge(report.cases)
         write(report, folder, name)
 
 
@@ -110,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module, _ = BENCHMARKS[given.benchmark]
     name = file_name(given)
     try:
-        with laboratory(getattr(given, "precision", "highest"), not given.no_torch, not given.no_compile) as lab:
-            report = Report(given.benchmark, environment.collect(lab.cupy, lab.device.name), stated(given))
+        with open_lab(getattr(given, "precision", "highest"), not given.no_torch, not given.no_compile) as lab:
+            report = Report(given.benchmark, environment.collect(lab.cupy, lab.device.name), stated_options(given))
             folder = given.output or RESULTS / environment.slug(lab.device.name)
             try:
                 collect(report, module.cases(lab, given), folder, name, getattr(given, "add", False))

@@ -61,7 +61,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
                 except Exception as error:  # out of memory, for one
                     case.results = [Result(OURS, failure=describe(error)), Result(rival)]
                 else:
-                    run(lab, case, chain.makers(rival), (GPU, HOST), options.budget)
+                    run(lab, case, chain.factories(rival), (GPU, HOST), options.budget)
             if training:
                 lab.release()
             yield case
@@ -77,7 +77,7 @@ class _Chain:
         self._torch = torch = self._rivals.torch
         self._question, self._training = question, training
         torch.manual_seed(seed)
-        place = self._rivals.place()
+        place = self._rivals.device_type()
         self._tensors: list[Any] = []
         for number, (shape, dtype) in enumerate(question.metas):
             values = torch.rand(shape, device=place) + 0.5 if len(shape) == 1 else torch.randn(shape, device=place)
@@ -102,7 +102,7 @@ class _Chain:
         values = (found.ours.gpu, found.ours.host, found.theirs.gpu, found.theirs.host)
         return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
 
-    def makers(self, rival: str) -> dict[str, Callable[[], Rival]]:
+    def factories(self, rival: str) -> dict[str, Callable[[], Rival]]:
         """Return ours and a rival, and beside Inductor the function that computes nothing; results go unchecked."""
         calls = {OURS: self._ours, EAGER: self._eager, INDUCTOR: self._compiled, NOTHING: self._nothing}
         chosen = (OURS, rival, *([NOTHING] if rival == INDUCTOR else []))
@@ -122,7 +122,7 @@ class _Chain:
 
     def _compiled(self) -> Call:
         self._rivals.reset_compiler()
-        written = self._rivals.compiled(self._written)
+        written = self._rivals.compile_static(self._written)
         return self._step(lambda: written(*self._tensors))
 
     def _nothing(self) -> Call:
@@ -131,7 +131,7 @@ class _Chain:
         def views(*tensors: Any) -> list[Any]:
             return [tensors[0].view_as(tensors[0])]
 
-        compiled = self._rivals.compiled(views)
+        compiled = self._rivals.compile_static(views)
         return self._step(lambda: compiled(*self._tensors), lambda: views(*self._tensors))
 
     def _step(self, forward: Call, like: Call | None = None) -> Call:

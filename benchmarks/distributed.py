@@ -56,7 +56,7 @@ the slowest process. A row is *right* where its error is at most four times PyTo
 
 @dataclass
 class Row:
-    """What one form of a model did. The fields without figures are None."""
+    """What one form of a model did. Fields that were not measured are None."""
 
     head: str
     dtype: str
@@ -76,7 +76,7 @@ class Row:
 
     @property
     def right(self) -> bool:
-        """Whether it trained as PyTorch alone does: as near to float64, within a few times."""
+        """Whether its error is within `MARGIN` times PyTorch's, and a rounding."""
         if self.failure or self.error is None or self.plain_error is None:
             return False
         return self.error <= MARGIN * self.plain_error + ROUNDING[self.dtype]
@@ -129,7 +129,7 @@ def plan(heads: Sequence[str], dtypes: Sequence[str], forms: Sequence[str]) -> l
 
 
 @functools.lru_cache(maxsize=1)
-def models(head: str, shape: tuple[int, int, int], dtype: Any, place: Any) -> list[Any]:
+def load_models(head: str, shape: tuple[int, int, int], dtype: Any, place: Any) -> list[Any]:
     """Return the plain model and the drop-in one, with the same parameters in every process."""
     import torch
 
@@ -193,7 +193,7 @@ class Worker:
     def _measure(self, row: Row) -> None:
         torch, dtype = self.torch, getattr(self.torch, row.dtype)
         torch._dynamo.reset()
-        plain, drop_in = models(row.head, self.shape, dtype, self.place)
+        plain, drop_in = load_models(row.head, self.shape, dtype, self.place)
         key = (row.head, row.dtype, row.wrapper)
         if key not in self._references:
             self._references.clear()

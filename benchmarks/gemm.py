@@ -58,7 +58,7 @@ def product_name(precision: str, bound: bool) -> str:
     return f"cupyfuse {precision}, bound" if bound else f"cupyfuse {precision}"
 
 
-def limit(precision: str, depth: int) -> float:
+def error_limit(precision: str, depth: int) -> float:
     """Return the error, relative to |x| |weight|ᵀ, from which on a product of `depth` terms is wrong."""
     return (depth + 2) * 2.0**-23 + _OPERANDS[precision]
 
@@ -85,7 +85,7 @@ class Product:
         if norm > 0.0:
             self.facts["cancellation"] = math.sqrt(float((sizes**2).sum()) / norm)
 
-    def makers(self) -> dict[str, Callable[[], Rival]]:
+    def factories(self) -> dict[str, Callable[[], Rival]]:
         fused = {
             product_name(precision, bound): functools.partial(self._fused, precision, bound)
             for precision in PRECISIONS
@@ -107,7 +107,7 @@ class Product:
         def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
             return [double(result[self._checked])]
 
-        return {"sample": sample, "sizes": self._sizes, "limit": limit(precision, self._k)}
+        return {"sample": sample, "sizes": self._sizes, "limit": error_limit(precision, self._k)}
 
     def _fused(self, precision: str, bound: bool) -> Rival:
         function: Any = cf.fuse(lambda x, weight: x @ weight.T, precision=precision)
@@ -163,5 +163,5 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
         x, weight = (lab.cupy.asarray(operand) for operand in families.draw(family, shape, options.seed))
         product = Product(lab, x, weight)
         case = Case(group, name, shape, "float32", facts=product.facts)
-        yield run(lab, case, product.makers(), FIGURES, options.budget)
+        yield run(lab, case, product.factories(), FIGURES, options.budget)
         del product, x, weight

@@ -112,7 +112,7 @@ class Head:
 
         return values, {"reset": reset, "sample": sample}
 
-    def makers(self, max_autotune: bool) -> dict[str, Callable[[], Rival]]:
+    def factories(self, max_autotune: bool) -> dict[str, Callable[[], Rival]]:
         modes = {EAGER: None, COMPILED: "default", **({AUTOTUNED: "max-autotune"} if max_autotune else {})}
         return {
             BOUND: self.bound,
@@ -143,7 +143,7 @@ class Head:
         values, state = self._copy_state()
         x = torch.as_tensor(values.pop("x"))
         module = torch.head(self._name, values, bool(self._flags))
-        call = functools.partial(torch.compiled(module, mode) if mode else module, x)
+        call = functools.partial(torch.compile_static(module, mode) if mode else module, x)
         return self._lab.rival(call, self._expected, self._size, torch=torch, **state)
 
 
@@ -169,7 +169,7 @@ def tail_of_product(y: Any, factor: Any, shift: Any) -> Any:
     return cf.softmax(y * factor + shift, axis=1)
 
 
-def _tail_makers(
+def _tail_factories(
     lab: Lab, y: Any, given: Mapping[str, Any], tails: Mapping[str, Callable[..., Any]], kind: str, moved: int
 ) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of a tail on `y`: cupyfuse's `tails` of `y` alone, and the `kind` of reduction alone."""
@@ -182,7 +182,7 @@ def _tail_makers(
 
     def fused(function: Callable[..., Any]) -> Rival:
         def capture() -> Any:
-            out = lab.poisoned(shape, y.dtype)
+            out = lab.allocate_poisoned(shape, y.dtype)
             return lab.device.capture(functools.partial(function, y, out=out))
 
         return lab.fused_rival(function, (y,), whole, shape, dtypes.name_of(y.dtype), capture=capture)
@@ -191,7 +191,7 @@ def _tail_makers(
         rivals = lab.need_torch(compiling)
         function = getattr(rivals, f"tail_{kind}" if of_tail else kind)
         tensors = [rivals.as_tensor(array) for array in (y, *(given.values() if of_tail else ()))]
-        call = functools.partial(rivals.compiled(function) if compiling else function, *tensors)
+        call = functools.partial(rivals.compile_static(function) if compiling else function, *tensors)
         expected = whole if of_tail else alone
         capture = functools.partial(rivals.capture, call)
         return lab.rival(call, expected, 4 * expected[0].size, torch=rivals, capture=capture)
@@ -228,7 +228,7 @@ def _tails(lab: Lab, arguments: Mapping[str, Any], dtype: str, budget: float) ->
     ):
         lab.release()
         case = Case("After the GEMM", name, (int(y.shape[0]), int(y.shape[1])), dtype, int(moved))
-        yield run(lab, case, _tail_makers(lab, y, values, tails, kind, moved), TAIL_FIGURES, budget)
+        yield run(lab, case, _tail_factories(lab, y, values, tails, kind, moved), TAIL_FIGURES, budget)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
@@ -239,8 +239,8 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     for name, head, training in CASES:
         lab.release()
         case = Case("The heads", name, options.shape, options.dtype)
-        makers = Head(lab, head, training, arguments, product).makers(options.max_autotune)
-        yield run(lab, case, makers, FIGURES, options.budget)
-        del makers
+        factories = Head(lab, head, training, arguments, product).factories(options.max_autotune)
+        yield run(lab, case, factories, FIGURES, options.budget)
+        del factories
     del product
     yield from _tails(lab, arguments, options.dtype, options.budget)

@@ -74,7 +74,7 @@ class Lab:
         """Convert to float64; 16-bit floats by way of float32."""
         return (array.astype("float32") if array.dtype.itemsize == 2 else array).astype("float64")
 
-    def poisoned(self, shape: tuple[int, ...], dtype: Any) -> Any:
+    def allocate_poisoned(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return a new array, every byte of it poison."""
         array = self.cupy.empty(shape, dtype)
         array.view("uint8")[...] = POISON
@@ -82,9 +82,9 @@ class Lab:
 
     def poison_pool(self, size: int) -> None:
         """Leave a block of poison in CuPy's memory pool, for the next array of that many bytes."""
-        self.poisoned((size,), "uint8")
+        self.allocate_poisoned((size,), "uint8")
 
-    def unwritten(self, array: Any) -> int:
+    def count_unwritten(self, array: Any) -> int:
         """Count the elements of a poisoned array that were not written."""
         bits = array.view(f"uint{8 * array.dtype.itemsize}")
         return int((bits == bits.dtype.type(2 ** (8 * array.dtype.itemsize) - 1)).sum())
@@ -98,7 +98,7 @@ class Lab:
         if self.torch is not None:
             self.torch.release()
 
-    def limit(self, dtype: str) -> float:
+    def error_limit(self, dtype: str) -> float:
         return WRONG_16_BIT if dtype in ("float16", "bfloat16") else WRONG[self.precision]
 
     # Rivals
@@ -144,9 +144,9 @@ class Lab:
 
         def given() -> list[Any]:
             reset()
-            target = self.poisoned(shape, stored)
+            target = self.allocate_poisoned(shape, stored)
             function(*arguments, out=target)
-            missing = self.unwritten(target)
+            missing = self.count_unwritten(target)
             if missing:
                 raise RuntimeError(f"{missing} of {target.size} elements of out were not written")
             return sample(target, self.as_double) if sample else [self.as_double(target)]
@@ -159,7 +159,7 @@ class Lab:
     def device_copy(self, source: Any, moved: int) -> Rival:
         """Return a copy that reads half of `moved` bytes and writes as many: the memory's bandwidth."""
         flat = source.reshape(-1)[: moved // 2 // source.dtype.itemsize]
-        target = self.poisoned(flat.shape, flat.dtype)
+        target = self.allocate_poisoned(flat.shape, flat.dtype)
 
         call = functools.partial(self.device.copy, target, flat)
 
@@ -172,7 +172,7 @@ class Lab:
 
 
 @contextlib.contextmanager
-def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterator[Lab]:
+def open_lab(precision: str, with_torch: bool, with_compiler: bool) -> Iterator[Lab]:
     """Open the GPU and the libraries; raise `NoGpu` without."""
     import cupyfuse
 
@@ -198,7 +198,7 @@ def laboratory(precision: str, with_torch: bool, with_compiler: bool) -> Iterato
         yield Lab(device, cupy, special, torch, missing, precision, "" if with_compiler else "left out on request")
 
 
-def errors_of(rival: Rival) -> tuple[float | None, float | None]:
+def measure_errors(rival: Rival) -> tuple[float | None, float | None]:
     """Return the worst errors of all attempts, by norm and by element; None where none was taken, NaN before all."""
     norms: list[float] = []
     elements: list[float] = []
@@ -219,24 +219,26 @@ def errors_of(rival: Rival) -> tuple[float | None, float | None]:
 
 def _check(lab: Lab, case: Case, rival: Rival, result: Result) -> bool:
     """Enter a rival's errors into its result; tell whether it is right."""
-    errors = errors_of(rival)
+    errors = measure_errors(rival)
     result.error, result.max_error = (e if e is None or math.isfinite(e) else None for e in errors)
     decisive = errors[1] if rival.sizes else errors[0]
-    limit = lab.limit(case.dtype) if rival.limit is None else rival.limit
+    limit = lab.error_limit(case.dtype) if rival.limit is None else rival.limit
     if decisive is None or (decisive <= limit and math.isfinite(decisive)):
         return True
     result.failure = f"wrong result: {'max' if rival.sizes else 'relative'} error {decisive:.3g}"
     return False
 
 
-def run(lab: Lab, case: Case, makers: Mapping[str, Callable[[], Rival]], figures: Sequence[str], budget: float) -> Case:
+def run(
+    lab: Lab, case: Case, factories: Mapping[str, Callable[[], Rival]], figures: Sequence[str], budget: float
+) -> Case:
     """Make, check and time the rivals of a case, for `budget` GPU seconds each and figure; enter their results into it.
 
     A rival that cannot be made, is wrong or raises is reported with the reason.
     """
     began = time.perf_counter()
     rivals: dict[str, Rival] = {}
-    for name, make in makers.items():
+    for name, make in factories.items():
         result = Result(name)
         case.results.append(result)
         try:

@@ -85,7 +85,7 @@ class Trial:
         self._lab, self._network, self._setting, self._training = lab, network, setting, mode == TRAINING
         self._rivals = lab.need_torch()
         self._torch = torch = self._rivals.torch
-        place, dtype = self._rivals.place(), getattr(torch, SETTINGS[setting][0])
+        place, dtype = self._rivals.device_type(), getattr(torch, SETTINGS[setting][0])
         torch.manual_seed(options.seed)
         with torch.device(place):
             module = network.build(options.tiny)
@@ -158,7 +158,7 @@ class Trial:
             return fuse(self._module, graphs=True) if rival == FUSED_GRAPHS else fuse(self._module)
         backend = "cupyfuse" if rival in (BACKEND, BACKEND_GRAPHS) else "inductor"
         mode = "reduce-overhead" if rival in (COMPILED_GRAPHS, BACKEND_GRAPHS) else "default"
-        return self._lab.need_torch(compiling=True).compiled(self._module, mode, backend)
+        return self._lab.need_torch(compiling=True).compile_static(self._module, mode, backend)
 
     def rival(self, name: str, case: Case, deadline: float) -> Rival:
         """Build a rival and call it a few times; enter what its first calls took into the case's facts."""
@@ -184,7 +184,7 @@ class Trial:
         self._lab.device.synchronize()
         peak = self._rivals.peak_memory(call) - allocated
         kept = self._rivals.memory_held()[1] - reserved
-        if self._rivals.place() == "cuda":
+        if self._rivals.device_type() == "cuda":
             case.facts |= {f"peak MB, {name}": peak / 1e6, f"kept MB, {name}": kept / 1e6}
 
         def attempt() -> list[Any]:
@@ -198,7 +198,7 @@ class Trial:
         return Rival(call, [attempt], self._expected, limit=limit)
 
 
-def title(mode: str, setting: str) -> str:
+def group_title(mode: str, setting: str) -> str:
     """Return the heading of the cases of a mode and a setting."""
     dtype, precision = SETTINGS[setting]
     words = f'{dtype} at "{precision}"' if dtype == "float32" else dtype
@@ -208,20 +208,20 @@ def title(mode: str, setting: str) -> str:
 def _measure(lab: Lab, case: Case, options: argparse.Namespace, trial: Trial, deadline: float) -> None:
     case.shape = trial.shape
     chosen = [RIVALS[name] for name in options.rivals]
-    makers = {rival: functools.partial(trial.rival, rival, case, deadline) for rival in chosen}
-    run(lab, case, makers, FIGURES, options.budget)
+    factories = {rival: functools.partial(trial.rival, rival, case, deadline) for rival in chosen}
+    run(lab, case, factories, FIGURES, options.budget)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run everything that the options ask for, every model once before any of them again.
 
-    What cannot be built is a case whose rivals all failed; what there is no time for, one whose rivals say so.
+    Where a model cannot be built, or the time is over, all rivals of the case fail with the reason.
     """
     rivals = lab.need_torch()
     deadline = time.monotonic() + options.seconds
     for setting, mode, batch, name in itertools.product(options.dtypes, options.modes, options.batches, options.models):
         network, (dtype, precision) = NETWORKS[name], SETTINGS[setting]
-        case = Case(title(mode, setting), f"{name}, {batch}", (network.batches[batch],), dtype)
+        case = Case(group_title(mode, setting), f"{name}, {batch}", (network.batches[batch],), dtype)
         failure = OUT_OF_TIME if time.monotonic() >= deadline else ""
         if not failure:
             lab.release()

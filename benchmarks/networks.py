@@ -43,7 +43,7 @@ class Network:
 
 
 def _text(vocabulary: int, length: int, labels: bool | int) -> Callable[[int, bool], dict[str, Any]]:
-    """Return what draws tokens; with labels for each of them, of that many classes, or none."""
+    """Make a sampler of tokens; labels are one a token (True), of that many classes, or none (False)."""
 
     def inputs(batch: int, tiny: bool) -> dict[str, Any]:
         import torch
@@ -60,7 +60,7 @@ def _text(vocabulary: int, length: int, labels: bool | int) -> Callable[[int, bo
 
 
 def _normal(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: int) -> Any:
-    """Return what draws normal numbers under a name; with labels of some classes, or none."""
+    """Make a sampler of normal numbers under a name, with labels of some classes, or none (0)."""
 
     def inputs(batch: int, tiny: bool) -> dict[str, Any]:
         import torch
@@ -72,7 +72,7 @@ def _normal(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: 
 
 
 def _transformers(model: str, config: str, tiny: dict[str, Any], **settings: Any) -> Callable[[bool], Any]:
-    """Return what builds a model from a configuration class, with the published base model's defaults but for these."""
+    """Make a builder from a configuration class: the published base model's defaults but for these settings."""
 
     def build(small: bool) -> Any:
         import transformers
@@ -84,7 +84,7 @@ def _transformers(model: str, config: str, tiny: dict[str, Any], **settings: Any
 
 
 def _encoder(build: Callable[[bool], Any]) -> Callable[[bool], Any]:
-    """Return what builds the encoder alone of an encoder-decoder model."""
+    """Make a builder of the encoder alone of an encoder-decoder model."""
 
     def build_encoder(small: bool) -> Any:
         from . import modules
@@ -95,7 +95,7 @@ def _encoder(build: Callable[[bool], Any]) -> Callable[[bool], Any]:
 
 
 def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
-    """Return what builds a model by timm's name for it."""
+    """Make a builder of timm's model of that name."""
 
     def build(small: bool) -> Any:
         import timm

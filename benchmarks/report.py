@@ -120,13 +120,13 @@ class Report:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON so that whoever ends the run leaves the old file or the new one."""
+    """Write JSON atomically: an aborted run leaves the old file or the new one."""
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(unfinished, path)
 
 
-def merged(cases: Iterable[Case]) -> list[Case]:
+def merge(cases: Iterable[Case]) -> list[Case]:
     """Keep one case of each group and name, the last that was measured, where the first stood; order by group."""
     found: dict[tuple[str, str], Case] = {}
     for case in cases:
@@ -197,8 +197,8 @@ def rival_columns(
     return [column(rival) for rival in dict.fromkeys(r.rival for case in cases for r in case.results)]
 
 
-def numbered(notes: Sequence[str]) -> list[str]:
-    """List what the marks of `rival_columns` stand for; call it once the tables are written."""
+def list_notes(notes: Sequence[str]) -> list[str]:
+    """List the failures that the marks of `rival_columns` stand for, once the tables are written."""
     return [*(f"{i}. {note}" for i, note in enumerate(notes, 1)), *([""] if notes else [])]
 
 
@@ -210,7 +210,7 @@ def ratio(a: float | None, b: float | None) -> float | None:
 
 
 def case_table(case: Case, base: str, compared: Sequence[str], milliseconds: bool = False) -> list[str]:
-    """Write a case: rivals down; errors, figures, ratios to `base`, facts across; then what failed, and why."""
+    """Write a case: a row a rival, with errors, figures, ratios to `base` and facts; then what failed, and why."""
     figures = [f for f in FIGURES if any(f in r.times or f in r.missing for r in case.results)]
     scale, unit = (1e-3, ", ms") if milliseconds else (1.0, "")
 

@@ -19,8 +19,8 @@ from .report import (
     case_heading,
     case_table,
     heading,
+    list_notes,
     number,
-    numbered,
     ratio,
     rival_columns,
     scientific,
@@ -106,7 +106,7 @@ def rows(report: Report) -> list[str]:
         length = Column("columns", lambda case: str(case.shape[1]))
         error = Column("error", lambda case: case.value(FUSED, "error"), scientific)
         columns = [length, *rival_columns(cases, "GB/s", notes), error]
-        lines += [f"## {group}", "", *table(columns, cases, max), *numbered(notes)]
+        lines += [f"## {group}", "", *table(columns, cases, max), *list_notes(notes)]
     return lines
 
 
@@ -187,7 +187,7 @@ def _tabulate_depths(cases: Sequence[Case]) -> list[str]:
     ):
         depth = Column("K", lambda case: str(case.shape[1]))
         lines += [title, "", *table([depth, *rival_columns(cases, what, notes, form)], cases, min)]
-    return [*lines, *numbered(notes)]
+    return [*lines, *list_notes(notes)]
 
 
 def products(report: Report) -> list[str]:

@@ -46,8 +46,8 @@ def as_double(tensor: torch.Tensor, xp: Any) -> Any:
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
-def place() -> str:
-    """Return the device of the modules."""
+def device_type() -> str:
+    """Return the modules' device: "cuda", or "cpu" without a GPU."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -168,8 +168,10 @@ def product(x: torch.Tensor, weight: torch.Tensor, precision: str) -> torch.Tens
 # Running it ---------------------------------------------------------------------------------------------------------
 
 
-def compiled(function: Callable[..., Any], mode: str = "default", backend: Any = "inductor") -> Callable[..., Any]:
-    """Compile for these very shapes."""
+def compile_static(
+    function: Callable[..., Any], mode: str = "default", backend: Any = "inductor"
+) -> Callable[..., Any]:
+    """Compile with torch.compile for fixed shapes."""
     if backend == "cupyfuse":  # a checkout that is not installed registers no name
         from cupyfuse.torch.backend import backend
     return torch.compile(function, dynamic=False, mode=mode, backend=backend)

@@ -80,7 +80,7 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
     return data
 
 
-def _makers(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) -> dict[str, Callable[[], Rival]]:
+def _factories(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of softmax or logsumexp over the rows of `x`."""
     fused = row_softmax if operation == "softmax" else row_logsumexp
     cupyx = functools.partial(getattr(lab.special, operation), axis=1)
@@ -96,7 +96,7 @@ def _makers(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) -> 
     def torch(compiling: bool) -> Rival:
         rivals = lab.need_torch(compiling)
         function = getattr(rivals, operation)
-        call = functools.partial(rivals.compiled(function) if compiling else function, rivals.as_tensor(x))
+        call = functools.partial(rivals.compile_static(function) if compiling else function, rivals.as_tensor(x))
         if compiling:
             compile_budget.spend(call)
         return lab.rival(call, expected, int(x.nbytes), sample, torch=rivals)
@@ -125,5 +125,5 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
             for operation in ("softmax", "logsumexp"):
                 lab.release()
                 case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, _moved(operation, x))
-                yield run(lab, case, _makers(lab, operation, x, compile_budget), ("gpu_evicted",), options.budget)
+                yield run(lab, case, _factories(lab, operation, x, compile_budget), ("gpu_evicted",), options.budget)
         del data, x

@@ -45,7 +45,7 @@ def describe(error: BaseException) -> str:
     return text if len(text) <= 240 else text[:237] + "..."
 
 
-def due(turn: int, turns: int, count: int) -> bool:
+def is_turn(turn: int, turns: int, count: int) -> bool:
     """Tell whether a rival of `count` samples takes one in this turn, so that they spread evenly over `turns`."""
     return turn * count // turns != (turn + 1) * count // turns
 
@@ -113,7 +113,7 @@ class Contest:
         for turn in range(turns):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
-                if name in self.failures or not due(turn, turns, counts[name]):
+                if name in self.failures or not is_turn(turn, turns, counts[name]):
                     continue
                 try:
                     samples[name].append(sample(name, running[name]))

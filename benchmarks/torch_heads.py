@@ -89,7 +89,7 @@ class Head:
         self._torch = lab.need_torch()
         torch = self._torch.torch
         source = self._torch.load(name, options.shape)
-        place, dtype = self._torch.place(), getattr(torch, options.dtype)
+        place, dtype = self._torch.device_type(), getattr(torch, options.dtype)
         torch.manual_seed(options.seed)
         self._module = source.Model(*source.get_init_inputs()).to(place, dtype)
         self._x = source.get_inputs()[0].to(place, dtype)
@@ -123,12 +123,12 @@ class Head:
             training = group != INFERENCE
             for module in (self._module, self._fused):
                 module.train(training)
-            makers = {rival: functools.partial(make, rival) for rival in (FUSED, EAGER, COMPILED, *more)}
+            factories = {rival: functools.partial(make, rival) for rival in (FUSED, EAGER, COMPILED, *more)}
             if make == self._forward:
-                makers = {BOUND: functools.partial(self._bound, training), **makers}
+                factories = {BOUND: functools.partial(self._bound, training), **factories}
             case = Case(group, self._name, self._options.shape, self._options.dtype)
             with torch.set_grad_enabled(training):
-                run(self._lab, case, makers, FIGURES[group], self._options.budget)
+                run(self._lab, case, factories, FIGURES[group], self._options.budget)
                 if group in (FORWARD, BACKWARD):
                     case.facts.update(self._memory(group == BACKWARD))
             yield case
@@ -140,7 +140,7 @@ class Head:
             return self._fused if rival == FUSED else self._module
         if rival not in self._compiled:
             mode = "max-autotune" if rival == AUTOTUNED else "default"
-            self._compiled[rival] = self._lab.need_torch(compiling=True).compiled(self._module, mode)
+            self._compiled[rival] = self._lab.need_torch(compiling=True).compile_static(self._module, mode)
         return self._compiled[rival]
 
     def _reset(self) -> None:
@@ -222,13 +222,13 @@ class Head:
         return facts
 
 
-def _launch_makers(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callable[[], Rival]]:
+def _launch_factories(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of a chain of one launch: `torch.nn.Softmax` on a small matrix."""
     rivals = lab.need_torch()
     torch = rivals.torch
     module = torch.nn.Softmax(dim=1)
     torch.manual_seed(0)
-    x = torch.randn(SMALL).to(rivals.place(), getattr(torch, dtype)).requires_grad_(with_grad)
+    x = torch.randn(SMALL).to(rivals.device_type(), getattr(torch, dtype)).requires_grad_(with_grad)
     expected = [torch.softmax(x.detach().double(), 1)]
 
     def rival(called: Callable[..., Any]) -> Rival:
@@ -243,7 +243,7 @@ def _launch_makers(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callable[
     return {
         FUSED: ours,
         EAGER: lambda: rival(module),
-        COMPILED: lambda: rival(lab.need_torch(compiling=True).compiled(module)),
+        COMPILED: lambda: rival(lab.need_torch(compiling=True).compile_static(module)),
     }
 
 
@@ -257,5 +257,5 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
         lab.release()
         case = Case(LAUNCH, f"softmax, {name}", SMALL, options.dtype)
         with torch.set_grad_enabled(name == WITH_GRAD):
-            run(lab, case, _launch_makers(lab, options.dtype, name == WITH_GRAD), FIGURES[LAUNCH], options.budget)
+            run(lab, case, _launch_factories(lab, options.dtype, name == WITH_GRAD), FIGURES[LAUNCH], options.budget)
         yield case

@@ -39,7 +39,7 @@ class Requirement(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """A requirement beside a case's measurements: by rival the ratio, or the figure itself; None where unmeasured."""
+    """A requirement checked on a case: by rival the ratio, or the figure itself; None where unmeasured."""
 
     requirement: Requirement
     case: Case

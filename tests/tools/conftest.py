@@ -24,7 +24,7 @@ def torch_lab(lab, monkeypatch):
     torch.set_num_threads(1)  # more only quarrel with NumPy's over these small arrays
     monkeypatch.setattr(rivals, "poison", lambda size: None)
     monkeypatch.setattr(rivals, "release", lambda: None)
-    monkeypatch.setattr(rivals, "compiled", lambda function, mode="default", backend="inductor": function)
+    monkeypatch.setattr(rivals, "compile_static", lambda function, mode="default", backend="inductor": function)
     lab.torch = rivals
     yield lab
     torch.set_num_threads(threads)
@@ -43,6 +43,6 @@ def on_cpu(monkeypatch):
     """Keep the modules beside NumPy's arrays, on a machine with a GPU too."""
     from benchmarks import rivals
 
-    monkeypatch.setattr(rivals, "place", lambda: "cpu")
+    monkeypatch.setattr(rivals, "device_type", lambda: "cpu")
     monkeypatch.setattr(rivals, "peak_memory", lambda call: call() or 0)
     monkeypatch.setattr(rivals, "memory_held", lambda: (0, 0))

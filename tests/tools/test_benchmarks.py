@@ -13,7 +13,7 @@ from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice
 from benchmarks import __main__ as command
 from benchmarks import environment, families, gemm, heads, rows, timing
 from benchmarks.device import GRAPH_CALLS, Device
-from benchmarks.lab import Rival, Unavailable, errors_of, laboratory, run
+from benchmarks.lab import Rival, Unavailable, measure_errors, open_lab, run
 from benchmarks.report import Case, Column, Report, Result, number, table
 from benchmarks.reports import markdown
 
@@ -35,7 +35,7 @@ def test_summary_of_known_numbers():
 
 @pytest.mark.parametrize(("turns", "count"), [(50, 7), (7, 7), (20, 1), (50, 49)])
 def test_each_rival_gets_its_count_of_turns(turns, count):
-    taken = [turn for turn in range(turns) if timing.due(turn, turns, count)]
+    taken = [turn for turn in range(turns) if timing.is_turn(turn, turns, count)]
     assert len(taken) == count
     gaps = np.diff([-1, *taken])
     assert gaps.max() - gaps.min() <= 1  # spread evenly
@@ -163,14 +163,14 @@ def test_the_device_captures_graphs_and_ends_captures_that_fail(fake_gpu):
 
 
 def test_the_laboratory_opens_with_what_is_there(fake_gpu, monkeypatch):
-    with laboratory("high", with_torch=False, with_compiler=True) as lab:
-        assert (lab.torch, lab.torch_missing, lab.limit("float32")) == (None, "left out on request", 2e-2)
+    with open_lab("high", with_torch=False, with_compiler=True) as lab:
+        assert (lab.torch, lab.torch_missing, lab.error_limit("float32")) == (None, "left out on request", 2e-2)
         with pytest.raises(Unavailable, match="left out on request"):
             lab.need_torch(compiling=True)
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "benchmarks.rivals", raising=False)
     monkeypatch.delattr("benchmarks.rivals", raising=False)
-    with laboratory("highest", with_torch=True, with_compiler=True) as lab:
+    with open_lab("highest", with_torch=True, with_compiler=True) as lab:
         assert lab.torch_missing == "not installed"
 
 
@@ -259,21 +259,21 @@ def test_cupyfuse_failing_is_a_failure_and_a_rival_failing_is_not():
 def test_the_error_is_the_worst_attempts_and_nan_never_passes(lab):
     expected = [np.array([3.0, 4.0])]
     good, bad, broken = (lambda v=v: [np.array([3.0, v])] for v in (4.0, 4.5, math.nan))
-    assert errors_of(Rival(good, [good, bad, good], expected)) == (pytest.approx(0.1), None)
+    assert measure_errors(Rival(good, [good, bad, good], expected)) == (pytest.approx(0.1), None)
     sized = Rival(good, [good, bad], expected, sizes=[np.array([1.0, 8.0])])
-    assert errors_of(sized) == (pytest.approx(0.1), pytest.approx(1 / 16))
-    assert all(map(math.isnan, errors_of(Rival(good, [broken, good], expected, sizes=[np.ones(2)]))))
-    assert errors_of(Rival(good, [], expected)) == (None, None)
+    assert measure_errors(sized) == (pytest.approx(0.1), pytest.approx(1 / 16))
+    assert all(map(math.isnan, measure_errors(Rival(good, [broken, good], expected, sizes=[np.ones(2)]))))
+    assert measure_errors(Rival(good, [], expected)) == (None, None)
     with pytest.raises(RuntimeError, match="shape"):
-        errors_of(Rival(good, [lambda: [np.zeros(3)]], expected))
+        measure_errors(Rival(good, [lambda: [np.zeros(3)]], expected))
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_elements_that_were_not_written_are_counted(lab, dtype):
-    target = lab.poisoned((3, 4), rows.dtypes.to_numpy(dtype))
-    assert lab.unwritten(target) == 12
+    target = lab.allocate_poisoned((3, 4), rows.dtypes.to_numpy(dtype))
+    assert lab.count_unwritten(target) == 12
     target[1:] = 2.0
-    assert lab.unwritten(target) == 4
+    assert lab.count_unwritten(target) == 4
     assert not np.isnan(lab.as_double(target)[1:]).any()
 
 
@@ -289,14 +289,14 @@ def test_wrong_missing_and_raising_rivals_are_reported_and_not_timed(lab):
     def unavailable():
         raise Unavailable("not installed")
 
-    makers = {
+    factories = {
         "right": lambda: Rival(lambda: None, [lambda: [np.ones(4)]], expected),
         "wrong": lambda: Rival(lambda: None, [lambda: [np.full(4, 2.0)]], expected),
         "nan": lambda: Rival(lambda: None, [lambda: [np.full(4, math.nan)]], expected),
         "raising": lambda: 1 / 0,
         "missing": unavailable,
     }
-    case = run(lab, Case("g", "c", (4, 1), "float32"), makers, ("gpu_evicted",), 1e-9)
+    case = run(lab, Case("g", "c", (4, 1), "float32"), factories, ("gpu_evicted",), 1e-9)
     failures = {r.rival: r.failure for r in case.results}
     assert failures == {
         "right": "",
@@ -315,7 +315,7 @@ def test_wrong_missing_and_raising_rivals_are_reported_and_not_timed(lab):
 def run_all(lab, arguments):
     given = command.parse(arguments.split())
     found = list(command.BENCHMARKS[given.benchmark][0].cases(lab, given))
-    report = Report(given.benchmark, ENVIRONMENT, command.stated(given), cases=found)
+    report = Report(given.benchmark, ENVIRONMENT, command.stated_options(given), cases=found)
     json.dumps(report.options, allow_nan=False)
     assert report.failed() == []
     markdown(report)
@@ -407,14 +407,14 @@ def test_wrong_usage_is_exit_code_2(arguments, capsys):
 def test_options_become_names_and_settings():
     given = command.parse(["heads", "--dtype", "bfloat16", "--shape", "4x5x6", "--precision", "high"])
     assert command.file_name(given) == "heads-bfloat16-high"
-    assert command.stated(given)["shape"] == "4x5x6"
+    assert command.stated_options(given)["shape"] == "4x5x6"
     given = command.parse(["rows", "--quick", "--lengths", "8,16"])
     assert (given.lengths, given.compile_budget) == ((8, 16), 40.0)
-    assert command.stated(given)["lengths"] == "8 16"
+    assert command.stated_options(given)["lengths"] == "8 16"
     assert command.parse(["rows"]).compile_budget == 180.0
     assert (command.file_name(given), given.bytes) == ("rows", rows.DEFAULTS["bytes"][1])
     given = command.parse(["gemm", "--families", "positive,head", "--shape", "4x5x6", "--depths", "1,9"])
-    assert (command.file_name(given), command.stated(given)["families"]) == ("gemm", "positive head")
+    assert (command.file_name(given), command.stated_options(given)["families"]) == ("gemm", "positive head")
     assert [shape for *_, shape in gemm.plan(given)] == [(4, 5, 6), (4, 5, 6), (256, 1, 512), (256, 9, 512)]
     assert command.parse(["gemm", "--quick"]).depths == gemm.DEFAULTS["depths"][1]
 
@@ -422,7 +422,7 @@ def test_options_become_names_and_settings():
 def test_a_run_from_the_command_line(lab, hasty, monkeypatch, tmp_path, capsys):
     import contextlib
 
-    monkeypatch.setattr(command, "laboratory", lambda *settings: contextlib.nullcontext(lab))
+    monkeypatch.setattr(command, "open_lab", lambda *settings: contextlib.nullcontext(lab))
     arguments = ["rows", "--quick", "--lengths", "64", "--dtypes", "float32"]
     assert command.main([*arguments, "--output", str(tmp_path)]) == 0
     assert "# Benchmark `rows` on Fake GPU 9000" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import pytest
 from benchmark_lab import ENVIRONMENT
 
 from benchmarks import families, gemm, timing
-from benchmarks.lab import WRONG, errors_of, run
+from benchmarks.lab import WRONG, measure_errors, run
 from benchmarks.report import Case, Report, Result
 from benchmarks.reports import BY_ELEMENT, BY_NORM, has_one_sign, margin, markdown
 from cupyfuse.settings import PRECISIONS
@@ -114,8 +114,8 @@ def test_errors_of_a_product_by_hand(lab):
     product = gemm.Product(lab, x, weight)
     assert product.facts == {"reference": 2.0**-53, "cancellation": 5.0}
     lab.cupy.matmul = lambda x, weight: np.array([[1.5]], np.float32)
-    wrong = {gemm.BASE: product.makers()[gemm.BASE]}
-    assert errors_of(wrong[gemm.BASE]()) == (0.5, pytest.approx(0.1))
+    wrong = {gemm.BASE: product.factories()[gemm.BASE]}
+    assert measure_errors(wrong[gemm.BASE]()) == (0.5, pytest.approx(0.1))
     case = run(lab, Case("g", "c", (1, 2, 1), "float32"), wrong, ("gpu_evicted",), 1e-9)
     assert case.results[0].failure == "wrong result: max error 0.1"
     assert (case.results[0].error, case.results[0].max_error) == (0.5, pytest.approx(0.1))
@@ -124,13 +124,19 @@ def test_errors_of_a_product_by_hand(lab):
 def test_large_products_are_compared_in_some_rows(lab, monkeypatch):
     monkeypatch.setattr(gemm, "_CHECKED", 3 * 4 * 5)
     x, weight = (np.ones(shape, np.float32) for shape in ((10, 4), (5, 4)))
-    rival = gemm.Product(lab, x, weight).makers()[gemm.BASE]()
+    rival = gemm.Product(lab, x, weight).factories()[gemm.BASE]()
     assert rival.expected[0].shape == rival.sizes[0].shape == (3, 5)
-    assert errors_of(rival) == (0.0, 0.0)
+    assert measure_errors(rival) == (0.0, 0.0)
 
 
 def test_a_product_that_is_rounded_too_coarsely_is_wrong():
-    assert gemm.limit("highest", 1) < 2.0**-20 < gemm.limit("high", 1) < gemm.limit("medium", 1) < 2.0**-5
+    assert (
+        gemm.error_limit("highest", 1)
+        < 2.0**-20
+        < gemm.error_limit("high", 1)
+        < gemm.error_limit("medium", 1)
+        < 2.0**-5
+    )
     assert set(gemm._OPERANDS) == set(WRONG) == set(PRECISIONS)
 
 

@@ -13,7 +13,7 @@ from support import ROOT
 from benchmarks import __main__ as command
 from benchmarks import models, timing
 from benchmarks.networks import NETWORKS
-from benchmarks.report import OUT_OF_TIME, Case, Report, Result, merged
+from benchmarks.report import OUT_OF_TIME, Case, Report, Result, merge
 from benchmarks.reports import geometric_mean, markdown
 from benchmarks.verdicts import check
 
@@ -22,7 +22,7 @@ EAGER, COMPILED, FUSED, BACKEND = models.EAGER, models.COMPILED, models.FUSED, m
 
 def made_up(name="bert, large", fused=5e3, setting="bfloat16"):
     """Eager takes 10 ms, torch.compile and our backend 8 ms, ours what is asked for; graphs were left out."""
-    case = Case(models.title(models.INFERENCE, setting), name, (32, 128), "bfloat16")
+    case = Case(models.group_title(models.INFERENCE, setting), name, (32, 128), "bfloat16")
     for rival, median in ((EAGER, 10e3), (FUSED, fused), (BACKEND, 8e3), (COMPILED, 8e3)):
         case.results.append(Result(rival, 1e-3, dict.fromkeys(models.FIGURES, timing.summarize([median]))))
         case.facts[f"first call s, {rival}"] = 12.5
@@ -91,8 +91,8 @@ def test_only_what_was_tried_counts_as_failed():
 def test_later_cases_take_the_place_of_earlier_ones():
     first, second, other = made_up(), made_up(fused=4e3), made_up(setting="float32")
     missed = dataclasses.replace(late(), name="bert, large")
-    assert merged([first, other, made_up("mlp, small"), second, missed]) == [second, made_up("mlp, small"), other]
-    assert merged([missed, first]) == [first] and merged([missed]) == [missed]
+    assert merge([first, other, made_up("mlp, small"), second, missed]) == [second, made_up("mlp, small"), other]
+    assert merge([missed, first]) == [first] and merge([missed]) == [missed]
 
 
 def test_what_is_written(tmp_path):
@@ -157,7 +157,7 @@ def run(torch_lab, **changed):
 def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
     rivals_of = ("eager", "fuse", "backend", "compile", "compile-graphs")  # nothing is compiled in this lab
     found = run(torch_lab, models=(name,), rivals=rivals_of)
-    assert [case.group for case in found] == [models.title(mode, "float32") for mode in models.MODES]
+    assert [case.group for case in found] == [models.group_title(mode, "float32") for mode in models.MODES]
     for case in found:
         assert case.shape[0] == NETWORKS[name].batches["small"]
         for result in case.results:
@@ -235,8 +235,8 @@ def test_options():
     arguments = "models --models bert,mlp --dtypes float32-high --modes training --rivals eager --seconds 90 --tiny"
     given = command.parse(arguments.split())
     assert (given.models, given.dtypes, given.batches) == (("bert", "mlp"), ("float32-high",), models.BATCHES)
-    assert (command.file_name(given), command.stated(given)["seconds"], given.tiny) == ("models", 90, True)
-    assert "seconds" not in command.stated(command.parse(["models"]))  # JSON has no infinity
+    assert (command.file_name(given), command.stated_options(given)["seconds"], given.tiny) == ("models", 90, True)
+    assert "seconds" not in command.stated_options(command.parse(["models"]))  # JSON has no infinity
     with pytest.raises(SystemExit):
         command.parse(["models", "--models", "resnext"])
 

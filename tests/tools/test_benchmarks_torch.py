@@ -226,7 +226,7 @@ def test_arrays_share_the_memory_of_tensors(torch_lab):
 
 def test_options():
     given = command.parse(["torch", "--dtype", "bfloat16", "--shape", "4x5x6"])
-    assert (command.file_name(given), command.stated(given)["shape"]) == ("torch-bfloat16", "4x5x6")
+    assert (command.file_name(given), command.stated_options(given)["shape"]) == ("torch-bfloat16", "4x5x6")
     assert (given.max_autotune, given.heads, given.seed) == (True, torch_heads.NAMES, 0)
     given = command.parse(["torch", "--no-max-autotune", "--heads", "head_sum", "--quick"])
     assert (command.file_name(given), given.max_autotune, given.heads) == ("torch", False, ("head_sum",))
