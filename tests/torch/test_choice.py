@@ -86,7 +86,7 @@ def test_what_is_let_go_does_not_count() -> None:
         nbytes = 10
 
     budget, kept = Budget(15), Kept()
-    budget.enter(kept)  # type: ignore[arg-type]
+    budget.charge(kept)  # type: ignore[arg-type]
     assert budget.used == 10 and not budget.allows(6, -1) and budget.allows(5, -1)
     del kept
     assert budget.used == 0 and budget.allows(15, -1)
