@@ -1,11 +1,12 @@
-// Reductions down the columns: a block for each strip of Strip columns and each of gridDim.y shares of the rows.
+// Reductions down the columns: one block per strip of columns and share of the rows.
 //
-// P is an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes
-// and writes the per-column results. Within a warp, Strip / V lanes read one row's part of the strip, the other lanes the
-// rows after it; a lane keeps the totals of V columns over every row it reads. Lanes, then warps, are merged in a fixed
-// order. Where gridDim.y > 1, each share's totals go to p.partial (shares x cols) and column_merge finishes.
-// Launch: Threads threads a block; (ceil(cols / Strip), shares) blocks; Strip a power of two, V <= Strip <= 32. V > 1
-// needs cols, all row strides and all pointers to be multiples of V elements.
+// P: an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes and
+//   writes the per-column results.
+// Within a warp, Strip / V lanes read one row's part of the strip and the other lanes the rows after it; a lane accumulates
+// V columns over all rows that it reads. Lanes, then warps, are merged in a fixed order. With several shares, the totals of
+// each go to p.partial (shares x cols) and column_merge finishes.
+// Launch: Threads threads; (ceil(cols / Strip), shares) blocks. Strip is a power of two, V <= Strip <= 32. V > 1 needs cols,
+//   all row strides and all pointers to be multiples of V elements.
 #pragma once
 
 #include "stages.cuh"
@@ -13,7 +14,7 @@
 template <class P, int Threads, int Strip, int Items, int V>
 __device__ __forceinline__ void column_stats(const P& p) {
     typedef typename P::Totals0 Totals;
-    constexpr int across = Strip / V;               // lanes side by side in one row
+    constexpr int across = Strip / V;               // lanes along one row
     constexpr int down = 32 / across;               // rows that a warp reads at once
     constexpr int warps = Threads / 32;
     SHARED_BYTES(scratch, warps * Strip * sizeof(Totals));
@@ -97,7 +98,7 @@ __device__ __forceinline__ void column_stats(const P& p) {
     }
 }
 
-// Merge the totals of all shares, in their order. Launch: Threads threads a block, ceil(cols / Threads) blocks.
+// Merge the totals of all shares, in their order. Launch: Threads threads, ceil(cols / Threads) blocks.
 template <class P, int Threads>
 __device__ __forceinline__ void column_merge(const P& p) {
     const i64 col = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x;

@@ -1,8 +1,8 @@
-// Row program without reductions: every V elements on their own, in any order.
+// Row program without reductions: each thread computes V elements at a time, independently of all others.
 //
-// P as in row_block.cu, with one stage.
-// Launch: Threads threads a block; any number of blocks, each takes packs at a stride of the grid. V > 1 needs cols, all
-// row strides and all pointers to be multiples of V elements.
+// P: as in row_block.cu, with one stage.
+// Launch: Threads threads, any number of blocks (grid-stride loop over packs of V elements). V > 1 needs cols, all row
+//   strides and all pointers to be multiples of V elements.
 #pragma once
 
 #include "stages.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ void elementwise(const P& p) {
     const bool small = total < (i64(1) << 31);
     for (i64 k = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x; k < total;
          k += static_cast<i64>(gridDim.x) * Threads) {
-        // A 64-bit division costs many times a 32-bit one.
+        // 64-bit division is many times slower than 32-bit.
         const i64 row = small ? static_cast<i64>(static_cast<u32>(k) / static_cast<u32>(packs)) : k / packs;
         const i64 col = (k - row * packs) * V;
         typename P::Row r;

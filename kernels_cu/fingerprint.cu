@@ -1,15 +1,14 @@
-// Whether matrices may hold other values than when something was last prepared from them: a hash of a sample of their
-// elements, compared with the hash that was kept.
+// Change detection: hash a sample of each matrix and compare with the hash that was stored when values were last computed
+// from the matrices.
 //
-// Each row is sampled in `places` runs of 32 bytes (whole sectors of memory), spread evenly and shifted from row to row,
-// so that a change of a column is seen as well as one of a row; rows of no more runs than that are read whole. A thread
-// hashes 16 bytes with their position. The hashes are added as integers, which gives the same sum in any order. `token`
-// stands for what the host knows to have changed: it is part of the hash.
+// Each row is sampled in `places` runs of 32 bytes (memory sectors), spread evenly and shifted from row to row, so that a
+// changed column is seen as well as a changed row; shorter rows are read whole. A thread hashes 16 bytes with their
+// position. Hashes are added as integers: the sum does not depend on the order. `token` counts the changes that the host
+// knows of and is part of the hash.
 //
-// `state` belongs to one stream (or one captured graph), `kept` to what was prepared and to all streams. state->changed
-// tells the launches behind this one whether to prepare: kept->hash is another, or the values were prepared since by
-// another stream, which may still be writing them. Both are zeros at first: changed. The last block to finish resets
-// what the next launch adds to.
+// `state` belongs to one stream (or one captured graph), `kept` is shared by all; both are zero at first, which means
+// changed. state->changed tells the launches behind this one on the stream whether to recompute: the hash differs, or
+// another stream has recomputed since and may still be writing. The last block to finish resets the sum and the ticket.
 // Launch: Threads threads, any number of blocks.
 #pragma once
 
@@ -17,7 +16,7 @@
 
 typedef unsigned long long u64;
 
-// Strides are in bytes. `places` is how many runs of 32 bytes are read of a row, at most all of them.
+// Strides are in bytes; `places` is the number of runs of 32 bytes that are read of each row.
 struct Sampled {
     const char* data;
     i64 row_stride, col_stride, rows, cols, itemsize, places;
@@ -26,14 +25,14 @@ struct Sampled {
 struct FingerprintState {
     u64 sum;
     u32 ticket, changed;
-    u64 generation;  // of what this stream has prepared
+    u64 generation;  // of the values that this stream last computed
 };
 
 struct FingerprintKept {
     u64 hash, generation;
 };
 
-// The finalizer of MurmurHash3: every bit of x decides on every bit of the result, and no two x have the same.
+// The finalizer of MurmurHash3: a bijection in which every bit of x affects every bit of the result.
 __device__ __forceinline__ u64 mixed(u64 x) {
     x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
     x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
@@ -47,7 +46,7 @@ __device__ __forceinline__ u64 bits_at(const char* at, i64 itemsize) {
                            : *reinterpret_cast<const unsigned char*>(at);
 }
 
-// The hash of piece n of a matrix, half a run; zeros stand for what is beyond the row.
+// The hash of piece n of a matrix, half a run; elements beyond the row count as zeros.
 __device__ __forceinline__ u64 hash_of_piece(const Sampled& m, i64 n, i64 first) {
     const i64 width = 16 / m.itemsize, runs = (m.cols + 2 * width - 1) / (2 * width);
     const i64 place = n / 2 % m.places, row = n / 2 / m.places;
@@ -74,11 +73,11 @@ __device__ __forceinline__ void fingerprint(
     const Sampled (&matrices)[Count], u64 token, FingerprintState* state, FingerprintKept* kept) {
     const i64 step = static_cast<i64>(gridDim.x) * Threads;
     u64 sum = 0;
-    i64 first = 0;  // pieces of the matrices before
+    i64 first = 0;  // pieces of the preceding matrices
 #pragma unroll
     for (int k = 0; k < Count; ++k) {
         const i64 pieces = matrices[k].rows * matrices[k].places * 2;
-        // Threads that have no piece of one matrix have one of the next.
+        // Threads without a piece of this matrix get one of the next.
         const i64 mine = (static_cast<i64>(blockIdx.x) * Threads + threadIdx.x + step - first % step) % step;
         for (i64 n = mine; n < pieces; n += step) {
             sum += hash_of_piece(matrices[k], n, first);
@@ -111,10 +110,10 @@ __device__ __forceinline__ void fingerprint(
     sum = atomicExch(&state->sum, 0ull);
     state->ticket = 0;
     u64 hash = mixed(sum ^ mixed(token + 0x9e3779b97f4a7c15ull));
-    hash = hash == 0 ? 1 : hash;  // zero is that of nothing
+    hash = hash == 0 ? 1 : hash;  // zero means: no hash yet
     u64 generation;
     if (*static_cast<volatile u64*>(&kept->hash) != hash) {
-        // In this order: who finds the new hash also finds the new generation.
+        // The order matters: whoever reads the new hash must read the new generation too.
         generation = atomicAdd(&kept->generation, 1ull) + 1;
         __threadfence();
         atomicExch(&kept->hash, hash);

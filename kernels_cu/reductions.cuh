@@ -1,12 +1,12 @@
-// Accumulators: what a reduction keeps while it combines elements.
+// Accumulators of reductions.
 //
-// Elements come in tiles: a thread calls peek(x) for every element of a tile, settle() once, then add(x) for every
-// element. Only the sum of exponentials needs to look ahead, to rescale once a tile instead of once an element.
+// Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add(x) for each element.
+// Only ExpSum looks ahead, to rescale once per tile instead of once per element.
 //
-// Lanes of a warp combine what they have in two rounds over the same masks: lead(mask) with every mask, settle() once,
-// exchange(mask, upper) with every mask. Both read the lane whose number differs in `mask`, `upper` saying that the own
-// number is the larger one; all lanes of `members` call them together. All lanes hold the same bits afterwards.
-// merge(other) takes in a whole accumulator; in a fixed order it gives fixed bits.
+// Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
+// every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
+// lanes of `members` have to call them together, and hold the same bits afterwards.
+// merge(other) adds a whole accumulator; in a fixed order it gives fixed bits.
 #pragma once
 
 #include "types.cuh"
@@ -63,14 +63,14 @@ struct Min {
     __device__ __forceinline__ T bottom() const { return v; }
 };
 
-// Largest element m and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
+// The maximum m and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
 template <class T>
 struct ExpSum {
     T m = -infinity<T>();
     T s = T(0);
     T ahead = -infinity<T>();
 
-    // (-inf) - (-inf) would be NaN: while there is nothing but -inf, exponentials are taken relative to 0.
+    // (-inf) - (-inf) would be NaN: while all elements are -inf, exponentials are relative to 0.
     static __device__ __forceinline__ T base(T m) { return m == -infinity<T>() ? T(0) : m; }
 
     __device__ __forceinline__ void peek(T x) { ahead = nan_max(ahead, x); }
@@ -95,8 +95,8 @@ struct ExpSum {
     __device__ __forceinline__ T total() const { return isfinite(m) ? s : m - m; }
 };
 
-// Count, mean and sum of squared distances from the mean (Welford 1962; merged as in Chan, Golub and LeVeque 1979), of
-// elements relative to the first one: a mean far larger than the spread costs no digits.
+// Count, mean and sum of squared deviations (Welford 1962; merged as in Chan, Golub and LeVeque 1979), of elements relative
+// to the first one, so that a mean far larger than the spread loses no digits.
 template <class T>
 struct Moments {
     T n = T(0);

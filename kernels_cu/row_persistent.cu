@@ -1,10 +1,9 @@
-// Row program, blocks that stay: each takes one row after another, keeps the per-column inputs of its first stage in
-// registers, and reads the next row while it works on this one. For rows that need per-column inputs, which would
-// otherwise be read again, from the caches, for every row.
+// Row program, persistent blocks: the per-column inputs of the first stage stay in registers, and the next row is loaded
+// while this one is computed. For programs with per-column inputs, which would otherwise be read again for every row.
 //
-// P as in row_block.cu. Launch: Threads threads a block; as many blocks as the GPU holds at once, each takes rows at a
-// stride of gridDim.x; cols <= Threads * Items * V. V > 1 needs cols, all row strides and all pointers to be multiples of V
-// elements.
+// P: as in row_block.cu.
+// Launch: Threads threads; as many blocks as the GPU holds at once (grid-stride loop over rows); cols <= Threads * Items * V.
+//   V > 1 needs cols, all row strides and all pointers to be multiples of V elements.
 #pragma once
 
 #include "stages.cuh"

@@ -1,9 +1,9 @@
-// Row program, a block for each row, read again from memory (mostly from the L2 cache) for every stage. For rows that do
-// not fit in registers, and for programs with one stage, which need not keep anything.
+// Row program, one block per row: each stage reads the row again, mostly from the L2 cache. For rows that do not fit in
+// registers, and for programs with one stage.
 //
-// P as in row_block.cu, emitted so that each stage computes what it needs from the inputs.
-// Launch: Threads threads a block; any number of blocks, each takes rows at a stride of gridDim.x; any cols. V > 1 needs
-// cols, all row strides and all pointers to be multiples of V elements.
+// P: as in row_block.cu, emitted so that each stage recomputes from the inputs what it needs.
+// Launch: Threads threads, any number of blocks (grid-stride loop over rows), any cols. V > 1 needs cols, all row strides and
+//   all pointers to be multiples of V elements.
 #pragma once
 
 #include "stages.cuh"

@@ -1,12 +1,10 @@
-// Columns of float32, split into f16 halves for split_gemm.cu as the rows of the turned matrix: what split_rows.cu would make
-// of a turned copy, to the bit, without the copy.
+// Hi/lo split of a column-major float32 operand for split_gemm.cu, bit for bit as split_rows.cu splits a transposed copy.
 //
-// x is (cols, rows) in memory, with any stride from row to row and unit stride along a row: element k of row r of the operand
-// is x[k * stride + r]. Layout of `tiles`: split_pieces.cuh.
-// A block takes 32 rows of the operand, a lane of each warp one of them, and reads them twice, the second time from the L2
-// cache where they are short: for the largest elements, then to split them. A warp takes 64 columns at a time, and turns
-// them in shared memory, from where whole atoms are written.
-// Lanes ask for Ahead elements at once, then for Depth.
+// x: (cols, rows) in memory, unit stride along a row: element k of row r of the operand is x[k * stride + r].
+// tiles, inverse: the split operand, see split_pieces.cuh.
+// A block takes 32 rows of the operand, one for each lane of its warps, in two passes: find the largest elements, then
+// split. The second pass mostly reads the L2 cache. A warp takes 64 columns at a time and transposes them in shared memory,
+// from where whole atoms are written. Lanes have Ahead loads in flight in the first pass, Depth in the second.
 // Launch: Warps * 32 threads, ceil(rows / 32) blocks, Warps * 8192 bytes of dynamic shared memory.
 #pragma once
 
@@ -19,13 +17,13 @@ __device__ __forceinline__ void split_columns(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const i64 first = static_cast<i64>(blockIdx.x) * 32, row = first + lane;
     const i64 groups = (rows + 7) / 8, blocks = (cols + 63) / 64;
-    const i64 columns = row < rows ? cols : 0;  // padding has none
+    const i64 columns = row < rows ? cols : 0;  // padding rows read nothing
     const float* from = x + row;
     SHARED_DYNAMIC(shared);
     SHARED_BYTES(scratch, 2 * Warps * 32 * 4);
     u32(*const slots)[Warps][32] = reinterpret_cast<u32(*)[Warps][32]>(scratch);
 
-    // Magnitudes as bits: their order is that of the numbers.
+    // Compare magnitudes as bits: their order is that of the numbers.
     u32 top = 0;
     for (i64 begin = static_cast<i64>(warp) * Ahead; begin < columns; begin += Warps * Ahead) {
         u32 bits[Ahead];
@@ -49,7 +47,7 @@ __device__ __forceinline__ void split_columns(
     u32 small = 0;
     char* const own = shared + warp * 8192;
     char* const here = own + lane / 8 * 2048 + lane % 8 * 128;
-    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 128;  // of 16 bytes, to write of a block of columns
+    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 128;  // of 16 bytes each, in a block of columns
     for (i64 block = warp; block < blocks; block += Warps) {
 #pragma unroll
         for (int part = 0; part < 64; part += Depth) {

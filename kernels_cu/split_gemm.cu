@@ -1,17 +1,17 @@
-// Float32-accurate matrix product on Hopper's tensor cores: C = sum over k of Ahi Bhi + 2^-11 (Ahi Blo + Alo Bhi), every
-// row and column multiplied by the inverse of its scale.
+// C = A B' on Hopper's fp16 tensor cores, as accurate as in float32: the sum over k of Ahi Bhi + 2^-11 (Ahi Blo + Alo Bhi),
+// times the inverse scales of the row of A and the row of B.
 //
-// C is (m, n) float32, contiguous. A is (m, k) and B is (n, k), split into f16 halves by
-// split_rows.cu, whose layout suits tiles of any size: for every 64 columns, for every 8 rows, the atom of hi (see
-// tensor_cores.cuh) and the atom of lo. k > 0. An element of C has the same bits whatever m, n and Columns are. What the
-// halves cannot give is left to split_repair.cu: rows and columns with infinities or NaN, and doubtful elements.
+// A (m, k) and B (n, k), k > 0: split into hi and lo f16 parts by split_rows.cu, in atoms whose layout suits tiles of any
+//   size (split_pieces.cuh).
+// C: (m, n) float32, contiguous. An element has the same bits whatever m, n and Columns are.
+// split_repair.cu recomputes what this kernel cannot give: rows with infinities or NaN, and the elements marked in `flags`.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
-// copies the operands, 64 columns a stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they
-// sum 64 columns at a time, the corrections first, and the sum over k is rounded to nearest in other registers. While a
-// warpgroup does that, the tensor cores work for the other one: the two take turns.
-// Launch: 384 threads, any number of blocks (one a multiprocessor), SplitGemm<Columns, Stages>::shared bytes.
-// Columns a multiple of 8, up to 192, of which `multiply_add` is emitted.
+// copies the operands, 64 columns per stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they sum
+// 64 columns at a time, the corrections first; the sum over k is rounded to nearest in other registers. The consumers take
+// turns: while one adds, the tensor cores work for the other.
+// Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<Columns, Stages>::shared bytes. Columns is a
+//   multiple of 8, up to 192, for which `multiply_add` is emitted.
 #pragma once
 
 #include "split_tiles.cuh"
@@ -23,23 +23,23 @@ struct SplitGemm {
     static constexpr int rows_a_warpgroup = 64;
     static constexpr int groups_a = tile_rows / 8, groups_b = Columns / 8;
     static constexpr int stage = (groups_a + groups_b) * group;
-    static constexpr int shared = 1023 + Stages * (stage + 16);  // to align the stages, and two barriers each
+    static constexpr int shared = 1023 + Stages * (stage + 16);  // with alignment, and two barriers per stage
     static constexpr int consumers = 256, threads = 384;
 };
 
-// How many of `most` are left, when `left` are left in all.
+// min(left, most).
 __device__ __forceinline__ int at_most(i64 left, int most) { return left < most ? static_cast<int>(left) : most; }
 
-// Where a product goes, what is known of the rows of both operands, and a word for each warp's part of each tile: which
-// lanes have elements that small elements of the operands may have made inaccurate.
+// The result, the inverse scales of both operands, and flags: a word for each warp's part of a tile, with a bit for each
+// lane whose elements may be inaccurate because of small elements of the operands.
 struct Target {
     float* c;
     i64 m, n;
     const float *inverse_a, *inverse_b;
-    u32* doubts;
+    u32* flags;
 };
 
-// The tile at (row, col), as multiply_add leaves it in the registers of both consumer warpgroups.
+// Store the tile at (row, col) from the accumulators of both consumer warpgroups.
 template <int Columns>
 __device__ __forceinline__ void store_tile(
     const float (&sum)[Columns / 2], const Target& to, i64 tile, i64 row, i64 col) {
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store_tile(
     const bool top = row < to.m, bottom = row + 8 < to.m;
     const SplitRow upper = top ? SplitRow::of(to.inverse_a[row]) : SplitRow::none();
     const SplitRow lower = bottom ? SplitRow::of(to.inverse_a[row + 8]) : SplitRow::none();
-    bool doubtful = false;
+    bool flagged = false;
 #pragma unroll
     for (int j = 0; j < Columns / 8; ++j) {
         const bool one = 8 * j < left, two = 8 * j + 1 < left;
@@ -63,7 +63,8 @@ __device__ __forceinline__ void store_tile(
             const SplitRow of_row = h ? lower : upper;
             float* const element = at + 8 * h * to.n + 8 * j;
             const float u = sum[4 * j + 2 * h], v = sum[4 * j + 2 * h + 1];
-            doubtful |= fabsf(u) < of_row.doubt() + here.doubt() || fabsf(v) < of_row.doubt() + beside.doubt();
+            flagged |= fabsf(u) < of_row.accurate_from() + here.accurate_from() ||
+                       fabsf(v) < of_row.accurate_from() + beside.accurate_from();
             const float x = scaled(u, of_row.exponent() + here.exponent());
             const float y = scaled(v, of_row.exponent() + beside.exponent());
             if (h ? bottom : top) {
@@ -78,14 +79,14 @@ __device__ __forceinline__ void store_tile(
             }
         }
     }
-    const u32 lanes = __ballot_sync(0xffffffffu, doubtful);
+    const u32 lanes = __ballot_sync(0xffffffffu, flagged);
     if (lane == 0 && tile >= 0) {
-        to.doubts[tile * warps_a_tile + threadIdx.x / 32] = lanes;
+        to.flags[tile * warps_a_tile + threadIdx.x / 32] = lanes;
     }
 }
 
-// The stages in shared memory, as producer and consumers go round them, and after them two barriers each: `full`, which
-// the copies complete, and `empty`, at which every warp of the consumers arrives.
+// The ring of stages in shared memory, followed by two barriers per stage: `full`, which the copies complete, and `empty`,
+// at which each consumer warp arrives.
 template <class Shape, int Stages>
 struct Ring {
     u32 first, stage = 0, parity = 0;
@@ -100,7 +101,7 @@ struct Ring {
         stage = stage + 1 == Stages ? 0 : stage + 1;
         parity ^= stage == 0;
     }
-    // By one thread, before all.
+    // By one thread, before all other use.
     __device__ __forceinline__ void init() const {
 #pragma unroll
         for (int s = 0; s < Stages; ++s) {
@@ -120,7 +121,7 @@ __device__ __forceinline__ void copy_operands(
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         i64 row, col;
         order.at(tile, row, col);
-        // What a tile has beyond the last group keeps what was there: those rows of C are not stored.
+        // Rows beyond the last group keep stale data: those rows of C are not stored.
         const u32 bytes_a = at_most(groups_a - row / 8, Shape::groups_a) * Shape::group;
         const u32 bytes_b = at_most(groups_b - col / 8, Shape::groups_b) * Shape::group;
         const char* from_a = a + row / 8 * Shape::group;
@@ -140,13 +141,13 @@ __device__ __forceinline__ void copy_operands(
 
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target& to, u32 blocks) {
-    constexpr u32 lo = 1024 / 16, next = 32 / 16;  // steps of operand_at: to the atom of lo, to the next 16 columns
+    constexpr u32 lo = 1024 / 16, next = 32 / 16;  // offsets for operand_at: to the lo atom, to the next 16 columns
     const TileOrder order(to.m, to.n, Columns);
-    // The shuffle tells the compiler that it is the same for a warp.
+    // The shuffle tells the compiler that the value is uniform in a warp.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const u32 rows = warpgroup * (Shape::rows_a_warpgroup / 8 * Shape::group);
-    float part[Columns / 2], sum[Columns / 2];  // of 64 columns, of all
-    i64 last = -1, row = to.m, col = 0;         // the tile in sum: none yet, so beyond the last row
+    float part[Columns / 2], sum[Columns / 2];  // over 64 columns, over all
+    i64 last = -1, row = to.m, col = 0;         // the tile in `sum`: none yet, so beyond the last row
     u64 a, b;
 
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
@@ -196,7 +197,7 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         begin_corrections();
-        store_tile<Columns>(sum, to, last, row, col);  // the tile before, while the tensor cores work on this one
+        store_tile<Columns>(sum, to, last, row, col);  // the previous tile, while the tensor cores work on this one
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
@@ -216,7 +217,7 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
     }
     store_tile<Columns>(sum, to, last, row, col);
     if (warpgroup == 0) {
-        take_turn();  // the other's last pass
+        take_turn();  // pairs with the other warpgroup's last pass_turn
     }
 }
 

@@ -1,18 +1,18 @@
-// How rows of float32 are split into f16 halves: x = inverse (hi + 2^-11 lo), a power of two for each row.
+// The hi/lo split of float32 rows into f16: x = inverse (hi + 2^-11 lo), with a power of two `inverse` for each row.
 //
-// Scaling brings a row's largest element to [2^14, 2^15), as far as a float can; `inverse` has what split_tiles.cuh says of a
-// row. Elements of at least 2^-14 after scaling keep 22 bits, smaller ones are right to 2^-36 and are counted. A row with
-// infinities or NaN is marked and has halves 0.
+// Scaling brings a row's largest element to [2^14, 2^15), as far as a float can. Elements of at least 2^-14 after scaling
+// keep 22 bits; smaller ones have an absolute error of up to 2^-36 and are counted in `inverse` (see split_tiles.cuh). A row
+// with infinities or NaN is marked, and its parts are 0.
 //
-// Layout of `tiles`, which knows nothing of the product's tiles: element k of a row is, in bytes, at
+// Layout of `tiles`, independent of the tiles of a product: element k of a row is at byte
 //   ((k / 64 * groups + row / 8) * 2 + part) * 1024 + row % 8 * 128 + (k % 64 / 8 ^ row % 8) * 16 + k % 8 * 2
-// with groups = ceil(rows / 8), and part 0 for hi, 1 for lo. Rows are padded to 8 and columns to 64 by zeros, so there
-// are ceil(cols / 64) * groups * 2048 bytes, aligned to 16.
+// with groups = ceil(rows / 8), and part 0 for hi, 1 for lo. Rows are padded to 8 and columns to 64 with zeros: in all
+// ceil(cols / 64) * groups * 2048 bytes, aligned to 16.
 #pragma once
 
 #include "split_tiles.cuh"
 
-// 8 neighbouring elements, as bits: a piece of a row of an atom.
+// 8 consecutive elements of a row, as bits: 16 bytes of an atom once split.
 struct Piece {
     u32 bits[8];
 
@@ -41,7 +41,7 @@ struct Piece {
 
 // The scale of a row whose largest magnitude has these bits.
 struct RowScale {
-    bool zero, fine;  // nothing but zeros; neither infinities nor NaN
+    bool zero, fine;  // all zeros; all finite
     int shift;
     float factor;
 
@@ -51,14 +51,14 @@ struct RowScale {
           shift(top == 0 ? 0 : min(14 + 127 - static_cast<int>(top >> 23), 126)),
           factor(__uint_as_float(static_cast<u32>(127 + shift) << 23)) {}
 
-    // What is known of the row, which has so many small elements.
+    // The row's entry in `inverse`, given its number of small elements.
     __device__ __forceinline__ float inverse(u32 small) const {
         const SplitRow known = !fine ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite(shift, small);
         return __uint_as_float(known.bits);
     }
 };
 
-// The halves of a piece; returns how many of its elements are small.
+// Split a piece into hi and lo parts; returns the number of small elements.
 __device__ __forceinline__ u32 split(const Piece& piece, const RowScale& scale, uint4& hi, uint4& lo) {
     u32 h[4], l[4], small = 0;
 #pragma unroll

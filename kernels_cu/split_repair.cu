@@ -1,9 +1,9 @@
-// The elements of a product that fp16 halves cannot give, computed from the float32 operands themselves.
+// Repair of C = A B' after split_gemm.cu: recompute in float32 what the hi/lo split cannot give.
 //
-// A (m, k) and B (n, k) have any strides; C is (m, n), contiguous. Rows of an operand with infinities or NaN are marked by
-// split_rows.cu; sixteen of them are gathered at a time and multiplied with all rows of the other operand. Elements of
-// which split_gemm.cu has doubts are summed by a warp each. Both sum in one order, so that no element depends on which
-// others are repaired. Subnormal numbers count. What needs no repair is not touched.
+// A (m, k), B (n, k): any strides. C: (m, n), contiguous; only repaired elements are written.
+// Rows that split_rows.cu marked (infinities or NaN) are gathered sixteen at a time and multiplied with all rows of the other
+// operand. Elements that split_gemm.cu flagged are summed by a warp each. Both sum in the same order, so that no element
+// depends on which others are repaired. Subnormal numbers count.
 // Launch: 256 threads, any number of blocks.
 #pragma once
 
@@ -54,8 +54,8 @@ struct Repair {
         }
     }
 
-    // Products of 16 chosen rows (-1: none) with 16 rows from `first`; each warp has 4 x 8 of them, each lane every 32nd
-    // four elements of their sums. steps: how far apart the results lie, for the chosen rows and for the others.
+    // Products of 16 chosen rows (-1: none) with 16 rows from `first`: 4 x 8 per warp, of which each lane sums every 32nd
+    // group of four elements. some_step, all_step: strides of C along the chosen rows and along the others.
     __device__ __forceinline__ void multiply(
         const Matrix& some, const i64* chosen, const Matrix& all, i64 first, i64 cols, float* c, i64 some_step, i64 all_step) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -70,7 +70,7 @@ struct Repair {
         }
         fetch(some, chosen, all, first, 0, cols);
         for (i64 start = 0; start < cols; start += depth) {
-            __syncthreads();  // nobody reads what was there
+            __syncthreads();  // all threads have read the previous tiles
             put();
             __syncthreads();
             if (start + depth < cols) {
@@ -175,30 +175,30 @@ __device__ __forceinline__ void repair_element(const Matrix& a, i64 row, const M
     }
 }
 
-// The doubtful elements of tiles of this width. A sum of halves is the element itself with both scales put back; where
-// that is not so, because the element is too small for a float, it is doubtful as well.
-__device__ __forceinline__ void repair_doubts(
-    const Matrix& a, const Matrix& b, i64 cols, float* c, const u32* doubts, int width) {
+// Repair the flagged elements of tiles of this width. An element is flagged if its sum, which is C with the scales undone, is
+// below the bounds of both rows added up; where C has underflowed, the sum is too small as well.
+__device__ __forceinline__ void repair_flagged(
+    const Matrix& a, const Matrix& b, i64 cols, float* c, const u32* flags, int width) {
     const TileOrder order(a.rows, b.rows, width);
     const int lane = threadIdx.x % 32;
     const i64 parts = static_cast<i64>(order.count()) * warps_a_tile;
     for (i64 part = blockIdx.x; part < parts; part += gridDim.x) {
-        if (doubts[part] == 0) {
+        if (flags[part] == 0) {
             continue;
         }
         i64 first, left;
         order.at(static_cast<u32>(part / warps_a_tile), first, left);
         first += part % warps_a_tile * rows_a_warp;
-        // Every warp looks at 32 elements at a time, and repairs the doubtful ones together.
+        // Every warp looks at 32 elements at a time, and repairs the flagged ones together.
         for (int at = threadIdx.x - lane; at < rows_a_warp * width; at += Repair::threads) {
             const i64 row = first + (at + lane) / width, col = left + (at + lane) % width;
-            bool doubtful = false;
+            bool flagged = false;
             if (at + lane < rows_a_warp * width && row < a.rows && col < b.rows && !a.marked(row) && !b.marked(col)) {
                 const SplitRow of_a = SplitRow::of(a.inverse[row]), of_b = SplitRow::of(b.inverse[col]);
                 const float sum = scaled(c[row * b.rows + col], 2 * 254 - of_a.exponent() - of_b.exponent());
-                doubtful = fabsf(sum) < of_a.doubt() + of_b.doubt();
+                flagged = fabsf(sum) < of_a.accurate_from() + of_b.accurate_from();
             }
-            u32 lanes = __ballot_sync(0xffffffffu, doubtful);
+            u32 lanes = __ballot_sync(0xffffffffu, flagged);
             for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
                 if (lanes & 1) {
                     repair_element(a, first + (at + l) / width, b, left + (at + l) % width, cols, c);
@@ -209,7 +209,7 @@ __device__ __forceinline__ void repair_doubts(
 }
 
 __device__ __forceinline__ void split_repair(
-    const Matrix& a, const Matrix& b, float* c, i64 cols, const u32* doubts, i64 width) {
+    const Matrix& a, const Matrix& b, float* c, i64 cols, const u32* flags, i64 width) {
     SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
     i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
     u32* marks = reinterpret_cast<u32*>(chosen + 16);
@@ -233,7 +233,7 @@ __device__ __forceinline__ void split_repair(
         all |= marks[w];
     }
     __syncthreads();
-    repair_doubts(a, b, cols, c, doubts, static_cast<int>(width));
+    repair_flagged(a, b, cols, c, flags, static_cast<int>(width));
     if (all == 0) {
         return;
     }

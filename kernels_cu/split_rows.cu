@@ -1,14 +1,14 @@
-// Rows of float32, split into f16 halves for split_gemm.cu: x = inverse (hi + 2^-11 lo), a power of two for each row.
+// Hi/lo split of a row-major float32 operand for split_gemm.cu: x = inverse (hi + 2^-11 lo), a power of two for each row.
 //
-// x is (rows, cols) with any row stride and unit column stride.
-// Layout of `tiles`: split_pieces.cuh.
-// Launch: Threads * Rows threads, ceil(ceil(rows / 8) * 8 / Rows) blocks. Threads a power of two; Rows 1 if it is > 32.
+// x: (rows, cols), any row stride, unit column stride.
+// tiles, inverse: the split operand, see split_pieces.cuh.
 // Columns up to Threads * Held * 8 are read once, those beyond twice.
+// Launch: Threads * Rows threads, ceil(ceil(rows / 8) * 8 / Rows) blocks. Threads is a power of two; Rows is 1 if it is > 32.
 #pragma once
 
 #include "split_pieces.cuh"
 
-// What all threads of a row make of their numbers, in shared memory for teams larger than a warp.
+// Combine a number of each thread of a row; through shared memory for teams larger than a warp.
 template <int Threads, class Combine>
 __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
 #pragma unroll
@@ -36,14 +36,14 @@ __device__ __forceinline__ void split_rows(
     const int rank = threadIdx.x % Threads;
     const i64 row = static_cast<i64>(blockIdx.x) * Rows + threadIdx.x / Threads;
     const i64 pieces = (cols + 63) / 64 * 8, groups = (rows + 7) / 8;
-    const i64 columns = row < rows ? cols : 0;  // padding has none
+    const i64 columns = row < rows ? cols : 0;  // padding rows read nothing
     const float* from = x + row * stride;
     const bool aligned = reinterpret_cast<i64>(from) % 16 == 0;
 
     SHARED_BYTES(scratch, 2 * 32 * 4);
     u32* const slots = reinterpret_cast<u32*>(scratch);
 
-    // Magnitudes as bits: their order is that of the numbers, and flushing subnormal numbers does not touch them.
+    // Compare magnitudes as bits: their order is that of the numbers, and subnormal numbers are not flushed.
     Piece held[Held];
     u32 top = 0;
 #pragma unroll

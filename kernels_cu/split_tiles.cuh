@@ -1,11 +1,11 @@
-// What split_rows.cu, split_gemm.cu and split_repair.cu share: where tiles are, and what is known of a split row.
+// Shared by the kernels of the hi/lo split: the order of tiles, and the word that describes a split row.
 #pragma once
 
 #include "types.cuh"
 
 constexpr int tile_rows = 128, warps_a_tile = 8, rows_a_warp = 16;
 
-// Where the tiles of a product are: down a band of rows first, so that tiles of the same time share rows of both operands.
+// The order of a product's tiles: down a band of rows first, so that concurrent tiles share rows of both operands.
 struct TileOrder {
     static constexpr u32 band = 8;
     u32 down, across;
@@ -24,9 +24,8 @@ struct TileOrder {
     }
 };
 
-// One row of an operand, in the bits of a float: the power of two that its halves have to be multiplied with; in the
-// mantissa how many of its elements are so small beside its largest that the halves do not hold 22 bits of them. A row of
-// zeros has a sign, one with infinities or NaN is NaN.
+// A split row, described in the bits of a float: the exponent is that of the inverse scale; the mantissa counts the elements
+// that are too small beside the largest one for 22 bits. A row of zeros is negative, one with infinities or NaN is NaN.
 struct SplitRow {
     u32 bits;
 
@@ -39,16 +38,16 @@ struct SplitRow {
 
     __device__ __forceinline__ bool is_marked() const { return (bits & 0x7f800000u) == 0x7f800000u; }
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
-    // Small elements have an error of at most 2^-36, the others of the other operand are below 2^15: a sum of halves that
-    // is at least 4 for each of them has no error from them above 2^-23 of itself.
-    __device__ __forceinline__ float doubt() const {
+    // The least magnitude at which a sum is accurate. Each small element errs by at most 2^-36 and is multiplied with less
+    // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them.
+    __device__ __forceinline__ float accurate_from() const {
         const bool none = bits >> 31 || is_marked();
         return none ? -1e30f : 4.0f * static_cast<float>(bits & 0x7fffffu);
     }
 };
 
-// x * 2^exponents, the biased exponents of two factors added up. In two steps of half of it each, so that no product on
-// the way is too large or too small for a float unless the result is.
+// x times two powers of two, given the sum of their biased exponents. Half of it at a time, so that no intermediate result
+// overflows or underflows unless the final one does.
 __device__ __forceinline__ float scaled(float x, u32 exponents) {
     const u32 half = exponents / 2;
     const float first = exact_multiply_add(x, __uint_as_float(half << 23), -0.0f);

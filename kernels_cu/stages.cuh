@@ -1,13 +1,13 @@
-// The stages of a row program over one row: read, compute, reduce, finish; again and again.
+// The stages of a row program over one row, each of them: load, compute, reduce, finish.
 //
-// resident_row keeps the elements in registers from stage to stage; streamed_row reads the row again for every stage and
-// computes again what it needs. Both are called by all threads of a team with the same row.
+// resident_row keeps elements in registers from stage to stage; streamed_stage loads the row again for each stage and
+// recomputes what it needs. All threads of a team have to call them with the same row.
 #pragma once
 
 #include "teams.cuh"
 
-// Compute V elements and store their results. Elements are computed without a branch first; a pack in which something is
-// not finite, where a rewritten form may differ from the one that was written, is read and computed again as written.
+// Compute V elements and store their results, without branches at first. A pack with a value that is not finite, where a
+// rewritten form may differ from the original, is loaded again and recomputed as it was written.
 template <class P, int S, int V, class Tile>
 __device__ __forceinline__ void compute_pack(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
@@ -31,8 +31,7 @@ __device__ __forceinline__ void compute_pack(
     p.template store<V>(At<S>(), row, col, out);
 }
 
-// Per-row work is repeated by every thread that needs its results, which after the last stage is only the one that
-// stores them.
+// Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them.
 template <class P, int S, class Team, class Totals>
 __device__ __forceinline__ void finish_stage(
     const P& p, const Team& team, i64 row, Totals& totals, typename P::Row& r) {
@@ -51,7 +50,7 @@ template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
     const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]);
 
-// Everything of a stage that follows the reading of its tiles, and the stages after it.
+// A stage whose tiles are loaded, and the stages after it.
 template <class P, int S, int Items, int V, bool Columns, class Team, class Tile>
 __device__ __forceinline__ void resident_compute(
     const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V], Tile (&tiles)[Items]) {

@@ -1,8 +1,8 @@
-// Teams: the threads that work on one row together, and how they combine what each has accumulated.
+// Teams: the threads that share a row, and how they combine accumulators.
 //
-// A team has rank(), size() and reduce(totals), after which every thread of it holds the same totals; after
-// reduce_first(totals) only those threads do for which first() holds, rank 0 among them. Both have to be called by all
-// threads of the team. `Totals` is any struct with lead(), settle() and exchange() (see reductions.cuh).
+// After reduce(totals), every thread of the team holds the same totals; after reduce_first(totals), only the threads with
+// first(), rank 0 among them. All threads of the team have to call both. `Totals` has lead(), settle() and exchange()
+// (see reductions.cuh).
 #pragma once
 
 #include "reductions.cuh"
@@ -17,7 +17,7 @@ struct Solo {
     __device__ __forceinline__ void reduce_first(Totals&) const {}
 };
 
-// G neighbouring lanes of a warp, G a power of two.
+// G consecutive lanes of a warp, G a power of two.
 template <int G>
 struct Lanes {
     __device__ __forceinline__ int rank() const { return threadIdx.x % G; }
@@ -73,8 +73,8 @@ private:
         if (Threads == 32) {
             return;
         }
-        // Two sets of slots by turns: a set is written again only after the barrier of the other one, which every
-        // thread reaches after its last read of the first.
+        // Two sets of slots alternate: a set is written again only after the barrier of the other one, which every thread
+        // reaches after its last read of the first.
         char* slots = shared + turn * 32 * Slot;
         turn ^= 1;
         if (threadIdx.x % 32 == 0) {

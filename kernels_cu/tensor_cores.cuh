@@ -1,8 +1,8 @@
-// Hopper's tensor cores and bulk copies (sm_90a): thin functions around the instructions, one or a few each.
+// Hopper's tensor cores, barriers and bulk copies (sm_90a): thin wrappers of one or a few instructions.
 //
-// Warpgroup products read both operands from shared memory, K-major, in atoms of 8 rows x 64 columns of f16: 1024
-// bytes, aligned to 1024, whose 16-byte pieces lie where the 128-byte swizzle puts them, piece p of row r at
-// r * 128 + (p ^ r) * 16. Barriers are 8 bytes of shared memory, named by their shared address.
+// Warpgroup products read both operands from shared memory, K-major, in atoms of 8 rows x 64 columns of f16: 1024 bytes,
+// aligned to 1024, with the 128-byte swizzle: 16-byte piece p of row r is at r * 128 + (p ^ r) * 16. Barriers are 8 bytes of
+// shared memory, passed by their shared address.
 #pragma once
 
 #include "types.cuh"
@@ -35,7 +35,7 @@ __device__ __forceinline__ void barrier_init_fence() {
 #endif
 }
 
-// Arrive, and have the phase also wait for `bytes` more of bulk copies.
+// Arrive, and let the phase wait for `bytes` of bulk copies.
 __device__ __forceinline__ void barrier_arrive_expect(u32 barrier, u32 bytes) {
 #ifdef __CUDA_ARCH__
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -53,7 +53,7 @@ __device__ __forceinline__ void barrier_arrive(u32 barrier) {
 #endif
 }
 
-// Wait for the end of the phase of this parity; the phase before a barrier's first has parity 1 and has ended.
+// Wait for the end of the phase with this parity; before a barrier's first phase, parity 1 has ended.
 __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 #ifdef __CUDA_ARCH__
     asm volatile(
@@ -72,7 +72,7 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 
 // Threads of a block -------------------------------------------------------------------------------------------------
 
-// Named barriers 1 to 15 of a block: wait, or only be counted, until `threads` threads did either.
+// Named barriers 1 to 15 of a block, for `threads` threads: arrive and wait, or arrive only.
 __device__ __forceinline__ void named_sync(u32 name, u32 threads) {
 #ifdef __CUDA_ARCH__
     asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
@@ -88,7 +88,7 @@ __device__ __forceinline__ void named_arrive(u32 name, u32 threads) {
 #endif
 }
 
-// Registers a thread, by all threads of a warpgroup.
+// Set the registers per thread; called by all threads of a warpgroup.
 template <int Registers>
 __device__ __forceinline__ void grow_registers() {
 #ifdef __CUDA_ARCH__
@@ -104,7 +104,7 @@ __device__ __forceinline__ void shrink_registers() {
 
 // Bulk copies --------------------------------------------------------------------------------------------------------
 
-// Multiples of 16 bytes, from global memory to shared memory; the barrier is told when they are there.
+// Copy a multiple of 16 bytes from global to shared memory asynchronously; completion is counted by the barrier.
 __device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 bytes, u32 barrier) {
 #ifdef __CUDA_ARCH__
     asm volatile(
@@ -119,14 +119,14 @@ __device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 bytes, u
 
 // Warpgroup products -------------------------------------------------------------------------------------------------
 
-// An operand whose first atom is at this shared address and whose next 8 rows are `stride` bytes further. Adding n to
-// the result moves it by 16 n bytes: 2 for the next 16 columns of the same atoms.
+// The descriptor of an operand whose first atom is at `address`, with `stride` bytes to the next 8 rows. Adding n moves it by
+// 16 n bytes: 2 for the next 16 columns of the same atoms.
 __device__ __forceinline__ u64 operand_at(u32 address, u32 stride) {
     return static_cast<u64>(1) << 62 | static_cast<u64>(stride >> 4) << 32 | address >> 4;
 }
 
 #ifdef __CUDA_ARCH__
-// The accumulators are the compiler's before this, and the tensor cores' after it.
+// Hand the accumulators from the compiler to the tensor cores, or back.
 template <int R>
 __device__ __forceinline__ void keep(float (&d)[R]) {
 #pragma unroll
@@ -140,7 +140,7 @@ __device__ __forceinline__ void products_begin(float (&d)[R]) {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-// End a group of products; wait until at most `Left` groups are under way, after which d is the compiler's again.
+// End a group of products; wait until at most `Left` groups are in flight, after which d may be read.
 __device__ __forceinline__ void products_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
@@ -159,9 +159,9 @@ void products_wait(float (&)[R]) {
 }
 #endif
 
-// d = a b' + d, or a b' where add is 0, by all threads of a warpgroup: (64 x 16) (2 R x 16)', f16 into float32. Thread t has
-// in d[4 j + 2 h + i] row t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + i. One instruction, which names every
-// register, so that each width is a specialisation, emitted where it is needed.
+// d = a b' + d, or a b' if add is 0, by a warpgroup: (64 x 16) (2 R x 16)', f16 into float32. Thread t holds in
+// d[4 j + 2 h + i] row t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + i. The instruction names every register, so
+// each width is a specialisation, which cuda/split.py emits.
 #ifdef __CUDA_ARCH__
 template <int R>
 __device__ __forceinline__ void multiply_add(float (&d)[R], u64 a, u64 b, int add);

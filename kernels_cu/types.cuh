@@ -1,17 +1,17 @@
-// Element types, vector loads and stores, and the small functions that emitted expressions use.
+// Element types, vector loads and stores, and the functions that emitted expressions call.
 //
-// Values are stored in memory as bool, i64, f16, bf16, float or double and computed with as bool, i64, float or double:
-// widen() goes from the first to the second, narrow() back, rounding to nearest, ties to even.
-// The 16-bit types are plain bits here, so that no header of the CUDA toolkit is needed. What stands under `#else` of
-// __CUDA_ARCH__ is for the tests, which also run the kernels on a CPU.
+// Values are stored as bool, i64, f16, bf16, float or double, and computed as bool, i64, float or double: widen() goes from
+// the first to the second; narrow() goes back, rounding to nearest, ties to even.
+// The 16-bit types are plain bits, so that no header of the CUDA toolkit is needed. Code under `#else` of __CUDA_ARCH__ is for
+// the tests, which also run the kernels on a CPU.
 #pragma once
 
-// Shared memory of a block: `bytes` bytes, aligned to 16. A macro, because on a CPU it is memory of another kind.
+// Static shared memory of a block, aligned to 16; a macro, since the tests on a CPU define their own.
 #ifndef SHARED_BYTES
 #define SHARED_BYTES(name, bytes) __shared__ alignas(16) char name[bytes]
 #endif
 
-// All the shared memory that the launch asks for.
+// The dynamic shared memory of the launch.
 #ifndef SHARED_DYNAMIC
 #define SHARED_DYNAMIC(name) extern __shared__ char name[]
 #endif
@@ -85,7 +85,7 @@ struct Narrow<bf16> {
         return z;
 #else
         const u32 bits = __float_as_uint(x);
-        // Rounding could carry a NaN's mantissa into the exponent: NaN is written as the quiet one.
+        // Rounding could carry a NaN's mantissa into the exponent: write the quiet NaN.
         const u32 rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
         bf16 y;
         y.bits = static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
@@ -108,7 +108,7 @@ __device__ __forceinline__ T narrow(U x) {
     return Narrow<T>::from(x);
 }
 
-// a b + c, rounded once; subnormal numbers count, whatever the compiler was told.
+// a b + c, rounded once; subnormal numbers count even with -ftz=true.
 __device__ __forceinline__ float exact_multiply_add(float a, float b, float c) {
 #ifdef __CUDA_ARCH__
     return __fmaf_ieee_rn(a, b, c);
@@ -117,7 +117,7 @@ __device__ __forceinline__ float exact_multiply_add(float a, float b, float c) {
 #endif
 }
 
-// V neighbouring elements of one row: at most 16 bytes, moved as one access.
+// V consecutive elements of a row: at most 16 bytes, moved by one access.
 template <class T, int V>
 struct alignas(sizeof(T) * V) Pack {
     T v[V];
@@ -181,7 +181,7 @@ __device__ __forceinline__ double infinity<double>() {
     return __longlong_as_double(0x7ff0000000000000LL);
 }
 
-// Maximum and minimum that hand a NaN on, as NumPy's and PyTorch's do.
+// Maximum and minimum that propagate NaN, as NumPy's and PyTorch's do.
 template <class T>
 __device__ __forceinline__ T nan_max(T a, typename Same<T>::type b) {
     return (a > b || a != a) ? a : b;
@@ -205,8 +205,8 @@ __device__ __forceinline__ float nan_min<float>(float a, float b) {
 }
 #endif
 
-// Quotients by one divisor for many elements: the divisor's reciprocal, and one correction by the exact remainder. Where
-// this could go wrong (an extreme or NaN divisor, an infinite quotient) the result is not finite, and the caller divides.
+// Division of many elements by one divisor: multiply by its reciprocal, then correct by the exact remainder. Where this could
+// fail (an extreme or NaN divisor, an infinite quotient) the result is not finite, and the caller divides.
 template <class T>
 __device__ __forceinline__ T reciprocal_of(T d) {
     return (fabs(d) > T(1e-30) && fabs(d) < T(1e30)) ? T(1) / d : infinity<T>() - infinity<T>();
@@ -214,11 +214,10 @@ __device__ __forceinline__ T reciprocal_of(T d) {
 template <class T>
 __device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename Same<T>::type reciprocal) {
     const T q = x * reciprocal;
-    // The remainder of -0 is +0: the sign is the quotient's.
+    // The remainder of -0 is +0: take the sign of the quotient.
     return copysign(fma(fma(-q, d, x), reciprocal, q), q);
 }
 
-// exp(d) for d <= 0 in sums, where terms far below 1 weigh little: one rounding in d * log2(e) is allowed.
 // top + log(total), rounded once: total is m 2^e, and e times the first bits of log(2) is exact.
 __device__ __forceinline__ float plus_log(float top, float total) {
     if (!(total >= 1e-30f && total <= 1e38f)) {
@@ -234,17 +233,18 @@ __device__ __forceinline__ float plus_log(float top, float total) {
 }
 __device__ __forceinline__ double plus_log(double top, double total) { return top + log(total); }
 
+// exp(d) for d <= 0 in a sum, where terms far below 1 weigh little: one rounding in d * log2(e) is allowed.
 __device__ __forceinline__ float exp_in_sum(float d) { return exp2f(d * 1.44269504f); }
 __device__ __forceinline__ double exp_in_sum(double d) { return exp(d); }
 
-// Of values that are 16-bit floats to the user, whose own rounding is a thousand times larger: relative errors below 1e-5.
+// exp for 16-bit results, whose rounding is a thousand times larger: relative error below 1e-5.
 __device__ __forceinline__ float quick_exp(float x) { return exp2f(x * 1.44269504f); }
 
-// x / n to the last bit or two, without the slow path of a rounded division.
+// x / n with an error of a bit or two, without the slow path of a rounded division.
 __device__ __forceinline__ float quick_divide(float x, float n) { return __fdividef(x, n); }
 __device__ __forceinline__ double quick_divide(double x, double n) { return x / n; }
 
-// The number of a stage, as a type: emitted functions are overloaded on it.
+// The index of a stage as a type, for overloads.
 template <int S>
 struct At {};
 

@@ -36,11 +36,8 @@ _forked = False  # whether it was forked from one that had
 def load(kernel: Kernel, device: int) -> Any:
     """Compile and load a kernel on a device, which has to be current; once per process.
 
-    Returns
-    -------
-    callable
-        CuPy's function, called with the grid, the block, the arguments, the bytes of dynamic shared memory
-        (`kernel.shared`) and the stream: any object with an address, `ptr`, or None for CuPy's current one.
+    The result takes the grid, the block, the arguments, the bytes of dynamic shared memory (`kernel.shared`) and the
+    stream: any object with an address, `ptr`, or None for CuPy's current one.
 
     Raises
     ------

@@ -130,13 +130,13 @@ class _Writer:
     # Functions
     def row_scope(self) -> Scope:
         """The scope of a row: per-row and scalar values are fields of the Row."""
-        known = {}
+        expressions = {}
         for node in (*self.program.loaded, *self.program.step.nodes):
             place = self.program.place(node)
             full = place in (FULL, COLUMN) or (node in self.program.loaded and self.program.loaded[node].place == ANY)
             if not full and not (self.program.by_columns and self.program.stage.get(node, -1) >= 0):
-                known[node] = f"r.{self.program.names[node]}"
-        return Scope(self.program, known)
+                expressions[node] = f"r.{self.program.names[node]}"
+        return Scope(self.program, expressions)
 
     def begin(self) -> str:
         """Emit the loads of per-row and scalar inputs, and what depends on them alone."""
@@ -178,7 +178,7 @@ class _Writer:
         def write_body(optimistic: bool) -> Body:
             scope = self.row_scope().copy()
             if not self.streamed:
-                scope.known.update({n: f"e.{program.names[n]}" for n in held})
+                scope.expressions.update({n: f"e.{program.names[n]}" for n in held})
             body = Body(scope, tile=True, optimistic=optimistic)
             body.repair = lambda node: self.repair(node, "Solo()")
             for node in [*operands, *outputs]:
@@ -206,12 +206,12 @@ class _Writer:
         if self.streamed:
             return []
         fresh = [n for n in body.computed if _is_full(program, n) and n not in self.held]
-        known = {*fresh, *self.held, *program.loaded}
+        available = {*fresh, *self.held, *program.loaded}
         wanted: dict[Node, None] = {}
         for later in range(stage + 1, program.stages):
             targets = list(program.reductions(later))
             targets += [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == later]
-            inner = g.topological(targets, lambda n: () if n in known else n.inputs)
+            inner = g.topological(targets, lambda n: () if n in available else n.inputs)
             wanted.update(dict.fromkeys(n for n in inner if n in fresh))
         return list(wanted)
 
@@ -283,7 +283,7 @@ class _Writer:
         reads = _reads(program.accumulators(0))
         for node, text in reads.items():
             body.line(f"const {c_type(node.dtype)} {program.names[node]} = {text};")
-            body.scope.known[node] = program.names[node]
+            body.scope.expressions[node] = program.names[node]
         body.index = ("0", "col")
         for node, parameter in program.outputs.items():
             value = body.value(node)
@@ -340,7 +340,7 @@ class _Writer:
                 "}",
                 f"team.reduce({dot_name});",
             ]
-            body.scope.known[product] = f"{dot_name}.total()"
+            body.scope.expressions[product] = f"{dot_name}.total()"
         value = body.value(inner)
         lines = [
             "// As written: every column's product, then their sum, which stays NaN once it is.",

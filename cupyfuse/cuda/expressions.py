@@ -40,13 +40,13 @@ def literal(value: float | int | bool, kind: str) -> str:
 
 @dataclass
 class Scope:
-    """The values that a function can read: nodes with a known expression, and the parameters of the program."""
+    """The values that a function can read: nodes with an expression, and the parameters of the program."""
 
     program: Program
-    known: dict[Node, str] = field(default_factory=dict)
+    expressions: dict[Node, str] = field(default_factory=dict)
 
     def copy(self) -> Scope:
-        return Scope(self.program, dict(self.known))
+        return Scope(self.program, dict(self.expressions))
 
     def constant(self, node: Node, dtype: str) -> str:
         kind = c_type(dtype)
@@ -70,13 +70,8 @@ class Scope:
 class Body:
     """The lines of one function, and the values that they compute.
 
-    Parameters
-    ----------
-    scope : Scope
-    tile : bool
-        Read full and per-column parameters from the tile.
-    optimistic : bool
-        Compute the fast forms of guards without branches; `checks` lists what then has to be finite.
+    With `tile`, full and per-column parameters are read from the tile. If `optimistic`, guards compute their fast forms
+    without branches, and `checks` lists what then has to be finite.
     """
 
     def __init__(self, scope: Scope, tile: bool = False, optimistic: bool = False):
@@ -96,8 +91,8 @@ class Body:
     def value(self, node: Node) -> str:
         """Return an expression for a value, after emitting its computation if there is none yet."""
         program = self.scope.program
-        if node in self.scope.known:
-            return self.scope.known[node]
+        if node in self.scope.expressions:
+            return self.scope.expressions[node]
         if node.op == "const":
             return self.scope.constant(node, node.dtype)
         if node in program.loaded:
@@ -106,7 +101,7 @@ class Body:
         kind = c_type(node.dtype)
         if node.op == "matmul":
             self._product(node, name, kind)
-            self.scope.known[node] = name
+            self.scope.expressions[node] = name
             return name
         if node.op == "guard" and self.optimistic:
             self.line(f"const {kind} {name} = {self.value(node.inputs[0])};")
@@ -122,7 +117,7 @@ class Body:
             self.checks.append(f"isfinite({name})")
         else:
             self.line(f"const {kind} {name} = {self.expression(node)};")
-        self.scope.known[node] = name
+        self.scope.expressions[node] = name
         self.computed.append(node)
         return name
 
@@ -139,11 +134,11 @@ class Body:
         a, b = node.inputs
         row, col = self.index
         # Known values of an element do not hold for other columns; those of the row do.
-        of_row = {n: text for n, text in self.scope.known.items() if text.startswith("r.")}
+        of_row = {n: text for n, text in self.scope.expressions.items() if text.startswith("r.")}
         inner = Body(Scope(self.scope.program, dict(of_row)))
         inner.index = (row, f"k_{name}")
         left = inner.value(a)
-        inner.scope.known = dict(of_row)
+        inner.scope.expressions = dict(of_row)
         inner.index = (f"k_{name}", col)
         right = inner.value(b)
         self.line(f"{kind} {name} = 0;")
@@ -161,7 +156,7 @@ class Body:
             self.tile_parameters.append(parameter)
         name = parameter.name
         self.line(f"const {c_type(parameter.dtype)} at_{name} = widen(tile.{name}.v[j]);")
-        self.scope.known[node] = f"at_{name}"
+        self.scope.expressions[node] = f"at_{name}"
         self.computed.append(node)
         return f"at_{name}"
 
@@ -169,7 +164,7 @@ class Body:
         fast, exact = node.inputs
         self.line(f"{declared} = {self.value(fast)};")
         self.line(f"if (!isfinite({name})) {{")
-        if exact.reduction and exact not in self.scope.known:
+        if exact.reduction and exact not in self.scope.expressions:
             if self.repair is None:
                 raise AssertionError("a guarded sum outside the end of a stage")
             self.line(f"    {name} = {self.repair(node)};")
@@ -210,8 +205,8 @@ class Body:
     def _by_row(self, node: Node) -> bool:
         """Whether a quotient divides a row by one value whose reciprocal the Row holds."""
         program, bottom = self.scope.program, node.inputs[1]
-        known = self.scope.known.get(bottom, "").startswith("r.")
-        return known and bottom in program.divisors and program.place(node) == FULL
+        in_row = self.scope.expressions.get(bottom, "").startswith("r.")
+        return in_row and bottom in program.divisors and program.place(node) == FULL
 
     def _pass_through(self, node: Node) -> str:
         source = node.inputs[0]

@@ -1,4 +1,4 @@
-"""Fingerprints of matrices: one launch that tells, on the device, whether to prepare anew what depends on them."""
+"""Fingerprints of matrices: one launch that decides on the device whether to prepack again what depends on them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .launch import launcher
 from .runtime import Runtime
 
 THREADS = 256
-BLOCKS = 4  # a multiprocessor, at most
-STATE_BYTES = 64  # of one stream's state, and of what is kept for all: zeros at first
-CHANGED_AT = 12  # the flag's place in a state, in bytes
-MOST_MATRICES = 64  # 56 bytes each, of the 4 KB that a kernel's arguments may have
-_RUN = 32  # bytes that are read together
-_RUNS_A_ROW, _RUNS = 8, 8192  # of longer rows, at least; of a matrix that has as many: all of 256 KB
+BLOCKS = 4  # per multiprocessor, at most
+STATE_BYTES = 64  # of each stream's state, and of the state that all share; zero-initialised
+CHANGED_AT = 12  # offset of the flag in a state, in bytes
+MOST_MATRICES = 64  # 56 bytes each, of the 4 KB of a kernel's arguments
+_RUN = 32  # bytes, a memory sector
+_RUNS_A_ROW, _RUNS = 8, 8192  # least runs that are read of a row, and of a matrix: up to 256 KB is read whole
 
 Shape = tuple[int, int, int, int, int]  # rows, columns, strides in elements, bytes of an element
 
 
 @lru_cache
 def fingerprint_kernel(count: int) -> Kernel:
-    """The kernel for so many matrices."""
+    """The kernel that hashes `count` matrices."""
     source = translation_unit(
         "fingerprint",
         f"struct Program {{ Sampled matrices[{count}]; u64 token; FingerprintState* state; FingerprintKept* kept; }};",
@@ -36,7 +36,7 @@ def fingerprint_kernel(count: int) -> Kernel:
 
 
 class Fingerprint:
-    """The check of matrices of fixed shapes and strides.
+    """The check whether matrices of fixed shapes and strides have changed.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Fingerprint:
         pieces = 0
         for shape in shapes:
             rows, cols, row_stride, col_stride, itemsize = _by_rows(shape)
-            places = _places(rows, cols, itemsize)
+            places = _sampled_runs(rows, cols, itemsize)
             self._members += [0, row_stride * itemsize, col_stride * itemsize, rows, cols, itemsize, places]
             pieces += 2 * rows * places
         blocks = max(1, min(-(-pieces // THREADS), runtime.processors * BLOCKS))
@@ -59,7 +59,7 @@ class Fingerprint:
         self._launch = launcher(runtime.function(kernel), (blocks, 1, 1), (THREADS, 1, 1), form)
 
     def __call__(self, matrices: Sequence[int], token: int, state: int, kept: int, stream: Any = None) -> None:
-        """Launch, with the addresses of the matrices, of the stream's state and of what is kept."""
+        """Launch, given the addresses of the matrices, of the stream's state and of the shared state."""
         members = self._members.copy()
         members[::7] = matrices
         members += (token, state, kept)
@@ -67,7 +67,7 @@ class Fingerprint:
 
 
 def _by_rows(shape: Shape) -> Shape:
-    """The same elements with those that are neighbours in memory in rows, and none twice."""
+    """The same elements with the smaller stride along the rows, and broadcast axes of length one."""
     rows, cols, row_stride, col_stride, itemsize = shape
     rows, cols = (min(n, 1) if stride == 0 else n for n, stride in ((rows, row_stride), (cols, col_stride)))
     if rows > 1 and (cols <= 1 or abs(row_stride) < abs(col_stride)):
@@ -75,7 +75,7 @@ def _by_rows(shape: Shape) -> Shape:
     return rows, cols, row_stride, col_stride, itemsize
 
 
-def _places(rows: int, cols: int, itemsize: int) -> int:
-    """How many runs of each row are read: all of a small matrix."""
+def _sampled_runs(rows: int, cols: int, itemsize: int) -> int:
+    """Runs that are read of each row: all of a small matrix."""
     runs = -(-cols * itemsize // _RUN)
     return min(runs, max(_RUNS_A_ROW, -(-_RUNS // max(1, rows))))

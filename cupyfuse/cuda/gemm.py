@@ -1,8 +1,8 @@
 """Matrix products: the only place that calls cuBLAS.
 
-`cublasGemmEx` is called rather than an array library's product: it writes float32 results of 16-bit operands, takes the
-precision a call at a time, and costs a few microseconds less of the host's time. Whose handle is used, and how the
-function is reached, is for a `Blas` to say: `CupyBlas` for CuPy's, `OwnersBlas` for that of another library.
+`cublasGemmEx`, unlike an array library's product, writes float32 results of 16-bit operands, takes the precision per
+call, and costs the host a few microseconds less. A `Blas` has the handle and calls the function: `CupyBlas` with CuPy's
+handle, `OwnersBlas` with that of another library.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _COMPUTE_32F, _COMPUTE_64F = 68, 70
 _COMPUTE_FLOAT32 = {"tf32": 77, "medium": 75}  # 32F_FAST_TF32, 32F_FAST_16BF; the others sum exact products
 _NORMAL, _TRANSPOSED = 0, 1
 _DEFAULT_ALGORITHM = -1
-# Math modes. With the second, partial sums stay in float32, where cuBLAS would else keep them in the 16-bit type of the
-# result.
+# Math modes. The second keeps partial sums in float32, not in the 16-bit type of the result.
 _DEFAULT_MODE, _NO_REDUCED_PRECISION_REDUCTION = 0, 16
 
 _ONE32, _ZERO32 = np.ones(1, np.float32), np.zeros(1, np.float32)
@@ -34,7 +33,7 @@ _ONE64, _ZERO64 = np.ones(1, np.float64), np.zeros(1, np.float64)
 
 @dataclass(frozen=True)
 class Operand:
-    """How a matrix lies in memory: strides in elements from row to row and from column to column."""
+    """The shape of a matrix and its strides in elements."""
 
     rows: int
     cols: int
@@ -42,7 +41,7 @@ class Operand:
     col_stride: int
 
     def for_blas(self) -> tuple[int, int]:
-        """(operation, leading dimension) that make cuBLAS, which counts by columns, see this matrix transposed."""
+        """(operation, leading dimension) with which column-major cuBLAS sees the transpose of this matrix."""
         by_rows = self.col_stride == 1 or self.cols <= 1
         if by_rows and (self.rows <= 1 or self.row_stride >= self.cols):
             return _NORMAL, max(self.row_stride if self.rows > 1 else self.cols, self.cols, 1)
@@ -50,17 +49,17 @@ class Operand:
 
 
 class Blas(Protocol):
-    """A handle of cuBLAS and the way to call it. Streams are those that the engine's launches are given."""
+    """A cuBLAS handle and the way to call it. Streams are those of `Runtime.stream`."""
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        """cublasGemmEx with all arguments but the handle, in full precision; `narrow` results have 16 bits."""
+        """Call cublasGemmEx with all arguments but the handle, in full precision; `narrow` results have 16 bits."""
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         """Set memory to zeros."""
 
 
 class Gemm:
-    """One product C = A B, row-major, made ready for operands of fixed shapes, strides and dtypes.
+    """A row-major product C = A B, for operands of fixed shapes, strides and dtypes.
 
     Parameters
     ----------
@@ -71,7 +70,7 @@ class Gemm:
     out_dtype : str
         Of C, contiguous (M, N): float32 or that of the operands.
     precision : str
-        For float32 operands, one of `options.PRECISIONS`.
+        For float32 operands, one of `settings.PRECISIONS`.
     blas : Blas
     """
 
@@ -88,7 +87,7 @@ class Gemm:
         else:
             compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
             alpha, beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
-        # cuBLAS counts by columns: it is asked for C' = B' A'. Between these parts of its arguments, the addresses.
+        # cuBLAS is column-major: it computes C' = B' A'. The addresses go between these parts of its arguments.
         self._until_b = (op_b, op_a, self.n, self.m, self.k, alpha)
         self._until_a = (kind, ld_b)
         self._until_c = (kind, ld_a, beta)
@@ -108,8 +107,7 @@ class Gemm:
 class CupyBlas:
     """CuPy's handle, on CuPy's current stream, through its binding.
 
-    That binding refuses to work while a CUDA graph is captured; then the same function of the same library, with the
-    same handle, is called by ctypes.
+    The binding refuses to work while a CUDA graph is captured; the same function is then called by ctypes.
     """
 
     def __init__(self) -> None:
@@ -145,19 +143,19 @@ class CupyBlas:
 
 
 class OwnersBlas:
-    """The handle of a library that sets its stream, its workspace and its math mode whenever it hands it out.
+    """The handle of another library, which sets its stream, workspace and math mode whenever it returns it.
 
     Parameters
     ----------
     handle : callable
-        Hands it out, for the current stream.
+        Returns the handle, for the current stream.
     library : str
-        The file of its cuBLAS, or of what depends on it. A handle is of use to the copy alone that has made it.
+        The file of that library's cuBLAS, or of one that depends on it: a handle works only with the copy that made it.
 
     Raises
     ------
     EngineError
-        cuBLAS is not there.
+        cuBLAS is not found.
     """
 
     def __init__(self, handle: Callable[[], int], library: str):
@@ -169,7 +167,7 @@ class OwnersBlas:
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
         handle = self._handle()
-        # The mode may allow TF32. Nobody finds another one than the default afterwards: the owner sets it each time.
+        # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
         self._set_mode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
         status = self._gemm(handle, *arguments)
         if narrow:
@@ -198,18 +196,18 @@ def _of_cupy() -> Any:
         return _library(library_name(major))
     except EngineError as error:
         raise EngineError(
-            f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {error}; make the product "
+            f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {error}; compute the product "
             "outside of the graph"
         ) from error
 
 
 def library_name(major: int | str) -> str:
-    """The file of cuBLAS of a CUDA version."""
+    """The file name of cuBLAS for a CUDA version."""
     return f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
 
 
 def _library(name: str) -> Any:
-    """The functions of cuBLAS in a library, or in one that it depends on."""
+    """Load cuBLAS from a library, or from one that depends on it."""
     pointer, number = ctypes.c_void_p, ctypes.c_int
     try:
         library = ctypes.CDLL(name)
@@ -221,5 +219,5 @@ def _library(name: str) -> Any:
             *(pointer, pointer, number, number, number, number),
         ]
     except (OSError, AttributeError) as error:  # no such file, no such function
-        raise EngineError(f"cuBLAS, to be called directly, was not found: {error}") from error
+        raise EngineError(f"cuBLAS was not found: {error}") from error
     return library

@@ -47,17 +47,7 @@ class Parameter:
 
 @dataclass
 class Program:
-    """A step analysed for emission.
-
-    Attributes
-    ----------
-    names : dict
-        The name of each parameter and of each value that the step computes.
-    outputs, loaded : dict
-        The parameters that are written and read, by node.
-    stage : dict
-        The stage of each value, see `_stage_of`.
-    """
+    """A step analysed for emission: names of values, and the parameters that are written and loaded, by node."""
 
     step: Step
     storage: dict[Node, str]
@@ -70,15 +60,15 @@ class Program:
     def __post_init__(self) -> None:
         self.by_columns = self.step.kind == "ColumnStats"
         self.stage: dict[Node, int] = {}
-        taken: set[str] = set()
+        used: set[str] = set()
         for node in self.step.inputs:
-            self._add(node, self.place(node), False, taken)
+            self._add(node, self.place(node), False, used)
         for node in self.step.rare:
-            self._add(node, ANY, False, taken)
+            self._add(node, ANY, False, used)
         for node in self._named_numbers():
-            self._add(node, SCALAR, False, taken)
+            self._add(node, SCALAR, False, used)
         for node in self.step.outputs:
-            self._add(node, self.place(node), True, taken)
+            self._add(node, self.place(node), True, used)
         for number, node in enumerate(self.step.nodes):
             self.names[node] = f"v{number}"
         for node in self.step.nodes:
@@ -107,14 +97,14 @@ class Program:
             return COLUMN if node.shape == (1, cols) else ROW if node.shape == (rows, 1) else SCALAR
         return ROW if node.shape == (rows, 1) else COLUMN if node.shape == (1, cols) else SCALAR
 
-    def _add(self, node: Node, place: str, written: bool, taken: set[str]) -> None:
+    def _add(self, node: Node, place: str, written: bool, used: set[str]) -> None:
         base = resolve(node)
         name = f"out{len(self.outputs)}" if written else _input_name(node, base)
         stem, copies = name, 1
-        while {name, f"{name}_rows", f"{name}_cols"} & taken:
+        while {name, f"{name}_rows", f"{name}_cols"} & used:
             copies += 1
             name = f"{stem}{copies}"
-        taken |= {name, f"{name}_rows", f"{name}_cols"}
+        used |= {name, f"{name}_rows", f"{name}_cols"}
         dtype = "float64" if node.op == "const" else self.storage[base]
         parameter = Parameter(name, node, place, dtype, written)
         self.parameters.append(parameter)

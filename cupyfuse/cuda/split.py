@@ -77,8 +77,8 @@ def repair_kernel() -> Kernel:
     """The kernel that recomputes in float32 the rows, columns and elements that the split cannot give."""
     return _kernel(
         "split_repair",
-        "Matrix a; Matrix b; float* c; i64 cols; const u32* doubts; i64 width;",
-        "split_repair(p.a, p.b, p.c, p.cols, p.doubts, p.width)",
+        "Matrix a; Matrix b; float* c; i64 cols; const u32* flags; i64 width;",
+        "split_repair(p.a, p.b, p.c, p.cols, p.flags, p.width)",
         REPAIR_THREADS,
     )
 

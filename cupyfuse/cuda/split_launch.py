@@ -39,19 +39,11 @@ class Split:
         self._form = "QqQQqq" + "Q" * conditional
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernel.
-
-        Returns
-        -------
-        callable
-            `launch(matrix, tiles, stream, *flag)`, given the addresses of the matrix, of the memory for its split tiles
-            and, if conditional, of the flag.
-        """
+        """Load the kernel; call it with the addresses of the matrix, its split tiles and, if conditional, the flag."""
         kernel, rows, stride = self.kernel, self._shape[0], self._stride
         blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32)
-        run = launcher(
-            runtime.function(kernel), (blocks, 1, 1), (kernel.config.threads, 1, 1), self._form, kernel.shared
-        )
+        block = (kernel.config.threads, 1, 1)
+        run = launcher(runtime.function(kernel), (blocks, 1, 1), block, self._form, kernel.shared)
         inverse = inverse_at(*self._shape)
 
         def launch(matrix: int, tiles: int, stream: Any = None, *flag: int) -> None:
@@ -88,14 +80,7 @@ class SplitProduct:
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernels.
-
-        Returns
-        -------
-        callable
-            `launch(tiles, operands, target, workspace, stream)`, given the addresses of the split tiles of A and B, of
-            A and B themselves, of C and of the workspace.
-        """
+        """Load the kernels; call them with the addresses of the tiles of both operands, A, B, C and the workspace."""
         (m, n, k), left, right, width = self._shape, self._left, self._right, self._width
         gemm, repair = self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
@@ -110,9 +95,6 @@ class SplitProduct:
             (a, b), (x, y) = tiles, operands
             inverse_a, inverse_b = a + offset_a, b + offset_b
             run_gemm((a, b, target, m, n, inverse_a, inverse_b, workspace, k), stream)
-            run_repair(
-                (x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, width),
-                stream,
-            )
+            run_repair((x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, width), stream)
 
         return launch

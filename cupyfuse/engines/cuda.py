@@ -25,7 +25,7 @@ _ALIGNMENT = 256  # of values in the workspace, in bytes
 
 @dataclass(frozen=True)
 class _Result:
-    """How a call allocates a result."""
+    """A result, and the function that allocates it as the steps write it."""
 
     output: Output
     empty: Callable[[], Any]
@@ -227,8 +227,7 @@ class CudaExecutable:
         written = []
         as_written = True  # every result is a new array that a step writes as the caller gets it
         for result, out in zip(self._results, outs, strict=True):
-            in_out = out is not None and result.direct and runtime.contiguous(out)
-            array = out if in_out else result.empty()
+            array = out if out is not None and result.direct and runtime.contiguous(out) else result.empty()
             as_written &= out is None and result.direct
             written.append(array)
             addresses.append(address(array))

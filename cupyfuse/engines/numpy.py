@@ -1,8 +1,7 @@
-"""Run plans with NumPy: the engine where there is no GPU, and the reference for the one where there is.
+"""Run plans with NumPy: the engine without a GPU, and the reference for the CUDA engine.
 
-Every step is evaluated node by node with the operator table's NumPy meanings, in blocks of rows (or of columns) that
-stay in the processor's caches. 16-bit floats are widened to float32 on reading and rounded once on writing, as on the
-GPU.
+Each step is evaluated node by node with the operator table's NumPy semantics, in blocks of rows (or of columns) that
+fit in the processor's caches. 16-bit floats are widened to float32 on reading and rounded once on writing.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from ..plan.plan import Plan
 from ..plan.schedule import Step, resolve
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_BLOCK = 1 << 18  # elements of one block: a few float32 temporaries of it fit in a second-level cache
-_PARTIAL = 128  # rows that a column sum adds up before it adds partial sums, to keep rounding errors short
+_BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
+_PARTIAL = 128  # rows per partial sum of a column, to bound rounding errors
 
 
 class NumpyExecutable:
-    """A plan made ready for NumPy arrays like those given."""
+    """A plan loaded for NumPy arrays like those given."""
 
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """An array for a result."""
+        """Allocate a result."""
         return np.empty(shape, dtypes.to_numpy(dtype))
 
     def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None]) -> list[Array]:
-        """Run on the user's arrays (arguments, then prepared values).
+        """Run on arguments and prepacked values.
 
         `outs` holds, for each result, an array to write it to or None. Arguments changed in place are written last.
         """
@@ -47,42 +46,42 @@ class NumpyExecutable:
                 _run_step(step, memory, plan.scheduled.storage)
         results = []
         for output, out in zip(plan.outputs, outs, strict=True):
-            value = output.presented(_look(output.node, memory))
+            value = output.presented(_view_of(output.node, memory))
             if out is None:
                 results.append(value)
             else:
                 out[...] = value
                 results.append(out)
         for arg, node in plan.graph.effects:
-            _matrix(arrays[arg])[...] = _look(node, memory)
+            _matrix(arrays[arg])[...] = _view_of(node, memory)
         return results
 
 
 def _matrix(array: Array) -> Array:
-    """The array as rows x columns; a vector is one row."""
+    """View an array as rows x columns; a vector is one row."""
     return array if array.ndim == 2 else array[None, :] if array.ndim == 1 else array.reshape(1, 1)
 
 
-def _look(node: Node, memory: dict[Node, Array]) -> Array:
+def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
     if node.op == "transpose":
-        return _look(node.inputs[0], memory).T
+        return _view_of(node.inputs[0], memory).T
     if node.op == "reshape":
-        return _look(node.inputs[0], memory).reshape(node.shape)
+        return _view_of(node.inputs[0], memory).reshape(node.shape)
     return memory[node]
 
 
-def _widened(array: Array) -> Array:
+def _widen(array: Array) -> Array:
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
 
 def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
     if step.kind == "Gemm":
         (node,) = step.outputs
-        a, b = (_widened(_look(i, memory)) for i in node.inputs)
+        a, b = (_widen(_view_of(i, memory)) for i in node.inputs)
         memory[node] = np.matmul(a, b).astype(dtypes.to_numpy(storage[node]), copy=False)
     elif step.kind == "Copy":
         (node,) = step.outputs
-        memory[node] = np.ascontiguousarray(_look(node.inputs[0], memory))
+        memory[node] = np.ascontiguousarray(_view_of(node.inputs[0], memory))
     else:
         for node in step.outputs:
             memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))
@@ -92,7 +91,7 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
 
 
 def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:
-    """Blocks of whole rows, or of whole columns for reductions down the columns."""
+    """Yield blocks of whole rows, or of whole columns for reductions down the columns."""
     length, other = step.domain[1 - along], max(step.domain[along], 1)
     size = max(1, _BLOCK // other)
     if along == 0:
@@ -106,16 +105,16 @@ def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:
 
 
 class _Block:
-    """Evaluation of a step's nodes on some of its rows (`along` = 1) or of its columns (`along` = 0)."""
+    """Evaluation of a step on a block of its rows (`along` = 1) or of its columns (`along` = 0)."""
 
     def __init__(self, step: Step, memory: dict[Node, Array], along: int, start: int, stop: int):
         self.step, self.memory, self.along = step, memory, along
         self.start, self.stop = start, stop
-        self.known: dict[Node, Array] = {}
+        self.values: dict[Node, Array] = {}
 
     @property
     def length(self) -> int:
-        """How many rows, or columns, the block has."""
+        """Number of rows, or columns, of the block."""
         return self.stop - self.start
 
     def run(self) -> None:
@@ -127,36 +126,36 @@ class _Block:
                 uses[i] = uses.get(i, 0) + 1
         for node in self.step.nodes:
             value = self.evaluate(node)
-            self.known[node] = value
+            self.values[node] = value
             if node in self.step.outputs:
                 target = self.cut(self.memory[node], node)
                 target[...] = value.astype(target.dtype, copy=False)
             for i in g.eager_inputs(node):
                 uses[i] -= 1
                 if not uses[i]:
-                    # Nothing needs this temporary any more: its memory serves the next one.
-                    self.known.pop(i, None)
+                    # Free temporaries after their last use: the next one takes the memory.
+                    self.values.pop(i, None)
 
     def cut(self, array: Array, node: Node) -> Array:
-        """The part of a value in memory that this block works on; all of it where it is broadcast."""
+        """The part of a value in memory that belongs to this block; all of a broadcast value."""
         blocked = 1 - self.along
         if node.shape[blocked] == 1 or self.step.domain[blocked] != node.shape[blocked]:
             return array
         return array[self.start : self.stop] if blocked == 0 else array[:, self.start : self.stop]
 
     def value(self, node: Node) -> Array:
-        if node.op == "matmul" and node not in self.memory and node not in self.known:
-            self.known[node] = self.product(*node.inputs)
-        elif node not in self.known:
-            # The step's own results are in memory too, but perhaps not computed yet.
+        if node.op == "matmul" and node not in self.memory and node not in self.values:
+            self.values[node] = self.product(*node.inputs)
+        elif node not in self.values:
+            # The step's own results have memory too, but perhaps no values yet.
             if resolve(node) in self.memory and node not in self.step.nodes:
-                self.known[node] = _widened(self.cut(_look(node, self.memory), node))
+                self.values[node] = _widen(self.cut(_view_of(node, self.memory), node))
             else:
-                self.known[node] = self.evaluate(node)
-        return self.known[node]
+                self.values[node] = self.evaluate(node)
+        return self.values[node]
 
     def product(self, a: Node, b: Node) -> Array:
-        """A product that only a guard asks for: of this block's rows (or columns) with the whole other operand."""
+        """A product that only a guard reads: this block's rows (or columns) with the whole other operand."""
 
         def whole(node: Node) -> Array:
             step = replace(self.step, domain=node.shape)
@@ -201,7 +200,7 @@ class _Block:
         return np.broadcast_to(value, shape)
 
     def guard(self, node: Node) -> Array:
-        """The fast form, and the exact one for the elements (or whole rows) where the fast one is not finite."""
+        """Evaluate the fast form, and the exact one for elements (or whole rows) where the fast one is not finite."""
         fast, exact = node.inputs
         value = self.value(fast)
         bad = ~np.isfinite(value)
@@ -210,21 +209,21 @@ class _Block:
         if exact.reduction:
             rows = np.flatnonzero(bad[:, 0])
             repaired = value.copy()
-            repaired[rows, 0] = self.only(rows).value(exact)[:, 0]
+            repaired[rows, 0] = self.take(rows).value(exact)[:, 0]
             return repaired
-        return np.where(bad, self.afresh().value(exact), value)
+        return np.where(bad, self.uncomputed().value(exact), value)
 
-    def afresh(self) -> _Block:
-        """The same block, of which nothing is known."""
+    def uncomputed(self) -> _Block:
+        """The same block without its computed values."""
         return _Block(self.step, self.memory, self.along, self.start, self.stop)
 
-    def only(self, rows: Array) -> _Rows:
-        """Some of the block's rows, by number."""
+    def take(self, rows: Array) -> _Rows:
+        """Some of the block's rows, by index."""
         return _Rows(self, rows)
 
 
 class _Rows(_Block):
-    """Evaluation, as written, of single rows of a block: what a guard falls back to."""
+    """Evaluation of single rows of a block, for the exact form of guards."""
 
     def __init__(self, block: _Block, rows: Array):
         super().__init__(block.step, block.memory, block.along, block.start, block.stop)
@@ -234,10 +233,10 @@ class _Rows(_Block):
     def length(self) -> int:
         return len(self.rows)
 
-    def afresh(self) -> _Block:
+    def uncomputed(self) -> _Block:
         return _Rows(self, self.rows)
 
-    def only(self, rows: Array) -> _Rows:
+    def take(self, rows: Array) -> _Rows:
         return _Rows(self, self.rows[rows])
 
     def cut(self, array: Array, node: Node) -> Array:
@@ -246,7 +245,7 @@ class _Rows(_Block):
 
 
 def _reduce(node: Node, x: Array) -> Array:
-    """Reduce along the node's axis; sums down the columns are made of partial sums, sums of nothing are zero."""
+    """Reduce along the node's axis; long sums down the columns are sums of partial sums."""
     function: Callable[[Array, int], Array] = REDUCTIONS[node.op].numpy
     if node.op == "sum" and node.axis == 0 and x.shape[0] > 2 * _PARTIAL:
         starts = np.arange(0, x.shape[0], _PARTIAL)

@@ -1,4 +1,4 @@
-"""Drop-in modules: the three heads, and common tails of networks, each a chain that is known beforehand.
+"""Drop-in modules: the three heads, and common tails of networks, each one chain.
 
 They have the constructor, the random draws and the parameter names of the modules that they replace, so that seeds and
 checkpoints carry over. A call goes straight to the chain's runner, without capture or guards: the path of the lowest

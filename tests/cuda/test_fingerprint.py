@@ -12,7 +12,7 @@ from support import CUDA, HOST, Engine, assert_equal, lay_out, normal
 
 import cupyfuse as cf
 from cupyfuse import heads
-from cupyfuse.cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint, _places
+from cupyfuse.cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint, _sampled_runs
 from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.plan.build import build
 from cupyfuse.settings import Settings
@@ -139,7 +139,7 @@ def test_any_bit_counts(device: Engine) -> None:
 def test_long_rows_are_sampled(device: Engine, rng: np.random.Generator) -> None:
     """Of rows longer than what is read of each, some elements: of every row, and of every column of enough rows."""
     rows, cols = 1500, 160
-    assert _places(rows, cols, 8) == 8 < cols * 8 // 32
+    assert _sampled_runs(rows, cols, 8) == 8 < cols * 8 // 32
     array = device.array(rng.standard_normal((rows, cols)))
     watch = Watch(device, array)
     watch.changed()
@@ -152,10 +152,10 @@ def test_long_rows_are_sampled(device: Engine, rng: np.random.Generator) -> None
 
 
 def test_long_arrays_are_sampled_densely(device: Engine) -> None:
-    assert _places(1, 65536, 4) * 8 == 65536
-    assert _places(1, 1 << 20, 4) == 8192 and _places(1000, 65, 4) == 9
-    assert _places(8192, 8192, 4) == 8
-    assert _places(3, 0, 4) == 0
+    assert _sampled_runs(1, 65536, 4) * 8 == 65536
+    assert _sampled_runs(1, 1 << 20, 4) == 8192 and _sampled_runs(1000, 65, 4) == 9
+    assert _sampled_runs(8192, 8192, 4) == 8
+    assert _sampled_runs(3, 0, 4) == 0
 
 
 @pytest.mark.parametrize("shapes", [[(0, 5)], [(5, 0)], [(0,)], [(0, 5), (3, 4)]], ids=str)

@@ -20,7 +20,8 @@ from cupyfuse.torch.chains.backward import cotangent_matrix
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace
-from cupyfuse.trace.autodiff import extract_graph, gradients
+from cupyfuse.trace.autodiff import gradients
+from cupyfuse.trace.saved import extract_graph
 
 # Rules whose gradients at special values `test_losses.py` tests.
 LOSSES = (

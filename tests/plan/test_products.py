@@ -59,7 +59,7 @@ def test_heads_on_halves(engine: Engine, head: Head, shape: Any, bound: bool, rn
         arguments = [a for n, a in zip(names, arguments, strict=True) if n not in fixed]
     plan = fused.plan(*arguments)
     assert plan.steps[0].fused == (("split",) if bound else ("split", "split")) + ("matmul",)
-    assert plan.steps[0].launches == 4 - bound and "fp16 halves" in plan.steps[0].how
+    assert plan.steps[0].launches == 4 - bound and "hi/lo split on tensor cores" in plan.steps[0].how
     assert plan.prepare is None or not bound or "split" in plan.prepare.steps[-1].fused
     close(engine.host(fused(*arguments)), expected)
 
@@ -197,7 +197,7 @@ def test_where_halves_are_chosen_they_are_no_less_accurate(m: int, n: int, k: in
     x, w = (rng.standard_normal(s, dtype=cp.float32) for s in ((m, k), (n, k)))
     x, w = (cp.abs(x), cp.abs(w)) if positive else (x, w)
     fused = cf.fuse(lambda x, w: x @ w.T).bind(w=w)
-    if "fp16 halves" not in fused.plan(x).steps[0].how:
+    if "hi/lo split on tensor cores" not in fused.plan(x).steps[0].how:
         pytest.skip("needs a GPU with Hopper's tensor cores")
     a, b = x.astype(cp.float64), w.astype(cp.float64)
     exact, size = a @ b.T, cp.abs(a) @ cp.abs(b).T
@@ -232,11 +232,13 @@ def how(x: tuple[int, int], w: tuple[int, int], dtype: str = "float32", **option
 
 def test_plans_say_how_products_run_and_why() -> None:
     large = (1024, 8192), (8192, 8192)
-    assert "fp16 halves" in how(*large) and "fp16 halves" in how(*large, precision="high")
+    assert "hi/lo split on tensor cores" in how(*large) and "hi/lo split on tensor cores" in how(
+        *large, precision="high"
+    )
     assert "the precision 'ieee' asks" in how(*large, precision="ieee")
     assert "TF32" in how(*large, precision="tf32") and "bfloat16" in how(*large, precision="medium")
     assert "more accurate" in how((100000, 64), (100000, 64))
-    assert "us, where halves would take" in how((64, 600), (64, 600))
+    assert "us, where the hi/lo split would take" in how((64, 600), (64, 600))
     assert how(*large, dtype="bfloat16") == "cuBLAS bfloat16 with float32 sums"
     assert how(*large, dtype="float64") == "cuBLAS float64 with float64 sums"
     plan = cf.fuse(lambda x, w: x @ w.T).bind(w=cf.spec(large[1])).plan(cf.spec(large[0]))

@@ -201,8 +201,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", halves("float32")),
     Mutant("a tile too far down", TILES, "within % height", "within % band", halves("float32")),
     Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", halves("exponents")),
-    Mutant("doubts of one operand alone", REPAIR, " + of_b.doubt()", "", halves("magnitudes or nothing_else")),
-    Mutant("doubts that nobody has", TILES, "return none ? -1e30f", "return true ? -1e30f", halves("nothing_else")),
+    Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", halves("magnitudes or nothing_else")),
+    Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", halves("nothing_else")),
     Mutant("marked rows of the last group", REPAIR, "if (count > 0) {", "if (count > 16) {", halves("repair")),
     Mutant(
         "a barrier too few around gathered rows",

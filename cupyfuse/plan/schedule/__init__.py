@@ -1,13 +1,13 @@
-"""Scheduling: partition a graph into the few steps that will run.
+"""Scheduling: partition a graph into steps.
 
-Some values have to exist in memory: arguments, results, matrix products, column reductions, other views of computed
-values. Everything between them is computed in passing, inside a step: a `RowProgram` (pointwise work and reductions
-along rows; called `MatVec` where it is a matrix-vector product), `ColumnStats` (reductions down the columns, with the
-pointwise work before and after them), a `Gemm`, or a `Copy` of an argument whose layout a kernel cannot read.
+Arguments, results, matrix products, column reductions and views of computed values are in memory. Everything between
+them is computed inside a step: a `RowProgram` (pointwise work and reductions along rows; `MatVec` if it is one
+matrix-vector product), `ColumnStats` (reductions down the columns, with the pointwise work before and after them), a
+`Gemm`, a `Split`, or a `Copy` of an argument whose layout a kernel cannot read.
 
-Every value gets a layer, one more than the values in memory that it needs; steps of one layer and one domain are one
-step. Cheap pointwise work is computed again where it is needed rather than stored. Where a value of 16 bits is stored,
-and so rounded, for some of its readers, and computed again for others, it is rounded for these too.
+The layer of a value is one more than the layers of the values in memory that it reads; values of one layer and one
+domain make one step. Cheap pointwise work is recomputed rather than stored. A 16-bit value that is stored, and so
+rounded, for some readers and recomputed for others is rounded for all of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
-from .blocks import NotByRows, rows_apart, with_rows
+from .blocks import NotRowwise, rowwise_values, with_rows
 from .memory import Layout, insert_copies, resolve, results_in_memory, rounded
 from .partition import Scheduler
 from .products import choose_products
-from .steps import Step, column_launches, column_splits, measured
+from .steps import Step, column_launches, column_splits, with_bytes
 
 __all__ = [
     "Layout",
-    "NotByRows",
+    "NotRowwise",
     "Schedule",
     "Step",
     "choose_products",
@@ -31,7 +31,7 @@ __all__ = [
     "column_splits",
     "resolve",
     "rounded",
-    "rows_apart",
+    "rowwise_values",
     "schedule",
     "with_rows",
 ]
@@ -39,7 +39,7 @@ __all__ = [
 
 @dataclass
 class Schedule:
-    """Steps in the order in which they run, and the dtype in which each value in memory is stored."""
+    """Steps in launch order, and the dtype in which each value in memory is stored."""
 
     graph: Graph
     steps: list[Step]
@@ -55,5 +55,5 @@ def schedule(graph: Graph, layouts: dict[int, Layout] | None = None) -> Schedule
         scheduler = Scheduler(rounded(scheduler.graph, mixed))
         raw = scheduler.run()
     storage = scheduler.storage(raw)
-    steps = [measured(step, storage) for step in raw]
+    steps = [with_bytes(step, storage) for step in raw]
     return Schedule(scheduler.graph, steps, storage)

@@ -1,91 +1,91 @@
-"""Work in blocks of rows: the same graph for fewer rows, where no row of the results needs another's."""
+"""Blocks of rows: the same graph for fewer rows, where no row of the results depends on another row."""
 
 from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 
-LEAST_ROWS = 128  # of a block, where the workspace allows: fewer would leave the tensor cores waiting for weights
+LEAST_ROWS = 128  # of a block, if the workspace allows: with fewer, tensor cores wait for the weights
 
 
-class NotByRows(Exception):
-    """Why a graph cannot be computed in blocks of rows."""
+class NotRowwise(Exception):
+    """A graph cannot be computed in blocks of rows; the message says why."""
 
 
-def rows_apart(graph: Graph) -> set[Node]:
-    """The values that have a row for each row of the results, if those rows do not depend on each other.
+def rowwise_values(graph: Graph) -> set[Node]:
+    """The values with a row for each row of the results, computed from that row alone.
 
     Raises
     ------
-    NotByRows
-        They do, or there is no such thing; the message says why.
+    NotRowwise
+        Rows of the results depend on each other.
     """
     if graph.effects:
-        raise NotByRows("an argument is changed in place")
+        raise NotRowwise("an argument is changed in place")
     rows = {n.shape[0] for n in graph.outputs}
     if len(rows) != 1 or rows <= {0, 1}:
-        raise NotByRows("the results differ in their numbers of rows" if len(rows) > 1 else "there is one row at most")
+        raise NotRowwise("the results differ in their numbers of rows" if len(rows) > 1 else "there is one row at most")
     found = _Rows()
     for node in graph.outputs:
-        found.by_row(node, "a result")
+        found.mark_rowwise(node, "a result")
     for node in reversed(list(g.topological(graph.roots))):
         found.visit(node)
-    return found.together
+    return found.rowwise
 
 
 class _Rows:
-    """Marks, from the results to the arguments, what is needed row by row and what as a whole."""
+    """Marks, from the results to the arguments, the values that are read by row and those that are read as a whole."""
 
     def __init__(self) -> None:
-        self.together: set[Node] = set()
+        self.rowwise: set[Node] = set()
         self.whole: dict[Node, str] = {}
 
-    def by_row(self, node: Node, reader: str) -> None:
+    def mark_rowwise(self, node: Node, reader: str) -> None:
         if node.op == "const" or node.shape[0] == 1:
             return
         if node.op == "input" and node.ndim != 2:
-            raise NotByRows(f"{reader} takes a vector for a matrix")
-        self.together.add(node)
+            raise NotRowwise(f"{reader} takes a vector for a matrix")
+        self.rowwise.add(node)
 
     def visit(self, node: Node) -> None:
-        """Called for every node after all that read it."""
-        if node in self.together and node in self.whole:
-            raise NotByRows(f"{self.whole[node]} takes all rows of what others take row by row")
-        split = node in self.together
-        if split and node.op == "positions":
-            raise NotByRows("a result depends on the numbers of rows")
+        """Mark the operands of a node, after all nodes that read it have been visited."""
+        if node in self.rowwise and node in self.whole:
+            raise NotRowwise(f"{self.whole[node]} takes all rows of what others take row by row")
+        by_row = node in self.rowwise
+        if by_row and node.op == "positions":
+            raise NotRowwise("a result depends on the numbers of rows")
         inputs = list(node.inputs)
         if node.op in ("matmul", "split_matmul"):
-            self.mark(inputs.pop(0), split, node.op)
+            self.mark(inputs.pop(0), by_row, node.op)
             if node.op == "split_matmul":
-                self.mark(inputs.pop(1), split, node.op)
+                self.mark(inputs.pop(1), by_row, node.op)
             for i in inputs:
                 self.mark(i, False, "a matrix product")
         elif node.op == "split" or node.pointwise or node.op == "copy" or (node.reduction and node.axis == 1):
             for i in inputs:
-                self.mark(i, split, node.op)
+                self.mark(i, by_row, node.op)
         else:
             for i in inputs:
                 self.mark(i, False, f"a {node.op} across rows")
-                if split:
-                    raise NotByRows(f"a {node.op} gives values of other rows")
+                if by_row:
+                    raise NotRowwise(f"a {node.op} gives values of other rows")
 
-    def mark(self, node: Node, split: bool, reader: str) -> None:
+    def mark(self, node: Node, by_row: bool, reader: str) -> None:
         if node.op == "const" or node.shape[0] == 1:
             return
-        if split:
-            self.by_row(node, reader)
+        if by_row:
+            self.mark_rowwise(node, reader)
         else:
             self.whole[node] = reader
 
 
-def with_rows(graph: Graph, together: set[Node], rows: int) -> Graph:
-    """The same graph for another number of rows."""
+def with_rows(graph: Graph, rowwise: set[Node], rows: int) -> Graph:
+    """The graph with another number of rows in its rowwise values."""
     done: dict[Node, Node] = {}
 
     def resized(node: Node) -> Node:
         inputs = tuple(done[i] for i in node.inputs)
-        if node not in together:
+        if node not in rowwise:
             return g.with_inputs(node, inputs)
         shape = g.split_shape(inputs[0].shape) if node.op == "split" else (rows, node.shape[1])
         return g.with_inputs(node, inputs, shape)

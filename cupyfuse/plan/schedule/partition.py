@@ -1,4 +1,4 @@
-"""The partition of a graph into steps: where each value can be computed, and which steps that makes."""
+"""Partition of a graph into steps: place each value in a layer and a domain, then collect the steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
 from .memory import resolve
-from .steps import Step, step_of, with_halves, with_riders
+from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # Operators that are a step of their own.
 _ALONE = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
@@ -16,26 +16,28 @@ _IN_MEMORY = {"input", "transpose", "reshape", *_ALONE}
 
 
 class Scheduler:
+    """The partition of one graph."""
+
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.live_set = set(g.topological(graph.roots, g.eager_inputs))
-        self.read_back: set[Node] = set()
+        self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without what guards alone compute
+        self.read_back: set[Node] = set()  # stored values that column steps read rather than recompute
         self._place_all()
         self.read_back = self._worth_reading_back()
         if self.read_back:
             self._place_all()
 
     def _place_all(self) -> None:
-        self.reducing: dict[Node, bool] = {}
+        self.reducing: dict[Node, bool] = {}  # whether a value follows a reduction within its step
         self.layer: dict[Node, int] = {}
-        self.home: dict[Node, Shape] = {}
-        self.column_group: dict[Node, tuple[int, Shape]] = {}
+        self.home: dict[Node, Shape] = {}  # the domain of the row program that computes a value
+        self.column_group: dict[Node, tuple[int, Shape]] = {}  # layer and domain of the column step that computes it
         for node in g.topological(self.graph.roots):
             self._place(node)
 
     # Where each value is computed
     def in_memory(self, node: Node) -> bool:
-        """Whether a reader finds the value in memory, whoever computed it."""
+        """Whether every reader finds the value in memory."""
         return node.op in _IN_MEMORY or node in self.column_group
 
     def _place(self, node: Node) -> None:
@@ -74,13 +76,13 @@ class Scheduler:
         self.layer[node] = layer
 
     def _common_home(self, node: Node, reducing: list[Node]) -> Shape:
-        """The domain of the reductions that this value follows, where it can be computed beside them."""
+        """The domain of the reductions that a value follows, if it can be computed in their step."""
         homes = {self.home[i] for i in reducing}
         fitting = [h for h in homes if h[0] == node.shape[0] and node.shape[1] in (h[1], 1)]
         return max(fitting, key=lambda h: (h[1], h), default=node.shape)
 
     def rare_reads(self, node: Node) -> list[Node]:
-        """The values in memory that a guard's exact form needs beyond those of its fast form."""
+        """The values in memory that only a guard's exact form reads."""
         if node.op != "guard":
             return []
         exact = node.inputs[1]
@@ -88,14 +90,14 @@ class Scheduler:
         return [n for n in order if n.op != "const" and self._known_to_guard(n, exact)]
 
     def _known_to_guard(self, node: Node, exact: Node) -> bool:
-        """Whether a guard reads this value; a product that nothing else computes it repeats, for single rows."""
+        """Whether a guard's exact form reads a value rather than recompute it; it recomputes products not live."""
         if self.in_memory(node):
             return not g.is_product(node) or node in self.live_set
-        # A sum that is guarded itself is as its own repair leaves it.
+        # A guarded sum is read as its own repair leaves it.
         return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
     def _finishing_group(self, node: Node) -> tuple[int, Shape] | None:
-        """The column step that can compute this per-column value along with its reductions, if there is one."""
+        """The column step that can compute a per-column value along with its reductions, if there is one."""
         if not node.pointwise or node.shape[0] != 1:
             return None
         groups = set()
@@ -108,11 +110,11 @@ class Scheduler:
         return group if group is not None and node.shape[1] == group[1][1] else None
 
     def _from_arguments(self, node: Node) -> bool:
-        """Whether a value is an argument, or pointwise work on arguments alone."""
+        """Whether a value is an argument, or pointwise work on arguments."""
         return g.is_leaf(node) or (node.pointwise and self.layer[node] == 1 and not self.reducing[node])
 
     def frontier(self, operand: Node) -> Iterator[Node]:
-        """What a column step reads to compute its operand in passing: it cannot reduce along rows."""
+        """Yield the values that a column step reads to compute its operand; it cannot reduce along rows."""
 
         def inward(node: Node) -> Iterable[Node]:
             return () if self._stops(node) else node.inputs
@@ -127,9 +129,9 @@ class Scheduler:
         return node.reduction or (self.reducing[node] and node.shape[1] == 1) or node in self.read_back
 
     def _worth_reading_back(self) -> set[Node]:
-        """The values, stored anyway, that column steps read rather than compute from more.
+        """Values that are stored anyway and that column steps read, because they are smaller than their operands.
 
-        Values of 16 bits are computed: stored, they are rounded.
+        16-bit values are recomputed: stored ones are rounded.
         """
         stored = {resolve(n) for n in self.graph.roots}
         stored |= {resolve(i) for n in self.live_set if n.op in _ALONE for i in n.inputs}
@@ -164,10 +166,10 @@ class Scheduler:
                 steps.append((layer, self._column_step(roots, domain)))
             else:
                 steps.extend((layer, self._single_step(node)) for node in roots)
-        return with_riders(with_halves([step for _, step in sorted(steps, key=lambda s: s[0])]))
+        return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
 
     def _require(self, node: Node) -> None:
-        """Ask for a value to be in memory."""
+        """Require a value to be in memory."""
         node = resolve(node)
         if node.op in ("input", "const"):
             return
@@ -190,7 +192,7 @@ class Scheduler:
 
         nodes, inputs, rare = self._collect(roots, read)
         if not any(n.reduction for n in nodes):
-            # What it was to follow is in memory already: it is as wide as what it computes.
+            # The reductions that it follows are in memory: its domain is that of its own values.
             domain = g.broadcast_shapes(*(n.shape for n in nodes))
         return step_of("RowProgram", domain, nodes, inputs, roots, rare)
 
@@ -204,7 +206,7 @@ class Scheduler:
         return step_of("ColumnStats", domain, nodes, inputs, roots, rare)
 
     def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
-        """The nodes of a step, the values it always reads, and those that only a guard reads."""
+        """Return the nodes of a step, the values that it always reads, and those that only guards read."""
         needed = list(roots)
         while True:
             walk = g.topological(needed, lambda n: () if stop(n) else g.eager_inputs(n))
@@ -226,18 +228,18 @@ class Scheduler:
             if node.op in ("matmul", "split"):
                 self._round(resolve(i))
         self.rounded.update(i for i in node.inputs if i.op == "split")
-        # The operands themselves are read only for what their halves cannot hold.
+        # The operands themselves are read only for elements that the split cannot hold.
         rare = node.inputs[2:] if node.op == "split_matmul" else ()
         inputs = [i for i in node.inputs if i not in rare]
         domain = node.inputs[0].shape if node.op == "split" else node.shape
         return step_of(_ALONE[node.op], domain, [node], inputs, [node], list(rare))
 
     def _round(self, node: Node) -> None:
-        """A result, or a product's operand, is stored in its own dtype; a copy of a value is stored as the value is."""
+        """Store a value in its own dtype, as results and operands of products are."""
         self.rounded.add(_copied(node))
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
-        """Results in their own dtype; what is read again by a row program keeps the wider type it was computed in."""
+        """The dtype of each value in memory: its own if rounded, else the wider type that it is computed in."""
         found: dict[Node, str] = {}
         for node in self.graph.inputs:
             found[node] = node.dtype
@@ -251,7 +253,7 @@ class Scheduler:
         return found
 
     def rounded_in_part(self, steps: list[Step]) -> set[Node]:
-        """The values of 16 bits that some steps read from memory, where they are rounded, and others compute anew."""
+        """16-bit values that some steps read from memory, where they are rounded, and others recompute."""
         own = {n for n in self.rounded if dtypes.compute(n.dtype) != n.dtype and not _exact(n)}
         if not own:
             return own
@@ -265,12 +267,12 @@ class Scheduler:
 
 
 def _copied(node: Node) -> Node:
-    """The value in memory that a chain of copies and views begins with."""
+    """The value in memory beneath copies and views."""
     while node.op == "copy":
         node = resolve(node.inputs[0])
     return node
 
 
 def _exact(node: Node) -> bool:
-    """Whether a value is of its own dtype wherever it is computed, and storing it does not round it."""
+    """Whether storing a value does not round it: a cast has its own dtype wherever it is computed."""
     return node.op == "cast" and node.inputs[0].dtype != node.dtype

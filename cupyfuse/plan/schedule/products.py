@@ -1,8 +1,8 @@
-"""How each matrix product runs: by cuBLAS in its operands' dtype, or by tensor cores from halves of float32 operands.
+"""Choice of matrix products: cuBLAS in the operands' dtype, or the hi/lo split of float32 operands on tensor cores.
 
-x = (high + 2**-11 low) / s, with a power of two s for each row and float16 numbers high and low, keeps 22 bits of the
-24; the product of two such matrices is three products of float16 matrices with float32 sums (the fourth, of both low
-parts, is beneath the rounding of the result).
+x = (hi + 2**-11 lo) / s, with float16 numbers hi and lo and a power of two s for each row, keeps 22 of 24 bits. The
+product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both low parts, is
+below the rounding of the result.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ...settings import Settings
 
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
-# Three launches instead of one, and what cannot overlap at their ends: seconds.
+# Seconds for two more launches, and for what cannot overlap at their ends.
 _OVERHEAD = 8e-6
-# Tiles of the result from halves: rows, and the widths that there are.
+# Tiles of a split product: rows, and the available widths.
 TILE_ROWS, TILE_WIDTHS = 128, (168, 160, 144, 128, 96, 64)
-_FIXED_WIDTH = 28  # how many columns the work beside the products of a tile is worth
+_FIXED_WIDTH = 28  # cost of a tile beside its products, in columns
 
 
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
-    """The graph with each float32 product as it will run, and the reason in its field `how`.
+    """Replace each float32 product by the one that will run, with the reason in its field `how`.
 
-    `fixed` are the values that are computed once, when arguments are bound.
+    `fixed` are the values that are prepacked.
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
     done: dict[Node, Node] = {}
@@ -35,29 +35,29 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
             kept = settings.keep_halves and node.inputs[1] in fixed, settings.keep_halves and node.inputs[0] in fixed
-            done[node] = _chosen(done[node], settings, *kept, shared)
+            done[node] = _choose(done[node], settings, *kept, shared)
     return graph.replace(done)
 
 
-# What several products may need of one operand, by what is done to it: transposed, split, rounded.
+# Operands transposed, split or rounded, which several products may share.
 _Shared = dict[tuple[str, Node], Node]
 
 
-def _chosen(node: Node, settings: Settings, right_kept: bool, left_kept: bool, shared: _Shared) -> Node:
-    if _to_be_rounded(node, settings):
-        return _rounded(node, shared)
-    reason = _against(node, settings, right_kept, left_kept)
+def _choose(node: Node, settings: Settings, right_kept: bool, left_kept: bool, shared: _Shared) -> Node:
+    if _rounds_operands(node, settings):
+        return _round_operands(node, shared)
+    reason = _reason_against(node, settings, right_kept, left_kept)
     if reason:
         return replace(node, how=reason)
     left, right = _operands(node, shared)
     product = g.split_matmul(left, right)
     parts = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
-    how = "fp16 halves on tensor cores, 3 products with float32 sums, scales and special values settled as it is stored"
+    how = "fp16 hi/lo split on tensor cores: 3 products with float32 sums, special values repaired"
     return replace(product, inputs=(*parts, left, right), how=how)
 
 
-def _to_be_rounded(node: Node, settings: Settings) -> bool:
-    """Whether operands are rounded to bfloat16 before a product; cuBLAS, left to itself, rounds them to TF32."""
+def _rounds_operands(node: Node, settings: Settings) -> bool:
+    """Whether to round operands to bfloat16 before a product: cuBLAS itself would round them to TF32."""
     device = settings.device
     if settings.precision != "medium" or node.dtype != "float32" or device is None or device.tf32 <= device.simt:
         return False
@@ -65,12 +65,12 @@ def _to_be_rounded(node: Node, settings: Settings) -> bool:
 
 
 def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
-    """The operands of a product, both with the sums along their rows."""
+    """The operands of a product, the right one transposed: sums run along the rows of both."""
     right = node.inputs[1]
     return node.inputs[0], shared.setdefault(("transposed", right), g.transpose(right))
 
 
-def _rounded(node: Node, shared: _Shared) -> Node:
+def _round_operands(node: Node, shared: _Shared) -> Node:
     operands = _operands(node, shared)
     left, right = (shared.setdefault(("rounded", i), g.cast(i, "bfloat16")) for i in operands)
     inputs = (left, g.transpose(right))
@@ -78,8 +78,8 @@ def _rounded(node: Node, shared: _Shared) -> Node:
     return Node("matmul", inputs, node.shape, "float32", how=how)
 
 
-def _against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) -> str:
-    """Why a product is left to cuBLAS; empty where halves are faster and as accurate."""
+def _reason_against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) -> str:
+    """Why a product is left to cuBLAS; empty if the split is faster and as accurate."""
     library = f"cuBLAS {node.dtype}"
     if node.dtype != "float32":
         return f"{library} with {'float64' if node.dtype == 'float64' else 'float32'} sums"
@@ -89,22 +89,22 @@ def _against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) 
     if settings.device is None:
         return library
     if not settings.device.split:
-        return f"{library}: halves on the tensor cores are not faster on an {settings.device.name}"
+        return f"{library}: the hi/lo split is not faster on an {settings.device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
     fast, plain = split_time(node, settings.device, right_kept, left_kept), float32_time(node, settings.device)
     if fast >= plain:
-        return f"{library}: {plain * 1e6:.3g} us, where halves would take {fast * 1e6:.3g} us"
+        return f"{library}: {plain * 1e6:.3g} us, where the hi/lo split would take {fast * 1e6:.3g} us"
     return ""
 
 
 def float32_time(node: Node, device: Device) -> float:
-    """Seconds that cuBLAS takes for a float32 product, by the rate measured for large ones."""
+    """Seconds of cuBLAS for a float32 product, at the rate measured for large ones."""
     return max(g.flops(node) / (0.76 * device.simt), _operand_bytes(node) / device.bandwidth) + 2e-6
 
 
 def split_time(node: Node, device: Device, right_kept: bool = False, left_kept: bool = False) -> float:
-    """Seconds that a product from halves takes, with the splitting of the operands that are not kept split."""
+    """Seconds of a split product, with the splits of operands that are not prepacked."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
@@ -114,13 +114,13 @@ def split_time(node: Node, device: Device, right_kept: bool = False, left_kept: 
 
 
 def tile_columns(rows: int, cols: int, width: int, processors: int) -> int:
-    """How many columns of tiles each multiprocessor goes through, those that its other work is worth included."""
+    """Columns that each multiprocessor computes in all its tiles, `_FIXED_WIDTH` for each tile included."""
     tiles = -(-rows // TILE_ROWS) * -(-cols // width)
     return -(-tiles // processors) * (_FIXED_WIDTH + width)
 
 
 def tile_width(rows: int, cols: int, processors: int) -> int:
-    """The width of the tiles with which a product takes the least time on so many multiprocessors."""
+    """The tile width with which a product takes the least time on so many multiprocessors."""
     return min(TILE_WIDTHS, key=lambda width: tile_columns(rows, cols, width, processors))
 
 

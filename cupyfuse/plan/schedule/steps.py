@@ -1,4 +1,4 @@
-"""Steps: what one computes, what it moves, how it is launched."""
+"""Steps: the nodes that one launch computes, and its cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .memory import resolve
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of a plan: what it computes, what it moves, and how it is launched."""
+    """One step of a plan (see `Plan.steps`), over `domain`, the rows and columns of its elements.
+
+    It computes the values `nodes` from `inputs`, writes `outputs`, and reads `rare` in guards only.
+    """
 
     kind: str
     fused: tuple[str, ...]
@@ -29,7 +32,7 @@ class Step:
 
     @property
     def how(self) -> str:
-        """How a product is computed, and why so; empty for other steps."""
+        """How a product is computed, and why; empty for other steps."""
         return self.nodes[-1].how if self.kind == "Gemm" else ""
 
 
@@ -54,7 +57,7 @@ def step_of(
 
 
 def _is_matvec(nodes: list[Node], domain: Shape) -> bool:
-    """Whether all that is done along the rows is one product with a vector."""
+    """Whether the only work along the rows is one product with a vector."""
     reductions = [n for n in nodes if n.reduction]
     if len(reductions) != 1 or reductions[0].op != "sum":
         return False
@@ -68,8 +71,8 @@ def _is_matvec(nodes: list[Node], domain: Shape) -> bool:
     )
 
 
-def with_halves(steps: list[Step]) -> list[Step]:
-    """Let operands be split by the first product that reads their halves, as a part of its step."""
+def fuse_splits(steps: list[Step]) -> list[Step]:
+    """Fuse each split of an operand into the step of the first product that reads it."""
     result: list[Step] = []
     waiting: dict[Node, Step] = {}
     for step in steps:
@@ -87,13 +90,13 @@ def with_halves(steps: list[Step]) -> list[Step]:
     return [*result, *waiting.values()]
 
 
-def with_riders(steps: list[Step]) -> list[Step]:
-    """Let numbers that depend on arguments alone, such as a counter of batches, ride in the last row program."""
+def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
+    """Fuse steps on scalar arguments into the last row program: BatchNorm's counter then costs no launch of its own."""
     hosts = [s for s in steps if s.kind in ("RowProgram", "MatVec") and any(n.reduction for n in s.nodes)]
     if not hosts or hosts[-1].domain[0] == 0:
         return steps
     host = hosts[-1]
-    riders = [
+    scalar = [
         s
         for s in steps
         if s.kind == "RowProgram"
@@ -103,9 +106,9 @@ def with_riders(steps: list[Step]) -> list[Step]:
         and not {resolve(i) for i in s.inputs} & {resolve(i) for i in (*host.inputs, *host.rare)}
         and not any(resolve(i) in s.outputs for other in steps for i in (*other.inputs, *other.rare))
     ]
-    if not riders:
+    if not scalar:
         return steps
-    parts = [host, *riders]
+    parts = [host, *scalar]
     merged = replace(
         host,
         fused=tuple(f for p in parts for f in p.fused),
@@ -114,16 +117,16 @@ def with_riders(steps: list[Step]) -> list[Step]:
         inputs=tuple(dict.fromkeys(n for p in parts for n in p.inputs)),
         outputs=tuple(n for p in parts for n in p.outputs),
     )
-    return [merged if s is host else s for s in steps if s not in riders]
+    return [merged if s is host else s for s in steps if s not in scalar]
 
 
 def column_launches(domain: Shape) -> int:
-    """One launch where the columns alone fill a GPU; a second one merges where the rows were split as well."""
+    """Launches of a column step: one, and one that merges if blocks share the rows."""
     return 1 if column_splits(domain) == 1 else 2
 
 
 def column_splits(domain: Shape) -> int:
-    """Among how many blocks each strip of columns shares its rows (a power of two, so that few kernels are built)."""
+    """Number of blocks that share the rows of a strip of columns: a power of two, so that few kernels are compiled."""
     rows, cols = domain
     strips = max(1, -(-cols // 32))
     splits = 1
@@ -132,8 +135,8 @@ def column_splits(domain: Shape) -> int:
     return splits
 
 
-def measured(step: Step, storage: dict[Node, str]) -> Step:
-    """The step with its bytes: every value read once and written once, in the dtype it is stored in."""
+def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
+    """Fill in the bytes of a step: each value is read and written once, in the dtype in which it is stored."""
 
     def nbytes(nodes: Iterable[Node]) -> int:
         return sum(n.size * dtypes.ITEMSIZE[storage[resolve(n)]] for n in dict.fromkeys(nodes))

@@ -13,7 +13,8 @@ from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Traced
 from ...settings import Settings
-from ...trace.autodiff import extract_graph, gradients, saved_values, stored
+from ...trace.autodiff import gradients
+from ...trace.saved import extract_graph, saved_values, stored
 from ..rules.values import Value
 from .chain import TracedChain
 from .runtime import load

@@ -19,7 +19,7 @@ from ...errors import TraceError
 from ...ir import graph as g
 from ...plan.plan import Traced
 from ...trace import Trace
-from ...trace.autodiff import stored
+from ...trace.saved import stored
 from ..rules import RULES
 from ..rules.symbols import Ref, Size, substitute
 from ..rules.values import Value

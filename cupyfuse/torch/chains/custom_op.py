@@ -19,7 +19,7 @@ import torch
 from ...errors import TraceError
 from ...ir.graph import Node
 from ...settings import Settings
-from ...trace.autodiff import stored
+from ...trace.saved import stored
 from ..rules.symbols import references
 from .backward import Backward
 from .chain import Chain, TracedChain, concrete_sizes, metas_of

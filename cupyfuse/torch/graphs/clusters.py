@@ -66,9 +66,9 @@ class Clusters(GraphSemantics):
         for k in self.fusible:
             operation = captured.operations[k]
             if operation.view and self.storages[operation.results[0]] in changed:
-                self.left[k] = "its memory is changed in place elsewhere"
+                self.left[k] = "its memory is written in place elsewhere"
             elif any(self.storages[n] in strided for n in operation.results):
-                self.left[k] = "its memory is looked at by strides"
+                self.left[k] = "its memory is viewed by `as_strided`"
             else:
                 self._place(k, operation)
 
@@ -108,7 +108,7 @@ class Clusters(GraphSemantics):
         reason = ""
         for choice in [*choices, []]:
             if choice and not self._convex(k, choice):
-                reason = "what runs between has to stay with PyTorch"
+                reason = "an operation that is left to PyTorch has to run in between"
                 continue
             try:
                 merged = self._merge(choice, k)

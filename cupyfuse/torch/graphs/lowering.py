@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -30,32 +30,6 @@ from .partition import FusedChain, Partition
 Add = Callable[..., Node]
 
 
-class Lowering(Protocol):
-    """How a chain is called from a graph.
-
-    Attributes
-    ----------
-    differentiates : bool
-        Whether the call is differentiated by itself, and saves what its backward pass needs.
-    """
-
-    differentiates: bool
-
-    def call(
-        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
-    ) -> list[Node]:
-        """Add the call; one node for each output of the chain.
-
-        Parameters
-        ----------
-        add : callable
-            `add(target, arguments, example)` adds a node behind the last one.
-        fused : FusedChain
-        nodes, tensors : the chain's inputs, as nodes and as fake tensors
-        saved : the values saved for the backward pass, see `custom_op.saves`; "[]" without gradients
-        """
-
-
 class Direct:
     """Call the runner of each chain: an autograd node of its own, with prepacked weights and plans by shape.
 
@@ -63,6 +37,8 @@ class Direct:
     ----------
     runners : list of Runner
         Those of all chains so far.
+    differentiates : bool
+        Whether the call is differentiated by itself, and saves what its backward pass needs.
     """
 
     differentiates = True
@@ -72,9 +48,8 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(
-        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
-    ) -> list[Node]:
+    def call(self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str) -> list[Node]:
+        """Add the call by `add(target, arguments, example)`; one node for each output of the chain."""
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
@@ -99,6 +74,7 @@ class AsOperator:
     def call(
         self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
+        """Add the call, which saves `saved` (see `custom_op.saves`); one node for each output of the chain."""
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
@@ -111,6 +87,9 @@ class AsOperator:
         for k, (number, _) in enumerate(chain.updates, len(outputs)):
             add("copy_", (nodes[number], add(operator.getitem, (call, k), results[k])))
         return outputs
+
+
+Lowering = Direct | AsOperator
 
 
 def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> None:
@@ -126,7 +105,7 @@ class _Lowerer:
         self.lowering = lowering
 
     def run(self, partition: Partition) -> None:
-        ours: set[Node] = set()
+        inserted: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         written = [(k, self._storages(o.written)) for k, o in enumerate(self.captured.operations) if o.written]
         for item in partition.items:
@@ -137,18 +116,18 @@ class _Lowerer:
             changed = {s for k, storages in written if k > begun and k not in own for s in storages}
             calls = self._replace(item, changed)
             order += calls
-            ours.update(calls)
+            inserted.update(calls)
             if not calls:
-                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
+                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's strides"))
             # Views of results run again after the call, where the partition has them.
             order += [n for k in item.members if not calls or k not in item.views for n in self.imported.nodes_of(k)]
-        there = set(self.graph.nodes)
-        at: Node | None = None
-        for node in dict.fromkeys(n for n in order if n in there):
-            if at is not None:
-                at.append(node)
-            at = node
-        restore_in_place(self.graph, ours)
+        remaining = set(self.graph.nodes)
+        last: Node | None = None
+        for node in dict.fromkeys(n for n in order if n in remaining):
+            if last is not None:
+                last.append(node)
+            last = node
+        restore_in_place(self.graph, inserted)
 
     def _storages(self, numbers: Iterable[int]) -> set[int]:
         return {storage_of(self.captured.tensors[n]) for n in numbers}
