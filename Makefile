@@ -20,7 +20,7 @@ test:  ## everything this machine can run
 	$(PYTHON) -m pytest -n auto
 
 test-fast:  ## under two minutes: no kernels compiled for the CPU, no mutants
-	$(PYTHON) -m pytest -n auto -k "not host and not cuda" $(FAST)
+	CUPYFUSE_EXAMPLES=200 $(PYTHON) -m pytest -n auto -k "not host and not cuda" $(FAST)
 
 gpu:  ## on a GPU: its tests, the self-test with its page, and compute-sanitizer
 	$(PYTHON) -m pytest -n 8 -m gpu

@@ -10,173 +10,103 @@ from cupyfuse.torch.chains.chain import Call, Chain, Meta
 from cupyfuse.torch.rules import RULES
 from cupyfuse.torch.rules.symbols import Ref
 
-NORMALIZED = 1e-5  # epsilon
+EPSILON = 1e-5  # of normalisations
+Shape = tuple[int, ...]
 Built = tuple[Chain, list[Meta]]
 
 
 class Builder:
-    """A chain in the making: inputs, then operations on them.
+    """A chain in the making: its methods are operations, by the names of their rules."""
 
-    Parameters
-    ----------
-    dtype : str
-        Of all inputs.
-    """
+    def __init__(self, inputs: int, lengths: dict[str, int]):
+        self._inputs, self.lengths = inputs, lengths
+        self.calls: list[Call] = []
 
-    def __init__(self, dtype: str):
-        self._dtype = dtype
-        self._names: list[str] = []
-        self._metas: list[Meta] = []
-        self._fixed: set[int] = set()
-        self._steps: list[tuple[str, tuple[Any, ...], int]] = []
+    def __getattr__(self, rule: str) -> Callable[..., Ref]:
+        def call(*arguments: Any, **named: Any) -> Ref:
+            bound = RULES[rule].signature.bind(*arguments, **named)
+            bound.apply_defaults()
+            result = Ref(self._inputs + len(self.calls))
+            self.calls.append(Call(rule, bound.args, (result.number, *(-1,) * len(RULES[rule].updates))))
+            return result
 
-    def input(self, *shape: int) -> Ref:
-        self._names.append(f"x{len(self._names)}")
-        self._metas.append((shape, self._dtype))
-        return Ref(len(self._names) - 1)
-
-    def weight(self, *shape: int) -> Ref:
-        found = self.input(*shape)
-        self._fixed.add(found.number)
-        return found
-
-    def __call__(self, rule: str, *arguments: Any, **named: Any) -> Ref:
-        """An operation by the name of its rule; all inputs have to be there before the first one."""
-        bound = RULES[rule].signature.bind(*arguments, **named)
-        bound.apply_defaults()
-        self._steps.append((rule, bound.args, len(self._names) + len(self._steps)))
-        return Ref(self._steps[-1][2])
-
-    def chain(self, *outputs: Ref) -> Built:
-        calls = []
-        for rule, arguments, number in self._steps:
-            others = (-1,) * len(RULES[rule].updates)
-            calls.append(Call(rule, arguments, (number, *others)))
-        numbers = tuple(o.number for o in outputs)
-        return Chain(tuple(self._names), tuple(calls), numbers, (), frozenset(self._fixed)), self._metas
+        return call
 
 
-Shape = tuple[int, ...]
+@dataclass(frozen=True)
+class Recipe:
+    """A kind of chain; called with a dtype and a shape, it returns the chain and its inputs' shapes and dtypes."""
+
+    name: str
+    inputs: str  # shapes in letters, of (m, k, n) for chains with products, of (m, n) for others; stars mark weights
+    body: Callable[..., Ref | tuple[Ref, ...]]  # builds the results from a `Builder` and the inputs
+
+    def __call__(self, dtype: str, shape: Shape) -> Built:
+        lengths = dict(zip("mkn" if len(shape) == 3 else "mn", shape, strict=True))
+        inputs = self.inputs.split()
+        metas: list[Meta] = [(tuple(lengths[letter] for letter in each.lstrip("*")), dtype) for each in inputs]
+        builder = Builder(len(inputs), lengths)
+        results = self.body(builder, *map(Ref, range(len(inputs))))
+        outputs = tuple(ref.number for ref in (results if isinstance(results, tuple) else (results,)))
+        fixed = frozenset(k for k, each in enumerate(inputs) if each.startswith("*"))
+        names = tuple(f"x{k}" for k in range(len(inputs)))
+        return Chain(names, tuple(builder.calls), outputs, (), fixed), metas
 
 
-def linear(dtype: str, shape: Shape, then: Callable[[Builder, Ref], Ref] = lambda b, y: y, bias: bool = True) -> Built:
-    m, k, n = shape
-    b = Builder(dtype)
-    operands = [b.input(m, k), b.weight(n, k), *([b.weight(n)] if bias else [])]
-    return b.chain(then(b, b("linear", *operands)))
+def _head_softmax(b: Any, x: Ref, w: Ref, bias: Ref, mean: Ref, var: Ref, gamma: Ref, beta: Ref, scale: Ref) -> Ref:
+    return b.softmax(b.mul(scale, b.batch_norm(b.linear(x, w, bias), mean, var, gamma, beta)), 1)
 
 
-def _logsumexp_tail(b: Builder, y: Ref) -> Ref:
-    s = b("logsumexp", y, (1,), True)
-    s = b("leaky_relu", b("leaky_relu", s, 0.01), 0.01)
-    return b("gelu", b("gelu", s))
+def _head_logsumexp(b: Any, x: Ref, w: Ref, bias: Ref) -> Ref:
+    s = b.logsumexp(b.linear(x, w, bias), (1,), True)
+    return b.gelu(b.gelu(b.leaky_relu(b.leaky_relu(s, 0.01), 0.01)))
 
 
-def _sum_tail(b: Builder, y: Ref) -> Ref:
-    s = b("mean", b("max_dim", b("sum", y, 1, True), 1, True), 1, True)
-    return b("logsumexp", b("logsumexp", s, (1,), True), (1,), True)
+def _head_sum(b: Any, x: Ref, w: Ref, bias: Ref) -> Ref:
+    s = b.mean(b.max_dim(b.sum(b.linear(x, w, bias), 1, True), 1, True), 1, True)
+    return b.logsumexp(b.logsumexp(s, (1,), True), (1,), True)
 
 
-def head_logsumexp(dtype: str, shape: Shape) -> Built:
-    return linear(dtype, shape, _logsumexp_tail)
-
-
-def head_sum(dtype: str, shape: Shape) -> Built:
-    return linear(dtype, shape, _sum_tail)
-
-
-def head_softmax(dtype: str, shape: Shape) -> Built:
-    m, k, n = shape
-    b = Builder(dtype)
-    x, w, bias = b.input(m, k), b.weight(n, k), b.weight(n)
-    mean, variance, gamma, beta, scale = (b.weight(n) for _ in range(5))
-    y = b("batch_norm", b("linear", x, w, bias), mean, variance, gamma, beta)
-    return b.chain(b("softmax", b("mul", scale, y), 1))
-
-
-def linear_gelu(dtype: str, shape: Shape) -> Built:
-    return linear(dtype, shape, lambda b, y: b("gelu", y))
-
-
-def linear_relu(dtype: str, shape: Shape) -> Built:
-    return linear(dtype, shape, lambda b, y: b("div", b("relu", y), 2.0))
-
-
-def linear_softmax(dtype: str, shape: Shape) -> Built:
-    return linear(dtype, shape, lambda b, y: b("softmax", y, 1))
-
-
-def vocabulary(dtype: str, shape: Shape) -> Built:
-    return linear(dtype, shape, lambda b, y: b("log_softmax", y, 1), bias=False)
-
-
-def mlp(dtype: str, shape: Shape) -> Built:
+def _mlp(b: Any, x: Ref, gamma: Ref, beta: Ref, up: Ref, up_bias: Ref, down: Ref, down_bias: Ref) -> Ref:
     """LayerNorm, Linear, GELU, Linear, and what came in added."""
-    m, k, n = shape
-    b = Builder(dtype)
-    x, gamma, beta = b.input(m, k), b.weight(k), b.weight(k)
-    up, up_bias, down, down_bias = b.weight(n, k), b.weight(n), b.weight(k, n), b.weight(k)
-    y = b("gelu", b("linear", b("layer_norm", x, (k,), gamma, beta, NORMALIZED), up, up_bias))
-    return b.chain(b("add", x, b("linear", y, down, down_bias)))
+    y = b.layer_norm(x, (b.lengths["k"],), gamma, beta, EPSILON)
+    return b.add(x, b.linear(b.gelu(b.linear(y, up, up_bias)), down, down_bias))
 
 
-def swiglu(dtype: str, shape: Shape) -> Built:
-    m, k, n = shape
-    b = Builder(dtype)
-    x, gate, up = b.input(m, k), b.weight(n, k), b.weight(n, k)
-    return b.chain(b("mul", b("silu", b("linear", x, gate)), b("linear", x, up)))
+def _add_rms_norm(b: Any, x: Ref, y: Ref, gamma: Ref) -> tuple[Ref, Ref]:
+    total = b.add(x, y)
+    return total, b.rms_norm(total, (b.lengths["n"],), gamma, EPSILON)
 
 
-def softmax(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    return b.chain(b("softmax", b.input(*shape), 1))
+def _add_layer_norm(b: Any, x: Ref, y: Ref, gamma: Ref, beta: Ref) -> Ref:
+    return b.layer_norm(b.add(x, y), (b.lengths["n"],), gamma, beta, EPSILON)
 
 
-def scaled_softmax(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    return b.chain(b("softmax", b("mul", b.input(*shape), 2.0), 1))
-
-
-def logsumexp(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    return b.chain(b("logsumexp", b.input(*shape), (1,), True))
-
-
-def add_layer_norm(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    x, y, gamma, beta = b.input(*shape), b.input(*shape), b.weight(shape[1]), b.weight(shape[1])
-    return b.chain(b("layer_norm", b("add", x, y), (shape[1],), gamma, beta, NORMALIZED))
-
-
-def add_rms_norm(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    x, y, gamma = b.input(*shape), b.input(*shape), b.weight(shape[1])
-    total = b("add", x, y)
-    return b.chain(total, b("rms_norm", total, (shape[1],), gamma, NORMALIZED))
-
-
-def bias_gelu(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    x, bias = b.input(*shape), b.weight(shape[1])
-    return b.chain(b("gelu", b("add", x, bias)))
-
-
-def pointwise(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    x, y = b.input(*shape), b.input(*shape)
-    return b.chain(b("mul", b("tanh", b("add", b("mul", x, y), 1.0)), x))
-
-
-def column_means(dtype: str, shape: Shape) -> Built:
-    b = Builder(dtype)
-    return b.chain(b("mean", b("square", b.input(*shape)), 0))
-
+LINEAR = "mk *nk *n"
+head_logsumexp = Recipe("head_logsumexp", LINEAR, _head_logsumexp)
+head_sum = Recipe("head_sum", LINEAR, _head_sum)
+head_softmax = Recipe("head_softmax", f"{LINEAR} *n *n *n *n *n", _head_softmax)
+linear = Recipe("linear", LINEAR, lambda b, *inputs: b.linear(*inputs))
+linear_gelu = Recipe("linear_gelu", LINEAR, lambda b, *inputs: b.gelu(b.linear(*inputs)))
+linear_relu = Recipe("linear_relu", LINEAR, lambda b, *inputs: b.div(b.relu(b.linear(*inputs)), 2.0))
+linear_softmax = Recipe("linear_softmax", LINEAR, lambda b, *inputs: b.softmax(b.linear(*inputs), 1))
+vocabulary = Recipe("vocabulary", "mk *nk", lambda b, *inputs: b.log_softmax(b.linear(*inputs), 1))
+mlp = Recipe("mlp", "mk *k *k *nk *n *kn *k", _mlp)
+swiglu = Recipe("swiglu", "mk *nk *nk", lambda b, x, gate, up: b.mul(b.silu(b.linear(x, gate)), b.linear(x, up)))
+softmax = Recipe("softmax", "mn", lambda b, x: b.softmax(x, 1))
+scaled_softmax = Recipe("scaled_softmax", "mn", lambda b, x: b.softmax(b.mul(x, 2.0), 1))
+logsumexp = Recipe("logsumexp", "mn", lambda b, x: b.logsumexp(x, (1,), True))
+add_layer_norm = Recipe("add_layer_norm", "mn mn *n *n", _add_layer_norm)
+add_rms_norm = Recipe("add_rms_norm", "mn mn *n", _add_rms_norm)
+bias_gelu = Recipe("bias_gelu", "mn *n", lambda b, x, bias: b.gelu(b.add(x, bias)))
+pointwise = Recipe("pointwise", "mn mn", lambda b, x, y: b.mul(b.tanh(b.add(b.mul(x, y), 1.0)), x))
+column_means = Recipe("column_means", "mn", lambda b, x: b.mean(b.square(x), 0))
 
 F32, BF16 = ("float32",), ("bfloat16",)
 BOTH = F32 + BF16
 # Chain, dtypes, shapes: rows, depth and columns of products, rows and columns of other chains. In the order in which
 # they are measured: what decides most comes first.
-PLAN: tuple[tuple[Callable[[str, Shape], Built], tuple[str, ...], tuple[Shape, ...]], ...] = (
+PLAN: tuple[tuple[Recipe, tuple[str, ...], tuple[Shape, ...]], ...] = (
     (linear_gelu, BOTH, ((4096, 768, 3072), (256, 512, 512), (64, 2048, 2048))),
     (linear, BOTH, ((4096, 768, 768), (256, 512, 512))),
     (mlp, BOTH, ((4096, 768, 3072), (128, 512, 2048))),
@@ -197,11 +127,6 @@ PLAN: tuple[tuple[Callable[[str, Shape], Built], tuple[str, ...], tuple[Shape, .
     (column_means, BOTH, ((16384, 1024),)),
     (linear, F32, ((32, 4096, 4096), (2048, 8192, 8192))),
 )
-SMALL = (
-    (linear_gelu, BF16, ((4, 16, 8),)),
-    (head_sum, F32, ((4, 16, 8),)),
-    (scaled_softmax, F32, ((4, 16),)),
-)
 
 
 @dataclass(frozen=True)
@@ -215,16 +140,17 @@ class Question:
     metas: tuple[Meta, ...]
 
 
-def questions(plan: Any = PLAN) -> Iterator[Question]:
-    for build, kinds, shapes in plan:
+def questions() -> Iterator[Question]:
+    """Yield the chains of `PLAN` in its order."""
+    for recipe, kinds, shapes in PLAN:
         for shape in shapes:
             for dtype in kinds:
-                chain, metas = build(dtype, shape)
-                yield Question(build.__name__, dtype, shape, chain, tuple(metas))
+                chain, metas = recipe(dtype, shape)
+                yield Question(recipe.name, dtype, shape, chain, tuple(metas))
 
 
 def as_written(chain: Chain) -> Callable[..., list[Any]]:
-    """The chain as a function of its inputs, one line of PyTorch an operation, as a module would have it."""
+    """Return the chain as a function of its inputs, one line of PyTorch an operation, as a module would have it."""
     scope: dict[str, Any] = {}
     lines = []
 

@@ -2,85 +2,69 @@
 
 Each chain is measured alone. What Inductor adds to a compiled graph for it is its host time less that of a compiled
 function of the same inputs that computes nothing. In training the weights change before each call, as an optimizer
-changes them, so that what is prepared from them is prepared anew.
+changes them, so that what is folded from them is folded anew.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
+import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .cases import Lab
-from .cost_report import EAGER, FIGURE, HOST, INDUCTOR, NOTHING, OURS, PREDICTED
-from .report import Case, Result
-from .timing import Contest, describe
+from .device import Call
+from .lab import Lab, Rival, run
+from .report import Case, Report, Result
+from .timing import describe
+
+OURS, EAGER, INDUCTOR = "cupyfuse", "PyTorch eager", "Inductor"
+NOTHING = "a compiled function that computes nothing"
+GPU, HOST = "gpu_back_to_back", "host"
+DEFAULTS = {"budget": (0.03, 0.01)}  # GPU seconds for each rival and figure
+# Facts of a case: what the model says, in microseconds.
+PREDICTED = (
+    "predicted: our GPU time",
+    "predicted: our host time",
+    "predicted: their GPU time",
+    "predicted: their host",
+)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run: seconds that the whole may take, and GPU seconds for each figure."""
-
-    seconds: float = 240.0
-    quick: bool = False
-    seed: int = 0
-    plan: Any = None  # of `cost_chains`; its own by default
-
-    @property
-    def budget(self) -> float:
-        return 0.01 if self.quick else 0.03
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--seconds", type=float, default=240.0, help="time that the whole may take (default: %(default).0f)"
+    )
+    parser.add_argument(
+        "--precision", choices=("highest", "high", "medium"), default="highest", help="of float32 matrix products"
+    )
 
 
-def cases(lab: Lab, options: Options) -> Iterator[Case]:
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the chains beside eager, for at most half of the time, then beside Inductor, until it is over."""
     from . import cost_chains
 
     began = time.perf_counter()
     torch = lab.need_torch().torch
-    shares = {EAGER: 1.0} if lab.compiling else {EAGER: 0.5, INDUCTOR: 1.0}
+    shares = {EAGER: 1.0} if lab.compile_missing else {EAGER: 0.5, INDUCTOR: 1.0}
     for rival, share in shares.items():
-        questions = cost_chains.questions(options.plan or cost_chains.PLAN)
-        for question, training in itertools.product(questions, (False, True)):
+        for question, training in itertools.product(cost_chains.questions(), (False, True)):
             if time.perf_counter() - began >= share * options.seconds:
                 break
             group = f"{'Training' if training else 'Inference'} beside {rival}"
             case = Case(group, question.name, question.shape, question.dtype)
             with torch.set_grad_enabled(training):
-                _fill(lab, case, question, rival, training, options)
+                try:
+                    chain = _Chain(lab, question, training, options.seed)
+                    case.facts = chain.predicted(rival == INDUCTOR)
+                except Exception as error:  # out of memory, for one
+                    case.results = [Result(OURS, failure=describe(error)), Result(rival)]
+                else:
+                    run(lab, case, chain.factories(rival), (GPU, HOST), options.budget)
             if training:
                 lab.release()
-            print(f"{group}: {case.name}, {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
             yield case
-
-
-def _fill(lab: Lab, case: Case, question: Any, rival: str, training: bool, options: Options) -> None:
-    """Measure a case and estimate it; what fails is entered as the failure of the rival that it is of."""
-    rivals = {name: Result(name) for name in (OURS, rival, *([NOTHING] if rival == INDUCTOR else []))}
-    case.results += rivals.values()
-    try:
-        chain = _Chain(lab, question, training, options.seed)
-        case.facts = chain.predicted(rival == INDUCTOR)
-    except Exception as error:  # out of memory, for one
-        rivals[OURS].failure = describe(error)
-        return
-    calls: dict[str, Callable[[], Any]] = {}
-    makers = {OURS: chain.ours, EAGER: chain.eager, INDUCTOR: chain.compiled, NOTHING: chain.nothing}
-    for name, result in rivals.items():
-        try:
-            calls[name] = makers[name]()
-            calls[name]()
-        except Exception as error:  # one rival that fails must not end the run
-            calls.pop(name, None)
-            result.failure = describe(error)
-    contest = Contest(lab.device, calls, options.budget)
-    for figure, taken in ((FIGURE, contest.back_to_back()), (HOST, contest.host())):
-        for name, summary in taken.items():
-            rivals[name].times[figure] = summary
-    for name, reason in contest.failures.items():
-        rivals[name].failure = reason
 
 
 class _Chain:
@@ -93,20 +77,18 @@ class _Chain:
         self._torch = torch = self._rivals.torch
         self._question, self._training = question, training
         torch.manual_seed(seed)
-        place = self._rivals.place()
-        self._tensors = []
-        for shape, dtype in question.metas:
+        place = self._rivals.device_type()
+        self._tensors: list[Any] = []
+        for number, (shape, dtype) in enumerate(question.metas):
             values = torch.rand(shape, device=place) + 0.5 if len(shape) == 1 else torch.randn(shape, device=place)
-            scale = shape[-1] ** -0.5 if len(shape) > 1 and len(self._tensors) in question.chain.fixed else 1.0
-            self._tensors.append((values * scale).to(getattr(torch, dtype)).requires_grad_(training and self._graded()))
+            scale = shape[-1] ** -0.5 if len(shape) > 1 and number in question.chain.fixed else 1.0
+            statistics = question.name == "head_softmax" and number in (3, 4)  # no gradient is wanted of these
+            tensor = (values * scale).to(getattr(torch, dtype))
+            self._tensors.append(tensor.requires_grad_(training and not statistics))
         self._written = as_written(question.chain)
 
-    def _graded(self) -> bool:
-        """Whether the next input's gradient is wanted: not those of running statistics, inputs 3 and 4 of that head."""
-        return not (self._question.name == "head_softmax" and len(self._tensors) in (3, 4))
-
     def predicted(self, compiled: bool) -> dict[str, float]:
-        """What the model says, in microseconds; empty where it says nothing."""
+        """Return the model's estimates in microseconds; empty where it makes none."""
         from cupyfuse.torch.chains.runtime import device_of
         from cupyfuse.torch.cost.estimate import estimate
 
@@ -120,34 +102,40 @@ class _Chain:
         values = (found.ours.gpu, found.ours.host, found.theirs.gpu, found.theirs.host)
         return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
 
-    def ours(self) -> Callable[[], Any]:
+    def factories(self, rival: str) -> dict[str, Callable[[], Rival]]:
+        """Return ours and a rival, and beside Inductor the function that computes nothing; results go unchecked."""
+        calls = {OURS: self._ours, EAGER: self._eager, INDUCTOR: self._compiled, NOTHING: self._nothing}
+        chosen = (OURS, rival, *([NOTHING] if rival == INDUCTOR else []))
+        return {name: lambda call=calls[name]: Rival(call(), [], []) for name in chosen}  # type: ignore[misc]
+
+    def _ours(self) -> Call:
         from cupyfuse.torch.chains.runner import Runner
 
         runner = Runner(self._question.chain)
         runner(self._tensors)
         if runner.refusals:
             raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
-        return self._whole(lambda: runner(self._tensors))
+        return self._step(lambda: runner(self._tensors))
 
-    def eager(self) -> Callable[[], Any]:
-        return self._whole(lambda: self._written(*self._tensors))
+    def _eager(self) -> Call:
+        return self._step(lambda: self._written(*self._tensors))
 
-    def compiled(self) -> Callable[[], Any]:
-        self._rivals.forget()
-        written = self._rivals.compiled(self._written)
-        return self._whole(lambda: written(*self._tensors))
+    def _compiled(self) -> Call:
+        self._rivals.reset_compiler()
+        written = self._rivals.compile_static(self._written)
+        return self._step(lambda: written(*self._tensors))
 
-    def nothing(self) -> Callable[[], Any]:
-        """A compiled function of the same inputs whose results are views."""
+    def _nothing(self) -> Call:
+        """Return a compiled function of the same inputs whose results are views."""
 
         def views(*tensors: Any) -> list[Any]:
             return [tensors[0].view_as(tensors[0])]
 
-        compiled = self._rivals.compiled(views)
-        return self._whole(lambda: compiled(*self._tensors), lambda: views(*self._tensors))
+        compiled = self._rivals.compile_static(views)
+        return self._step(lambda: compiled(*self._tensors), lambda: views(*self._tensors))
 
-    def _whole(self, forward: Callable[[], Any], like: Callable[[], Any] | None = None) -> Callable[[], Any]:
-        """The forward pass; in training also the change of the weights before it and the backward pass after it.
+    def _step(self, forward: Call, like: Call | None = None) -> Call:
+        """Return the forward pass, in training after a change of the weights and before the backward pass.
 
         `like` gives results of the same shapes, the chain's own by default.
         """
@@ -164,3 +152,44 @@ class _Chain:
             torch.autograd.grad(list(forward()), wanted, cotangents, allow_unused=like is not None)
 
         return step
+
+
+# Predicted beside measured ------------------------------------------------------------------------------------------
+
+
+class Comparison:
+    """A case's times as the model has them and as measured, in microseconds: our GPU, our host, their GPU, their host.
+
+    `chosen` is whether the model runs the chain through this library, `best` the better choice's time where whatever
+    takes longer, GPU or host, is waited for, and `lost` what the model's choice takes more.
+    """
+
+    def __init__(self, case: Case, predicted: Sequence[float], measured: Sequence[float]):
+        self.case, self.predicted, self.measured = case, tuple(predicted), tuple(measured)
+        self.chosen = _gains(predicted)
+        self.right = self.chosen == _gains(measured)
+        ours, theirs = max(measured[:2]), max(measured[2:])
+        self.best = min(ours, theirs)
+        self.lost = (ours if self.chosen else theirs) - self.best
+        self.ratios = tuple(p / m if m > 0 else math.nan for p, m in zip(predicted, measured, strict=True))
+
+
+def _gains(times: Sequence[float]) -> bool:
+    """Decide by the rule of `cupyfuse.torch.cost`, for times in microseconds."""
+    from cupyfuse.torch.cost.estimate import Estimate, Time
+
+    a, b, c, d = (t * 1e-6 for t in times)
+    return Estimate(Time(a, b), Time(c, d)).gains()
+
+
+def comparisons(report: Report) -> Iterator[Comparison]:
+    """Yield the cases that were measured and estimated."""
+    for case in report.cases:
+        rival = INDUCTOR if case.find(INDUCTOR) else EAGER
+        found = [case.value(name, figure) for name in (OURS, rival) for figure in (GPU, HOST)]
+        measured = [value for value in found if value is not None]
+        if len(measured) < 4 or set(PREDICTED) - set(case.facts):
+            continue
+        if case.find(NOTHING):
+            measured[3] = max(measured[3] - (case.value(NOTHING, HOST) or 0.0), 0.1)
+        yield Comparison(case, [case.facts[name] for name in PREDICTED], measured)

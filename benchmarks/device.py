@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ Call = Callable[[], Any]
 GRAPH_CALLS = 10  # calls captured in one graph
 _LONGEST_HOLD_US = 20_000.0
 
-# Keeps a stream busy for a while, so that what is queued behind it can then run without gaps.
+# Keeps a stream busy, so that what is queued behind it can then run without gaps.
 _HOLD = r"""
 extern "C" __global__ void hold(long long nanoseconds) {
     unsigned long long start, now;
@@ -25,29 +26,12 @@ extern "C" __global__ void hold(long long nanoseconds) {
 """
 
 
-@dataclass(frozen=True)
-class _Replay:
-    """A captured graph, and what must live as long: the stream whose memory it uses, the call with its arrays."""
-
-    graph: Any
-    kept: tuple[Any, ...]
-
-    def __call__(self) -> None:
-        self.graph.launch()
-
-
 class NoGpu(RuntimeError):
-    """There is no CuPy here, or no GPU that it can use."""
+    """CuPy is missing, or finds no GPU."""
 
 
 class Device:
-    """The GPU that is current in CuPy, as far as timing needs it. Everything runs on CuPy's current stream.
-
-    Raises
-    ------
-    NoGpu
-        CuPy cannot be imported, or finds no GPU.
-    """
+    """CuPy's current GPU and stream; raises `NoGpu` without."""
 
     def __init__(self) -> None:
         try:
@@ -69,18 +53,18 @@ class Device:
         self._cupy.cuda.runtime.deviceSynchronize()
 
     def record(self) -> Any:
-        """An event at this point of the stream."""
+        """Record an event at this point of the stream."""
         event = self._cupy.cuda.Event()
         event.record()
         return event
 
     def elapsed(self, start: Any, end: Any) -> float:
-        """Microseconds between two events; waits for the later."""
+        """Return the microseconds between two events, waiting for the later one."""
         end.synchronize()
         return float(self._cupy.cuda.get_elapsed_time(start, end)) * 1e3
 
     def evict(self) -> None:
-        """Overwrite the L2 cache. What was written then goes to memory while the next call runs, to its cost."""
+        """Overwrite the L2 cache. Its write-back then happens during the next call, to that call's cost."""
         self._scratch.data.memset_async(1, self._scratch.nbytes)
 
     def hold(self, microseconds: float) -> None:
@@ -88,11 +72,11 @@ class Device:
         self._kernel((1,), (1,), (np.int64(1e3 * min(microseconds, _LONGEST_HOLD_US)),))
 
     def copy(self, target: Any, source: Any) -> None:
-        """Copy a contiguous array by the driver's own means."""
+        """Copy a contiguous array with the driver's own copy."""
         target.data.copy_from_device_async(source.data, source.nbytes)
 
     def capture(self, call: Call) -> Call:
-        """Capture calls that CuPy's stream can record; the result replays `GRAPH_CALLS` of them."""
+        """Capture `GRAPH_CALLS` calls in a CUDA graph; return its launch."""
         stream = self._cupy.cuda.Stream(non_blocking=True)
         self.synchronize()
         with stream:
@@ -103,15 +87,14 @@ class Device:
                 for _ in range(GRAPH_CALLS):
                     call()
             except BaseException:
-                self._abandon(stream)
+                with contextlib.suppress(Exception):  # the call that broke the capture has the reason
+                    stream.end_capture()
                 raise
             graph = stream.end_capture()
         self.synchronize()
-        return _Replay(graph, (stream, call))
+        return functools.partial(_launch, graph, stream, call)
 
-    @staticmethod
-    def _abandon(stream: Any) -> None:
-        try:
-            stream.end_capture()
-        except Exception:  # the call that broke the capture has the reason; this one only ends it
-            return
+
+def _launch(graph: Any, *kept: Any) -> None:
+    """Launch a graph; `kept` lives as long, the stream whose memory it uses and the call with its arrays."""
+    graph.launch()

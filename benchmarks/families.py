@@ -1,7 +1,7 @@
 """Operands of float32 matrix products: families of data, each hard on products in a way of its own.
 
 A family takes the shape (M, K, N) and a NumPy generator, and gives ``x`` (M, K) and ``weight`` (N, K), both float32,
-for ``x @ weight.T``. The first line of its docstring is what the report says of it.
+for ``x @ weight.T``. Its docstring is what the report says of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, ...]
 Pair = tuple[Any, Any]
 Family = Callable[[Shape, np.random.Generator], Pair]
 
@@ -20,6 +20,18 @@ OUTLIER = np.float32(1e4)
 RESIDUE = np.float32(1e-2)  # what is left of a pair that cancels, relative to its members
 RANK, NOISE = 16, np.float32(0.05)
 _EVERY = 64  # one row, or one k, of so many is an outlier
+
+# (1 - e)(1 + e) with e = 2**-10 is 1 - 2**-20, of factors that float16 and TF32 hold exactly; 1 - 2**-24 is the largest
+# float32 number below 1.
+BELOW = np.array((1 - 2**-10, 1 - 2**-24), np.float32)
+ABOVE = np.array((1 + 2**-10, 1), np.float32)
+
+FAMILIES: dict[str, Family] = {}
+
+
+def _family(function: Family) -> Family:
+    FAMILIES[function.__name__.replace("_", "-")] = function
+    return function
 
 
 def _normal(rng: np.random.Generator, rows: int, columns: int) -> Any:
@@ -30,18 +42,21 @@ def _uniform(rng: np.random.Generator, rows: int, columns: int) -> Any:
     return rng.random((rows, columns), dtype=np.float32)
 
 
+@_family
 def gaussian(shape: Shape, rng: np.random.Generator) -> Pair:
     """Both standard normal."""
     m, k, n = shape
     return _normal(rng, m, k), _normal(rng, n, k)
 
 
+@_family
 def positive(shape: Shape, rng: np.random.Generator) -> Pair:
     """Both uniform on [0, 1): partial sums only grow."""
     m, k, n = shape
     return _uniform(rng, m, k), _uniform(rng, n, k)
 
 
+@_family
 def heavy_tailed(shape: Shape, rng: np.random.Generator) -> Pair:
     """Both of Student's t distribution with 2 degrees of freedom: no variance, a few elements dwarf the others."""
     m, k, n = shape
@@ -54,19 +69,16 @@ def heavy_tailed(shape: Shape, rng: np.random.Generator) -> Pair:
     return draw(m), draw(n)
 
 
-def _some(rng: np.random.Generator, count: int) -> Any:
-    """One number of `_EVERY` below `count`, at random; one at least."""
-    return rng.choice(count, max(1, count // _EVERY), replace=False)
-
-
+@_family
 def outlier_rows(shape: Shape, rng: np.random.Generator) -> Pair:
     """Standard normal; one row of x in 64, and one of weight, is 10,000 times larger."""
     x, weight = gaussian(shape, rng)
     for operand in (x, weight):
-        operand[_some(rng, len(operand))] *= OUTLIER
+        operand[rng.choice(len(operand), max(1, len(operand) // _EVERY), replace=False)] *= OUTLIER
     return x, weight
 
 
+@_family
 def outlier_columns(shape: Shape, rng: np.random.Generator) -> Pair:
     """Standard normal; one k in 64 is 10,000 times larger in x, and others are in weight."""
     x, weight = gaussian(shape, rng)
@@ -77,24 +89,19 @@ def outlier_columns(shape: Shape, rng: np.random.Generator) -> Pair:
     return x, weight
 
 
+@_family
 def cancelling(shape: Shape, rng: np.random.Generator) -> Pair:
     """Positive products, then the same with the other sign but for 1 % noise: sums grow to K/8 and end near 0."""
-    m, k, n = shape
-    x, weight = _uniform(rng, m, k), _uniform(rng, n, k)
-    half = k // 2
+    x, weight = positive(shape, rng)
+    half = shape[1] // 2
     x[:, half : 2 * half] = x[:, :half]
-    noise = RESIDUE * _normal(rng, n, half)
+    noise = RESIDUE * _normal(rng, shape[2], half)
     weight[:, half : 2 * half] = -weight[:, :half] * (1 + noise)
     weight[:, 2 * half :] *= RESIDUE  # an odd K leaves one without a partner
     return x, weight
 
 
-# (1 - e)(1 + e) with e = 2**-10 is 1 - 2**-20, of factors that float16 and TF32 hold exactly; 1 - 2**-24 is the largest
-# float32 number below 1.
-BELOW = np.array((1 - 2**-10, 1 - 2**-24), np.float32)
-ABOVE = np.array((1 + 2**-10, 1), np.float32)
-
-
+@_family
 def truncating(shape: Shape, rng: np.random.Generator) -> Pair:
     """Products just below a power of two: sums rounded toward zero lose a unit in every step, to nearest hardly any."""
     m, k, n = shape
@@ -103,22 +110,21 @@ def truncating(shape: Shape, rng: np.random.Generator) -> Pair:
     return BELOW[chosen] * scales[0], ABOVE[chosen] * scales[1]
 
 
-def _rotation(rng: np.random.Generator, size: int) -> Any:
-    """A random orthogonal matrix: the Kronecker product of two uniformly distributed ones, its columns shuffled."""
+@_family
+def orthogonal(shape: Shape, rng: np.random.Generator) -> Pair:
+    """x standard normal, weight with orthonormal rows or columns."""
+    m, k, n = shape
+    x, size = _normal(rng, m, k), max(k, n)
+    # A random orthogonal matrix: the Kronecker product of two uniformly distributed ones, its columns shuffled.
     small = max(d for d in range(1, math.isqrt(size) + 1) if size % d == 0)
     factors = []
     for length in (small, size // small):
         q, r = np.linalg.qr(rng.standard_normal((length, length)))
         factors.append((q * np.sign(np.diag(r))).astype(np.float32))
-    return np.kron(*factors)[:, rng.permutation(size)]
+    return x, np.ascontiguousarray(np.kron(*factors)[:, rng.permutation(size)][:n, :k])
 
 
-def orthogonal(shape: Shape, rng: np.random.Generator) -> Pair:
-    """x standard normal, weight with orthonormal rows or columns."""
-    m, k, n = shape
-    return _normal(rng, m, k), np.ascontiguousarray(_rotation(rng, max(k, n))[:n, :k])
-
-
+@_family
 def low_rank(shape: Shape, rng: np.random.Generator) -> Pair:
     """x standard normal, weight of rank 16 plus 5 % noise, over the root of K."""
     m, k, n = shape
@@ -127,31 +133,13 @@ def low_rank(shape: Shape, rng: np.random.Generator) -> Pair:
     return _normal(rng, m, k), (signal + NOISE * _normal(rng, n, k)) / np.float32(math.sqrt(k))
 
 
+@_family
 def head(shape: Shape, rng: np.random.Generator) -> Pair:
     """The data of the heads: x uniform on [0, 1), weight uniform between -1 and 1 over the root of K."""
     m, k, n = shape
     return _uniform(rng, m, k), (2 * _uniform(rng, n, k) - 1) / np.float32(math.sqrt(k))
 
 
-FAMILIES: dict[str, Family] = {
-    "gaussian": gaussian,
-    "positive": positive,
-    "heavy-tailed": heavy_tailed,
-    "outlier-rows": outlier_rows,
-    "outlier-columns": outlier_columns,
-    "cancelling": cancelling,
-    "truncating": truncating,
-    "orthogonal": orthogonal,
-    "low-rank": low_rank,
-    "head": head,
-}
-
-
-def describe(name: str) -> str:
-    """What a family is, in one line."""
-    return (FAMILIES[name].__doc__ or "").partition("\n")[0]
-
-
 def draw(name: str, shape: Shape, seed: int) -> Pair:
-    """The operands of a family: the same on every machine, whichever others are drawn."""
+    """Draw a family's operands: the same on every machine, whichever others are drawn."""
     return FAMILIES[name](shape, np.random.default_rng([seed, *shape, *name.encode()]))

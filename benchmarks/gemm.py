@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,21 +15,22 @@ from cupyfuse import dtypes
 from cupyfuse.settings import PRECISIONS
 
 from . import families, heads
-from .cases import Lab, Rival, run
+from . import options as types
 from .device import Call
+from .lab import Lab, Rival, run
 from .report import Case
 
 FIGURES = ("gpu_evicted", "gpu_back_to_back")
-BUDGET, QUICK_BUDGET = 0.15, 0.02  # GPU seconds for each rival and figure
-
+DEFAULTS = {
+    "budget": (0.15, 0.02),  # GPU seconds for each rival and figure
+    "depths": ((1, 2, 3, 7, 16, 64, 255, 1024, 4096, 8192, 65536), (1, 3, 64, 255, 4096, 65536)),
+}
 BASE = "cuBLAS float32"
-DEPTHS = (1, 2, 3, 7, 16, 64, 255, 1024, 4096, 8192, 65536)
-QUICK_DEPTHS = (1, 3, 64, 255, 4096, 65536)
 SWEPT = ("gaussian", "positive")  # the families over K
 SWEEP_ROWS, SWEEP_COLUMNS = 256, 512
 
-# What is wrong rather than rounded, in units of |x| |weight|ᵀ: a unit in the last place of float32 for every term, and
-# the rounding of both operands to 10 or 7 bits, which may be a truncation.
+# The error of a product that is wrong rather than rounded, in units of |x| |weight|ᵀ: a unit in the last place of
+# float32 for every term, and the rounding of both operands to 10 or 7 bits, which may be a truncation.
 _OPERANDS = {"highest": 0.0, "high": 2.0**-9, "medium": 2.0**-6, "ieee": 0.0, "tf32": 2.0**-9}
 
 _CHECKED = 1 << 38  # multiplications in float64 for the reference; of larger products some rows are compared
@@ -40,45 +41,34 @@ _FLOAT32, _BFLOAT16 = 0, 14
 _COMPUTE_32F, _COMPUTE_32F_FAST_16BF, _COMPUTE_32F_FAST_TF32 = 68, 75, 77
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run: `shape` is (M, K, N) of every family, `depths` the K of the sweep."""
-
-    shape: tuple[int, int, int] = heads.Options.shape
-    families: tuple[str, ...] = tuple(families.FAMILIES)
-    depths: tuple[int, ...] = DEPTHS
-    quick: bool = False
-    seed: int = 0
-
-    @property
-    def budget(self) -> float:
-        return QUICK_BUDGET if self.quick else BUDGET
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", type=types.shape, default=heads.SHAPE, metavar="MxKxN", help="of every family")
+    parser.add_argument(
+        "--families",
+        type=types.names(families.FAMILIES),
+        default=tuple(families.FAMILIES),
+        metavar="NAME,...",
+        help=f"data, of {', '.join(families.FAMILIES)}; K is swept over for {' and '.join(SWEPT)}",
+    )
+    parser.add_argument("--depths", type=types.lengths, metavar="K,K,...", help="the K to sweep over")
 
 
-def ours(precision: str, bound: bool) -> str:
-    """The name in the report of a product by cupyfuse."""
+def product_name(precision: str, bound: bool) -> str:
+    """Name a product by cupyfuse."""
     return f"cupyfuse {precision}, bound" if bound else f"cupyfuse {precision}"
 
 
-def limit(precision: str, depth: int) -> float:
-    """The error, relative to |x| |weight|ᵀ, from which on a product of `depth` terms is wrong."""
+def error_limit(precision: str, depth: int) -> float:
+    """Return the error, relative to |x| |weight|ᵀ, from which on a product of `depth` terms is wrong."""
     return (depth + 2) * 2.0**-23 + _OPERANDS[precision]
 
 
 class Product:
-    """One product ``x @ weight.T``, and how each rival computes it.
+    """One product ``x @ weight.T`` of (M, K) and (N, K) float32 arrays, and how each rival computes it.
 
-    Parameters
-    ----------
-    lab : Lab
-    x, weight : cupy.ndarray, (M, K) and (N, K) float32
-
-    Attributes
-    ----------
-    facts : dict of str to float
-        "cancellation", the norm of |x| |weight|ᵀ over that of the product: 1 where nothing cancels. "reference", a
-        bound of the float64 reference's own error relative to |x| |weight|ᵀ: products of two float32 numbers are exact
-        there, so only the additions round.
+    Its facts are "cancellation", the norm of |x| |weight|ᵀ over that of the product: 1 where nothing cancels; and
+    "reference", a bound of the float64 reference's own error relative to |x| |weight|ᵀ: products of two float32 numbers
+    are exact there, so only the additions round.
     """
 
     def __init__(self, lab: Lab, x: Any, weight: Any):
@@ -96,14 +86,16 @@ class Product:
             self.facts["cancellation"] = math.sqrt(float((sizes**2).sum()) / norm)
 
     def factories(self) -> dict[str, Callable[[], Rival]]:
+        fused = {
+            product_name(precision, bound): functools.partial(self._fused, precision, bound)
+            for precision in PRECISIONS
+            for bound in (True, False)
+        }
+        matmul = functools.partial(self._lab.cupy.matmul, self._x, self._weight.T)
         single = functools.partial(self._cublas, _FLOAT32)
-        makers: dict[str, Callable[[], Rival]] = {}
-        for precision in PRECISIONS:
-            for bound in (True, False):
-                makers[ours(precision, bound)] = functools.partial(self._cupyfuse, precision, bound)
         return {
-            **makers,
-            BASE: self._cupy,
+            **fused,
+            BASE: lambda: self._returning(matmul, "ieee"),
             "cuBLAS TF32": functools.partial(single, _COMPUTE_32F_FAST_TF32, "tf32"),
             "cuBLAS bfloat16": functools.partial(single, _COMPUTE_32F_FAST_16BF, "medium"),
             "cuBLAS bfloat16, rounded before": functools.partial(self._cublas, _BFLOAT16, _COMPUTE_32F, "medium"),
@@ -111,34 +103,26 @@ class Product:
             "torch TF32": functools.partial(self._torch, "high", "tf32"),
         }
 
-    def _sample(self, result: Any) -> list[Any]:
-        return [self._lab.as_double(result[self._checked])]
+    def _checks(self, precision: str) -> dict[str, Any]:
+        def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
+            return [double(result[self._checked])]
 
-    def _rival(self, call: Call, precision: str, attempts: list[Callable[[], list[Any]]]) -> Rival:
-        return Rival(call, attempts, self._expected, sizes=self._sizes, limit=limit(precision, self._k))
+        return {"sample": sample, "sizes": self._sizes, "limit": error_limit(precision, self._k)}
 
-    def _cupyfuse(self, precision: str, bound: bool) -> Rival:
+    def _fused(self, precision: str, bound: bool) -> Rival:
         function: Any = cf.fuse(lambda x, weight: x @ weight.T, precision=precision)
         arguments = (self._x,) if bound else (self._x, self._weight)
         if bound:
             function = function.bind(weight=self._weight)
-        attempts = self._lab.fused_attempts(function, arguments, ((self._m, self._n), "float32"), self._sample)
-        return self._rival(functools.partial(function, *arguments), precision, attempts)
+        shape = self._m, self._n
+        return self._lab.fused_rival(function, arguments, self._expected, shape, "float32", **self._checks(precision))
 
-    def _called(self, call: Call, precision: str) -> Rival:
-        """A function that gives a new array of CuPy's."""
-
-        def attempt() -> list[Any]:
-            self._lab.poison_pool(4 * self._m * self._n)
-            return self._sample(call())
-
-        return self._rival(call, precision, [attempt])
-
-    def _cupy(self) -> Rival:
-        return self._called(functools.partial(self._lab.cupy.matmul, self._x, self._weight.T), "ieee")
+    def _returning(self, call: Call, precision: str, torch: Any = None) -> Rival:
+        size = 4 * self._m * self._n
+        return self._lab.rival(call, self._expected, size, torch=torch, **self._checks(precision))
 
     def _cublas(self, dtype: int, compute: int, precision: str) -> Rival:
-        """cuBLAS's own function, with float32 results; 16-bit operands are rounded here, outside of what is timed."""
+        """Return cuBLAS's own function, with float32 results; 16-bit operands are rounded here, untimed."""
         cupy = self._lab.cupy
         gemm, handle = cupy.cuda.cublas.gemmEx, cupy.cuda.device.get_cublas_handle
         stored = dtypes.to_numpy("bfloat16" if dtype == _BFLOAT16 else "float32")
@@ -147,28 +131,23 @@ class Product:
         m, k, n = self._m, self._k, self._n
 
         def call() -> Any:
-            # cuBLAS counts by columns: it sees all three transposed, and computes weight @ x.T.
+            # cuBLAS is column-major: it sees all three transposed, and computes weight @ x.T.
             out = cupy.empty((m, n), np.float32)
             a, b, c = weight.data.ptr, x.data.ptr, out.data.ptr
             scale, keep = one.ctypes.data, zero.ctypes.data
             gemm(handle(), 1, 0, n, m, k, scale, a, dtype, k, b, dtype, k, keep, c, _FLOAT32, n, compute, -1)
             return out
 
-        return self._called(call, precision)
+        return self._returning(call, precision)
 
     def _torch(self, name: str, precision: str) -> Rival:
-        torch, xp = self._lab.need_torch(), self._lab.cupy
-        call = functools.partial(torch.product, torch.share(self._x), torch.share(self._weight), name)
-
-        def attempt() -> list[Any]:
-            torch.poison(4 * self._m * self._n)
-            return [torch.as_double(call()[self._checked], xp)]
-
-        return self._rival(call, precision, [attempt])
+        torch = self._lab.need_torch()
+        call = functools.partial(torch.product, torch.as_tensor(self._x), torch.as_tensor(self._weight), name)
+        return self._returning(call, precision, torch)
 
 
-def plan(options: Options) -> Iterator[tuple[str, str, str, tuple[int, int, int]]]:
-    """Group and name of each case, its family and its shape (M, K, N)."""
+def plan(options: argparse.Namespace) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
+    """Yield group and name of each case, its family and its shape (M, K, N)."""
     for family in options.families:
         yield "Families of data", family, family, options.shape
     for family in options.families:
@@ -177,7 +156,7 @@ def plan(options: Options) -> Iterator[tuple[str, str, str, tuple[int, int, int]
                 yield f"Over K: {family}", f"K = {depth}", family, (SWEEP_ROWS, depth, SWEEP_COLUMNS)
 
 
-def cases(lab: Lab, options: Options) -> Iterator[Case]:
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every family at one shape, then the sweep over K."""
     for group, name, family, shape in plan(options):
         lab.release()

@@ -1,33 +1,34 @@
-"""The heads: a GEMM and the row operations after it, from `x` to the result."""
+"""The heads: a GEMM and the row operations after it, from `x` to the result; then the row operations alone."""
 
 from __future__ import annotations
 
+import argparse
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cupyfuse.heads
+from cupyfuse.heads import oracle
+from cupyfuse.heads.oracle import EPSILON, MOMENTUM, SLOPE
 
+import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.api.fuse import Fused
+from cupyfuse.settings import PRECISIONS
 
-from . import tails
-from .cases import Lab, Rival, run
+from .lab import AUTOTUNED, BOUND, COMPILED, EAGER, FUSED, Lab, Rival, run
+from .options import DTYPES, shape
 from .report import Case
 
 FIGURES = ("gpu_evicted", "gpu_back_to_back", "host")
-BUDGET, QUICK_BUDGET = 0.25, 0.04  # GPU seconds for each rival and figure
+TAIL_FIGURES = ("gpu_evicted", "gpu_back_to_back", "gpu_graph", "host")
+DEFAULTS = {"budget": (0.25, 0.04)}  # GPU seconds for each rival and figure; quick ones
+SHAPE = (cupyfuse.heads.ROWS, cupyfuse.heads.IN_FEATURES, cupyfuse.heads.OUT_FEATURES)
 
-BOUND = "cupyfuse, bound"
-FUSED = "cupyfuse"
 UNFUSED = "cupyfuse, unfused"  # head.__wrapped__: the same functions, each in a launch of its own
 PLAIN = "CuPy"
-EAGER = "torch eager"
-COMPILED = "torch.compile"
-AUTOTUNED = "torch.compile, max-autotune"
 
-# (name in the report, head, training)
+# Name in the report, head, training.
 CASES: tuple[tuple[str, Fused, bool], ...] = (
     ("head_logsumexp", cupyfuse.heads.head_logsumexp, False),
     ("head_sum", cupyfuse.heads.head_sum, False),
@@ -36,165 +37,210 @@ CASES: tuple[tuple[str, Fused, bool], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run: `shape` is (B, K, N)."""
-
-    shape: tuple[int, int, int] = (
-        cupyfuse.heads.ROWS,
-        cupyfuse.heads.IN_FEATURES,
-        cupyfuse.heads.OUT_FEATURES,
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", type=shape, default=SHAPE, metavar="BxKxN", help="1024x8192x8192")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="highest", help="of float32 matrix products, torch's too"
     )
-    dtype: str = "float32"
-    max_autotune: bool = False
-    quick: bool = False
-    seed: int = 0
-
-    @property
-    def budget(self) -> float:
-        return QUICK_BUDGET if self.quick else BUDGET
+    parser.add_argument("--max-autotune", action="store_true", help="torch.compile in this mode too (takes minutes)")
 
 
-class Statistics:
-    """One rival's own running statistics, which training changes in place."""
+class Plain:
+    """The heads in the operations of an array library and its `special`, one launch or more each."""
 
-    def __init__(self, arguments: Mapping[str, Any]):
-        self._initial = {name: arguments[name] for name in ("running_mean", "running_var") if name in arguments}
-        self.arrays = {name: array.copy() for name, array in self._initial.items()}
+    def __init__(self, xp: Any, special: Any):
+        self._xp, self._special = xp, special
 
-    def reset(self) -> None:
-        for name, array in self.arrays.items():
-            array[...] = self._initial[name]
+    def head_logsumexp(self, x: Any, weight: Any, bias: Any) -> Any:
+        s = self._special.logsumexp(x @ weight.T + bias, axis=1, keepdims=True)
+        for _ in range(2):
+            s = self._xp.where(s > 0, s, s * SLOPE)
+        for _ in range(2):
+            s = s * (0.5 * (1.0 + self._special.erf(s * 0.5**0.5)))
+        return s
+
+    def head_sum(self, x: Any, weight: Any, bias: Any) -> Any:
+        s = (x @ weight.T + bias).sum(axis=1, keepdims=True)
+        s = s.max(axis=1, keepdims=True).mean(axis=1, keepdims=True)
+        for _ in range(2):
+            s = self._special.logsumexp(s, axis=1, keepdims=True)
+        return s
+
+    def head_softmax(
+        self, x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any,
+        training: bool = False,
+    ) -> Any:  # fmt: skip
+        y = x @ weight.T + bias
+        mean, var = running_mean, running_var
+        if training:
+            mean, var = y.mean(axis=0), y.var(axis=0)
+            unbiased = var * (y.shape[0] / (y.shape[0] - 1))
+            running_mean[...] = (1.0 - MOMENTUM) * running_mean + MOMENTUM * mean
+            running_var[...] = (1.0 - MOMENTUM) * running_var + MOMENTUM * unbiased
+        z = (y - mean) / self._xp.sqrt(var + EPSILON) * gamma + beta
+        return self._special.softmax(scale * z, axis=1)
 
 
 class Head:
-    """One head on one set of arguments, and how each rival runs it.
-
-    Parameters
-    ----------
-    lab : Lab
-    head : Fused
-    training : bool
-        For head_softmax: normalise with the batch's statistics.
-    arguments : mapping of str to cupy.ndarray
-        By the names of the head's parameters.
-    product : cupy.ndarray, (B, N) float64
-        ``x @ weight.T``, for the reference.
-    """
+    """One head on one set of arguments, and how each rival runs it; `product` is ``x @ weight.T`` in float64."""
 
     def __init__(self, lab: Lab, head: Fused, training: bool, arguments: Mapping[str, Any], product: Any):
-        self._lab = lab
-        self._head = head
-        self._name = head.__wrapped__.__name__
-        self._training = training
-        names = cupyfuse.heads.input_shapes(head)
-        self._arguments = {name: arguments[name] for name in names}
+        self._lab, self._head, self._name = lab, head, head.__wrapped__.__name__
+        self._arguments = {name: arguments[name] for name in cupyfuse.heads.input_shapes(head)}
         self._flags: dict[str, Any] = {"training": True} if training else {}
-        x = self._arguments["x"]
-        self._columns = self._arguments["weight"].shape[0] if head is cupyfuse.heads.head_softmax else 1
-        self._out = ((x.shape[0], self._columns), dtypes.name_of(x.dtype))
-        self.expected = self._reference(product)
-
-    def _reference(self, product: Any) -> list[Any]:
-        lab = self._lab
+        x, weight = self._arguments["x"], self._arguments["weight"]
+        self._shape = (x.shape[0], weight.shape[0] if head is cupyfuse.heads.head_softmax else 1)
+        self._dtype = dtypes.name_of(x.dtype)
+        self._size = self._shape[0] * self._shape[1] * x.dtype.itemsize
         doubles = {n: lab.as_double(a) for n, a in self._arguments.items() if n not in ("x", "weight")}
-        if self._head is cupyfuse.heads.head_logsumexp:
-            return [lab.plain.logsumexp_tail(product, doubles["bias"])]
-        if self._head is cupyfuse.heads.head_sum:
-            # The sums over one element are that element; logsumexp of one element is that element too.
-            return [(product + doubles["bias"]).sum(axis=1, keepdims=True)]
-        result = lab.plain.softmax_tail(product, **doubles, training=self._training)
-        return [result, *self._trained(doubles)]
+        reference = oracle.evaluate_tail(head, product + doubles["bias"], doubles, training, lab.cupy)
+        self._expected = [reference.result, *reference.statistics.values()]
 
-    def _trained(self, statistics: Mapping[str, Any]) -> list[Any]:
-        """The results that training leaves in the running statistics."""
-        names = ("running_mean", "running_var") if self._training else ()
-        return [self._lab.as_double(statistics[name]) for name in names]
+    def _copy_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return arguments with running statistics of their own, and how to reset and compare them."""
+        initial = {n: a for n, a in self._arguments.items() if n.startswith("running_")}
+        values = {**self._arguments, **{name: array.copy() for name, array in initial.items()}}
 
-    def _with(self, statistics: Statistics) -> dict[str, Any]:
-        return {**self._arguments, **statistics.arrays}
+        def reset() -> None:
+            for name, array in initial.items():
+                values[name][...] = array
+
+        def sample(out: Any, double: Callable[[Any], Any]) -> list[Any]:
+            trained = initial if self._flags else ()
+            return [double(out), *(self._lab.as_double(values[name]) for name in trained)]
+
+        return values, {"reset": reset, "sample": sample}
 
     def factories(self, max_autotune: bool) -> dict[str, Callable[[], Rival]]:
-        makers: dict[str, Callable[[], Rival]] = {
-            BOUND: self._bound,
+        modes = {EAGER: None, COMPILED: "default", **({AUTOTUNED: "max-autotune"} if max_autotune else {})}
+        return {
+            BOUND: self.bound,
             FUSED: self._fused,
-            UNFUSED: functools.partial(self._function, self._head.__wrapped__),
-            PLAIN: functools.partial(self._function, getattr(self._lab.plain, self._name)),
-            EAGER: functools.partial(self._torch, None),
-            COMPILED: functools.partial(self._torch, "default"),
+            UNFUSED: functools.partial(self._returning, self._head.__wrapped__),
+            PLAIN: functools.partial(self._returning, getattr(Plain(self._lab.cupy, self._lab.special), self._name)),
+            **{name: functools.partial(self._torch, mode) for name, mode in modes.items()},
         }
-        if max_autotune:
-            makers[AUTOTUNED] = functools.partial(self._torch, "max-autotune")
-        return makers
 
-    def _bound(self) -> Rival:
-        statistics = Statistics(self._arguments)
-        values = self._with(statistics)
+    def bound(self) -> Rival:
+        values, state = self._copy_state()
         x = values.pop("x")
-        serve = self._head.bind(**values, **self._flags)
-        return self._cupyfuse(serve, (x,), statistics)
+        function = self._head.bind(**values, **self._flags)
+        return self._lab.fused_rival(function, (x,), self._expected, self._shape, self._dtype, **state)
 
     def _fused(self) -> Rival:
-        statistics = Statistics(self._arguments)
-        arguments = (*self._with(statistics).values(), *self._flags.values())
-        return self._cupyfuse(self._head, arguments, statistics)
+        values, state = self._copy_state()
+        arguments = (*values.values(), *self._flags.values())
+        return self._lab.fused_rival(self._head, arguments, self._expected, self._shape, self._dtype, **state)
 
-    def _cupyfuse(self, function: Callable[..., Any], arguments: Sequence[Any], statistics: Statistics) -> Rival:
-        def results(out: Any) -> list[Any]:
-            return [self._lab.as_double(out), *self._trained(statistics.arrays)]
-
-        attempts = self._lab.fused_attempts(function, arguments, self._out, results, statistics.reset)
-        return Rival(functools.partial(function, *arguments), attempts, self.expected)
-
-    def _function(self, function: Callable[..., Any]) -> Rival:
-        """A function that works on CuPy's arrays one operation at a time."""
-        lab, statistics = self._lab, Statistics(self._arguments)
-        call = functools.partial(function, *self._with(statistics).values(), *self._flags.values())
-
-        def attempt() -> list[Any]:
-            statistics.reset()
-            lab.poison_pool(self._out_bytes())
-            return [lab.as_double(call()), *self._trained(statistics.arrays)]
-
-        return Rival(call, [attempt], self.expected)
+    def _returning(self, function: Callable[..., Any]) -> Rival:
+        values, state = self._copy_state()
+        call = functools.partial(function, *values.values(), *self._flags.values())
+        return self._lab.rival(call, self._expected, self._size, **state)
 
     def _torch(self, mode: str | None) -> Rival:
-        torch = self._lab.need_compiler() if mode else self._lab.need_torch()
-        lab, statistics = self._lab, Statistics(self._arguments)
-        values = self._with(statistics)
-        x = torch.share(values.pop("x"))
-        module = torch.HEADS[self._name](*values.values(), **self._flags)
-        call = functools.partial(torch.compiled(module, mode) if mode else module, x)
-
-        def attempt() -> list[Any]:
-            statistics.reset()
-            torch.poison(self._out_bytes())
-            return [torch.as_double(call(), lab.cupy), *self._trained(statistics.arrays)]
-
-        return Rival(call, [attempt], self.expected)
-
-    def _out_bytes(self) -> int:
-        shape, dtype = self._out
-        return shape[0] * shape[1] * dtypes.ITEMSIZE[dtype]
+        torch = self._lab.need_torch(compiling=mode is not None)
+        values, state = self._copy_state()
+        x = torch.as_tensor(values.pop("x"))
+        module = torch.head(self._name, values, bool(self._flags))
+        call = functools.partial(torch.compile_static(module, mode) if mode else module, x)
+        return self._lab.rival(call, self._expected, self._size, torch=torch, **state)
 
 
-def draw(lab: Lab, options: Options) -> dict[str, Any]:
-    """The arguments of all heads, on the GPU."""
-    inputs = cupyfuse.heads.example_inputs("head_softmax", *options.shape, options.dtype, options.seed)
-    return {name: lab.cupy.asarray(value) for name, value in inputs.items()}
+# The row operations alone -------------------------------------------------------------------------------------------
 
 
-def cases(lab: Lab, options: Options) -> Iterator[Case]:
+@cf.fuse
+def tail_logsumexp(y: Any, bias: Any) -> Any:
+    """Bias, logsumexp, LeakyReLU twice, GELU twice; from (B, N) to (B, 1)."""
+    s = cf.logsumexp(y + bias, axis=1, keepdims=True)
+    return cf.gelu(cf.gelu(cf.leaky_relu(cf.leaky_relu(s))))
+
+
+@cf.fuse
+def tail_softmax(y: Any, bias: Any, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any) -> Any:
+    """Bias, BatchNorm with running statistics, a scale, softmax; bound, one multiply-add a column and softmax."""
+    return cf.softmax(scale * cf.batch_norm(y + bias, running_mean, running_var, gamma, beta), axis=1)
+
+
+@cf.fuse
+def tail_of_product(y: Any, factor: Any, shift: Any) -> Any:
+    """Multiply-add a column, softmax: what head_softmax runs after its GEMM, all before the softmax folded."""
+    return cf.softmax(y * factor + shift, axis=1)
+
+
+def _tail_factories(
+    lab: Lab, y: Any, given: Mapping[str, Any], tails: Mapping[str, Callable[..., Any]], kind: str, moved: int
+) -> dict[str, Callable[[], Rival]]:
+    """Return the rivals of a tail on `y`: cupyfuse's `tails` of `y` alone, and the `kind` of reduction alone."""
+    wide = lab.as_double(y)
+    doubles = {name: lab.as_double(array) for name, array in given.items()}
+    head = cupyfuse.heads.find(kind)
+    whole = [oracle.evaluate_tail(head, wide + doubles["bias"], doubles, xp=lab.cupy).result]
+    alone = [getattr(lab.special, kind)(wide, axis=1)]
+    shape = whole[0].shape
+
+    def fused(function: Callable[..., Any]) -> Rival:
+        def capture() -> Any:
+            out = lab.allocate_poisoned(shape, y.dtype)
+            return lab.device.capture(functools.partial(function, y, out=out))
+
+        return lab.fused_rival(function, (y,), whole, shape, dtypes.name_of(y.dtype), capture=capture)
+
+    def torch(of_tail: bool, compiling: bool = False) -> Rival:
+        rivals = lab.need_torch(compiling)
+        function = getattr(rivals, f"tail_{kind}" if of_tail else kind)
+        tensors = [rivals.as_tensor(array) for array in (y, *(given.values() if of_tail else ()))]
+        call = functools.partial(rivals.compile_static(function) if compiling else function, *tensors)
+        expected = whole if of_tail else alone
+        capture = functools.partial(rivals.capture, call)
+        return lab.rival(call, expected, 4 * expected[0].size, torch=rivals, capture=capture)
+
+    def cupyx() -> Rival:
+        call = functools.partial(getattr(lab.special, kind), y, axis=1)
+        return lab.rival(call, alone, 4 * alone[0].size, capture=functools.partial(lab.device.capture, call))
+
+    return {
+        **{name: functools.partial(fused, function) for name, function in tails.items()},
+        EAGER: functools.partial(torch, True),
+        COMPILED: functools.partial(torch, True, compiling=True),
+        f"torch.{kind} alone": functools.partial(torch, False),
+        f"cupyx {kind} alone": cupyx,
+        "device copy": lambda: lab.device_copy(y, moved),
+    }
+
+
+def _tails(lab: Lab, arguments: Mapping[str, Any], dtype: str, budget: float) -> Iterator[Case]:
+    """Run both tails on the product of the heads' arguments."""
+    x, weight = arguments["x"], arguments["weight"]
+    y = (x @ weight.T).astype(x.dtype, copy=False)
+    given = {n: arguments[n] for n in ("bias", "running_mean", "running_var", "gamma", "beta", "scale")}
+    wide = {name: lab.as_double(array) for name, array in given.items()}
+    factor = wide["scale"] * wide["gamma"] / (wide["running_var"] + EPSILON) ** 0.5
+    shift = (wide["bias"] - wide["running_mean"]) * factor + wide["beta"] * wide["scale"]
+    folded = {"factor": factor.astype(y.dtype), "shift": shift.astype(y.dtype)}
+    bias = {"bias": given["bias"]}
+    of_logsumexp = {FUSED: tail_logsumexp.bind(**bias)}
+    of_softmax = {FUSED: tail_softmax.bind(**given), f"{FUSED}, as within the head": tail_of_product.bind(**folded)}
+    for name, kind, values, tails, moved in (
+        ("bias, logsumexp, LeakyReLU x 2, GELU x 2", "logsumexp", bias, of_logsumexp, y.nbytes),
+        ("BatchNorm (inference), scale, softmax", "softmax", given, of_softmax, 2 * y.nbytes),
+    ):
+        lab.release()
+        case = Case("After the GEMM", name, (int(y.shape[0]), int(y.shape[1])), dtype, int(moved))
+        yield run(lab, case, _tail_factories(lab, y, values, tails, kind, moved), TAIL_FIGURES, budget)
+
+
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the heads, then what follows their GEMM alone."""
-    if options.dtype not in ("float32", "float16", "bfloat16"):
-        raise ValueError(f"dtype: expected float32, float16 or bfloat16, got {options.dtype!r}")
-    arguments = draw(lab, options)
+    inputs = cupyfuse.heads.example_inputs("head_softmax", *options.shape, options.dtype, options.seed)
+    arguments = {name: lab.cupy.asarray(value) for name, value in inputs.items()}
     product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
     for name, head, training in CASES:
         lab.release()
         case = Case("The heads", name, options.shape, options.dtype)
-        makers = Head(lab, head, training, arguments, product).factories(options.max_autotune)
-        yield run(lab, case, makers, FIGURES, options.budget)
-        del makers
+        factories = Head(lab, head, training, arguments, product).factories(options.max_autotune)
+        yield run(lab, case, factories, FIGURES, options.budget)
+        del factories
     del product
-    yield from tails.cases(lab, arguments, options.dtype, options.budget)
+    yield from _tails(lab, arguments, options.dtype, options.budget)

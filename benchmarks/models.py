@@ -7,32 +7,32 @@ with the others.
 
 from __future__ import annotations
 
+import argparse
 import copy
+import functools
+import itertools
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from . import heads
-from .cases import Lab, Unavailable
+from .lab import COMPILED, EAGER, Lab, Rival, Unavailable, run
 from .networks import LARGE, NETWORKS, SMALL, Network
+from .options import names
 from .report import OUT_OF_TIME, Case, Result
-from .timing import Contest, describe
+from .timing import describe
+from .verdicts import Requirement
 
-EAGER, COMPILED = heads.EAGER, heads.COMPILED
 FUSED, BACKEND = "cupyfuse.torch.fuse", "cupyfuse backend"
-REDUCED, GRAPHED = f"{COMPILED}, graphs", f"{FUSED}, graphs"
-REDUCED_BACKEND = f"{BACKEND}, graphs"
+FUSED_GRAPHS, BACKEND_GRAPHS, COMPILED_GRAPHS = f"{FUSED}, graphs", f"{BACKEND}, graphs", f"{COMPILED}, graphs"
 RIVALS = {
     "eager": EAGER,
     "fuse": FUSED,
     "backend": BACKEND,
     "compile": COMPILED,
-    "fuse-graphs": GRAPHED,
-    "backend-graphs": REDUCED_BACKEND,
-    "compile-graphs": REDUCED,
+    "fuse-graphs": FUSED_GRAPHS,
+    "backend-graphs": BACKEND_GRAPHS,
+    "compile-graphs": COMPILED_GRAPHS,
 }
 
 # A setting's name: its dtype, and the precision of float32 matrix products.
@@ -41,58 +41,51 @@ INFERENCE, TRAINING = "inference", "training"
 MODES = (INFERENCE, TRAINING)
 BATCHES = (LARGE, SMALL)
 FIGURES = ("gpu_queued", "wall_loop")
+DEFAULTS = {"budget": (0.5, 0.1)}  # GPU seconds for each rival and figure
 
-WARM_UP = 4  # calls before the one that is compared: graphs are recorded in the second or third
+# Ours are not to be slower than what they replace; up to 1.02 times is noise.
+REQUIREMENTS = tuple(
+    Requirement(figure, (ours,), 1.02, (other,))
+    for ours, other in (
+        (FUSED, EAGER),
+        (BACKEND, COMPILED),
+        (FUSED_GRAPHS, COMPILED_GRAPHS),
+        (BACKEND_GRAPHS, COMPILED_GRAPHS),
+    )
+    for figure in FIGURES
+)
+
+WARM_UP = 4  # calls before the one that is compared: graphs are captured in the second or third
 LEARNING_RATE = 1e-6  # every step writes every weight, and they stay about what they were
 # A result is wrong, and not timed, from this many times eager's error on, and eager's counts as this much at least.
 WRONG, LEAST = 20.0, {"float32": 1e-6, "float32-high": 1e-4, "bfloat16": 2e-3}
-_MB = 1e6
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run: names of networks, settings, modes, batches and rivals, and for how long.
-
-    Attributes
-    ----------
-    seconds : float
-        After so many no rival is begun any more.
-    tiny : bool
-        Whether to run the tiny variants.
-    """
-
-    models: tuple[str, ...] = tuple(NETWORKS)
-    settings: tuple[str, ...] = tuple(SETTINGS)
-    modes: tuple[str, ...] = MODES
-    batches: tuple[str, ...] = BATCHES
-    rivals: tuple[str, ...] = tuple(RIVALS)
-    seconds: float = math.inf
-    quick: bool = False
-    tiny: bool = False
-    seed: int = 0
-
-    @property
-    def budget(self) -> float:
-        """GPU seconds for each rival and figure."""
-        return 0.1 if self.quick else 0.5
+def add_options(parser: argparse.ArgumentParser) -> None:
+    for option, known in (
+        ("models", NETWORKS),
+        ("dtypes", SETTINGS),
+        ("modes", MODES),
+        ("batches", BATCHES),
+        ("rivals", RIVALS),
+    ):
+        every = tuple(known)
+        parser.add_argument(
+            f"--{option}", type=names(every), default=every, metavar="NAME,...", help=f"of {', '.join(every)}"
+        )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing more after so long")
+    parser.add_argument("--add", action="store_true", help="keep the cases of earlier runs that this one leaves out")
+    parser.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")
 
 
 class Trial:
-    """One case: the module, its inputs, what it should compute, and how each rival runs it.
+    """One case: the module, its inputs, what it should compute, and how each rival runs it."""
 
-    Parameters
-    ----------
-    lab : Lab
-    network : Network
-    options : Options
-    setting, mode, batch : str
-    """
-
-    def __init__(self, lab: Lab, network: Network, options: Options, setting: str, mode: str, batch: str):
-        self._lab, self._network, self._training = lab, network, mode == TRAINING
+    def __init__(self, lab: Lab, network: Network, options: argparse.Namespace, setting: str, mode: str, batch: str):
+        self._lab, self._network, self._setting, self._training = lab, network, setting, mode == TRAINING
         self._rivals = lab.need_torch()
         self._torch = torch = self._rivals.torch
-        place, dtype = self._rivals.place(), getattr(torch, SETTINGS[setting][0])
+        place, dtype = self._rivals.device_type(), getattr(torch, SETTINGS[setting][0])
         torch.manual_seed(options.seed)
         with torch.device(place):
             module = network.build(options.tiny)
@@ -104,26 +97,23 @@ class Trial:
         if self._training and network.result and self._labels is not None:
             self._inputs = {**given, "labels": self._labels}
         self.shape = tuple(next(iter(given.values())).shape)
-        self._expected = self._reference()
+        exact = copy.deepcopy(self._module).double()
+        wide = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
+        self._expected = self._results(exact, wide)
+        del exact
         self._initial = [t.detach().clone() for t in self._tensors()] if self._training else []
         if self._training:
             parameters = [p for p in self._module.parameters() if p.requires_grad]
             self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=place == "cuda")
             self._step(self._module)  # the optimizer's own state counts as the model's
-            self._forget()
+            self._reset()
 
     def _tensors(self) -> list[Any]:
         return [*self._module.parameters(), *self._module.buffers()]
 
-    def _reference(self) -> list[Any]:
-        """What the module computes in float64."""
-        exact = copy.deepcopy(self._module).double()
-        wide = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
-        return self._results(exact, wide)
-
     # What is computed
     def _results(self, called: Any, inputs: dict[str, Any]) -> list[Any]:
-        """The output, or in training the loss and all gradients as one, in float64."""
+        """Return the output or, in training, the loss and all gradients as one, in float64."""
         torch = self._torch
         if not self._training:
             with torch.no_grad():
@@ -148,8 +138,8 @@ class Trial:
         with self._torch.no_grad():
             called(**self._inputs)
 
-    def _forget(self) -> None:
-        """The first weights again, and no gradients."""
+    def _reset(self) -> None:
+        """Restore the first weights; drop the gradients."""
         with self._torch.no_grad():
             for tensor, initial in zip(self._tensors(), self._initial, strict=False):
                 tensor.copy_(initial)
@@ -157,131 +147,89 @@ class Trial:
             parameter.grad = None
 
     # The rivals
-    def _made(self, rival: str) -> Any:
-        """The module as a rival runs it, nothing compiled yet."""
+    def _build(self, rival: str) -> Any:
+        """Return the module as a rival runs it, nothing compiled yet."""
         if rival == EAGER:
             return self._module
-        if rival in (FUSED, GRAPHED):
+        if rival in (FUSED, FUSED_GRAPHS):
             import cupyfuse.torch
 
             fuse: Callable[..., Any] = cupyfuse.torch.fuse
-            return fuse(self._module, graphs=True) if rival == GRAPHED else fuse(self._module)
-        backend = "cupyfuse" if rival in (BACKEND, REDUCED_BACKEND) else "inductor"
-        mode = "reduce-overhead" if rival in (REDUCED, REDUCED_BACKEND) else "default"
-        return self._lab.need_compiler().compiled(self._module, mode, backend)
+            return fuse(self._module, graphs=True) if rival == FUSED_GRAPHS else fuse(self._module)
+        backend = "cupyfuse" if rival in (BACKEND, BACKEND_GRAPHS) else "inductor"
+        mode = "reduce-overhead" if rival in (COMPILED_GRAPHS, BACKEND_GRAPHS) else "default"
+        return self._lab.need_torch(compiling=True).compile_static(self._module, mode, backend)
 
-    def enter(self, rival: str, facts: dict[str, float]) -> tuple[Callable[[], None], float]:
-        """Make a rival and call it; gives the call to time, and its error. `facts` get what the first calls took."""
-        self._forget()
+    def rival(self, name: str, case: Case, deadline: float) -> Rival:
+        """Build a rival and call it a few times; enter what its first calls took into the case's facts."""
+        if time.monotonic() >= deadline:
+            raise Unavailable(OUT_OF_TIME)
+        self._reset()
         self._lab.device.synchronize()
-        allocated, reserved = self._rivals.held()
+        allocated, reserved = self._rivals.memory_held()
         began = time.perf_counter()
-        called = self._made(rival)
+        called = self._build(name)
         once = self._step if self._training else self._infer
 
         def call() -> None:
-            if rival in (REDUCED, REDUCED_BACKEND):
+            if name in (COMPILED_GRAPHS, BACKEND_GRAPHS):
                 self._torch.compiler.cudagraph_mark_step_begin()
             once(called)
 
         call()
         self._lab.device.synchronize()
-        facts[f"first call s, {rival}"] = time.perf_counter() - began
+        case.facts[f"first call s, {name}"] = time.perf_counter() - began
         for _ in range(WARM_UP - 1):
             call()
         self._lab.device.synchronize()
-        peak = self._rivals.peak(call) - allocated
-        kept = self._rivals.held()[1] - reserved
-        if self._rivals.place() == "cuda":
-            facts |= {f"peak MB, {rival}": peak / _MB, f"kept MB, {rival}": kept / _MB}
-        self._forget()
-        error = self._error(self._results(called, self._inputs))
-        self._forget()
-        return call, error
+        peak = self._rivals.peak_memory(call) - allocated
+        kept = self._rivals.memory_held()[1] - reserved
+        if self._rivals.device_type() == "cuda":
+            case.facts |= {f"peak MB, {name}": peak / 1e6, f"kept MB, {name}": kept / 1e6}
 
-    def _error(self, found: list[Any]) -> float:
-        """The worst ||result - expected|| / ||expected||."""
-        errors = []
-        for result, expected in zip(found, self._expected, strict=True):
-            if result.shape != expected.shape:
-                raise RuntimeError(f"the result has shape {tuple(result.shape)}, expected {tuple(expected.shape)}")
-            errors.append(float((result - expected).norm() / expected.norm()))
-        return next((e for e in errors if not math.isfinite(e)), max(errors))
+        def attempt() -> list[Any]:
+            self._reset()
+            found = self._results(called, self._inputs)
+            self._reset()
+            return found
+
+        eager = case.value(EAGER, "error")
+        limit = WRONG * max(eager, LEAST[self._setting]) if eager is not None and name != EAGER else math.inf
+        return Rival(call, [attempt], self._expected, limit=limit)
 
 
-def run(lab: Lab, case: Case, trial: Trial, options: Options, setting: str, deadline: float) -> None:
-    """Check and time the rivals of a case, and enter their results into it."""
-    calls: dict[str, Callable[[], None]] = {}
-    limit = math.inf
-    for rival in (RIVALS[name] for name in options.rivals):
-        result = Result(rival)
-        case.results.append(result)
-        if time.monotonic() >= deadline:
-            result.failure = OUT_OF_TIME
-            continue
-        try:
-            call, error = trial.enter(rival, case.facts)
-        except Unavailable as reason:
-            result.failure = str(reason)
-        except Exception as reason:
-            result.failure = describe(reason)
-        else:
-            result.error = error if math.isfinite(error) else None
-            if rival == EAGER and result.error is not None:
-                limit = WRONG * max(result.error, LEAST[setting])
-            if error <= limit and math.isfinite(error):
-                calls[rival] = call
-            else:
-                result.failure = f"wrong result: relative error {error:.3g}"
-    contest = Contest(lab.device, calls, options.budget)
-    for figure in FIGURES:
-        for rival, summary in getattr(contest, figure.removeprefix("gpu_"))().items():
-            found = case.find(rival)
-            assert found is not None
-            found.times[figure] = summary
-    for result in case.results:
-        result.failure = contest.failures.get(result.rival, result.failure)
-
-
-def _measure(lab: Lab, case: Case, options: Options, chosen: tuple[str, str, str], deadline: float) -> None:
-    """Build the model of a case and run its rivals; nothing of it is left in memory afterwards."""
-    trial = Trial(lab, NETWORKS[case.name.partition(",")[0]], options, *chosen)
-    case.shape = trial.shape
-    run(lab, case, trial, options, chosen[0], deadline)
-
-
-def title(mode: str, setting: str) -> str:
-    """The heading under which the cases of a mode and a setting stand."""
+def group_title(mode: str, setting: str) -> str:
+    """Return the heading of the cases of a mode and a setting."""
     dtype, precision = SETTINGS[setting]
     words = f'{dtype} at "{precision}"' if dtype == "float32" else dtype
     return f"{'Inference' if mode == INFERENCE else 'Training step'}, {words}"
 
 
-def cases(lab: Lab, options: Options) -> Iterator[Case]:
+def _measure(lab: Lab, case: Case, options: argparse.Namespace, trial: Trial, deadline: float) -> None:
+    case.shape = trial.shape
+    chosen = [RIVALS[name] for name in options.rivals]
+    factories = {rival: functools.partial(trial.rival, rival, case, deadline) for rival in chosen}
+    run(lab, case, factories, FIGURES, options.budget)
+
+
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run everything that the options ask for, every model once before any of them again.
 
-    What cannot be built is a case whose rivals all failed; what there is no time for, one whose rivals say so.
+    Where a model cannot be built, or the time is over, all rivals of the case fail with the reason.
     """
-    torch = lab.need_torch().torch
+    rivals = lab.need_torch()
     deadline = time.monotonic() + options.seconds
-    todo = [(s, m, b, n) for s in options.settings for m in options.modes for b in options.batches
-            for n in options.models]  # fmt: skip
-    before = torch.get_float32_matmul_precision()
-    for setting, mode, batch, name in todo:
-        network = NETWORKS[name]
-        case = Case(title(mode, setting), f"{name}, {batch}", (network.batches[batch],), SETTINGS[setting][0])
-        began = time.monotonic()
-        failure = OUT_OF_TIME if began >= deadline else ""
+    for setting, mode, batch, name in itertools.product(options.dtypes, options.modes, options.batches, options.models):
+        network, (dtype, precision) = NETWORKS[name], SETTINGS[setting]
+        case = Case(group_title(mode, setting), f"{name}, {batch}", (network.batches[batch],), dtype)
+        failure = OUT_OF_TIME if time.monotonic() >= deadline else ""
         if not failure:
             lab.release()
-            torch.set_float32_matmul_precision(SETTINGS[setting][1])
             try:
-                _measure(lab, case, options, (setting, mode, batch), deadline)
+                with rivals.matmul_precision(precision):
+                    _measure(lab, case, options, Trial(lab, network, options, setting, mode, batch), deadline)
             except Exception as error:
                 failure = describe(error)
-            finally:
-                torch.set_float32_matmul_precision(before)
-            print(f"{case.group}: {case.name}, {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         if failure:
             case.results = [Result(RIVALS[rival], failure=failure) for rival in options.rivals]
         yield case

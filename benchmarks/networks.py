@@ -16,44 +16,34 @@ SMALL, LARGE = "small", "large"
 
 @dataclass(frozen=True)
 class Network:
-    """One model.
+    """One model."""
 
-    Attributes
-    ----------
-    build : callable
-        Makes the module, from whether it is to be tiny.
-    inputs : callable
-        Makes the keyword arguments, from the batch and whether they are for the tiny model; `labels` among them is for
-        training alone.
-    batches : mapping of str to int
-        The small and the large batch.
-    what : str
-        The configuration, in words.
-    result : str
-        The attribute of what the module returns that is compared; empty where it returns a tensor. A module with one
-        takes labels and computes its own loss.
-    """
-
-    build: Callable[[bool], Any]
-    inputs: Callable[[int, bool], dict[str, Any]]
-    batches: dict[str, int]
-    what: str
+    build: Callable[[bool], Any]  # builds the module, tiny or not
+    inputs: Callable[[int, bool], dict[str, Any]]  # draws arguments for a batch; `labels` are for training
+    batches: dict[str, int]  # the small and the large one
+    what: str  # the configuration, in words
+    # The attribute of the returned object that is compared; empty where it is a tensor. A module with one takes
+    # labels and computes its own loss.
     result: str = ""
 
     def output(self, returned: Any) -> Any:
-        """The tensor that is compared."""
+        """Return the tensor that is compared."""
         return getattr(returned, self.result) if self.result else returned
 
     def loss(self, returned: Any, labels: Any) -> Any:
-        """The model's own loss where it computes one, cross-entropy with labels, or else the mean square."""
-        from . import modules
+        """Return the model's own loss, or else cross-entropy with labels or the mean square, in float32 at least."""
+        import torch
 
         own = getattr(returned, "loss", None)
-        return own if own is not None else modules.loss(self.output(returned), labels)
+        if own is not None:
+            return own
+        output = self.output(returned)
+        wide = output if output.dtype == torch.float64 else output.float()
+        return wide.square().mean() if labels is None else torch.nn.functional.cross_entropy(wide, labels)
 
 
 def _text(vocabulary: int, length: int, labels: bool | int) -> Callable[[int, bool], dict[str, Any]]:
-    """Tokens; with labels for each of them, of that many classes, or none."""
+    """Make a sampler of tokens; labels are one a token (True), of that many classes, or none (False)."""
 
     def inputs(batch: int, tiny: bool) -> dict[str, Any]:
         import torch
@@ -69,8 +59,8 @@ def _text(vocabulary: int, length: int, labels: bool | int) -> Callable[[int, bo
     return inputs
 
 
-def _drawn(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: int) -> Any:
-    """Normal numbers under a name; with labels of some classes, or none."""
+def _normal(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: int) -> Any:
+    """Make a sampler of normal numbers under a name, with labels of some classes, or none (0)."""
 
     def inputs(batch: int, tiny: bool) -> dict[str, Any]:
         import torch
@@ -81,11 +71,8 @@ def _drawn(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: i
     return inputs
 
 
-# transformers -------------------------------------------------------------------------------------------------------
-
-
 def _transformers(model: str, config: str, tiny: dict[str, Any], **settings: Any) -> Callable[[bool], Any]:
-    """What builds a model from a configuration class: its defaults are the published base model's, but for these."""
+    """Make a builder from a configuration class: the published base model's defaults but for these settings."""
 
     def build(small: bool) -> Any:
         import transformers
@@ -94,6 +81,44 @@ def _transformers(model: str, config: str, tiny: dict[str, Any], **settings: Any
         return getattr(transformers, model)(chosen)
 
     return build
+
+
+def _encoder(build: Callable[[bool], Any]) -> Callable[[bool], Any]:
+    """Make a builder of the encoder alone of an encoder-decoder model."""
+
+    def build_encoder(small: bool) -> Any:
+        from . import modules
+
+        return modules.Encoder(build(small))
+
+    return build_encoder
+
+
+def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
+    """Make a builder of timm's model of that name."""
+
+    def build(small: bool) -> Any:
+        import timm
+
+        from . import modules
+
+        settings = {"num_classes": 7, **tiny} if small else {}
+        return modules.Images(timm.create_model(name, pretrained=False, **settings))
+
+    return build
+
+
+def _mlp(tiny: bool) -> Any:
+    """Build (Linear, BatchNorm, ReLU) four times, and a classifier."""
+    from torch import nn
+
+    width, classes = (32, 7) if tiny else (4096, 1000)
+    layers = [(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(4)]
+    return nn.Sequential(*(module for layer in layers for module in layer), nn.Linear(width, classes))
+
+
+def _batches(small: int, large: int) -> dict[str, int]:
+    return {SMALL: small, LARGE: large}
 
 
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -105,50 +130,7 @@ _TINY_DISTILBERT = {"vocab_size": 101, "dim": 32, "n_layers": 1, "n_heads": 2, "
 _TINY_T5 = {"vocab_size": 101, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
 _TINY_WHISPER = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
 _TINY_WHISPER |= {"max_source_positions": 8, "num_mel_bins": 80}
-
-
-def _encoder(whole: Any) -> Any:
-    from . import modules
-
-    return modules.Encoder(whole)
-
-
-def _whisper(tiny: bool) -> Any:
-    settings = {"decoder_layers": 0, "dropout": 0.0, "d_model": 512, "encoder_layers": 6, "decoder_attention_heads": 8}
-    settings |= {"encoder_attention_heads": 8, "encoder_ffn_dim": 2048, "use_cache": False}
-    return _encoder(_transformers("WhisperModel", "WhisperConfig", _TINY_WHISPER, **settings)(tiny))
-
-
-# timm, and none ------------------------------------------------------------------------------------------------------
-
-
-def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
-    """What builds a model by timm's name for it."""
-
-    def build(small: bool) -> Any:
-        import timm
-
-        from . import modules
-
-        return modules.Images(
-            timm.create_model(name, pretrained=False, **({"num_classes": 7, **tiny} if small else {}))
-        )
-
-    return build
-
-
-def _mlp(tiny: bool) -> Any:
-    from . import modules
-
-    return modules.perceptron(4, *((32, 7) if tiny else (4096, 1000)))
-
-
-def _batches(small: int, large: int) -> dict[str, int]:
-    return {SMALL: small, LARGE: large}
-
-
-_PICTURE, _TINY_PICTURE = (3, 224, 224), (3, 32, 32)
-_IMAGES = _drawn("pixel_values", _PICTURE, _TINY_PICTURE, 1000)
+_IMAGES = _normal("pixel_values", (3, 224, 224), (3, 32, 32), 1000)
 
 NETWORKS: dict[str, Network] = {
     "bert": Network(
@@ -183,7 +165,7 @@ NETWORKS: dict[str, Network] = {
         _IMAGES, _batches(1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
     ),
     "mlp": Network(
-        _mlp, _drawn("input", (4096,), (32,), 1000), _batches(64, 4096),
+        _mlp, _normal("input", (4096,), (32,), 1000), _batches(64, 4096),
         "4 x (Linear 4096, BatchNorm, ReLU), Linear 1000",
     ),
     "distilbert": Network(
@@ -194,14 +176,18 @@ NETWORKS: dict[str, Network] = {
         _text(30522, 128, 2), _batches(1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
     ),
     "t5": Network(
-        lambda tiny: _encoder(_transformers(
+        _encoder(_transformers(
             "T5Model", "T5Config", _TINY_T5, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0, num_heads=12,
             dropout_rate=0.0, use_cache=False,
-        )(tiny)),
+        )),
         _text(32128, 256, False), _batches(1, 16), "encoder of T5-base, 256 tokens",
     ),
     "whisper": Network(
-        _whisper, _drawn("input_features", (80, 3000), (80, 16), 0), _batches(1, 8), "encoder of Whisper-base, 30 s",
+        _encoder(_transformers(
+            "WhisperModel", "WhisperConfig", _TINY_WHISPER, d_model=512, encoder_layers=6, encoder_attention_heads=8,
+            encoder_ffn_dim=2048, decoder_layers=0, decoder_attention_heads=8, dropout=0.0, use_cache=False,
+        )),
+        _normal("input_features", (80, 3000), (80, 16), 0), _batches(1, 8), "encoder of Whisper-base, 30 s",
     ),
     "roberta": Network(
         _transformers("RobertaForMaskedLM", "RobertaConfig", _TINY, **_NO_DROPOUT),

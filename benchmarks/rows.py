@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,32 @@ import numpy as np
 import cupyfuse as cf
 from cupyfuse import dtypes
 
-from .cases import Lab, Rival, Unavailable, run
+from . import options as types
+from .lab import COMPILED, EAGER, FUSED, Lab, Rival, Unavailable, run
 from .report import Case
-from .tails import device_copy
 
-LENGTHS = (256, 1000, 1024, 4096, 8191, 8192, 16384, 32768, 50257, 65536, 131072, 262144)
-QUICK_LENGTHS = (256, 1000, 8192, 50257, 262144)
-BYTES, QUICK_BYTES = 1 << 30, 1 << 27
-BUDGET, QUICK_BUDGET = 0.15, 0.03  # GPU seconds for each rival of a case
+# What options are where they are not given, in full and quick runs.
+DEFAULTS = {
+    "budget": (0.15, 0.03),  # GPU seconds for each rival of a case
+    "bytes": (1 << 30, 1 << 27),
+    "compile_budget": (180.0, 40.0),
+    "lengths": (
+        (256, 1000, 1024, 4096, 8191, 8192, 16384, 32768, 50257, 65536, 131072, 262144),
+        (256, 1000, 8192, 50257, 262144),
+    ),
+}
 _BLOCK = 1 << 24  # elements drawn; the rest of the data are multiples of them
 _CHECKED = 1 << 20  # elements compared at the start, in the middle and at the end
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--lengths", type=types.lengths, metavar="N,N,...", help="elements in a row")
+    parser.add_argument(
+        "--dtypes", type=types.names(types.DTYPES), default=("float32", "bfloat16"), metavar="DTYPE,..."
+    )
+    full, quick = DEFAULTS["compile_budget"]
+    help_text = f"time for torch.compile to compile (default: {full:.0f}, quick {quick:.0f})"
+    parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help=help_text)
 
 
 @cf.fuse
@@ -37,46 +53,25 @@ def row_logsumexp(x: Any) -> Any:
     return cf.logsumexp(x, axis=1)
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run; `compile_budget` are the seconds after which no more shapes are compiled by torch."""
-
-    lengths: tuple[int, ...] = LENGTHS
-    dtypes: tuple[str, ...] = ("float32", "bfloat16")
-    quick: bool = False
-    compile_budget: float = 180.0
-    seed: int = 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of data, near enough: whole rows of it."""
-        return QUICK_BYTES if self.quick else BYTES
-
-    @property
-    def budget(self) -> float:
-        return QUICK_BUDGET if self.quick else BUDGET
-
-
-class Patience:
+class CompileBudget:
     """Seconds that may still be spent on torch.compile."""
 
     def __init__(self, seconds: float):
-        self._seconds = seconds
-        self._left = seconds
+        self._seconds = self._left = seconds
 
-    def spend(self, work: Callable[[], Any]) -> Any:
-        """Do some work and count its time; raises `Unavailable` once the time is spent."""
+    def spend(self, work: Callable[[], Any]) -> None:
+        """Do some work and count its time; raise `Unavailable` once the time is spent."""
         if self._left <= 0.0:
             raise Unavailable(f"not compiled: the {self._seconds:.0f} s given to torch.compile were spent")
         began = time.perf_counter()
         try:
-            return work()
+            work()
         finally:
             self._left -= time.perf_counter() - began
 
 
 def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
-    """`count` numbers, normally distributed, on the GPU: one block of them, scaled differently again and again."""
+    """Draw `count` normal numbers on the GPU: one block of them, repeated with other scales."""
     block = lab.cupy.asarray(np.random.default_rng(seed).standard_normal(min(count, _BLOCK), dtype=np.float32))
     data = lab.cupy.empty(count, dtypes.to_numpy(dtype))
     for number, start in enumerate(range(0, count, _BLOCK)):
@@ -85,86 +80,50 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
     return data
 
 
-class Rows:
-    """One function over rows of one length.
+def _factories(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) -> dict[str, Callable[[], Rival]]:
+    """Return the rivals of softmax or logsumexp over the rows of `x`."""
+    fused = row_softmax if operation == "softmax" else row_logsumexp
+    cupyx = functools.partial(getattr(lab.special, operation), axis=1)
+    shape = x.shape if operation == "softmax" else x.shape[:1]
+    few = max(1, min(x.shape[0], _CHECKED // x.shape[1]))
+    starts = sorted({0, (x.shape[0] - few) // 2, x.shape[0] - few})
 
-    Parameters
-    ----------
-    lab : Lab
-    operation : {"softmax", "logsumexp"}
-    x : cupy.ndarray, (B, N)
-    patience : Patience
-    """
+    def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
+        return [lab.cupy.concatenate([double(result[start : start + few]) for start in starts])]
 
-    def __init__(self, lab: Lab, operation: str, x: Any, patience: Patience):
-        self._lab = lab
-        self._operation = operation
-        self._x = x
-        self._patience = patience
-        self._fused = row_softmax if operation == "softmax" else row_logsumexp
-        rows, columns = x.shape
-        few = max(1, min(rows, _CHECKED // columns))
-        self._checked = [slice(start, start + few) for start in sorted({0, (rows - few) // 2, rows - few})]
-        self.moved = int(x.nbytes) * (2 if operation == "softmax" else 1)
-        reference = getattr(lab.special, operation)
-        self.expected = [lab.cupy.concatenate([reference(lab.as_double(x[s]), axis=1) for s in self._checked])]
+    expected = sample(x, lambda rows: cupyx(lab.as_double(rows)))
 
-    def _sample(self, result: Any) -> list[Any]:
-        return [self._lab.cupy.concatenate([self._lab.as_double(result[s]) for s in self._checked])]
+    def torch(compiling: bool) -> Rival:
+        rivals = lab.need_torch(compiling)
+        function = getattr(rivals, operation)
+        call = functools.partial(rivals.compile_static(function) if compiling else function, rivals.as_tensor(x))
+        if compiling:
+            compile_budget.spend(call)
+        return lab.rival(call, expected, int(x.nbytes), sample, torch=rivals)
 
-    def factories(self) -> dict[str, Callable[[], Rival]]:
-        return {
-            "cupyfuse": self._cupyfuse,
-            "torch eager": self._eager,
-            "torch.compile": self._compiled,
-            "cupyx": self._cupyx,
-            "device copy": lambda: device_copy(self._lab, self._x, self.moved),
-        }
-
-    def _cupyfuse(self) -> Rival:
-        shape = self._x.shape if self._operation == "softmax" else self._x.shape[:1]
-        out = (shape, dtypes.name_of(self._x.dtype))
-        attempts = self._lab.fused_attempts(self._fused, (self._x,), out, self._sample)
-        return Rival(functools.partial(self._fused, self._x), attempts, self.expected)
-
-    def _cupyx(self) -> Rival:
-        call = functools.partial(getattr(self._lab.special, self._operation), self._x, axis=1)
-        return Rival(call, [lambda: self._sample(call())], self.expected)
-
-    def _torch(self, torch: Any, function: Callable[..., Any]) -> Rival:
-        call = functools.partial(function, torch.share(self._x))
-
-        def attempt() -> list[Any]:
-            torch.poison(int(self._x.nbytes))
-            result, xp = call(), self._lab.cupy
-            return [xp.concatenate([torch.as_double(result[s], xp) for s in self._checked])]
-
-        return Rival(call, [attempt], self.expected)
-
-    def _eager(self) -> Rival:
-        torch = self._lab.need_torch()
-        return self._torch(torch, getattr(torch, self._operation))
-
-    def _compiled(self) -> Rival:
-        torch = self._lab.need_compiler()
-        rival = self._torch(torch, torch.compiled(getattr(torch, self._operation)))
-        self._patience.spend(rival.call)
-        return rival
+    return {
+        FUSED: lambda: lab.fused_rival(fused, (x,), expected, shape, dtypes.name_of(x.dtype), sample),
+        EAGER: lambda: torch(False),
+        COMPILED: lambda: torch(True),
+        "cupyx": lambda: lab.rival(functools.partial(cupyx, x), expected, int(x.nbytes), sample),
+        "device copy": lambda: lab.device_copy(x, _moved(operation, x)),
+    }
 
 
-def cases(lab: Lab, options: Options) -> Iterator[Case]:
+def _moved(operation: str, x: Any) -> int:
+    return int(x.nbytes) * (2 if operation == "softmax" else 1)
+
+
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every dtype, row length and operation."""
-    patience = Patience(options.compile_budget)
+    compile_budget = CompileBudget(options.compile_budget)
     for dtype in options.dtypes:
-        itemsize = dtypes.ITEMSIZE[dtype]
-        data = draw(lab, dtype, options.size // itemsize, options.seed)
+        data = draw(lab, dtype, options.bytes // dtypes.ITEMSIZE[dtype], options.seed)
         for columns in options.lengths:
             rows = max(1, data.size // columns)
             x = data[: rows * columns].reshape(rows, columns)
             for operation in ("softmax", "logsumexp"):
                 lab.release()
-                work = Rows(lab, operation, x, patience)
-                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, work.moved)
-                yield run(lab, case, work.factories(), ("gpu_evicted",), options.budget)
-                del work
+                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, _moved(operation, x))
+                yield run(lab, case, _factories(lab, operation, x, compile_budget), ("gpu_evicted",), options.budget)
         del data, x

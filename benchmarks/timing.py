@@ -1,18 +1,6 @@
-"""Time on the GPU and on the host: rivals in turn, and statistics of what they took.
+"""Time on the GPU and on the host: rivals in turn, order statistics of what they took.
 
-Figures that are taken of a call:
-
-- `gpu_evicted`: events around one call, with the L2 cache overwritten just before. What the call costs when its
-  arguments come from memory.
-- `gpu_back_to_back`: events around many calls in a row, per call. Arguments that fit are in the L2 cache. The calls are
-  all queued before the first one starts, so that the GPU never waits for the host: the figure to hold beside a graph's.
-- `host`: the host's clock around many calls that it does not wait for, per call.
-- `wall`: the host's clock around one call and the wait for its end, the third in a row.
-- `gpu_queued`: events around one call that was queued behind a kernel that holds the stream, so that the GPU need not
-  wait for the host. Of calls that take the host longer than the longest hold, gaps remain.
-- `wall_loop`: the host's clock around a few calls in a row and the wait for their end, per call.
-
-Single launches are also replayed as a CUDA graph (`gpu_graph`).
+The figures of a call are the methods of `Contest`; `report.FIGURES` says in words what each means.
 """
 
 from __future__ import annotations
@@ -26,8 +14,8 @@ from dataclasses import dataclass
 
 from .device import GRAPH_CALLS, Call, Device
 
-_REPLAYS = 5  # replays of a graph between two events
-_HOST_CALLS = 20  # calls between two drains of the queue: far fewer launches than it holds (about 1000)
+_REPLAYS = 5  # of a graph, between two events
+_HOST_CALLS = 20  # between two drains of the queue: far fewer launches than it holds (about 1000)
 
 
 @dataclass(frozen=True)
@@ -43,82 +31,68 @@ class Summary:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Order statistics of `samples`, of which there must be one at least; quartiles by linear interpolation."""
+    """Summarize one sample or more; quartiles by linear interpolation."""
     if not samples:
-        raise ValueError("samples: expected one at least, got none")
+        raise ValueError("samples: expected at least one, got none")
     quartiles = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
     return Summary(len(samples), statistics.median(samples), min(samples), max(samples), quartiles[0], quartiles[2])
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line, for a report."""
+    """Describe an error in one line, for a report."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= 240 else text[:237] + "..."
 
 
-def due(turn: int, turns: int, count: int) -> bool:
-    """Whether one with `count` samples takes part in this turn, so that its samples spread evenly over all `turns`."""
+def is_turn(turn: int, turns: int, count: int) -> bool:
+    """Tell whether a rival of `count` samples takes one in this turn, so that they spread evenly over `turns`."""
     return turn * count // turns != (turn + 1) * count // turns
 
 
-def bounded(wanted: float, low: int, high: int) -> int:
-    """`wanted` as a whole number between `low` and `high`."""
+def clamp(wanted: float, low: int, high: int) -> int:
+    """Round `wanted` down to a whole number between `low` and `high`."""
     return high if not math.isfinite(wanted) else max(low, min(high, int(wanted)))
-
-
-def _nothing() -> None:
-    pass
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call costs, roughly: GPU time (with gaps) and host time, in microseconds."""
+    """Estimated GPU time (with gaps) and host time of a call, in microseconds."""
 
     gpu: float
     host: float
 
+    @property
+    def longer(self) -> float:
+        return max(self.gpu, self.host)
+
 
 class Contest:
-    """Rivals that are measured in turn, so that a drift of the machine meets all of them alike.
+    """Rivals measured in turn, so that a drift of the machine meets all of them alike.
 
-    Parameters
-    ----------
-    device : Device
-    calls : mapping of str to callable
-        What to time, by the rival's name. Each is called a few times first.
-    budget : float
-        GPU seconds to spend on each rival for each figure; few and many repeats are kept within bounds.
-    before : mapping of str to callable, optional
-        What to do before each call, by the rival's name. It is not timed, and done for `evicted` and `wall` alone.
-
-    Attributes
-    ----------
-    failures : dict of str to str
-        Rivals that raised, with the error; they take part no more.
+    `budget` is in GPU seconds for each rival and figure; the number of repeats is kept within bounds. `before` runs
+    untimed before each call of `evicted` and `wall`. `failures` are the rivals that raised, which are measured no more.
     """
 
     def __init__(
         self, device: Device, calls: Mapping[str, Call], budget: float, before: Mapping[str, Call] | None = None
     ):
-        self._device = device
-        self._calls = dict(calls)
-        self._before = dict(before or {})
-        self._budget_us = budget * 1e6
+        self._device, self._calls, self._budget_us = device, dict(calls), budget * 1e6
+        self._before: dict[str, Call] = {**dict.fromkeys(calls, lambda: None), **(before or {})}
         self.failures: dict[str, str] = {}
         self._costs: dict[str, Cost] = {}
-        for name, call in self._calls.items():
+        for name in self._calls:
             try:
-                self._costs[name] = self._estimate(call, self._before.get(name, _nothing))
+                self._costs[name] = self._estimate(name)
             except Exception as error:
                 self.failures[name] = describe(error)
 
-    def _estimate(self, call: Call, before: Call) -> Cost:
-        for _ in range(3):
+    def _estimate(self, name: str, repeats: int = 3) -> Cost:
+        call, before = self._calls[name], self._before[name]
+        for _ in range(repeats):
             before()
             call()
         self._device.synchronize()
-        repeats = 3
         start = self._device.record()
         began = time.perf_counter()
         for _ in range(repeats):
@@ -128,138 +102,118 @@ class Contest:
         gpu = self._device.elapsed(start, self._device.record())
         return Cost(max(gpu / repeats, 0.1), host * 1e6 / repeats)
 
-    def _in_turn(self, counts: Mapping[str, int], sample: Callable[[str], float]) -> dict[str, Summary]:
-        """Take `counts[name]` samples of each rival, spread over the whole time and starting with another each turn."""
+    def _take(
+        self, sample: Callable[[str, Cost], float], cost: Callable[[Cost], float], low: int, high: int
+    ) -> dict[str, Summary]:
+        """Take `low` to `high` samples of a `cost` in microseconds, in turns that start with another rival each."""
+        running = {name: c for name, c in self._costs.items() if name not in self.failures}
+        counts = {name: clamp(self._budget_us / cost(c), low, high) for name, c in running.items()}
         samples: dict[str, list[float]] = {name: [] for name in counts}
-        names = list(counts)
-        turns = max(counts.values(), default=0)
+        names, turns = list(counts), max(counts.values(), default=0)
         for turn in range(turns):
             first = turn % len(names)
             for name in names[first:] + names[:first]:
-                if name in self.failures or not due(turn, turns, counts[name]):
+                if name in self.failures or not is_turn(turn, turns, counts[name]):
                     continue
                 try:
-                    samples[name].append(sample(name))
+                    samples[name].append(sample(name, running[name]))
                 except Exception as error:
                     self.failures[name] = describe(error)
-        return {name: summarize(taken) for name, taken in samples.items() if taken and name not in self.failures}
+        return {name: summarize(found) for name, found in samples.items() if found and name not in self.failures}
 
-    def _running(self) -> dict[str, Cost]:
-        return {name: cost for name, cost in self._costs.items() if name not in self.failures}
+    def _between_events(self, call: Call, calls: int) -> float:
+        start = self._device.record()
+        for _ in range(calls):
+            call()
+        return self._device.elapsed(start, self._device.record()) / calls
+
+    def _by_clock(self, call: Call, calls: int, wait: bool) -> float:
+        self._device.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        if wait:
+            self._device.synchronize()
+        spent = time.perf_counter() - began
+        if not wait:
+            self._device.synchronize()
+        return spent * 1e6 / calls
 
     def evicted(self) -> dict[str, Summary]:
-        """GPU time of single calls, each after the L2 cache was overwritten."""
-        device, costs = self._device, self._running()
+        """Measure GPU time of single calls, each after the L2 cache was overwritten."""
 
-        def sample(name: str) -> float:
-            call = self._calls[name]
+        def sample(name: str, cost: Cost) -> float:
             # The first call after a pause takes the host several times as long as one among many.
-            device.hold(4.0 * costs[name].host + 300.0)
-            self._before.get(name, _nothing)()
-            device.evict()
-            start = device.record()
-            call()
-            return device.elapsed(start, device.record())
+            self._device.hold(4.0 * cost.host + 300.0)
+            self._before[name]()
+            self._device.evict()
+            return self._between_events(self._calls[name], 1)
 
-        return self._in_turn({n: bounded(self._budget_us / (c.gpu + 100.0), 7, 50) for n, c in costs.items()}, sample)
+        return self._take(sample, lambda cost: cost.gpu + 100.0, 7, 50)
 
     def back_to_back(self) -> dict[str, Summary]:
-        """GPU time per call of many queued calls."""
-        device, costs = self._device, self._running()
-        calls = {name: bounded(20e3 / cost.gpu, 5, 50) for name, cost in costs.items()}
+        """Measure GPU time per call of many queued calls."""
 
-        def sample(name: str) -> float:
-            call, repeats = self._calls[name], range(calls[name])
-            device.hold(1.5 * costs[name].host * calls[name] + 50.0)
-            start = device.record()
-            for _ in repeats:
-                call()
-            return device.elapsed(start, device.record()) / calls[name]
+        def calls(cost: Cost) -> int:
+            return clamp(20e3 / cost.gpu, 5, 50)
 
-        counts = {name: bounded(self._budget_us / (cost.gpu * calls[name]), 5, 20) for name, cost in costs.items()}
-        return self._in_turn(counts, sample)
+        def sample(name: str, cost: Cost) -> float:
+            self._device.hold(1.5 * cost.host * calls(cost) + 50.0)
+            return self._between_events(self._calls[name], calls(cost))
+
+        return self._take(sample, lambda cost: cost.gpu * calls(cost), 5, 20)
+
+    def queued(self) -> dict[str, Summary]:
+        """Measure GPU time of single calls that are queued before their first kernel starts."""
+
+        def sample(name: str, cost: Cost) -> float:
+            self._device.hold(1.5 * cost.host + 300.0)
+            return self._between_events(self._calls[name], 1)
+
+        return self._take(sample, lambda cost: cost.longer + 100.0, 5, 30)
 
     def host(self) -> dict[str, Summary]:
-        """Host time per call of calls that nobody waits for."""
-        device, costs = self._device, self._running()
+        """Measure host time per call of calls that nobody waits for."""
 
-        def sample(name: str) -> float:
-            call = self._calls[name]
-            device.synchronize()
-            began = time.perf_counter()
-            for _ in range(_HOST_CALLS):
-                call()
-            spent = time.perf_counter() - began
-            device.synchronize()
-            return spent * 1e6 / _HOST_CALLS
+        def sample(name: str, cost: Cost) -> float:
+            return self._by_clock(self._calls[name], _HOST_CALLS, wait=False)
 
-        counts = {name: bounded(self._budget_us / (cost.gpu * _HOST_CALLS), 5, 20) for name, cost in costs.items()}
         gc.collect()
         gc.disable()
         try:
-            return self._in_turn(counts, sample)
+            return self._take(sample, lambda cost: cost.gpu * _HOST_CALLS, 5, 20)
         finally:
             gc.enable()
 
     def wall(self) -> dict[str, Summary]:
-        """Host time of single calls, each from an idle GPU to an idle GPU, after two that find caches cold."""
-        device, costs = self._device, self._running()
+        """Measure host time of single calls from an idle GPU to an idle GPU; the third in a row, its caches warm."""
 
-        def sample(name: str) -> float:
-            call = self._calls[name]
-            taken = 0.0
+        def sample(name: str, cost: Cost) -> float:
+            spent = 0.0
             for _ in range(3):
-                self._before.get(name, _nothing)()
-                device.synchronize()
-                began = time.perf_counter()
-                call()
-                device.synchronize()
-                taken = time.perf_counter() - began
-            return taken * 1e6
+                self._before[name]()
+                spent = self._by_clock(self._calls[name], 1, wait=True)
+            return spent
 
-        return self._in_turn({n: bounded(self._budget_us / (c.gpu + 100.0), 7, 50) for n, c in costs.items()}, sample)
-
-    def queued(self) -> dict[str, Summary]:
-        """GPU time of single calls that are queued before the first of their kernels starts."""
-        device, costs = self._device, self._running()
-
-        def sample(name: str) -> float:
-            device.hold(1.5 * costs[name].host + 300.0)
-            start = device.record()
-            self._calls[name]()
-            return device.elapsed(start, device.record())
-
-        counts = {n: bounded(self._budget_us / (max(c.gpu, c.host) + 100.0), 5, 30) for n, c in costs.items()}
-        return self._in_turn(counts, sample)
+        return self._take(sample, lambda cost: cost.gpu + 100.0, 7, 50)
 
     def wall_loop(self) -> dict[str, Summary]:
-        """Host time per call of a few calls in a row, from an idle GPU to an idle GPU."""
-        device = self._device
-        taken = {name: max(cost.gpu, cost.host) for name, cost in self._running().items()}
-        calls = {name: bounded(30e3 / t, 3, 20) for name, t in taken.items()}
+        """Measure host time per call of a few calls in a row, from an idle GPU to an idle GPU."""
 
-        def sample(name: str) -> float:
-            device.synchronize()
-            began = time.perf_counter()
-            for _ in range(calls[name]):
-                self._calls[name]()
-            device.synchronize()
-            return (time.perf_counter() - began) * 1e6 / calls[name]
+        def calls(cost: Cost) -> int:
+            return clamp(30e3 / cost.longer, 3, 20)
 
-        return self._in_turn(
-            {n: bounded(self._budget_us / (t * calls[n] + 100.0), 5, 20) for n, t in taken.items()}, sample
-        )
+        def sample(name: str, cost: Cost) -> float:
+            return self._by_clock(self._calls[name], calls(cost), wait=True)
+
+        return self._take(sample, lambda cost: cost.longer * calls(cost) + 100.0, 5, 20)
 
     def replayed(self, replays: Mapping[str, Call]) -> tuple[dict[str, Summary], dict[str, str]]:
-        """GPU time per call of replayed graphs, and the errors of those that failed; others stay in the contest."""
-        device = self._device
-        inner = Contest(device, replays, self._budget_us / 1e6)
+        """Measure GPU time per call of replayed graphs; also return the errors of those that failed."""
+        inner = Contest(self._device, replays, budget=0.0)
 
-        def sample(name: str) -> float:
-            device.hold(200.0)
-            start = device.record()
-            for _ in range(_REPLAYS):
-                replays[name]()
-            return device.elapsed(start, device.record()) / (_REPLAYS * GRAPH_CALLS)
+        def sample(name: str, cost: Cost) -> float:
+            self._device.hold(200.0)
+            return self._between_events(replays[name], _REPLAYS) / GRAPH_CALLS
 
-        return inner._in_turn(dict.fromkeys(inner._running(), 20), sample), inner.failures
+        return inner._take(sample, lambda cost: cost.gpu, 20, 20), inner.failures

@@ -6,33 +6,29 @@ left in training mode, gradients enabled.
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cupyfuse.heads
 
 from . import heads
-from .cases import Lab, Rival, run
+from . import options as types
 from .device import Call
+from .lab import AUTOTUNED, BOUND, COMPILED, EAGER, Lab, Rival, run
 from .report import Case
+from .verdicts import Requirement
 
-MODELS = Path(__file__).resolve().parent.parent / "examples" / "kernel_benchmark"
 NAMES = ("head_logsumexp", "head_sum", "head_softmax")
 SMALL = (64, 256)  # of the chain of one launch
-
 FUSED = "cupyfuse.torch.fuse"
-BOUND, EAGER, COMPILED, AUTOTUNED = heads.BOUND, heads.EAGER, heads.COMPILED, heads.AUTOTUNED
+DEFAULTS = heads.DEFAULTS
 
-FORWARD = "Forward"
-CHANGED = "Forward after a change of the weight"
-INFERENCE = "Inference"
-BACKWARD = "Forward and backward"
-LAUNCH = "One launch"
+FORWARD, CHANGED, INFERENCE = "Forward", "Forward after a change of the weight", "Inference"
+BACKWARD, LAUNCH = "Forward and backward", "One launch"
+NO_GRAD, WITH_GRAD = "no_grad", "with gradients"
 FIGURES = {
     FORWARD: ("gpu_evicted", "gpu_back_to_back", "wall", "host"),
     CHANGED: ("gpu_evicted", "wall"),
@@ -40,59 +36,60 @@ FIGURES = {
     BACKWARD: ("gpu_evicted", "wall"),
     LAUNCH: ("gpu_evicted", "wall", "host"),
 }
-NO_GRAD, WITH_GRAD = "no_grad", "with gradients"
+
+# What float32 at the default shape must show.
+_ALL, _TWO = (EAGER, COMPILED, AUTOTUNED), (EAGER, COMPILED)
+_OTHERS = ("head_logsumexp", "head_softmax")
+REQUIREMENTS = (
+    Requirement("gpu_evicted", (FUSED,), 1.03, (BOUND,), group=FORWARD, names=NAMES),
+    Requirement("gpu_evicted", (FUSED,), 200.0, _ALL, True, FORWARD, ("head_sum",)),
+    Requirement("gpu_evicted", (FUSED,), 3.3 / 1.03, _ALL, True, FORWARD, _OTHERS),
+    Requirement("wall", (FUSED,), 80.0, _ALL, True, FORWARD, ("head_sum",)),
+    Requirement("gpu_evicted", (FUSED,), 30.0, _TWO, True, CHANGED, ("head_sum",)),
+    Requirement("gpu_evicted", (FUSED,), 2.0, _TWO, True, BACKWARD),
+    Requirement("error", (FUSED,), 1.0, (EAGER,), group=FORWARD),
+    Requirement("error", (FUSED,), 1.0, (EAGER,), group=BACKWARD),
+    Requirement("host", (FUSED,), 20.0, group=LAUNCH),
+)
 
 
-@dataclass(frozen=True)
-class Options(heads.Options):
-    """What to run: `shape` is (B, K, N)."""
-
-    max_autotune: bool = True
-
-
-def load(name: str, shape: tuple[int, int, int]) -> Any:
-    """The module of a kernel benchmark, for a shape (B, K, N)."""
-    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.batch_size, module.in_features, module.out_features = shape
-    return module
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", type=types.shape, default=heads.SHAPE, metavar="BxKxN", help="1024x8192x8192")
+    parser.add_argument("--dtype", choices=types.DTYPES, default="float32")
+    parser.add_argument("--heads", type=types.names(NAMES), default=NAMES, metavar="NAME,...")
+    parser.add_argument(
+        "--no-max-autotune",
+        dest="max_autotune",
+        action="store_false",
+        help="leave torch.compile in this mode out (it takes minutes)",
+    )
 
 
 def fused(module: Any, **options: Any) -> Any:
-    """`cupyfuse.torch.fuse(module)`; calls of it are to leave nothing to PyTorch, which `whole` looks at."""
+    """Return `cupyfuse.torch.fuse(module)`; `require_whole` checks that its calls leave nothing to PyTorch."""
     from cupyfuse.torch import fuse
 
     return fuse(module, **options)
 
 
-def whole(module: Any) -> None:
+def require_whole(module: Any) -> None:
     """Raise unless all that a fused module has run so far went through cupyfuse."""
-    told = module.explain()
-    left = [part for part in told.left if part.operations != ("add_",)]  # the counter of batches
-    if left or not told.fused:
+    found = module.explain()
+    left = [part for part in found.left if part.operations != ("add_",)]  # the counter of batches
+    if left or not found.fused:
         reasons = "; ".join(f"{', '.join(part.operations)}: {part.reason}" for part in left)
         raise RuntimeError(f"not all of the module is fused: {reasons or 'nothing is'}")
 
 
 class Head:
-    """One head: its parameters, and how each rival runs it.
+    """One head: its parameters, and how each rival runs it."""
 
-    Parameters
-    ----------
-    lab : Lab
-    name : str
-        Of the head.
-    options : Options
-    """
-
-    def __init__(self, lab: Lab, name: str, options: Options):
+    def __init__(self, lab: Lab, name: str, options: argparse.Namespace):
         self._lab, self._name, self._options = lab, name, options
         self._torch = lab.need_torch()
         torch = self._torch.torch
-        source = load(name, options.shape)
-        place, dtype = self._torch.place(), getattr(torch, options.dtype)
+        source = self._torch.load(name, options.shape)
+        place, dtype = self._torch.device_type(), getattr(torch, options.dtype)
         torch.manual_seed(options.seed)
         self._module = source.Model(*source.get_init_inputs()).to(place, dtype)
         self._x = source.get_inputs()[0].to(place, dtype)
@@ -109,39 +106,41 @@ class Head:
             self._cotangent = torch.randn(out.shape, device=place).to(dtype)
             (out * self._cotangent.double()).sum().backward()
         self._expected = [out.detach(), *(b.double() for b in exact.buffers())]
-        self._gradients = {n: p.grad for n, p in exact.named_parameters() if n in self._differentiable()}
-        self._bytes = out.numel() * self._x.element_size()
-
-    def _differentiable(self) -> list[str]:
-        """Parameters with gradients; of a bias before BatchNorm in training it is zero, and what is computed noise."""
-        return [n for n in self._parameters if not (self._initial and n == "gemm.bias")]
+        # The gradient of a bias before BatchNorm in training is zero, and what is computed noise.
+        self._gradients = {n: p.grad for n, p in exact.named_parameters() if not (self._initial and n == "gemm.bias")}
+        self._size = out.numel() * self._x.element_size()
 
     def cases(self) -> Iterator[Case]:
         """Run the head in every way."""
         torch = self._torch.torch
-        for group, makers, graded in (
-            (FORWARD, self._forward(), True),
-            (CHANGED, self._changed(), True),
-            (BACKWARD, self._backward(), True),
-            (INFERENCE, self._inference(), False),
+        autotuned = (AUTOTUNED,) if self._options.max_autotune else ()
+        for group, make, more in (
+            (FORWARD, self._forward, autotuned),
+            (CHANGED, self._changed, ()),
+            (BACKWARD, self._differentiated, ()),
+            (INFERENCE, self._forward, ()),
         ):
+            training = group != INFERENCE
             for module in (self._module, self._fused):
-                module.train(group != INFERENCE)
+                module.train(training)
+            factories = {rival: functools.partial(make, rival) for rival in (FUSED, EAGER, COMPILED, *more)}
+            if make == self._forward:
+                factories = {BOUND: functools.partial(self._bound, training), **factories}
             case = Case(group, self._name, self._options.shape, self._options.dtype)
-            with torch.set_grad_enabled(graded):
-                run(self._lab, case, makers, FIGURES[group], self._options.budget)
+            with torch.set_grad_enabled(training):
+                run(self._lab, case, factories, FIGURES[group], self._options.budget)
                 if group in (FORWARD, BACKWARD):
-                    case.facts.update(self._facts(group))
+                    case.facts.update(self._memory(group == BACKWARD))
             yield case
 
     # The rivals
     def _callable(self, rival: str) -> Callable[..., Any]:
-        """The module as a rival calls it; compiled ones are kept from case to case."""
+        """Return the module as a rival calls it; compiled ones are kept from case to case."""
         if rival in (FUSED, EAGER):
             return self._fused if rival == FUSED else self._module
         if rival not in self._compiled:
             mode = "max-autotune" if rival == AUTOTUNED else "default"
-            self._compiled[rival] = self._lab.need_compiler().compiled(self._module, mode)
+            self._compiled[rival] = self._lab.need_torch(compiling=True).compile_static(self._module, mode)
         return self._compiled[rival]
 
     def _reset(self) -> None:
@@ -149,46 +148,27 @@ class Head:
             for buffer, initial in zip(self._module.buffers(), self._initial, strict=True):
                 buffer.copy_(initial)
 
-    def _rivals(self, make: Callable[[str], Rival], *names: str) -> dict[str, Callable[[], Rival]]:
-        return {name: functools.partial(make, name) for name in (FUSED, EAGER, COMPILED, *names)}
-
-    def _forward(self) -> dict[str, Callable[[], Rival]]:
-        more = (AUTOTUNED,) if self._options.max_autotune else ()
-        return {BOUND: functools.partial(self._bound, True), **self._rivals(self._called, *more)}
-
-    def _inference(self) -> dict[str, Callable[[], Rival]]:
-        return {BOUND: functools.partial(self._bound, False), **self._rivals(self._inferring)}
-
-    def _changed(self) -> dict[str, Callable[[], Rival]]:
-        return self._rivals(self._changing)
-
-    def _backward(self) -> dict[str, Callable[[], Rival]]:
-        return self._rivals(self._differentiating)
-
     def _results(self, rival: str, call: Call) -> list[Any]:
-        """What a call gives, and what it leaves in the running statistics, as float64 tensors."""
+        """Call once; return the result and, in training, the running statistics, as float64 tensors."""
         self._reset()
-        self._torch.poison(self._bytes)
+        self._torch.poison(self._size)
         found = [call().detach().double()]
         found += [b.double() for b in self._module.buffers()] if self._module.training else []
         if rival == FUSED:
-            whole(self._fused)
+            require_whole(self._fused)
         return found
 
-    def _called(self, rival: str) -> Rival:
+    def _forward(self, rival: str) -> Rival:
         call = functools.partial(self._callable(rival), self._x)
-        return Rival(call, [functools.partial(self._results, rival, call)] * 2, self._expected)
+        expected = self._expected if self._module.training else self._inferred
+        return Rival(call, [functools.partial(self._results, rival, call)] * 2, expected)
 
-    def _inferring(self, rival: str) -> Rival:
-        call = functools.partial(self._callable(rival), self._x)
-        return Rival(call, [functools.partial(self._results, rival, call)] * 2, self._inferred)
-
-    def _changing(self, rival: str) -> Rival:
+    def _changed(self, rival: str) -> Rival:
         call = functools.partial(self._callable(rival), self._x)
         torch = self._torch.torch
 
         def attempt() -> list[Any]:
-            """Twice the weight, and back: what was prepared from the first must not be used for the second."""
+            """Double the weight and halve it: what was folded from the first must not be used for the second."""
             with torch.no_grad():
                 self._weight.mul_(2)
             call()
@@ -202,103 +182,80 @@ class Head:
 
         return Rival(call, [attempt], self._expected, before=before)
 
-    def _differentiating(self, rival: str) -> Rival:
-        called, parameters = self._callable(rival), list(self._parameters.values())
-
-        def forget() -> None:
-            for parameter in parameters:
-                parameter.grad = None
+    def _differentiated(self, rival: str) -> Rival:
+        called = self._callable(rival)
 
         def call() -> None:
-            forget()
+            self._drop_gradients()
             called(self._x).sum().backward()
 
         def attempt() -> list[Any]:
-            forget()
-            self._torch.poison(self._bytes)
+            self._drop_gradients()
+            self._torch.poison(self._size)
             (called(self._x) * self._cotangent).sum().backward()
             return [self._parameters[name].grad.double() for name in self._gradients]
 
         return Rival(call, [attempt], list(self._gradients.values()))
 
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+
     def _bound(self, training: bool) -> Rival:
-        """cupyfuse's own function on the same memory, with its weights bound."""
-        lab, head = self._lab, cupyfuse.heads.find(self._name)
+        """Return cupyfuse's own function on the same memory, with its weights bound."""
+        lab = self._lab
         self._reset()
         tensors = {**self._parameters, **dict(self._module.named_buffers())}
-        linear = "gemm" if self._initial else "linear"
-        called = {"weight": f"{linear}.weight", "bias": f"{linear}.bias", "gamma": "bn.weight", "beta": "bn.bias"}
-        called |= {"running_mean": "bn.running_mean", "running_var": "bn.running_var", "scale": "scale"}
-        arguments = {
-            name: self._torch.array(self._x if name == "x" else tensors[called[name]], lab.cupy)
-            for name in cupyfuse.heads.input_shapes(head)
-        }
+        shared = {"x": self._x} | {a: tensors[p] for a, p in self._torch.parameter_names(self._name).items()}
+        arguments = {name: self._torch.as_array(tensor, lab.cupy) for name, tensor in shared.items()}
         product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
-        batch_norm = training and bool(self._initial)
-        return heads.Head(lab, head, batch_norm, arguments, product).factories(False)[BOUND]()
+        head = cupyfuse.heads.find(self._name)
+        return heads.Head(lab, head, training and bool(self._initial), arguments, product).bound()
 
-    # Memory
-    def _facts(self, group: str) -> dict[str, float]:
-        """What a call of our module and of the plain one takes of the GPU's memory; nothing without a GPU."""
+    def _memory(self, backward: bool) -> dict[str, float]:
+        """Measure GPU memory of a call of the fused module and of the plain one; empty without a GPU."""
         facts = {}
         for rival, module in ((FUSED, self._fused), (EAGER, self._module)):
-            for parameter in self._parameters.values():
-                parameter.grad = None
-            taken = self._torch.memory(functools.partial(module, self._x), group == BACKWARD)
-            facts |= {f"{what}, {rival}": value for what, value in taken.items()}
+            self._drop_gradients()
+            found = self._torch.measure_memory(functools.partial(module, self._x), backward)
+            facts |= {f"{what}, {rival}": value for what, value in found.items()}
         return facts
 
 
-class Launch:
-    """A chain of one launch: `torch.nn.Softmax` on a small matrix.
+def _launch_factories(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callable[[], Rival]]:
+    """Return the rivals of a chain of one launch: `torch.nn.Softmax` on a small matrix."""
+    rivals = lab.need_torch()
+    torch = rivals.torch
+    module = torch.nn.Softmax(dim=1)
+    torch.manual_seed(0)
+    x = torch.randn(SMALL).to(rivals.device_type(), getattr(torch, dtype)).requires_grad_(with_grad)
+    expected = [torch.softmax(x.detach().double(), 1)]
 
-    Parameters
-    ----------
-    lab : Lab
-    dtype : str
-    with_grad : bool
-        Whether the input wants a gradient.
-    """
+    def rival(called: Callable[..., Any]) -> Rival:
+        return Rival(functools.partial(called, x), [lambda: [called(x).detach().double()]], expected)
 
-    def __init__(self, lab: Lab, dtype: str, with_grad: bool):
-        self._torch = lab.need_torch()
-        torch = self._torch.torch
-        self._lab = lab
-        self._module = torch.nn.Softmax(dim=1)
-        torch.manual_seed(0)
-        self._x = torch.randn(SMALL).to(self._torch.place(), getattr(torch, dtype)).requires_grad_(with_grad)
-        self._expected = [torch.softmax(self._x.detach().double(), 1)]
+    def ours() -> Rival:
+        called = fused(module, only_gains=False)  # so small a matrix gains nothing: the host's cost is measured
+        called(x)
+        require_whole(called)
+        return rival(called)
 
-    def rivals(self) -> dict[str, Callable[[], Rival]]:
-        return {
-            # So small a matrix gains nothing: what is measured is what a call costs the host.
-            FUSED: lambda: self._rival(fused(self._module, only_gains=False), True),
-            EAGER: lambda: self._rival(self._module),
-            COMPILED: lambda: self._rival(self._lab.need_compiler().compiled(self._module)),
-        }
-
-    def _rival(self, called: Callable[..., Any], ours: bool = False) -> Rival:
-        call = functools.partial(called, self._x)
-
-        def attempt() -> list[Any]:
-            found = [call().detach().double()]
-            if ours:
-                whole(called)
-            return found
-
-        return Rival(call, [attempt], self._expected)
+    return {
+        FUSED: ours,
+        EAGER: lambda: rival(module),
+        COMPILED: lambda: rival(lab.need_torch(compiling=True).compile_static(module)),
+    }
 
 
-def cases(lab: Lab, options: Options, names: Sequence[str] = NAMES) -> Iterator[Case]:
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the heads, then the chain of one launch."""
     torch = lab.need_torch().torch
-    for name in names:
+    for name in options.heads:
         lab.release()
         yield from Head(lab, name, options).cases()
     for name in (NO_GRAD, WITH_GRAD):
         lab.release()
         case = Case(LAUNCH, f"softmax, {name}", SMALL, options.dtype)
-        makers = Launch(lab, options.dtype, name == WITH_GRAD).rivals()
         with torch.set_grad_enabled(name == WITH_GRAD):
-            run(lab, case, makers, FIGURES[LAUNCH], options.budget)
+            run(lab, case, _launch_factories(lab, options.dtype, name == WITH_GRAD), FIGURES[LAUNCH], options.budget)
         yield case

@@ -1,4 +1,4 @@
-"""What GPUs can do at best, by their vendors' datasheets: the floor that plans quote."""
+"""Peak rates of GPUs, from vendors' datasheets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Device:
-    """Peak rates of one GPU: memory bandwidth in bytes/s, arithmetic in FLOP/s (dense, no sparsity).
+    """Peak rates of one GPU.
 
-    `simt` are the float32 units, `simt64` the float64 units, `tf32` and `half` the tensor cores; `processors` are its
-    multiprocessors. `split` is the rate measured for large products of hi/lo splits, all three products counted; 0
-    where this library has no kernel for them.
+    Attributes
+    ----------
+    name : str
+    bandwidth : of memory, bytes/s
+    simt, simt64 : float32 and float64 arithmetic, FLOP/s
+    tf32, half : tensor cores without sparsity, FLOP/s
+    processors : number of multiprocessors
+    split : measured FLOP/s of large hi/lo split products, all three products counted; 0 without a kernel for them
     """
 
     name: str
@@ -40,12 +45,12 @@ DEFAULT = "H200"
 
 
 def find(name: str) -> Device:
-    """The device whose name occurs in `name`, as the driver reports it ('NVIDIA H200').
+    """Find a device by the name that the driver reports, such as 'NVIDIA H200'.
 
     Raises
     ------
     ValueError
-        No device of the table is named there.
+        The device is not in the table.
     """
     for key, device in DEVICES.items():
         if _mentions(key, name):
@@ -54,10 +59,10 @@ def find(name: str) -> Device:
 
 
 def is_known(name: str) -> bool:
-    """Whether `find` would find a device."""
+    """Whether `find` finds a device."""
     return any(_mentions(key, name) for key in DEVICES)
 
 
 def _mentions(key: str, name: str) -> bool:
-    """Whether a device's name stands as words of its own: an RTX A1000 is no A100."""
+    """Whether a reported name contains a device's as whole words: an RTX A1000 is not an A100."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![0-9])", name, re.IGNORECASE) is not None

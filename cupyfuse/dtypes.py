@@ -1,7 +1,6 @@
-"""The element types that graphs know, as plain strings, and how they promote.
+"""Element types of graphs, as plain strings, and their promotion.
 
-Planning never touches an array, so it needs neither NumPy's nor anybody's dtype objects: a dtype is one of the names
-below. `to_numpy` and `name_of` translate at the doors.
+Planning touches no array and needs no library's dtype objects; `to_numpy` and `name_of` convert at the frontends.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ ITEMSIZE = {"bool": 1, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "f
 
 
 def to_numpy(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of that name; bfloat16 comes from the ml_dtypes package."""
+    """Convert to a NumPy dtype; bfloat16 needs the package ml_dtypes."""
     if name == "bfloat16":
         try:
             import ml_dtypes
@@ -31,12 +30,12 @@ def to_numpy(name: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def name_of(dtype: Any) -> str:
-    """The name of a dtype given as a NumPy dtype, a scalar type or a string.
+    """Convert a NumPy dtype, a scalar type or a string to a name.
 
     Raises
     ------
     TypeError
-        The dtype is none that cupyfuse computes with.
+        The dtype is not supported.
     """
     name = dtype if isinstance(dtype, str) and dtype in NAMES else np.dtype(dtype).name
     if name not in NAMES:
@@ -52,7 +51,7 @@ def is_float(name: str) -> bool:
 
 
 def compute(name: str) -> str:
-    """The type in which values of `name` are held between a load and a store: 16-bit floats are widened."""
+    """The dtype in which values are held in registers: float32 for 16-bit floats."""
     return "float32" if name in ("float16", "bfloat16") else name
 
 
@@ -76,7 +75,7 @@ def _promote_two(a: str, b: str) -> str:
 
 
 def promote_weak(strong: list[str], scalars: list[Any]) -> str:
-    """Promotion of array dtypes with Python scalars, which are weak (NEP 50)."""
+    """Promote array dtypes with Python scalars, which are weak (NEP 50)."""
     base = promote(*strong) if strong else None
     kinds = {"b" if isinstance(s, bool) else "i" if isinstance(s, int) else "f" for s in scalars}
     if "f" in kinds:
@@ -87,7 +86,7 @@ def promote_weak(strong: list[str], scalars: list[Any]) -> str:
 
 
 def as_float(name: str, operation: str) -> str:
-    """The float dtype in which an operation such as exp works: NumPy takes integers to float64, bool to float16."""
+    """The dtype in which a float operation such as exp computes; integers become float64, bool is refused."""
     if is_float(name):
         return name
     if name == "int64":

@@ -1,22 +1,19 @@
-"""The exceptions that cupyfuse raises beside Python's own."""
+"""Exceptions of cupyfuse."""
 
 from __future__ import annotations
 
 
 class TraceError(TypeError):
-    """A fused function did something that cannot become part of a fused chain.
-
-    The message names the operation and the line of the user's function.
-    """
+    """An operation of a fused function cannot be traced; the message names it and the line of the user's code."""
 
 
 class TraceAttributeError(TraceError, AttributeError):
-    """An attribute of arrays that traced arrays do not have; `hasattr` says so."""
+    """Traced arrays lack this array attribute; `hasattr` is False for it."""
 
 
 class EngineError(RuntimeError):
-    """The engine could not compile, load or launch what the plan asks for."""
+    """The engine failed to compile, load or launch a kernel."""
 
 
 class NotDifferentiable(TypeError):
-    """A gradient was asked for through an operator that has no derivative here; the message names it."""
+    """A gradient needs the derivative of an operator that has none here; the message names it."""

@@ -1,4 +1,4 @@
-"""What a plan is made for: the precision of products, the GPU, the memory that a call may take."""
+"""Settings of plans: precision of products, GPU, memory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ DEFAULT_WORKSPACE = 256 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """Choices that shape a plan beside the function and its arguments.
+    """The settings that a plan depends on beside the function and its arguments.
 
     Attributes
     ----------
     precision : str
         One of `PRECISIONS`.
     device : Device or None
-        The GPU that it is for; None where products are computed by NumPy, or by a GPU that nothing is known of.
+        The target GPU; None for NumPy and for GPUs without an entry in `devices`.
     max_workspace : int
-        Bytes that what has a row for each row of the results may take, where it can be computed in blocks of rows.
+        Bytes of intermediate values beyond which a plan runs in blocks of rows, where it can.
     keep_halves : bool
-        Whether `bind` keeps the fp16 halves of bound operands.
+        Whether `bind` keeps the hi/lo splits of bound operands.
     """
 
     precision: str = "highest"
@@ -60,15 +60,14 @@ def precision(value: str) -> Iterator[None]:
     ----------
     value : {"highest", "high", "medium", "ieee", "tf32"}
         "highest" (the default) is never less accurate than cuBLAS's float32 product, and several times faster where
-        tensor cores can compute it from fp16 halves. "high" may lose a few bits against that, and errs at most a
-        twentieth as much as TF32. "medium" rounds operands to bfloat16 (7 bits). "ieee" is cuBLAS's float32 product
-        itself, and "tf32" rounds operands to TF32 (10 bits). Sums are kept in float32 throughout. Other dtypes are not
-        affected.
+        tensor cores compute it from hi/lo splits of the operands. "high" may lose a few bits; its error is at most a
+        twentieth of TF32's. "medium" rounds operands to bfloat16 (7 bits), "tf32" to TF32 (10 bits). "ieee" is cuBLAS's
+        float32 product. All accumulate in float32. Other dtypes are not affected.
 
     Raises
     ------
     ValueError
-        The name is not one of these.
+        Any other value.
     """
     token = _current.set(check_precision(value))
     try:
@@ -87,7 +86,7 @@ def check_prepared(value: int | None) -> int | None:
     if value is None:
         return None
     if _bytes("max_prepared", value) < 0:
-        raise ValueError(f"max_prepared: expected a number of bytes from 0 on, got {value}; 0 keeps nothing")
+        raise ValueError(f"max_prepared: expected a non-negative number of bytes, got {value}; 0 keeps nothing")
     return operator.index(value)
 
 

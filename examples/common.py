@@ -1,4 +1,4 @@
-"""What the example scripts share: which array library to use, a check against float64, a stopwatch."""
+"""Helpers of the example scripts: the array library, a check against float64, a timer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL = (1024, 8192, 8192)
 
 
 def array_module() -> Any:
-    """CuPy where there is a GPU, else NumPy."""
+    """Return CuPy if there is a GPU, else NumPy."""
     try:
         import cupy
     except ImportError:
@@ -24,7 +24,7 @@ def array_module() -> Any:
 
 
 def shape_from_command_line(description: str | None) -> tuple[int, int, int]:
-    """Rows, in_features and out_features: small ones, or with --full those of the benchmarks."""
+    """Parse the command line: rows, in_features and out_features, those of the benchmarks with --full."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help=f"run at {FULL} instead of {SMALL}")
     return FULL if parser.parse_args().full else SMALL
@@ -35,10 +35,7 @@ def in_float64(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def check(fused: Any, unfused: Any, exact: Any) -> None:
-    """Fail where fused work is further from float64 than unfused work is, beyond a few roundings.
-
-    Those are allowed since sums are taken in another order.
-    """
+    """Exit if the fused result is less accurate than the unfused one, beyond 8 roundings for the order of sums."""
     errors = [float(abs(result.astype(np.float64) - exact).max()) for result in (fused, unfused)]
     roundings = 8 * float(np.finfo(fused.dtype).eps) / 2 * float(abs(exact).max())
     print(f"largest error against float64: {errors[0]:.2g} fused, {errors[1]:.2g} unfused")
@@ -47,21 +44,21 @@ def check(fused: Any, unfused: Any, exact: Any) -> None:
 
 
 def compare(fused: Callable[[], Any], unfused: Callable[[], Any], xp: Any) -> None:
-    """Print the median time of both, taken in turn."""
+    """Print the median time of both, measured in turn."""
     times: list[list[float]] = [[], []]
     for _ in range(5):
-        for function, taken in zip((fused, unfused), times, strict=True):
+        for function, seconds in zip((fused, unfused), times, strict=True):
             _wait(xp)
-            begun = time.perf_counter()
+            start = time.perf_counter()
             function()
             _wait(xp)
-            taken.append(time.perf_counter() - begun)
-    a, b = (statistics.median(taken) * 1e3 for taken in times)
+            seconds.append(time.perf_counter() - start)
+    a, b = (statistics.median(seconds) * 1e3 for seconds in times)
     place = "the CPU" if xp is np else "the GPU"
-    print(f"time of a call on {place}: {a:.3g} ms fused, {b:.3g} ms unfused, {b / a:.2f} times as long")
+    print(f"time of a call on {place}: {a:.3g} ms fused, {b:.3g} ms unfused: {b / a:.2f} times faster")
 
 
 def _wait(xp: Any) -> None:
-    # A launch returns before the GPU has done the work.
+    # Launches are asynchronous.
     if xp is not np:
         xp.cuda.get_current_stream().synchronize()

@@ -1,6 +1,6 @@
-"""Arrays of other libraries: whatever speaks DLPack goes in without a copy, and its own kind comes out.
+"""Arrays of other libraries: DLPack arrays go in without a copy, and results are arrays of the same library.
 
-`Tensor` below is all that a library needs to have. PyTorch's tensors have it too: they follow where torch is installed.
+`Tensor` below has all that a library needs. PyTorch's tensors follow, if torch is installed.
 
     python examples/dlpack.py
 """
@@ -17,7 +17,7 @@ import cupyfuse as cf
 
 
 class Tensor:
-    """An array of a library of our own: a name around memory that some other library holds."""
+    """An array of another library, around the memory of a NumPy or CuPy array."""
 
     def __init__(self, data: Any):
         self._data = data
@@ -28,7 +28,7 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]:
         return self._data.__dlpack_device__()
 
-    # Through its namespace the results are made tensors of the same library again.
+    # Results are converted by the namespace's from_dlpack.
     def __array_namespace__(self, api_version: str | None = None) -> Any:
         return types.SimpleNamespace(from_dlpack=lambda array: Tensor(array_module().from_dlpack(array)))
 
@@ -54,7 +54,7 @@ def main() -> None:
     try:
         import torch
     except ImportError:
-        print("PyTorch is not installed; its tensors would go the same way")
+        print("PyTorch is not installed; its tensors work the same way")
         return
     device = "cuda" if xp is not np and torch.cuda.is_available() else "cpu"
     out = probabilities(torch.zeros((2, 3), device=device), torch.ones((2, 3), device=device))

@@ -1,7 +1,7 @@
 """Linear -> logsumexp -> LeakyReLU twice -> GELU twice: one read of the matrix product's result.
 
-Unfused, bias, logsumexp and each activation are launches of their own. Fused, all of them are one: the bias is added
-while a row is read, maximum and sum are taken in the same pass, and the activations work on the row's one result.
+Unfused, bias, logsumexp and each activation are separate launches. Fused they are one: it adds the bias as it reads a
+row, computes maximum and sum in one pass, and applies the activations to the row's result.
 
     python examples/head_logsumexp.py [--full]
 """

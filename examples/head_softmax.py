@@ -1,7 +1,7 @@
 """Linear -> BatchNorm -> scale -> softmax, in inference and in training.
 
-In inference bias, normalisation and scale fold into one multiply-add a column, inside the softmax's launch. In training
-the batch's statistics come first, in one pass over the product, and the running statistics are updated in place.
+In inference bias, normalisation and scale fold into one multiply-add for each column, within the softmax's launch. In
+training one pass over the product computes the batch's statistics, and the running statistics are updated in place.
 
     python examples/head_softmax.py [--full]
 """
@@ -28,7 +28,7 @@ def main() -> None:
     print("\ntraining\n========")
     print(head_softmax.plan(**inputs, training=True))
     print()
-    # Each of the three runs updates running statistics of its own.
+    # Each of the three runs updates its own running statistics.
     exact, unfused = in_float64(inputs), {name: array.copy() for name, array in inputs.items()}
     check(
         head_softmax(**inputs, training=True),

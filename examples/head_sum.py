@@ -1,7 +1,7 @@
 """Linear -> sum -> max -> mean -> logsumexp -> logsumexp: a head that needs no matrix product.
 
-The sum of a linear map over its outputs is one product with a vector, the column sums of the weight. After it a row
-has one element, and the other four reductions are the identity. With bound weights the column sums are taken once.
+The sum of a linear map over its outputs is a product with a vector, the column sums of the weight. The other four
+reductions then see one element, and are the identity. With bound weights the column sums are computed once.
 
     python examples/head_sum.py [--full]
 """
@@ -25,7 +25,7 @@ def main() -> None:
     check(serve(x), head_sum.__wrapped__(**inputs), exact)
     compare(lambda: serve(x), lambda: head_sum.__wrapped__(**inputs), xp)
 
-    # An infinity still means what it means unfused: such rows are evaluated as written.
+    # Rows with infinities are evaluated as written.
     x[0, 0] = xp.inf
     fused, unfused = float(serve(x)[0, 0]), float(head_sum.__wrapped__(**inputs)[0, 0])
     print(f"a row with an infinity: {fused} fused, {unfused} unfused")

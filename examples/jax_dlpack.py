@@ -1,6 +1,6 @@
 """JAX arrays by DLPack: they go in without a copy, and JAX arrays come out.
 
-Functions run at once, outside of `jax.jit` and `jax.grad`: cupyfuse wants arrays that hold data, not tracers.
+Call fused functions outside of `jax.jit` and `jax.grad`: they take arrays with data, not JAX's tracers.
 
     python examples/jax_dlpack.py
 """
@@ -23,7 +23,7 @@ def main() -> None:
         import jax
         from jax import numpy as jnp
     except ImportError:
-        print("JAX is not installed: there is nothing to show. `pip install jax`, then run this again.")
+        print("JAX is not installed. `pip install jax`, then run this again.")
         return
     keys = jax.random.split(jax.random.key(0), 3)
     x, weight, bias = (jax.random.normal(k, s) for k, s in zip(keys, ((64, 96), (80, 96), (80,)), strict=True))
@@ -38,8 +38,8 @@ def main() -> None:
     expected = jax.nn.gelu(jax.nn.logsumexp(y, axis=1, keepdims=True), approximate=False), jax.nn.softmax(y, axis=1)
     doubles = [np.asarray(a, np.float64) for a in (x, weight, bias)]
     exact = head.__wrapped__(*doubles)
-    # Products are summed in another order: that may move y by a few roundings of |x| |weight|ᵀ + |bias|, and the
-    # results, which have slopes of about one at most, by as much.
+    # Summing in another order moves y by a few roundings of |x| |weight|ᵀ + |bias|, and the results, whose slopes are
+    # at most about one, by as much.
     sizes = [abs(a) for a in doubles]
     roundings = 4 * 2.0**-24 * (sizes[0] @ sizes[1].T + sizes[2]).max()
     for name, ours, theirs, right in zip(("gelu of logsumexp", "softmax"), found, expected, exact, strict=True):
@@ -50,9 +50,9 @@ def main() -> None:
         if not errors[0] <= errors[1] + roundings:
             raise SystemExit(f"{name} is less accurate than JAX's own")
 
-    # What came out is an ordinary array: JAX goes on with it, and single functions take such arrays too.
-    again = cf.log_softmax(jnp.log(found[1]), axis=1)
-    print("log_softmax of log(softmax):", type(again).__name__, bool(jnp.allclose(jnp.exp(again), found[1], atol=1e-6)))
+    # The results are ordinary JAX arrays, and single functions take such arrays too.
+    logs = cf.log_softmax(jnp.log(found[1]), axis=1)
+    print("log_softmax of log(softmax):", type(logs).__name__, bool(jnp.allclose(jnp.exp(logs), found[1], atol=1e-6)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A function that was written for NumPy, and knows nothing of cupyfuse, fused as it is.
+"""Fuse a function that was written for NumPy, unchanged.
 
 python examples/plain_numpy.py
 """
@@ -12,7 +12,7 @@ import cupyfuse as cf
 
 
 def classify(x, gain, weight, bias):
-    """Class probabilities of each row and their entropy, after a root-mean-square normalisation."""
+    """Return class probabilities of each row and their entropy, after RMS normalisation."""
     x = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + 1e-6) * gain
     logits = x @ weight.T + bias
     logits -= logits.max(axis=1, keepdims=True)
@@ -39,7 +39,7 @@ def main() -> None:
     print()
 
     exact = classify(*(a.astype("float64") for a in given))
-    # NumPy's functions take CuPy's arrays as well, so the plain function runs on either.
+    # NumPy's functions take CuPy arrays too, so the plain function runs on either.
     for name, fused, unfused, right in zip(
         ("probabilities", "entropy"), fused_classify(*given), classify(*given), exact, strict=True
     ):

@@ -24,24 +24,24 @@ def main() -> None:
     weight = xp.random.rand(1000, 512).astype("float32")
     bias = xp.random.rand(1000).astype("float32")
 
-    # The decorated function is called as before. What it takes it gives back: NumPy for NumPy, CuPy for CuPy.
+    # Called as before: NumPy in, NumPy out; CuPy in, CuPy out.
     out = head(x, weight, bias)
     print(type(out), out.shape, out.dtype)
 
-    # The function as it was written is still there, and is what the fused one is measured by.
+    # The plain function is the reference.
     exact = head.__wrapped__(*(a.astype("float64") for a in (x, weight, bias)))
     check(out, head.__wrapped__(x, weight, bias), exact)
 
-    # A plan says what runs: here from shapes alone, without an array or a GPU.
+    # A plan says what will run: here from shapes alone, without arrays or a GPU.
     print(head.plan(cf.spec((1024, 8192)), cf.spec((8192, 8192)), cf.spec(8192)))
 
-    # Bound weights are prepared once; afterwards only the batch is passed, and the result can go to a given array.
+    # With bound weights, what depends on them alone is computed once. The result can go to an array of yours.
     serve = head.bind(weight=weight, bias=bias)
     buffer = xp.empty((64, 1), "float32")
     serve(x, out=buffer)
     print("bound, into a buffer:", buffer[:3, 0])
 
-    # What was prepared does not follow a change of the weights until it is told to.
+    # After changing bound weights, refresh.
     weight *= 0.5
     serve.refresh()
     print("with half the weights:", serve(x)[:3, 0])

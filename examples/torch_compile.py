@@ -1,6 +1,6 @@
-"""torch.compile with cupyfuse as its backend: chains run fused, the inductor compiles the rest of the graph.
+"""torch.compile with cupyfuse as its backend: chains run fused, Inductor compiles the rest.
 
-The model is compiled once, for any batch size, without a graph break. Results and gradients are those of the model.
+The model is compiled once for all batch sizes, without a graph break, and differentiates as before.
 
     python examples/torch_compile.py
 """
@@ -19,7 +19,7 @@ import cupyfuse.torch.backend
 
 
 class Model(nn.Module):
-    """An energy of each row and class probabilities; the convolution is no chain, and is the inductor's."""
+    """An energy and class probabilities of each row; the convolution is left to Inductor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,21 +34,21 @@ class Model(nn.Module):
 
 
 def chosen_backend() -> Any:
-    """What stands here for "cupyfuse", the name by which `torch.compile` finds the backend of an installed cupyfuse."""
+    """Return "cupyfuse", or a function if cupyfuse is not installed or Inductor has no compiler."""
     try:
         get_cpp_compiler()
     except Exception as missing:
-        print(f"the inductor cannot work here, what is no chain runs as it is ({type(missing).__name__})")
+        print(f"Inductor has no C++ compiler here: only chains are compiled ({type(missing).__name__})")
         return chains_alone
     if "cupyfuse" in torch.compiler.list_backends():
         return "cupyfuse"
-    print("cupyfuse is not installed: its backend has no name, and is given as a function")
+    print("cupyfuse is not installed: its backend is passed as a function")
     return cupyfuse.torch.backend.backend
 
 
 def chains_alone(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    """A backend of one's own: the chains of a graph are exchanged, nothing else is compiled."""
-    cupyfuse.torch.backend.fuse_graph(module.graph, only_gains=False)  # small as they are here
+    """A custom backend: fuse the chains of a graph, compile nothing else."""
+    cupyfuse.torch.backend.fuse_graph(module.graph, only_gains=False)  # this model is too small to gain
     module.recompile()
     return module.forward
 
@@ -60,7 +60,7 @@ def main() -> None:
     model = copy.deepcopy(plain)
     exact = copy.deepcopy(plain).double()
 
-    # Left to itself, the backend takes the chains that gain by it; those of so small a model do not.
+    # By default the backend fuses only chains that gain; those of so small a model do not.
     backend = chosen_backend()
     options = None if backend is chains_alone else {"cupyfuse.only_gains": False}
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True, options=options)
@@ -79,9 +79,9 @@ def main() -> None:
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     print(f"{graphs} graph compiled for three batch sizes")
     if graphs != 1:
-        raise SystemExit("the model was compiled anew for another batch size")
+        raise SystemExit("the model was compiled again for another batch size")
 
-    # What was handed on to the inductor: the chains are operators of cupyfuse's there.
+    # In the graph that Inductor gets, chains are calls of cupyfuse's operator.
     explained = torch.compile(model, backend=show, fullgraph=True, dynamic=True)
     with torch.no_grad():
         explained(x)
@@ -97,10 +97,10 @@ def show(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., A
 
 
 def check(batch: int, plain: list[Any], compiled: list[Any], exact: list[Any]) -> None:
-    """Fail where the compiled model's results or gradients are further from float64 than the model's own.
+    """Exit if the compiled model's results or gradients are less accurate than the plain model's.
 
-    Sums are taken in another order, so that some roundings of the largest element are allowed beyond that: 16, since a
-    gradient has passed through four sums by the time it reaches the first layer.
+    Sums in another order may cost 16 roundings of the largest element: a gradient passes four sums on its way to the
+    first layer.
     """
     worst = 0.0
     for a, b, right in zip(plain, compiled, exact, strict=True):

@@ -1,7 +1,7 @@
 """A fused module in a CUDA graph: replays see new inputs and changed weights.
 
-What a call prepares from weights (here the column sums of the last layer) is prepared within the graph: a replay works
-with the weights of its own time.
+Values computed from weights (here the column sums of the last layer) are computed within the graph, from the weights
+at the time of the replay.
 
     python examples/torch_cuda_graph.py
 """
@@ -35,10 +35,10 @@ def main() -> None:
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     plain = Model(512, 1024, 1000).to(device)
-    model = cupyfuse.torch.fuse(plain)  # it shares the parameters of `plain`
+    model = cupyfuse.torch.fuse(plain)  # shares the parameters of `plain`
     inputs = torch.randn(128, 512, device=device)
 
-    # Once before the capture: tracing, planning and compiling are not for a graph.
+    # Trace, plan and compile before the capture.
     with torch.no_grad():
         model(inputs)
     if device == "cpu":
@@ -79,10 +79,7 @@ def main() -> None:
 
 
 def check(what: str, found: tuple[torch.Tensor, ...], plain: nn.Module, inputs: torch.Tensor) -> None:
-    """Fail where a replay's results are further from float64 than those of the plain module.
-
-    Some roundings of the largest result are allowed beyond that, since sums are taken in another order.
-    """
+    """Exit if a replay is less accurate than the plain module, beyond 8 roundings for the order of sums."""
     with torch.no_grad():
         wanted = copy.deepcopy(plain).double()(inputs.double())
         expected = plain(inputs)
@@ -94,7 +91,7 @@ def check(what: str, found: tuple[torch.Tensor, ...], plain: nn.Module, inputs: 
 
 
 def wall_time(call, calls: int = 50) -> float:
-    """Microseconds a call, many in a row."""
+    """Return microseconds per call, over many calls in a row."""
     call()
     torch.cuda.synchronize()
     begun = time.perf_counter()

@@ -1,8 +1,8 @@
 """A PyTorch model trained with and without cupyfuse: one line more, the same losses.
 
 An encoder of linear layers and GELU, and a head of a linear layer, BatchNorm, a scale and log-softmax. It is trained
-three times from the same seed on the same data: as it is, through cupyfuse, and in float64, which tells how far apart
-rounding alone takes the losses of a float32 training.
+three times from the same seed on the same data: plain, fused, and in float64, which shows how far rounding alone moves
+float32 losses.
 
     python examples/torch_model.py [--steps N]
 """
@@ -29,10 +29,10 @@ class Sizes:
     classes: int
 
 
-# On a CPU, chains run as NumPy code, and there is no launch to save: sizes there only keep the script short.
+# On a CPU chains run as NumPy code; sizes only keep the script short.
 SMALL = Sizes(batch=64, features=32, hidden=64, classes=40)
 LARGE = Sizes(batch=1024, features=2048, hidden=8192, classes=4096)
-WARM_UP = 10  # steps that are not timed: tracing, planning, compiling kernels
+WARM_UP = 10  # untimed steps: tracing, planning, compiling kernels
 
 
 class Classifier(nn.Module):
@@ -53,7 +53,7 @@ class Classifier(nn.Module):
 
 
 def draw(sizes: Sizes, device: str, batches: int = 32) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches of a task that can be learnt: the class is the largest of some random linear functions of the input."""
+    """Draw batches of a learnable task: the class is the largest of some random linear functions of the input."""
     generator = torch.Generator(device).manual_seed(1)
     teacher = torch.randn(sizes.features, sizes.classes, device=device, generator=generator)
     found = []
@@ -64,7 +64,7 @@ def draw(sizes: Sizes, device: str, batches: int = 32) -> list[tuple[torch.Tenso
 
 
 def train(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]], steps: int) -> tuple[list[float], float]:
-    """The loss of every step, and milliseconds a step."""
+    """Train; return the loss of every step, and milliseconds per step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     dtype = next(model.parameters()).dtype
     losses, begun = [], 0.0
@@ -84,7 +84,7 @@ def train(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]], steps
 
 
 def wait() -> None:
-    # A launch returns before the GPU has done the work.
+    # Launches are asynchronous.
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -115,19 +115,18 @@ def main() -> None:
     for step in [*range(0, steps, max(1, steps // 10)), steps - 1]:
         print(f"{step:>6} {plain_losses[step]:>14.7f} {fused_losses[step]:>14.7f} {exact_losses[step]:>14.7f}")
 
-    # Both float32 trainings are the float64 one with roundings, which every step carries on and may enlarge. They are
-    # not the same roundings, so neither bounds the other step by step; over the whole training they are of one size. A
-    # loss is itself a rounded mean: some units in its last place are always allowed.
-    apart = [
+    # Both float32 trainings differ from float64 by rounding errors that grow with every step: their sizes agree over
+    # the whole training, not step by step. A loss is a rounded mean, which allows a few units in the last place more.
+    distances = [
         max(abs(a - b) for a, b in zip(losses, exact_losses, strict=True)) for losses in (plain_losses, fused_losses)
     ]
-    allowed = 4 * apart[0] + 8 * torch.finfo(torch.float32).eps * max(exact_losses)
-    print(f"\nlargest distance from the float64 losses: {apart[0]:.2g} plain, {apart[1]:.2g} fused", end="")
+    allowed = 4 * distances[0] + 8 * torch.finfo(torch.float32).eps * max(exact_losses)
+    print(f"\nlargest distance from the float64 losses: {distances[0]:.2g} plain, {distances[1]:.2g} fused", end="")
     print(f" ({allowed:.2g} allowed)")
-    if not apart[1] <= allowed:
+    if not distances[1] <= allowed:
         raise SystemExit("the fused training is further from float64 than roundings explain")
     if not exact_losses[-1] < 0.8 * exact_losses[0]:
-        raise SystemExit("the model has learnt nothing: its losses prove nothing")
+        raise SystemExit("the model has learnt nothing")
 
     print(f"a step of training: {plain_time:.3g} ms plain, {fused_time:.3g} ms fused")
     if device == "cpu":

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+from host_cuda.library import SHARED_BUILD, locked
 from hypothesis import HealthCheck, settings
 from support import CUDA, HOST, NUMPY, Engine
 
@@ -21,10 +26,45 @@ settings.register_profile(
 settings.load_profile("cupyfuse")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """With workers (`-n`): neighbouring tests stay together, so that what a file prepares is prepared once."""
+    if getattr(config.option, "numprocesses", None) and config.option.dist == "no":
+        config.option.dist = "worksteal"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        return
+    if getattr(config.option, "numprocesses", None):
+        # Workers keep all processors busy: threads of theirs would only wait for each other.
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            os.environ.setdefault(name, "1")
+    if SHARED_BUILD not in os.environ:
+        folder = os.environ[SHARED_BUILD] = tempfile.mkdtemp(prefix="host_cuda_")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     """Random numbers that are the same in every run, and others in every test."""
     return np.random.default_rng(zlib.crc32(request.node.name.encode()))
+
+
+@pytest.fixture(scope="session")
+def shared_result(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
+    """Return what a function computes, as JSON can hold it: computed once, whichever worker asks first."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+    def result(name: str, compute: Callable[[], Any]) -> Any:
+        path = folder / f"{name}.json"
+        with locked(folder / f"{name}.lock"):
+            if not path.exists():
+                path.write_text(json.dumps(compute()))
+            return json.loads(path.read_text())
+
+    return result
 
 
 ENGINES = (

@@ -25,7 +25,7 @@ _IMMUTABLE = (bool, int, float, str, type(None))
 
 @dataclass
 class _Flat:
-    """A bound argument, flattened; of a mutable one also the caller's own arrays, to notice others in their place."""
+    """A flattened bound argument; for a mutable one also the caller's own arrays, to detect their replacement."""
 
     leaves: list[Any] = field(default_factory=list)
     signature: list[Any] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Bound:
         self._constants: dict[str, _Flat] = {}  # bound arguments that cannot change
         self._mutables: dict[str, _Flat] = {}  # the others, as of the last call
         self._runnables: dict[Hashable, Runnable] = {}
-        self._precomputed: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
+        self._prepacked: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
         functools.update_wrapper(self, fused.__wrapped__)
         self.__wrapped__ = functools.partial(fused.__wrapped__, **fixed)
 
@@ -110,7 +110,7 @@ class Bound:
         if runnable is None:
             every = self._values(args, kwargs)
             bound = self._bound_positions(every)
-            runnable = self._fused.compile(self._runnables, key, every, leaves, bound, self._precompute)
+            runnable = self._fused.compile(self._runnables, key, every, leaves, bound, self._prepack)
         return run(runnable, leaves, exporters, out)
 
     def _flatten_bound(self, name: str, leaves: list[Any], signature: list[Any], exporters: list[Any]) -> None:
@@ -137,7 +137,7 @@ class Bound:
             if not same:
                 # Free the values computed from the replaced arrays.
                 flat.version += 1
-                self._runnables, self._precomputed = {}, {}
+                self._runnables, self._prepacked = {}, {}
         flat.originals = originals
         self._mutables[name] = flat
         return flat
@@ -162,22 +162,22 @@ class Bound:
             count += length
         return frozenset(positions)
 
-    def _precompute(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
+    def _prepack(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
         """Run a plan over bound arrays; calls of other shapes share its results."""
         needed = [leaves[node.argument] for node in plan.graph.inputs]
         key = (*_plan_signature(plan), *map(id, needed))
-        if key not in self._precomputed:
+        if key not in self._prepacked:
             execute = engine(plan, needed)
             results = execute(needed, [None] * len(plan.outputs))
-            self._precomputed[key] = (execute, needed, results)
-        return self._precomputed[key][2]
+            self._prepacked[key] = (execute, needed, results)
+        return self._prepacked[key][2]
 
     def __reduce__(self) -> Any:
         return Bound, (self._fused, self._fixed)
 
     def refresh(self) -> None:
         """Recompute, in place, what depends on the bound arrays, after they were changed."""
-        for execute, leaves, results in list(self._precomputed.values()):
+        for execute, leaves, results in list(self._prepacked.values()):
             execute(leaves, results)
 
 

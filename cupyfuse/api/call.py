@@ -20,12 +20,12 @@ from .arguments import CONTAINERS, Results, map_leaves
 
 @dataclass(frozen=True)
 class Runnable:
-    """A plan loaded by an engine, its precomputed values, and the structure of its results."""
+    """A plan loaded by an engine, its prepacked values, and the structure of its results."""
 
     plan: Plan
     results: Results
     execute: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
-    precomputed: list[Any]
+    prepacked: list[Any]
 
 
 def contains_tracer(value: Any) -> bool:
@@ -90,7 +90,7 @@ def run(runnable: Runnable, leaves: list[Any], exporters: list[Any], out: Any) -
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves, out)
     if out is None:
-        results = runnable.execute([*leaves, *runnable.precomputed], [None] * len(runnable.plan.outputs))
+        results = runnable.execute([*leaves, *runnable.prepacked], [None] * len(runnable.plan.outputs))
     else:
         results = _run_into(runnable, leaves, out)
     export = exporters[0]
@@ -145,7 +145,7 @@ def _run_into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
         if target.size and any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
             raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
         targets.append(target)
-    operands = [*leaves, *runnable.precomputed]
+    operands = [*leaves, *runnable.prepacked]
     direct = [
         None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
         for i, target in enumerate(targets)

@@ -37,7 +37,7 @@ class Fused(PlannedFunction):
         Parameters
         ----------
         *args, **kwargs
-            The function's own arguments. Arrays are NumPy arrays, CuPy arrays, or any others that speak DLPack.
+            The function's own arguments. Arrays are NumPy arrays, CuPy arrays, or arrays of any library with DLPack.
         out : array or sequence of arrays, optional
             Receives the result; one array for each, where the function returns several.
 

@@ -37,7 +37,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-Precompute = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
+Prepack = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
 
 
 class PlannedFunction:
@@ -128,7 +128,7 @@ class PlannedFunction:
         values: Sequence[Any],
         leaves: list[Any],
         fixed: frozenset[int] = frozenset(),
-        precompute: Precompute | None = None,
+        prepack: Prepack | None = None,
     ) -> Runnable:
         """Trace, plan and compile the function for a new signature of arguments, and cache the result.
 
@@ -140,7 +140,7 @@ class PlannedFunction:
             The values of all parameters, and the arrays among them.
         fixed : frozenset of int
             Positions in `leaves` of the arrays that are bound.
-        precompute : callable, optional
+        prepack : callable, optional
             Computes what depends on bound arrays alone, from its plan, `leaves` and the engine.
         """
         with self._lock:
@@ -150,8 +150,8 @@ class PlannedFunction:
             traced, results = self.trace(values)
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
             plan = build(traced, layouts, self.settings(device_of(leaves)), fixed)
-            precomputed = precompute(plan.prepare, leaves, engine) if precompute and plan.prepare else []
-            runnable = Runnable(plan, results, engine(plan, [*leaves, *precomputed]), precomputed)
+            prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
+            runnable = Runnable(plan, results, engine(plan, [*leaves, *prepacked]), prepacked)
             if len(cache) >= _CACHE_LIMIT:
                 cache.pop(next(iter(cache)))
             cache[key] = runnable

@@ -19,7 +19,7 @@ from . import demo
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit status.
+    """Run a command and return its exit status.
 
     Parameters
     ----------
@@ -29,13 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 1 where the demonstration found a fused result less accurate than the unfused one, the self-test a wrong
-        one, or where they could not run.
+        0; 1 if the demonstration found a fused result less accurate than the unfused one, the self-test found a wrong
+        one, or either could not run.
 
     Raises
     ------
     SystemExit
-        With status 2 for arguments that make no sense, as argparse does.
+        With status 2 for invalid arguments, as argparse does.
     """
     parser = _parser()
     options = parser.parse_args(argv)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = command(options.parser, options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough (`| head`). What is still buffered must not fail at exit.
+        # The reader closed the pipe (`| head`); flushing the rest at exit must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
@@ -55,28 +55,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cupyfuse {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    shown = commands.add_parser("demo", help="run the reference heads fused and unfused: errors, times, bytes, FLOPs")
-    _add_shape(shown)
-    _add_engine(shown)
-    shown.set_defaults(command=_demo, parser=shown)
+    demo_parser = commands.add_parser("demo", help="run the heads fused and unfused: errors, times, bytes, FLOPs")
+    _add_shape(demo_parser)
+    _add_engine(demo_parser)
+    demo_parser.set_defaults(command=_demo, parser=demo_parser)
 
-    tested = commands.add_parser(
+    selftest_parser = commands.add_parser(
         "selftest", help="compare every operator and kernel with tables of special values and with a wider format"
     )
-    _add_engine(tested)
-    tested.add_argument("--markdown", type=_page, metavar="FILE", help="write the measured errors as a page as well")
-    tested.set_defaults(command=_selftest, parser=tested)
+    _add_engine(selftest_parser)
+    selftest_parser.add_argument("--markdown", type=_page, metavar="FILE", help="also write the errors as a page")
+    selftest_parser.set_defaults(command=_selftest, parser=selftest_parser)
 
-    told = commands.add_parser("info", help="versions, GPUs, the kernel cache, and what is missing")
-    told.set_defaults(command=_info, parser=told)
+    info_parser = commands.add_parser("info", help="versions, GPUs, the kernel cache, and what is missing")
+    info_parser.set_defaults(command=_info, parser=info_parser)
 
-    explained = commands.add_parser("explain", help="print the plan of a head, from shapes alone")
-    explained.add_argument("head", metavar="HEAD", type=_head, help=f"one of {', '.join(heads.HEADS)}")
-    _add_shape(explained)
-    explained.add_argument("--bound", action="store_true", help="with everything but the batch bound")
-    explained.add_argument("--training", action="store_true", help="head_softmax with the statistics of the batch")
-    explained.add_argument("--source", action="store_true", help="print the CUDA source instead")
-    explained.set_defaults(command=_explain, parser=explained)
+    explain_parser = commands.add_parser("explain", help="print the plan of a head, from shapes alone")
+    explain_parser.add_argument("head", metavar="HEAD", type=_head, help=f"one of {', '.join(heads.HEADS)}")
+    _add_shape(explain_parser)
+    explain_parser.add_argument("--bound", action="store_true", help="with everything but the batch bound")
+    explain_parser.add_argument("--training", action="store_true", help="head_softmax with the statistics of the batch")
+    explain_parser.add_argument("--source", action="store_true", help="print the CUDA source instead")
+    explain_parser.set_defaults(command=_explain, parser=explain_parser)
     return parser
 
 
@@ -97,7 +97,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 
 def _page(text: str) -> Path:
-    # Before a minute's work, not after it.
+    # Checked before the self-test runs, which takes a minute.
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
@@ -142,8 +142,8 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     print()
     print(demo.report(results))
     print()
-    print("Unfused: every call by itself. Errors are against float64; times are medians of single calls.")
-    print("Weights are bound, what depends on them alone prepared before; in training nothing is.")
+    print("Unfused: one operation at a time. Errors are against float64; times are medians of single calls.")
+    print("In inference weights are bound, and what depends on them alone is computed before; not in training.")
     worse = [m for m in results if not m.accurate]
     for m in worse:
         print(
@@ -185,17 +185,17 @@ def _info(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     head = options.head
-    more: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     if options.training:
         if head is not heads.head_softmax:
-            parser.error(f"argument --training: {head.__name__} does the same in training; it is for head_softmax")
+            parser.error(f"argument --training: it is for head_softmax, {head.__name__} is the same in training")
         if options.rows < 2:
             parser.error("argument --rows: expected at least 2 with --training")
-        more["training"] = True
+        flags["training"] = True
     shapes = heads.input_shapes(head, options.rows, options.in_features, options.out_features)
     specs = {name: arrays.spec(shape, options.dtype) for name, shape in shapes.items()}
     x = specs.pop("x")
-    plan: Plan = head.bind(**specs, **more).plan(x) if options.bound else head.plan(x, **specs, **more)
+    plan: Plan = head.bind(**specs, **flags).plan(x) if options.bound else head.plan(x, **specs, **flags)
     print(_source(plan) if options.source else plan)
     return 0
 

@@ -1,4 +1,4 @@
-"""The demonstration: the reference heads on this machine, fused and unfused, checked against float64 and timed."""
+"""The demonstration: run the heads fused and unfused, check both against float64, and time them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ..plan.report import quantity
 from ..selftest.machine import array_module
 from ..selftest.progress import Progress
 
-# Accuracy is judged in roundings of the result's own dtype: two correct evaluations in another order differ by some.
+# Tolerance in roundings of the result's dtype: sums in another order differ by some.
 ROUNDINGS = 8
-# Repeated until this many seconds or calls have gone by, whichever comes first; medians are reported.
+# A case is repeated until either limit is reached.
 _SECONDS, _REPEATS = 2.0, 20
-# Written between two timings on a GPU, so that no call finds its arguments in the second-level cache.
+# Written before each timed call on a GPU, to evict the L2 cache.
 _EVICTED_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class Case:
-    """One head in one way of use. `bound` fixes everything but the batch, as serving a trained model does."""
+    """A head and how it is called. `bound` binds everything but the batch, as for serving a trained model."""
 
     title: str
     head: Fused
@@ -42,14 +42,14 @@ CASES = (
     Case("head_logsumexp", heads.head_logsumexp),
     Case("head_sum", heads.head_sum),
     Case("head_softmax, inference", heads.head_softmax),
-    # Weights change with every step of training, so nothing is gained by binding them.
+    # Weights change in every training step, so binding them gains nothing.
     Case("head_softmax, training", heads.head_softmax, bound=False, options={"training": True}),
 )
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What one case came to: largest errors against float64, median seconds of one call, and its plan."""
+class Measurement:
+    """Largest errors of a case against float64, median seconds of a call, and its plan."""
 
     case: Case
     error_unfused: float
@@ -69,35 +69,35 @@ class Measured:
 
 
 def median_seconds(functions: Sequence[Callable[[], Any]], xp: Any) -> list[float]:
-    """Median time of one call of each function, taken in turn so that a drift of the clock meets all alike."""
-    timed = _seconds_on_host if xp is np else _EventTimer(xp)
-    times: list[list[float]] = [[] for _ in functions]
-    begun = time.perf_counter()
+    """Measure the median seconds of each function, interleaved so that clock drift affects all alike."""
+    timer = _seconds_on_host if xp is np else _EventTimer(xp)
+    samples: list[list[float]] = [[] for _ in functions]
+    start = time.perf_counter()
     for _ in range(_REPEATS):
-        for function, taken in zip(functions, times, strict=True):
-            taken.append(timed(function))
-        if time.perf_counter() - begun > _SECONDS:
+        for function, seconds in zip(functions, samples, strict=True):
+            seconds.append(timer(function))
+        if time.perf_counter() - start > _SECONDS:
             break
-    return [statistics.median(taken) for taken in times]
+    return [statistics.median(seconds) for seconds in samples]
 
 
 def _seconds_on_host(function: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
+    start = time.perf_counter()
     function()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 class _EventTimer:
-    """Seconds between two events on the GPU, the cache evicted before the first."""
+    """Time a function between two events on the GPU, after evicting the L2 cache."""
 
     def __init__(self, cupy: Any):
         self._cupy = cupy
-        self._evicting = cupy.empty(_EVICTED_BYTES, cupy.uint8)
+        self._evicted = cupy.empty(_EVICTED_BYTES, cupy.uint8)
         self._start, self._end = cupy.cuda.Event(), cupy.cuda.Event()
 
     def __call__(self, function: Callable[[], Any]) -> float:
-        # While the GPU writes, the host runs ahead: the time then is the GPU's, not that of the launches.
-        self._evicting.fill(0)
+        # The host runs ahead while the GPU writes, so that launch overhead is not measured.
+        self._evicted.fill(0)
         self._start.record()
         function()
         self._end.record()
@@ -105,12 +105,12 @@ class _EventTimer:
         return float(self._cupy.cuda.get_elapsed_time(self._start, self._end)) * 1e-3
 
 
-def measure(case: Case, xp: Any, inputs: dict[str, Any], y: Any) -> Measured:
+def measure(case: Case, xp: Any, inputs: dict[str, Any], y: Any) -> Measurement:
     """Run one case fused and unfused on the same data, compare both with float64, and time them."""
     arguments = {name: inputs[name] for name in case.head.signature.parameters if name in inputs}
 
     def fresh() -> dict[str, Any]:
-        # Training changes these in place; each run starts from the same ones.
+        # Training changes these in place.
         return {**arguments, **{n: arguments[n].copy() for n in arguments if n.startswith("running")}, **case.options}
 
     unfused, fused = fresh(), fresh()
@@ -124,22 +124,22 @@ def measure(case: Case, xp: Any, inputs: dict[str, Any], y: Any) -> Measured:
         plan = case.head.plan(**fused)
         functions = (lambda: case.head.__wrapped__(**unfused), lambda: case.head(**fused))
     expected = oracle.evaluate_tail(case.head, y, inputs, case.options.get("training", False), xp)
-    # The calls that are checked also warm up: kernels are compiled, bound weights prepared.
+    # The checked calls also warm up: they compile kernels and compute what depends on bound weights.
     errors = [float(abs(function().astype(xp.float64) - expected.result).max()) for function in functions]
     dtype = dtypes.name_of(x.dtype)
     epsilon = 2.0**-8 if dtype == "bfloat16" else float(np.finfo(dtype).eps) / 2
     seconds = median_seconds(functions, xp)
-    return Measured(
+    return Measurement(
         case, errors[0], errors[1], ROUNDINGS * epsilon * expected.error_scale, seconds[0], seconds[1], plan
     )
 
 
-def run(rows: int, in_features: int, out_features: int, dtype: str, engine: str) -> list[Measured]:
+def run(rows: int, in_features: int, out_features: int, dtype: str, engine: str) -> list[Measurement]:
     """Measure every case on one set of data."""
     xp = array_module(engine)
     with Progress(2 + len(CASES)) as progress:
         progress.stage(f"drawing x {rows} x {in_features} and weight {out_features} x {in_features}, {dtype}")
-        # The one head that takes all the others' arguments too: their data are the same.
+        # Arguments of head_softmax include those of the other heads.
         drawn = heads.example_inputs(heads.head_softmax, rows, in_features, out_features, dtype)
         inputs = {name: xp.asarray(array) for name, array in drawn.items()}
         progress.stage("computing the linear map in float64, for reference")
@@ -151,7 +151,7 @@ def run(rows: int, in_features: int, out_features: int, dtype: str, engine: str)
     return results
 
 
-# Telling ------------------------------------------------------------------------------------------------------------
+# Report -------------------------------------------------------------------------------------------------------------
 
 
 def duration(seconds: float) -> str:
@@ -161,8 +161,8 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def report(results: Sequence[Measured]) -> str:
-    """The results as two tables, unfused beside fused in every pair of columns."""
+def report(results: Sequence[Measurement]) -> str:
+    """Format the results as two tables, with unfused beside fused columns."""
     measured = [("", "max error", "", "time", "", ""), ("head", *("unfused", "fused") * 2, "speedup")]
     planned = [("", "calls ->", "bytes", "", "arithmetic", ""), ("", "launches", *("unfused", "fused") * 2)]
     for m in results:
@@ -178,7 +178,7 @@ def report(results: Sequence[Measured]) -> str:
 
 
 def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
-    """Columns of text; the first two lines are the heading."""
+    """Align columns of text; the first two lines are the heading."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
     text.insert(2, "-" * max(map(len, text)))

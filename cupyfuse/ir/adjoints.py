@@ -1,20 +1,21 @@
-"""What extremes and products along an axis give back to their elements: parts of a backward pass, as graphs."""
+"""Adjoints of maxima, minima and products along an axis, as graphs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from . import graph as g
 from .graph import Node
 
 
 def extreme_adjoint(node: Node, cotangent: Node) -> Node:
-    """To one element, or evenly to all that equal the extreme, as the attribute `gradient` has it.
+    """Distribute the cotangent of a maximum or minimum to its elements, as the node's `gradient` says.
 
-    "first" and "last": to the first among equal ones, and to the first or the last NaN before all others. "chosen":
-    evenly, NaN being equal to NaN, and 0 to all others. "scaled": the same as a product with 0 or 1. Without it, as
-    "scaled", but NaN equals nothing: there are none to share it, and the gradient is NaN.
+    "first", "last": to the first element that attains the extreme; if there are NaN, to the first or last of them.
+    "chosen": evenly to all that attain it, NaN included; 0 to the others. "scaled": likewise, but as a product with 0
+    or 1. "": as "scaled", but NaN attains nothing, and the gradient is NaN.
     """
     kind, zero = node.gradient, g.const(0.0)
     if kind in ("first", "last"):
@@ -28,21 +29,21 @@ def extreme_adjoint(node: Node, cotangent: Node) -> Node:
 
 
 def _attains(node: Node) -> Node:
-    """Where the elements lie that share an extreme's gradient."""
+    """The mask of the elements that share an extreme's gradient."""
     x = node.inputs[0]
     same = g.pointwise("equal", x, node)
     return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.gradient else same
 
 
 def _count_ties(node: Node) -> Node:
-    """How many elements equal an extreme: of one taken in two steps, how many of all."""
+    """The number of elements that attain an extreme, counted over both steps where it is taken in two."""
     x = node.inputs[0]
     count = _count_ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
     return g.reduce("sum", g.pointwise("where", _attains(node), count, g.const(0.0)), node.axis)
 
 
 def _chosen_element(node: Node) -> Node:
-    """Where the element lies that an extreme was taken from."""
+    """The mask of the one element that gets an extreme's gradient."""
     x, axis = node.inputs[0], node.axis
     places = g.positions(x.shape[axis], axis)
     order = g.pointwise("where", g.pointwise("equal", x, node), places, g.const(math.inf))
@@ -52,24 +53,23 @@ def _chosen_element(node: Node) -> Node:
 
 
 def exclusive_product(x: Node, product: Node, axes: Sequence[int]) -> Node:
-    """For each element the product of all others along the axes, that of all being known.
+    """For each element, the product of all others along the axes, given the product of all.
 
-    It is the quotient where there are no zeros to step around. Among zeros it is zero, or NaN if another one of the
-    others is infinite or NaN, as the product itself would be.
+    This is product / x if no element is zero. With zeros, it is zero, or NaN if another element is infinite or NaN.
     """
     one, zero = g.cast(g.const(1.0), x.dtype), g.const(0.0)
+    where, equal = partial(g.pointwise, "where"), partial(g.pointwise, "equal")
 
     def along(op: str, node: Node) -> Node:
         for axis in axes:
             node = g.reduce(op, node, axis)
         return node
 
-    missing, finite = g.pointwise("equal", x, zero), g.pointwise("isfinite", x)
-    odd = g.pointwise("where", finite, zero, one)
-    zeros = along("sum", g.pointwise("where", missing, one, zero))
-    others = along("prod", g.pointwise("where", missing, one, x))
-    none, single = (g.pointwise("equal", zeros, g.const(float(n))) for n in (0, 1))
-    lost = g.pointwise("where", g.pointwise("equal", along("sum", odd), odd), zero, g.const(math.nan))
-    lost = g.cast(lost, x.dtype)  # a choice of numbers
-    there = g.pointwise("where", single, others, lost)
-    return g.pointwise("where", missing, there, g.pointwise("where", none, g.pointwise("divide", product, x), lost))
+    is_zero = equal(x, zero)
+    non_finite = where(g.pointwise("isfinite", x), zero, one)
+    zeros = along("sum", where(is_zero, one, zero))
+    others = along("prod", where(is_zero, one, x))
+    none, single = equal(zeros, g.const(0.0)), equal(zeros, g.const(1.0))
+    degenerate = g.cast(where(equal(along("sum", non_finite), non_finite), zero, g.const(math.nan)), x.dtype)
+    quotient = where(none, g.pointwise("divide", product, x), degenerate)
+    return where(is_zero, where(single, others, degenerate), quotient)

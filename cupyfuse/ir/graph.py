@@ -1,26 +1,25 @@
 """The graph of a chain: a small SSA form over two-dimensional values.
 
-Every value is rows x columns: shape (R, C), a value for each row (R, 1), for each column (1, C), or a scalar (1, 1).
-What the user's arrays look like (one-dimensional, transposed, with new axes) is kept by the tracer; beneath it there
-are only these.
+Every value is rows x columns: full (R, C), per-row (R, 1), per-column (1, C), or scalar (1, 1). The tracer maps the
+axes of the user's arrays (one-dimensional, transposed, with new axes) to these.
 
-Operators of a node:
+Operators:
 
 ====================  ==================================================================================================
-input                 the argument of number `argument`, called `name`, of `ndim` dimensions
-const                 the Python number `value`, weak in promotion; one with a `name` is a parameter of the kernel
-positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n), computed where it is read
-cast                  the value in the node's dtype
-broadcast             the value repeated along its axes of length one, to the node's shape
-stop_gradient         the value, through which no gradient flows
+input                 argument number `argument`, called `name`, of `ndim` dimensions
+const                 the Python number `value`, weak in promotion; with a `name`, a parameter of the kernel
+positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n)
+cast                  the input converted to the node's dtype
+broadcast             the input repeated along its axes of length one
+stop_gradient         the input as a constant for differentiation
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
 split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
 split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
 transpose, reshape    another view of the same elements
-guard                 `guard(fast, exact)`: fast where it is finite, else exact, evaluated only there
-sloped                `sloped(value, x, slope, ...)`: value, with the partial derivative slope by each x
+guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
+sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
 ====================  ==================================================================================================
 """
 
@@ -36,7 +35,7 @@ from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
 
-# The operators that pass on their one input, in another dtype, in a larger shape, or without its gradient.
+# Operators that pass on their one input: in another dtype, in a larger shape, without its gradient.
 PASS_THROUGH = ("cast", "broadcast", "stop_gradient")
 
 
@@ -95,13 +94,13 @@ class Node:
 
 @dataclass
 class Graph:
-    """The values a call returns or writes back.
+    """The values that a call returns or writes back.
 
     Attributes
     ----------
-    inputs : one node for each array argument, by argument number
-    outputs : the values returned, in order
-    effects : (argument number, value) for arguments changed in place
+    inputs : the array arguments, by argument number
+    outputs : the results, in order
+    effects : (argument number, new value) of arguments changed in place
     """
 
     inputs: list[Node]
@@ -112,14 +111,8 @@ class Graph:
     def roots(self) -> list[Node]:
         return [*self.outputs, *(node for _, node in self.effects)]
 
-    def of(self, outputs: Sequence[int]) -> Graph:
-        """The graph of some of the outputs, with the inputs that they need and without effects."""
-        wanted = [self.outputs[k] for k in outputs]
-        reached = set(topological(wanted))
-        return Graph([n for n in self.inputs if n in reached], wanted)
-
     def replace(self, mapping: dict[Node, Node]) -> Graph:
-        """The graph with the roots of `mapping` exchanged."""
+        """The graph with its roots mapped to other nodes."""
         return Graph(
             self.inputs,
             [mapping.get(n, n) for n in self.outputs],
@@ -141,10 +134,7 @@ def const(value: float | int | bool, name: str = "") -> Node:
 
 
 def count(n: int, axis: int) -> Node:
-    """The number of elements along an axis.
-
-    That of rows changes from call to call: a named constant is a parameter of the emitted kernel.
-    """
+    """The length of an axis; the number of rows is a kernel parameter, as it varies from call to call."""
     return const(float(n), "row_count" if axis == 0 else "")
 
 
@@ -173,21 +163,17 @@ def pointwise(op: str, *inputs: Node) -> Node:
 
 
 def _rounded_to(node: Node, dtype: str) -> Node:
-    """A Python number as an array of a 16-bit dtype is compared with it: rounded to that dtype."""
+    """Round a constant to the 16-bit dtype of the array that it is compared with, as NumPy does."""
     if node.op != "const" or node.dtype == "bool":
         return node
     return const(float(np.asarray(node.value).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
 
 
 def _fold_constants(row: Operator, inputs: tuple[Node, ...]) -> Node:
-    """A function of Python numbers is a Python number: it stays weak in promotion."""
+    """Apply an operator to constants; the result is a constant, which stays weak in promotion."""
     with np.errstate(all="ignore"):
-        value = row.numpy(*(np.asarray(n.value, dtype=_python_dtype(row, n)) for n in inputs)).item()
-    return const(value)
-
-
-def _python_dtype(row: Operator, node: Node) -> str:
-    return "float64" if row.result == "float" else node.dtype
+        values = [np.asarray(n.value, "float64" if row.result == "float" else n.dtype) for n in inputs]
+        return const(row.numpy(*values).item())
 
 
 def promoted(nodes: Iterable[Node]) -> str:
@@ -197,7 +183,7 @@ def promoted(nodes: Iterable[Node]) -> str:
 
 
 def operand_dtype(node: Node) -> str:
-    """The type in which a node's operands meet: its own, except that a comparison's is not bool."""
+    """The dtype in which a node is computed: its own, or that of the operands of a comparison."""
     if node.dtype != "bool" or node.op in (*PASS_THROUGH, "where"):
         return node.dtype
     return promoted(node.inputs)
@@ -208,7 +194,7 @@ def cast(node: Node, dtype: str) -> Node:
 
 
 def positions(n: int, axis: int, dtype: str = "") -> Node:
-    """The numbers of the elements along an axis, 0 and up; of one element a constant."""
+    """0, 1, 2, ... along an axis; a constant for one element."""
     dtype = dtype or ("float32" if n <= 1 << 24 else "float64")
     if n == 1:
         return cast(const(0), dtype)
@@ -220,7 +206,7 @@ def stop_gradient(node: Node) -> Node:
 
 
 def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
-    """The same value with partial derivatives of its own, by each x of the pairs (x, slope); rewriting drops them."""
+    """The value with its own partial derivatives, given as pairs (x, slope)."""
     return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
@@ -283,7 +269,7 @@ def guard(fast: Node, exact: Node) -> Node:
 
 
 def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) -> Node:
-    """The operator on other inputs, in another shape where one is given; the node itself where nothing changes."""
+    """The node with other inputs, and another shape if given; itself if nothing changes."""
     shape = shape or node.shape
     if shape == node.shape and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
         return node
@@ -291,14 +277,14 @@ def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) 
 
 
 def operation(node: Node) -> tuple[object, ...]:
-    """All of a node but its inputs, as a key."""
-    # The text of a number tells -0.0 from 0.0, and equals itself for NaN.
+    """A key of what a node does: all but its inputs."""
+    # repr tells -0.0 from 0.0, and NaN equals itself.
     own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
     return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how
 
 
 def signature(node: Node) -> tuple[object, ...]:
-    """A key that is equal for nodes of the same value: the operation and the inputs."""
+    """A key that is equal for nodes with the same operation on the same inputs."""
     return *operation(node), node.inputs
 
 
@@ -306,7 +292,7 @@ def signature(node: Node) -> tuple[object, ...]:
 
 
 def eager_inputs(node: Node) -> tuple[Node, ...]:
-    """The inputs that are always evaluated: a guard's second one is not."""
+    """The inputs that are always evaluated: all but the exact form of a guard."""
     return node.inputs[:1] if node.op == "guard" else node.inputs
 
 
@@ -314,7 +300,7 @@ def topological(
     roots: Iterable[Node],
     inputs: Callable[[Node], Iterable[Node]] = lambda n: n.inputs,
 ) -> Iterator[Node]:
-    """Every node that the roots need, each after its inputs; without recursion, for long chains."""
+    """Iterate over all nodes beneath the roots, inputs first; not recursive, for long chains."""
     seen: set[Node] = set()
     for root in roots:
         stack: list[tuple[Node, bool]] = [(root, False)]
@@ -329,7 +315,7 @@ def topological(
 
 
 def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
-    """Rebuild the graph bottom-up, giving each node (with its inputs already rebuilt) to `rule`."""
+    """Rebuild the graph bottom-up, applying `rule` to each node with its rebuilt inputs."""
     done: dict[Node, Node] = {}
     for node in topological(graph.roots):
         done[node] = rule(with_inputs(node, [done[i] for i in node.inputs]))
@@ -337,7 +323,7 @@ def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
 
 
 def substitute(graph: Graph, target: Node, value: Node) -> Graph:
-    """Exchange one node for another everywhere except beneath the new value itself."""
+    """Replace one node by another everywhere except beneath the other."""
     done: dict[Node, Node] = {}
     for node in topological(graph.roots):
         done[node] = value if node is target else with_inputs(node, [done[i] for i in node.inputs])
@@ -345,7 +331,7 @@ def substitute(graph: Graph, target: Node, value: Node) -> Graph:
 
 
 def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
-    """For every node, the nodes that always evaluate it."""
+    """The readers of every node; the exact form of a guard is not read by it."""
     found: dict[Node, list[Node]] = {}
     for node in topological(roots, eager_inputs):
         found.setdefault(node, [])
@@ -355,14 +341,14 @@ def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
 
 
 def is_leaf(node: Node) -> bool:
-    """An argument, or another view of one: nothing has to run before it can be read."""
+    """Whether a node is an argument, a constant, or a view of one, readable before anything runs."""
     while node.op in ("transpose", "reshape"):
         node = node.inputs[0]
     return node.op in ("input", "const")
 
 
 def flops(node: Node) -> int:
-    """Floating-point operations of one node, counting a transcendental function as the table says."""
+    """Floating-point operations of a node; functions cost what the operator tables say."""
     if node.op == "matmul":
         return 2 * node.size * node.inputs[0].shape[1]
     if node.op == "split_matmul":

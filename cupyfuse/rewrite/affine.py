@@ -69,7 +69,7 @@ def affine_chain(node: Node, origins: _Origins | None = None) -> tuple[list[Node
 
     `origins` are those of the whole graph, if computed already.
     """
-    origins = _origins([node]) if origins is None else origins
+    origins = _find_origins([node]) if origins is None else origins
     chain: list[Node] = []
     while (inner := _affine_inner(node, origins)) is not None:
         chain.append(node)
@@ -106,14 +106,14 @@ class _Origins:
     extreme: set[Node]
 
 
-def _origins(roots: Iterable[Node]) -> _Origins:
+def _find_origins(roots: Iterable[Node]) -> _Origins:
     varying: set[Node] = set()
     extreme: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
         inputs = g.eager_inputs(node)
         matrix = node.op == "matmul" or (node.op == "input" and node.ndim == 2)
-        down = node.reduction and node.axis == 0
-        if matrix or (not down and any(i in varying for i in inputs)):
+        column_reduction = node.reduction and node.axis == 0
+        if matrix or (not column_reduction and any(i in varying for i in inputs)):
             varying.add(node)
         if any(i in extreme for i in inputs) or (node.op in ("max", "min") and inputs[0] in varying):
             extreme.add(node)
@@ -123,7 +123,7 @@ def _origins(roots: Iterable[Node]) -> _Origins:
 def fold_affine_chains(graph: Graph, notes: list[Note]) -> Graph:
     """Fold each chain of per-column multiply-adds once, at its last step."""
     users = g.users(graph.roots)
-    origins = _origins(graph.roots)
+    origins = _find_origins(graph.roots)
     chained = {n for n in users if _affine_inner(n, origins) is not None}
     inner = {n for n in chained if n not in graph.roots and users[n] and all(u in chained for u in users[n])}
     outermost = [n for n in users if n in chained and n not in inner]

@@ -32,7 +32,7 @@ def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
     return graph.replace({n: g.broadcast(compact.along_both(n), n.shape) for n in graph.roots})
 
 
-_NOTE = "a product with a value that repeats is a weighted sum (infinite values may give inf for NaN)"
+_NOTE = "a product with a broadcast operand is a weighted sum (infinite values may give inf for NaN)"
 
 
 class _Compact:

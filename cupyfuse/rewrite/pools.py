@@ -56,7 +56,7 @@ def pool_products(graph: Graph, notes: list[Note]) -> Graph:
 
     def note(target: Node, product: Node) -> Note:
         rows, cols = product.shape
-        inner, width = product.inputs[0].shape[1], _width(target)
+        inner, width = product.inputs[0].shape[1], target.inputs[0].inputs[0].shape[1]
         work = 2 * product.size * inner
         return Note(
             "the average pool of a linear map pools the weights (infinite inputs may give inf for NaN)",
@@ -65,9 +65,3 @@ def pool_products(graph: Graph, notes: list[Note]) -> Graph:
         )
 
     return eliminate_products(graph, pool_weights, lambda n: n.inputs, note, notes)
-
-
-def _width(node: Node) -> int:
-    match = _match_pool(node)
-    assert match is not None
-    return match[1]

@@ -1,8 +1,7 @@
-"""The self-test: does cupyfuse compute on this machine what it says it computes?
+"""Self-test: compare every operator, reduction and head on this machine with exact results.
 
-`tables.py` and `pairs.py` hold what operators give for special values, the operator tables how accurate they have to
-be. Everything is run through the public face; on a GPU with every kernel template, in vectors and in scalars, in all
-dtypes.
+`tables.py` and `pairs.py` hold the results for special values, the operator tables the accuracy that is required.
+Everything runs through the public functions; on a GPU in every kernel template, vectorised and scalar, in all dtypes.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from .target import Failure, Target
 
 __all__ = ["Report", "run", "write_page"]
 
-# Where there is no GPU to ask, kernels are compiled for this one.
+# Without a GPU, kernels are compiled for this architecture.
 _ARCHITECTURE = "sm_90"
 _TRIVIAL = 'extern "C" __global__ void nothing() {}'
 
 
 def run(xp: Any) -> Report:
-    """Run everything, and tell how far it is on standard error.
+    """Run all checks, reporting progress on standard error.
 
     Parameters
     ----------
     xp : module
-        The array library: NumPy, or CuPy to run kernels on its current GPU.
+        NumPy, or CuPy to run kernels on its current GPU.
 
     Returns
     -------
@@ -45,7 +44,7 @@ def run(xp: Any) -> Report:
     begun = time.perf_counter()
     facts, _ = machine.describe(__version__)
     target = Target(xp, collecting=xp is np and not _missing_nvrtc())
-    report = Report(facts, _sentence(xp))
+    report = Report(facts, _engine_sentence(xp))
     formats = available()
     with Progress(3 * len(formats) + target.collecting) as progress:
         for form in formats:
@@ -58,25 +57,25 @@ def run(xp: Any) -> Report:
         if target.collecting:
             progress.stage(f"compiling {len(target.kernels)} kernels for {_ARCHITECTURE}")
             _compile(target)
-    report.kernels, report.kernels_are = list(target.kernels.values()), _about_kernels(target)
+    report.kernels, report.kernels_title = list(target.kernels.values()), _kernels_title(target)
     report.failures, report.seconds = target.failures, time.perf_counter() - begun
     return report
 
 
-def _sentence(xp: Any) -> str:
+def _engine_sentence(xp: Any) -> str:
     ran = f"The CUDA engine ran: {machine.device_name(xp)}."
     if xp is np:
         ran = f"The NumPy engine ran, {machine.device_name(np)}. No kernel ran."
     missing = set(FORMATS) - {form.name for form in available()}
-    # What arrays of it need is the one package that is not NumPy's own.
+    # Only bfloat16 needs another package than NumPy.
     return ran + "".join(f" {name} was not tested: pip install ml_dtypes." for name in missing)
 
 
 def _missing_nvrtc() -> str:
-    """Why kernels cannot be compiled without a GPU; an empty string where they can."""
+    """Return why kernels cannot be compiled without a GPU, or an empty string."""
     try:
         cubin(_TRIVIAL, _ARCHITECTURE)
-    except Exception as error:  # the wheels may be there in part, and fail in ways of their own
+    except Exception as error:  # partly installed wheels fail in many ways
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
 
@@ -92,7 +91,7 @@ def _compile(target: Target) -> None:
                 target.failures.append(Failure(kernel.template, kernel.dtype, given, str(error), "machine code"))
 
 
-def _about_kernels(target: Target) -> str:
+def _kernels_title(target: Target) -> str:
     count = len(target.kernels)
     if target.on_gpu:
         return f"{count} different kernels were compiled and ran, beside {target.products} products and copies:"

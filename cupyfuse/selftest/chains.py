@@ -1,8 +1,8 @@
-"""Accuracy of what is made of many operations: reductions, rows, products, normalisation, the heads of networks.
+"""Accuracy of chains: reductions, softmax, products, normalisation, the heads of networks.
 
-Every case computes its exact results in a wider format by plain formulas, and derives what rounding allows: a sum of n
-terms n ulps of their sizes, an inner product of K terms K ulps of |x| |w|, an exponential as many more as its argument
-is large. Nothing is fitted.
+Every case computes exact results in a wider format, and derives its error bound: n ulps of the summed magnitudes for a
+sum of n terms, K ulps of |x| |w| for an inner product of K terms, and an exponential adds the error of its argument.
+Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..api.fuse import Fused
 from ..ir.operators import POINTWISE, REDUCTIONS
 from . import oracle, reduced
 from .formats import Array, Format
-from .measure import Allowance, Measured, measure
-from .reduced import COLUMNS, FINISH, HELD, LANES, LONG, SHARED, STREAMED, every_reduction, ulps_of
+from .measure import Allowance, Measurement, measure
+from .reduced import COLUMNS, FINAL_ULPS, HELD, LANES, LONG, SHARED, STREAMED, every_reduction, ulps_of
 from .target import Failure, Target
 
 Exact = tuple[str, Array, Allowance]
-# Row lengths that lead to `row_persistent`.
-_STAYING = (2048, 2047)
+# Row lengths for which `row_persistent` is chosen.
+_PERSISTENT = (2048, 2047)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +37,12 @@ class Case:
 
     Attributes
     ----------
-    name : what it is, with its sizes
+    name : description, with the sizes
     fused : the function
-    draw : its arguments in float64, from a source of random numbers
+    draw : draws the arguments in float64
     exact : name, exact value and allowance of each result, from the arguments in a wider format
-    bound : arguments that are bound before the call
-    options : keyword arguments that are no arrays
+    bound : arguments to bind before the call
+    options : keyword arguments other than arrays
     """
 
     name: str
@@ -57,7 +57,7 @@ class Case:
 
 
 def _near_one(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Array]:
-    # Products of thousands stay in range; sums lose digits, since signs differ.
+    # Products of thousands of factors stay in range; sums cancel, since signs differ.
     return {"x": np.exp2(rng.standard_normal(shape) / 32) * rng.choice([-1.0, 1.0, 1.0], shape)}
 
 
@@ -75,17 +75,17 @@ def _exact_reductions(x: Array, axis: int, form: Format) -> list[Exact]:
 
 
 def _exact_rows(logits: Array, sizes: Array, extra: float) -> list[Exact]:
-    """softmax and log_softmax of logits that are off by `extra` ulps of `sizes`."""
+    """Return exact softmax and log_softmax of logits with an error of `extra` ulps of `sizes`."""
     top = logits.max(axis=1, keepdims=True)
     part = np.exp(logits - top)
     total = part.sum(axis=1, keepdims=True)
     result, logarithm = part / total, logits - top - np.log(total)
-    ulps = logits.shape[1] + 2 * FINISH
+    ulps = logits.shape[1] + 2 * FINAL_ULPS
     worst = extra * sizes.max(axis=1, keepdims=True)
     # An absolute error of a logit is a relative one of its exponential; so is that of the row's sum.
     scale = result * (1 + (top - logits) + 2 * worst / ulps)
     logscale = 1 + (top - logits) + np.abs(np.log(total)) + 2 * worst / ulps
-    text = f"n + {2 * FINISH:g}"
+    text = f"n + {2 * FINAL_ULPS:g}"
     return [
         ("softmax", result, Allowance(ulps, scale, True, text)),
         ("log_softmax", logarithm, Allowance(ulps, logscale, text=text)),
@@ -100,7 +100,7 @@ def _draw_head(rng: np.random.Generator, head: Fused, rows: int, inner: int, col
 
 
 def _linear(a: dict[str, Array]) -> tuple[Array, Array, float]:
-    """The exact product, the sizes that its roundings have, and how many ulps of them it may be off."""
+    """Return the exact linear map, the magnitudes of its rounding errors, and their bound in ulps."""
     y = a["x"] @ a["weight"].T + a["bias"]
     return y, np.abs(a["x"]) @ np.abs(a["weight"]).T + np.abs(a["bias"]), a["x"].shape[1] + 2.0
 
@@ -122,18 +122,18 @@ def _exact_logsumexp(a: dict[str, Array]) -> list[Exact]:
     top = y.max(axis=1, keepdims=True)
     s = logsumexp(y)
     scale = sizes.max(axis=1, keepdims=True) + 1 + np.abs(top) + np.abs(s - top)
-    ulps += y.shape[1] + FINISH
+    ulps += y.shape[1] + FINAL_ULPS
     for _ in range(2):
         s = leaky_relu(s)
     # GELU's slope is at most 1.13.
     for _ in range(2):
-        s, scale = oracle.meaning("gelu")(s), 1.13 * scale + np.abs(s)
+        s, scale = oracle.wide_formula("gelu")(s), 1.13 * scale + np.abs(s)
     gelus = 4 * POINTWISE["gelu"].ulps
-    return [("head_logsumexp", s, Allowance(ulps + gelus, scale, text=f"K + N + {2 + FINISH + gelus:g}"))]
+    return [("head_logsumexp", s, Allowance(ulps + gelus, scale, text=f"K + N + {2 + FINAL_ULPS + gelus:g}"))]
 
 
 def _normalised(y: Array, sizes: Array, a: dict[str, Array], training: bool) -> tuple[Array, Array, float]:
-    """Batch-normalised columns, their sizes, and the roundings beyond those of y."""
+    """Return batch-normalised columns, the magnitudes of their errors, and the ulps added to those of y."""
     if training:
         mean, var = y.mean(axis=0), y.var(axis=0)
         sizes, roundings = sizes + sizes.mean(axis=0), 2.0 * y.shape[0] + 16
@@ -142,7 +142,7 @@ def _normalised(y: Array, sizes: Array, a: dict[str, Array], training: bool) -> 
         sizes, roundings = sizes + np.abs(mean), 16.0
     factor = a["gamma"] / np.sqrt(var + y.dtype.type(1e-5))
     standard = (y - mean) / np.sqrt(var + y.dtype.type(1e-5))
-    # An error of the deviation counts as often as the value is larger than it.
+    # A relative error of the deviation is one of the standardised value.
     spread = np.abs(factor) * sizes * (1 + (2 * np.abs(standard) if training else 0))
     return standard * a["gamma"] + a["beta"], spread + np.abs(a["beta"]) + np.abs(standard * a["gamma"]), roundings
 
@@ -157,7 +157,7 @@ def _exact_softmax(a: dict[str, Array], training: bool) -> list[Exact]:
     y, sizes, ulps = _linear(a)
     z, sizes, roundings = _normalised(y, sizes, a, training)
     (_, result, allowance), _ = _exact_rows(a["scale"] * z, np.abs(a["scale"]) * sizes, ulps + roundings)
-    name, text = "head_softmax", f"2 K + N + {2 * (2 + 16 + FINISH):g}"
+    name, text = "head_softmax", f"2 K + N + {2 * (2 + 16 + FINAL_ULPS):g}"
     if training:
         name, text = f"{name}, training", f"{text} + 4 B"
     return [(name, result, replace(allowance, text=text))]
@@ -191,12 +191,12 @@ def _draw_batch(rng: np.random.Generator, rows: int, columns: int) -> dict[str, 
 
 @cache
 def fused() -> dict[str, Fused]:
-    """The functions of the cases; each is traced, and its kernels compiled, once."""
+    """Return the functions that cases share; each is traced, and its kernels compiled, once."""
     return {f.__name__: Fused(f) for f in (cf.linear.__wrapped__, _batch_norm, _affine_softmax)}  # type: ignore[attr-defined]
 
 
 def cases(form: Format) -> Iterator[Case]:
-    """Everything that is measured in a format."""
+    """Yield every case of a format."""
     for length in (1, *LANES, *STREAMED):
         yield Case(
             f"{length} elements",
@@ -225,7 +225,7 @@ def cases(form: Format) -> Iterator[Case]:
 
 
 def _column_cases() -> Iterator[Case]:
-    for length in _STAYING:
+    for length in _PERSISTENT:
         yield Case(
             f"x a + c of {length} elements",
             fused()["_affine_softmax"],
@@ -264,7 +264,7 @@ def _product_cases() -> Iterator[Case]:
 
 
 def _large_product() -> Case:
-    """One that runs from fp16 halves, where the tensor cores for that are there."""
+    """Return a product large enough for the hi/lo split on Hopper."""
     rows, inner, columns = 512, 600, 2048
     draw = partial(_draw_head, head=heads.head_sum, rows=rows, inner=inner, columns=columns)
     return Case(f"{rows} x {inner} x {columns}", fused()["linear"], draw, _exact_linear)
@@ -273,9 +273,9 @@ def _large_product() -> Case:
 # Measuring ----------------------------------------------------------------------------------------------------------
 
 
-def accuracy(target: Target, form: Format) -> dict[str, Measured]:
-    """The largest errors of every case in one format, by name: one line for each result, over all sizes."""
-    found: dict[str, Measured] = {}
+def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
+    """Measure the largest errors in one format, by name of the result, over all sizes."""
+    found: dict[str, Measurement] = {}
     flushing = target.flushing(form)
     for case in cases(form):
         drawn = {k: form.values(v) for k, v in case.draw(np.random.default_rng(0)).items()}
@@ -289,7 +289,7 @@ def accuracy(target: Target, form: Format) -> dict[str, Measured]:
         results = results if isinstance(results, list) else [results]
         for (name, exact, allowance), result in zip(expected, results, strict=True):
             one = measure(result, exact, allowance, form, flushing)
-            found.setdefault(name, Measured()).merge(one)
+            found.setdefault(name, Measurement()).merge(one)
             if one.worst is not None:
                 target.failures.append(_failure(name, case, form, result, exact, allowance, one.worst))
     return found

@@ -1,4 +1,4 @@
-"""Floating-point formats: their limits, and the size of a unit in the last place."""
+"""Floating-point formats: limits, and units in the last place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Format:
-    """A binary format with `digits` digits, the hidden one included, and exponents up to `top` (1 <= x / 2**e < 2)."""
+    """A binary format of `digits` significant bits, the hidden one included, and exponents `bottom` to `top`."""
 
     name: str
     digits: int
@@ -31,17 +31,17 @@ class Format:
 
     @cached_property
     def normal(self) -> float:
-        """The smallest number with all its digits."""
+        """The smallest positive normal number."""
         return 2.0**self.bottom
 
     @cached_property
     def subnormal(self) -> float:
-        """The smallest number above zero."""
+        """The smallest positive number."""
         return float(np.ldexp(1.0, self.bottom + 1 - self.digits))
 
     @cached_property
     def computed(self) -> Format:
-        """The format that values of this one are computed in."""
+        """The format that kernels compute values of this one in."""
         return FORMATS[dtypes.compute(self.name)]
 
     @property
@@ -49,14 +49,14 @@ class Format:
         return dtypes.to_numpy(self.name)
 
     def ulp(self, x: Array) -> Array:
-        """The distance between neighbours at the size of x."""
+        """Return the distance between neighbouring numbers at x."""
         with np.errstate(all="ignore"):
             size = np.where(np.isfinite(x), np.abs(x), 1)
             exponent = np.where(size == 0, self.bottom, np.frexp(size)[1] - 1)
         return np.ldexp(np.ones_like(size), np.maximum(exponent, self.bottom) + 1 - self.digits)
 
     def values(self, x: Array) -> np.ndarray[Any, Any]:
-        """The numbers, rounded to this format."""
+        """Round numbers to this format."""
         with np.errstate(over="ignore"):
             return np.asarray(x, np.float64).astype(self.dtype)
 
@@ -73,7 +73,7 @@ FORMATS = {
 
 
 def available() -> list[Format]:
-    """The formats that this machine has arrays of: bfloat16 needs the package ml_dtypes."""
+    """Return the formats that NumPy arrays can have here; bfloat16 needs ml_dtypes."""
     found = []
     for form in FORMATS.values():
         try:

@@ -1,4 +1,4 @@
-"""What this machine has, as far as cupyfuse is concerned, and what would mend what it lacks."""
+"""Describe this machine: versions, GPUs, the kernel cache, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..plan.report import quantity
 
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
 _OLDEST_CUPY = (14, 2)
-# The CUDA driver's own library, by platform; asked directly, so that the driver is found where CuPy is missing.
+# The CUDA driver's library by platform: loaded directly, to find the driver without CuPy.
 _DRIVER_LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
 
 
 def package_version(name: str) -> str | None:
-    """Version of an installed package, which is not imported."""
+    """Return the version of an installed package without importing it."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -29,7 +29,7 @@ def package_version(name: str) -> str | None:
 
 
 def driver_version() -> int:
-    """The newest CUDA that the driver runs, as in 12090 for 12.9; 0 where there is no driver."""
+    """Return the newest CUDA version that the driver runs, 12090 for 12.9; 0 without a driver."""
     for name in _DRIVER_LIBRARIES:
         try:
             library = ctypes.CDLL(name)
@@ -46,19 +46,19 @@ def cuda_version(number: int) -> str:
 
 
 def kernel_cache() -> Path:
-    """The folder in which CuPy keeps compiled kernels."""
+    """Return the folder in which CuPy caches compiled kernels."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
 
 
-def _folder(path: Path) -> str:
+def _describe_folder(path: Path) -> str:
     if not path.is_dir():
-        return f"{path} (not there yet)"
+        return f"{path} (does not exist yet)"
     sizes = [entry.stat().st_size for entry in path.iterdir() if entry.is_file()]
     return f"{path} ({len(sizes)} files, {quantity(sum(sizes), 'B')})"
 
 
-def _asked(question: Callable[[], str]) -> str:
-    """An answer of the CUDA libraries, or why there is none: a broken installation is what this is run to find."""
+def _answer(question: Callable[[], str]) -> str:
+    """Return what a CUDA library answers, or its error: broken installations are to be reported."""
     try:
         return question()
     except Exception as error:
@@ -72,7 +72,7 @@ def _reason(error: Exception) -> str:
 def _import_cupy() -> tuple[Any, str]:
     try:
         import cupy
-    except Exception as error:  # a CuPy that lacks its libraries can fail with more than ImportError
+    except Exception as error:  # without its libraries CuPy raises more than ImportError
         return None, _reason(error)
     return cupy, ""
 
@@ -88,7 +88,7 @@ def _gpus(cupy: Any) -> list[tuple[str, str]]:
 
 
 def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """The facts as (name, value), and what is missing as (what, the command that mends it)."""
+    """Return facts as (name, value), and missing parts as (part, command that installs it)."""
     driver = driver_version()
     facts = [
         ("cupyfuse", version),
@@ -106,8 +106,8 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
     if not wheels:
         missing.append(("CuPy, which the CUDA engine needs", f'pip install "cupyfuse[{extra}]"'))
     elif cupy is None:
-        mend = f'pip install --force-reinstall "cupyfuse[{extra}]"'
-        missing.append((f"a CuPy that can be imported ({broken})", mend))
+        repair = f'pip install --force-reinstall "cupyfuse[{extra}]"'
+        missing.append((f"a CuPy that can be imported ({broken})", repair))
     else:
         if len(wheels) > 1:
             missing.append(("one CuPy instead of several", f"pip uninstall {' '.join(list(wheels)[1:])}"))
@@ -121,7 +121,7 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         facts.append((name, found or "not installed"))
         if found is None:
             missing.append((f"{name}, for {what} (optional)", command))
-    facts.append(("kernel cache", _asked(lambda: _folder(kernel_cache()))))
+    facts.append(("kernel cache", _answer(lambda: _describe_folder(kernel_cache()))))
     return facts, missing
 
 
@@ -130,8 +130,8 @@ def _describe_cuda(
 ) -> None:
     if tuple(int(part) for part in cupy.__version__.split(".")[:2]) < _OLDEST_CUPY:
         missing.append(("CuPy 14.2 or newer", f'pip install --upgrade "cupyfuse[{extra}]"'))
-    facts.append(("CUDA runtime", _asked(lambda: cuda_version(cupy.cuda.runtime.runtimeGetVersion()))))
-    nvrtc = _asked(lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion())))
+    facts.append(("CUDA runtime", _answer(lambda: cuda_version(cupy.cuda.runtime.runtimeGetVersion()))))
+    nvrtc = _answer(lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion())))
     facts.append(("NVRTC", nvrtc))
     if nvrtc.startswith("not available"):
         missing.append(("NVRTC, which compiles the kernels", f'pip install "cupyfuse[{extra}]"'))
@@ -145,11 +145,11 @@ def _describe_cuda(
         return
     facts.extend(gpus or [("GPU", "none visible")])
     if not gpus:
-        missing.append(("a visible GPU", "nvidia-smi (and look at the variable CUDA_VISIBLE_DEVICES)"))
+        missing.append(("a visible GPU", "nvidia-smi (see also CUDA_VISIBLE_DEVICES)"))
 
 
 def array_module(engine: str) -> Any:
-    """The array library of an engine: NumPy or CuPy; "auto" takes CuPy where it finds a GPU.
+    """Return the array library of an engine: NumPy or CuPy; "auto" is CuPy if it finds a GPU.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Errors: in ulps, relative to the result, and whether they are within what the operator's row allows."""
+"""Measure errors in ulps and relative to the result, and compare them with their allowance."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..ir.operators.table import ROUNDING
 from .formats import Array, Format
 from .oracle import EXTENDED
 
-# Values that are 16-bit floats to the user: exponentials and quotients by a number of the row are good to this.
-QUICK = 1e-5
+# Relative error of exponentials, and of quotients by a row's number, in values of 16-bit dtypes.
+QUICK_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """What a result may be off, stated in ulps of the format that is computed in.
+    """The error that a result may have, in ulps of the format that is computed in.
 
     Attributes
     ----------
-    ulps : of the result, or of `scale` wherever that is larger
-    scale : the size that rounding errors have inside, where it can be larger than the result
-    quick : whether 16-bit formats use the quick exponential or quotient
-    text : the ulps in words, where they depend on sizes
+    ulps : relative to the result, or to `scale` where that is larger
+    scale : magnitude of intermediate rounding errors, where it can exceed the result's
+    quick : whether 16-bit formats use the approximate exponential or quotient
+    text : formula of the ulps, where they depend on sizes
     """
 
     ulps: float
@@ -37,7 +37,7 @@ class Allowance:
         return (self.text or f"{self.ulps:g}") + (" *" if self.scale is not None and self.ulps else "")
 
     def size(self, exact: Array) -> Array:
-        """The size that an ulp is taken of: the result's, or the scale's wherever that is larger."""
+        """Return the magnitude that ulps are relative to: the larger one of result and scale."""
         size = np.abs(exact)
         if self.scale is not None:
             scale = np.asarray(self.scale).astype(size.dtype).ravel()
@@ -45,14 +45,14 @@ class Allowance:
         return size
 
     def absolute(self, exact: Array, form: Format, flushing: bool) -> Array:
-        """The same as an absolute error for each element."""
+        """Return the allowance of each element as an absolute error."""
         ulps = self.ulps
         if form.name == "float64" and not EXTENDED and ulps:
-            ulps = 2 * ulps + 2  # the other half of the difference is the oracle's
+            ulps = 2 * ulps + 2  # the reference is in float64 too, with an error of its own
         with np.errstate(all="ignore"):
             error = ulps * form.computed.ulp(self.size(exact))
             if self.quick and form.computed is not form:
-                error = error + QUICK * np.abs(exact)
+                error = error + QUICK_ERROR * np.abs(exact)
             if self.ulps > ROUNDING:
                 error = error + LOST * form.computed.normal
             if flushing:
@@ -64,17 +64,17 @@ class Allowance:
 
 
 @dataclass
-class Measured:
+class Measurement:
     """The largest errors of one operator in one format.
 
     Attributes
     ----------
-    ulps : in units of the last place: of the result as it is stored or of `scale` as it is computed, the larger one
+    ulps : in ulps of the stored result, or of the computed `scale` where those are larger
     relative : relative to the result, or to `scale` where that is larger
-    used : as a share of what is allowed; in 16-bit formats that is mostly the rounding of the result itself
+    used : as a share of the allowance; in 16-bit formats mostly the rounding of the result itself
     count : results compared
-    allowed : the allowance, in words
-    worst : index of the first result that is not allowed, or None
+    allowed : the allowance as text
+    worst : index of the first result beyond its allowance, or None
     """
 
     ulps: float = 0.0
@@ -84,18 +84,18 @@ class Measured:
     allowed: str = ""
     worst: int | None = None
 
-    def merge(self, other: Measured) -> None:
-        """Take in what the same operator gave elsewhere; a failure is the other's own matter."""
+    def merge(self, other: Measurement) -> None:
+        """Include the errors of another measurement of the same operator, except its failure."""
         self.ulps, self.relative = max(self.ulps, other.ulps), max(self.relative, other.relative)
         self.used, self.count = max(self.used, other.used), self.count + other.count
         self.allowed = self.allowed or other.allowed
 
 
-def measure(got: Any, exact: Array, allowance: Allowance, form: Format, flushing: bool) -> Measured:
+def measure(got: Any, exact: Array, allowance: Allowance, form: Format, flushing: bool) -> Measurement:
     """Compare results with exact ones.
 
-    Infinities and NaN have to be where the exact values have them, but for overflow: a finite value beyond the largest
-    number of the format is infinite there, and one within its allowance of that may be.
+    Infinities and NaN have to agree with the exact values, except for overflow: a finite value beyond the format's
+    largest number is infinite, and one within its allowance of that number may be.
     """
     got = np.asarray(got).astype(np.float64).ravel()
     exact = np.asarray(exact).ravel()
@@ -108,14 +108,14 @@ def measure(got: Any, exact: Array, allowance: Allowance, form: Format, flushing
         if not good.all():
             edge = exact.dtype.type(form.max) + exact.dtype.type(form.ulp(form.max) / 2)
             good |= np.isinf(got) & finite & (np.sign(got) == np.sign(exact)) & (result + allowed >= edge)
-        # What underflow may take from a factor says nothing of rounding.
+        # Errors from factors that underflow are no measure of rounding.
         counted = both & ((result >= LOST * form.computed.normal) | (allowance.ulps <= ROUNDING))
         size = allowance.size(exact)
         unit = form.ulp(result)
         if allowance.scale is not None:
             unit = np.maximum(unit, form.computed.ulp(size))
         size = np.maximum(result, size * 2.0 ** (form.digits - form.computed.digits))
-        measured = Measured(
+        measured = Measurement(
             _largest(error / unit, counted),
             _largest(error / size, counted & (size >= form.normal)),
             _largest(error / allowed, counted & (error > 0)),

@@ -1,8 +1,7 @@
-"""What results are compared with: the operators' meanings in a wider format.
+"""Reference results: the operators' formulas in a wider format.
 
-Formats that compute in float32 are compared with float64. For float64 there is `numpy.longdouble`: on x86 it has 64
-binary digits, 11 more, and a library of its own. Where it is no better than float64, which `EXTENDED` says, float64
-results are compared with other evaluations in float64.
+Formats that compute in float32 are compared with float64, and float64 with `numpy.longdouble`, which has 11 more
+bits on x86. Where longdouble is no wider than float64 (`EXTENDED` is False), float64 is compared with float64.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from .formats import Array, Format
 WIDE = np.longdouble
 EXTENDED = bool(np.finfo(WIDE).eps < 2.0**-60)
 
-# Where the series of erf and the continued fraction of erfc meet, and how many terms leave 1e-20 of them.
+# Where the series of erf hands over to the continued fraction of erfc, and the terms of each for 1e-20.
 _MEET, _SERIES, _FRACTION = 1.5, 60, 250
-# pi to 64 digits; a Python float holds 53 of them.
+# pi to 64 bits, of which a Python float holds 53.
 _PI = WIDE(math.pi) + WIDE(1.2246467991473532e-16)
 
 
 def wider(x: Array, form: Format) -> Array:
-    """Numbers of a format in the one that they are compared in."""
+    """Convert numbers of a format to the wider one that they are compared in."""
     return np.asarray(x, WIDE if form.computed is form and form.name == "float64" else np.float64)
 
 
 def erfc(x: Array) -> Array:
-    """Complementary error function: its series near zero, its continued fraction far out."""
+    """Complementary error function: by the series of erf near zero, else by its continued fraction."""
     size = np.abs(x)
     near = 1 - _erf_series(np.where(size < _MEET, size, 0))
     far = np.where(size < _MEET, _MEET, np.minimum(size, 200))
@@ -58,18 +57,18 @@ def _erfc_fraction(x: Array) -> Array:
     tail = x
     for n in range(_FRACTION, 0, -1):
         tail = x + n / 2 / tail
-    # x^2 in two parts, of which the first is exact: what rounding takes from it the exponential would magnify.
+    # exp(-x^2) from x^2 in two parts, the first one exact: the exponential magnifies rounding of its argument.
     high = x.astype(np.float32).astype(x.dtype)
     square = np.exp(-high * high) * np.exp(-(x - high) * (x + high))
     return square / tail / x.dtype.type(np.sqrt(_PI))
 
 
-MEANINGS: dict[str, Callable[..., Array]] = {
+_WIDE_FORMULAS: dict[str, Callable[..., Array]] = {
     "erf": erf,
     "gelu": lambda x: x / 2 * erfc(-x * x.dtype.type(np.sqrt(WIDE(0.5)))),
 }
 
 
-def meaning(operator: str) -> Callable[..., Array]:
-    """The operator in any precision: the table's own formula, but for those that it evaluates by polynomials."""
-    return MEANINGS.get(operator) or POINTWISE[operator].numpy
+def wide_formula(operator: str) -> Callable[..., Array]:
+    """Return an operator's formula in any precision: the table's, unless that is a polynomial for float64."""
+    return _WIDE_FORMULAS.get(operator) or POINTWISE[operator].numpy

@@ -1,4 +1,4 @@
-"""Special values of operators of two operands: a down the side, b along the top, in the symbols of `tables.py`."""
+"""Special values of binary operators: a down the side, b along the top, in the symbols of `tables.py`."""
 
 PAIRS = """
 add             -inf  -max    -1    -0     0     1   max   inf   nan

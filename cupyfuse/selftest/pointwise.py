@@ -1,4 +1,4 @@
-"""Pointwise operators on an engine: special values against their tables, and accuracy over all exponents."""
+"""Check pointwise operators: special values against their tables, accuracy over all exponents."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from ..ir.operators import POINTWISE
 from ..trace import apply
 from . import oracle, samples, specials
 from .formats import Array, Format
-from .measure import Allowance, Measured, measure
+from .measure import Allowance, Measurement, measure
 from .symbols import allows, value
 from .target import Failure, Target
 
-# Operators in one kernel: as few kernels as compile in little time each.
-_TOGETHER = 12
-# These take another way in 16-bit formats (`quick_exp` in kernels_cu/types.cuh).
+# Operators in one kernel: few kernels, each of which compiles quickly.
+_GROUP_SIZE = 12
+# Approximate in 16-bit formats (`quick_exp` in kernels_cu/types.cuh).
 _QUICK = ("exp",)
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some operators of as many operands, in one function with as many results: they share a kernel."""
+    """Operators of one arity in one function with as many results, so that they share a kernel."""
 
     operands: int
     names: tuple[str, ...]
@@ -35,37 +35,37 @@ class Group:
 
 @cache
 def parse_name(name: str) -> tuple[str, tuple[float, ...]]:
-    """An operator and the numbers it is called with: `softplus(2,20)` is ("softplus", (2.0, 20.0))."""
+    """Split an operator's name from its parameters: `softplus(2,20)` is ("softplus", (2.0, 20.0))."""
     operator, _, numbers = name.partition("(")
     return operator, tuple(float(n) for n in numbers.rstrip(")").split(",") if n)
 
 
 @cache
 def groups() -> tuple[Group, ...]:
-    """Every operator of the table, in the forms that the special values name."""
+    """Return all operators, with the parameters that the tables of special values name."""
     found = []
     for operands in (1, 2, 3):
         names = [name for name, cases in specials.pointwise().items() if len(cases[0].operands) == operands]
-        for start in range(0, len(names), _TOGETHER):
-            some = tuple(names[start : start + _TOGETHER])
-            found.append(Group(operands, some, Fused(_together(some, operands))))
+        for start in range(0, len(names), _GROUP_SIZE):
+            chunk = tuple(names[start : start + _GROUP_SIZE])
+            found.append(Group(operands, chunk, Fused(_group_function(chunk, operands))))
     return tuple(found)
 
 
-def _together(names: Sequence[str], operands: int) -> Callable[..., tuple[Any, ...]]:
+def _group_function(names: Sequence[str], operands: int) -> Callable[..., tuple[Any, ...]]:
     def one(a: Any) -> tuple[Any, ...]:
-        return tuple(_applied(name, a) for name in names)
+        return tuple(_apply_named(name, a) for name in names)
 
     def two(a: Any, b: Any) -> tuple[Any, ...]:
-        return tuple(_applied(name, a, b) for name in names)
+        return tuple(_apply_named(name, a, b) for name in names)
 
     def three(a: Any, b: Any, c: Any) -> tuple[Any, ...]:
-        return tuple(_applied(name, a, b, c) for name in names)
+        return tuple(_apply_named(name, a, b, c) for name in names)
 
     return (one, two, three)[operands - 1]
 
 
-def _applied(name: str, *operands: Any) -> Any:
+def _apply_named(name: str, *operands: Any) -> Any:
     operator, numbers = parse_name(name)
     if operator == "where":
         operands = (apply("not_equal", operands[0], 0.0), *operands[1:])
@@ -76,7 +76,7 @@ def _applied(name: str, *operands: Any) -> Any:
 
 
 def check_specials(target: Target, form: Format) -> int:
-    """Compare every entry of the tables; returns how many were compared."""
+    """Compare every entry of the tables; return their number."""
     compared = 0
     for group in groups():
         cases = {name: specials.pointwise()[name] for name in group.names}
@@ -92,7 +92,7 @@ def check_specials(target: Target, form: Format) -> int:
                 for case in cases[name]:
                     got = float(result[where[case.operands]])
                     flushing = target.flushing(form)
-                    expected = specials.taken_for_zero(case, cases[name]) if flushing else case.expected
+                    expected = specials.expected_when_flushed(case, cases[name]) if flushing else case.expected
                     if not allows(expected, got, form, ulps, flushing):
                         call = f"{name} of {', '.join(case.operands)} ({variant})"
                         target.failures.append(Failure(name, form.name, call, repr(got), expected))
@@ -103,9 +103,9 @@ def check_specials(target: Target, form: Format) -> int:
 # Accuracy -----------------------------------------------------------------------------------------------------------
 
 
-def accuracy(target: Target, form: Format) -> dict[str, Measured]:
-    """The largest errors of every operator in one format, by name."""
-    found: dict[str, Measured] = {}
+def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
+    """Measure the largest errors in one format, by operator."""
+    found: dict[str, Measurement] = {}
     for group in groups():
         flushing = target.flushing(form)
         if group.operands == 1:
@@ -118,18 +118,18 @@ def accuracy(target: Target, form: Format) -> dict[str, Measured]:
             if results is None:
                 continue
             for name, result in zip(group.names, results, strict=True):
-                if not _measured(name, group):
+                if not _is_measured(name, group):
                     continue
                 exact, allowance = _exact(name, form, inputs)
                 one = measure(result, exact, allowance, form, flushing)
-                found.setdefault(name, Measured()).merge(one)
+                found.setdefault(name, Measurement()).merge(one)
                 if one.worst is not None:
                     target.failures.append(_failure(name, form, variant, inputs, result, exact, allowance, one.worst))
     return found
 
 
-def _measured(name: str, group: Group) -> bool:
-    """Numbers among the operands are fixed where results are measured: they would swamp the table with their own."""
+def _is_measured(name: str, group: Group) -> bool:
+    """Whether accuracy is measured for this name: with fixed finite parameters, where the operator has any."""
     operator, numbers = parse_name(name)
     if not numbers:
         return group.operands == 1 or operator not in {parse_name(n)[0] for n in specials.pointwise() if "(" in n}
@@ -144,7 +144,7 @@ def _exact(name: str, form: Format, inputs: tuple[Array, ...]) -> tuple[Array, A
     if operator == "where":
         wide[0] = wide[0] != 0
     with np.errstate(all="ignore"):
-        exact = oracle.meaning(operator)(*wide)
+        exact = oracle.wide_formula(operator)(*wide)
         scale = None if row.scale is None else row.scale(*narrow)
     return exact, Allowance(row.ulps, scale, operator in _QUICK)
 

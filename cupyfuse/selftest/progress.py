@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar by rich where it is installed and someone is watching, plain lines elsewhere."""
+"""Progress on standard error: rich's bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Progress:
-    """Tell which of `total` stages is running. A context manager; `stage` begins the next one."""
+    """Context manager that reports which of `total` stages is running."""
 
     def __init__(self, total: int):
         self._total = total
@@ -17,7 +17,7 @@ class Progress:
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        # In a file or a pipe a bar would leave nothing but control characters.
+        # In a file or a pipe a bar is only control characters.
         if sys.stderr.isatty():
             try:
                 from rich.console import Console
@@ -31,12 +31,12 @@ class Progress:
             self._task = self._bar.add_task("", total=self._total)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, cls: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     def stage(self, text: str) -> None:
-        """End the stage before, if there was one, and begin another."""
+        """Begin the next stage."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=text)
         else:

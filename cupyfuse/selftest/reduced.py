@@ -1,4 +1,4 @@
-"""Reductions on an engine: special values along rows and down columns, in every kernel that row lengths lead to."""
+"""Check reductions and softmax on special values, along rows and down columns, in every kernel template."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from .specials import Row
 from .symbols import ANY_FINITE, allows, value
 from .target import Failure, Target
 
-# Row lengths, and with them the templates: some lanes to a row, a block that streams, a block that holds the row; every
-# second one of a length that no vector divides.
+# Row lengths by the template they select: lanes of a warp, streaming block, block holding the row. The second lengths
+# rule vector loads out.
 LANES, STREAMED, HELD, LONG = (96, 97), (5000, 5001), (4096, 4097), (40000, 40001)
-# Rows that a column's blocks share, and columns.
+# Rows that several blocks share in column reductions, and numbers of columns.
 SHARED, COLUMNS = 4000, (40, 41)
-# What a table's row of three cells is repeated to.
-_STRETCHED = {0: (*LANES, SHARED), 1: (*LANES, *STREAMED)}
-_STRETCHED_ROWS = (*LANES, *HELD, *LONG)
-# Final logarithms, divisions and roundings of a reduction, in ulps.
-FINISH = 9.0
+# Lengths that rows of three cells are repeated to, by axis.
+_REPEATED_LENGTHS = {0: (*LANES, SHARED), 1: (*LANES, *STREAMED)}
+_REPEATED_ROW_LENGTHS = (*LANES, *HELD, *LONG)
+# Ulps of the final logarithm, division and rounding of a reduction.
+FINAL_ULPS = 9.0
 
 
 @cache
 def every_reduction(axis: int, names: tuple[str, ...] = tuple(REDUCTIONS)) -> Fused:
-    """All reductions of a matrix along one axis as one function."""
+    """Return one function of all reductions along an axis."""
 
     def reductions(x: Any) -> tuple[Any, ...]:
         return tuple(reduce(name, x, axis, keepdims=True) for name in names)
@@ -43,7 +43,7 @@ def every_reduction(axis: int, names: tuple[str, ...] = tuple(REDUCTIONS)) -> Fu
 
 @cache
 def along_rows() -> Fused:
-    """softmax and log_softmax as one function."""
+    """Return one function of softmax and log_softmax."""
 
     def rows(x: Any) -> tuple[Any, ...]:
         return cf.softmax(x, axis=1), cf.log_softmax(x, axis=1)
@@ -52,47 +52,47 @@ def along_rows() -> Fused:
 
 
 def ulps_of(name: str, count: int) -> Allowance:
-    """What a reduction of so many elements may be off, in ulps of its row's `scale`."""
+    """Return the allowance of a reduction of `count` elements, in ulps of its `scale`."""
     each = REDUCTIONS[name].ulps
-    return Allowance(each * (count + FINISH) if each else 0.0, text=f"n + {FINISH:g}" if each else "0")
+    return Allowance(each * (count + FINAL_ULPS) if each else 0.0, text=f"n + {FINAL_ULPS:g}" if each else "0")
 
 
 # Special values -----------------------------------------------------------------------------------------------------
 
 
 def check_specials(target: Target, form: Format) -> int:
-    """Compare every entry of the tables of rows; returns how many were compared."""
+    """Compare every entry of the tables of rows; return their number."""
     compared = 0
     for length in sorted({len(row.cells) for row in specials.reduced()} - {0}):
         rows = [row for row in specials.reduced() if len(row.cells) == length]
         compared += _check_reductions(target, form, rows, length, 1)
         compared += _check_reductions(target, form, rows, length, 0) if length > 1 else 0
     compared += _check_empty(target, form)
-    ordinary = [row for row in specials.reduced() if len(row.cells) == 3 and not _extreme(row)]
-    for axis, lengths in _STRETCHED.items():
+    ordinary = [row for row in specials.reduced() if len(row.cells) == 3 and not _may_overflow(row)]
+    for axis, lengths in _REPEATED_LENGTHS.items():
         for length in lengths:
             compared += _check_reductions(target, form, ordinary, length, axis)
     for length in (1, 3):
         rows = [row for row in specials.along_rows() if len(row.cells) == length]
         compared += _check_along_rows(target, form, rows, length)
     ordinary = [row for row in specials.along_rows() if len(row.cells) == 3]
-    for length in _STRETCHED_ROWS:
+    for length in _REPEATED_ROW_LENGTHS:
         compared += _check_along_rows(target, form, ordinary, length)
     return compared
 
 
-def _extreme(row: Row) -> bool:
-    """Whether sums of more such cells may overflow on the way."""
+def _may_overflow(row: Row) -> bool:
+    """Whether intermediate sums of more such cells may overflow."""
     return any("max" in cell for cell in row.cells)
 
 
 def _matrix(rows: Sequence[Row], length: int, form: Format) -> Any:
-    """The rows' cells, repeated to a length."""
+    """Return the rows' cells, repeated to a length."""
     return np.array([np.resize(form.values([value(c, form) for c in row.cells]), length) for row in rows])
 
 
-def _stretched(expected: str, name: str) -> str:
-    """What an entry comes to where the cells are repeated: infinities and NaN stay, other numbers are others."""
+def _expected_when_repeated(expected: str, name: str) -> str:
+    """Return the entry for repeated cells: infinities and NaN stay, other numbers change."""
     if expected in ("inf", "-inf"):
         return "inf|-inf" if name == "prod" else expected
     return expected if expected == "nan" or (name == "softmax" and expected == "0") else ANY_FINITE
@@ -108,7 +108,7 @@ def _check_reductions(target: Target, form: Format, rows: Sequence[Row], length:
         for row, got in zip(rows, np.ravel(result), strict=True):
             expected = row.expected[name]
             if length != len(row.cells):
-                expected = _stretched(expected, name)
+                expected = _expected_when_repeated(expected, name)
             ulps = ulps_of(name, length).ulps
             _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(got), ulps)
     return len(REDUCTIONS) * len(rows)
@@ -138,13 +138,14 @@ def _check_along_rows(target: Target, form: Format, rows: Sequence[Row], length:
     results = target.run(along_rows(), [given], form, what)
     if results is None:
         return 0
+    ulps = length + FINAL_ULPS
     for name, result in zip(("softmax", "log_softmax"), results, strict=True):
         for row, got in zip(rows, result, strict=True):
             cells = row.expected[name].split(",")
             for i, cell in enumerate(cells):
-                expected = cell if length == len(cells) else _stretched(cell, name)
+                expected = cell if length == len(cells) else _expected_when_repeated(cell, name)
                 for one in np.unique(got[i :: len(cells)].astype(np.float64)):
-                    _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(one), length + FINISH)
+                    _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(one), ulps)
     return 2 * given.size
 
 

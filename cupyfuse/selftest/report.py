@@ -1,4 +1,4 @@
-"""What the self-test found, as text for a terminal and as a page of the documentation."""
+"""The self-test's report, as text and as a page of the documentation."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .measure import Measured
+from .measure import Measurement
 from .oracle import EXTENDED
-from .target import Failure, Launched
+from .target import Failure, LaunchedKernel
 
 _NOTES = """\
-Errors are against a wider format: float64, or numpy.longdouble where results are float64. An ulp is one of the result
-as it is stored; where digits cancel inside (*) it is one of what cancels, as it is computed. Relative errors are
-relative to the same. "used" is the largest share of what is allowed, in float32 and float64; 16-bit results may be off
-by half an ulp of their own, and by what is allowed in float32. n, K, N, B are the elements that are reduced, the terms
-of an inner product, the columns of a product, and the rows of a batch."""
-# The facts that figures depend on; those of a page are of no one machine's folders.
+Errors are against a wider format: float64, or numpy.longdouble for float64 results. They are in ulps of the stored
+result, and relative to it; where terms cancel (*), both refer to the computed terms. "used" is the largest share of the
+allowance in float32 and float64; 16-bit results may be off by float32's allowance and half an ulp of their own. n, K, N
+and B are the elements reduced, the terms of an inner product, the columns of a product, and the rows of a batch."""
+# Facts for the page: those that figures depend on.
 _VERSIONS = ("cupyfuse", "Python", "NumPy", "CuPy", "CUDA driver", "CUDA runtime", "NVRTC", "GPU 0")
-# Failures of one operator in one format that are told; the others are counted.
-_TOLD = 3
+# Failures listed for an operator in a format; further ones are counted.
+_FAILURES_LISTED = 3
 
 
 @dataclass
@@ -30,21 +29,21 @@ class Report:
     Attributes
     ----------
     facts : versions and devices, as (name, value)
-    engine : what ran, in a sentence
-    special : results compared with the tables of special values, by format
+    engine : a sentence that names the engine
+    special : number of special values compared, by format
     operators, chains : the largest errors, by format and name
-    kernels : the different kernels, with how they came to be listed in `kernels_are`
-    failures : everything that was wrong
-    seconds : how long it took
+    kernels, kernels_title : the distinct kernels, and a heading that says whether they ran
+    failures : wrong results
+    seconds : duration
     """
 
     facts: list[tuple[str, str]]
     engine: str
     special: dict[str, int] = field(default_factory=dict)
-    operators: dict[str, dict[str, Measured]] = field(default_factory=dict)
-    chains: dict[str, dict[str, Measured]] = field(default_factory=dict)
-    kernels: Sequence[Launched] = ()
-    kernels_are: str = ""
+    operators: dict[str, dict[str, Measurement]] = field(default_factory=dict)
+    chains: dict[str, dict[str, Measurement]] = field(default_factory=dict)
+    kernels: Sequence[LaunchedKernel] = ()
+    kernels_title: str = ""
     failures: Sequence[Failure] = ()
     seconds: float = 0.0
 
@@ -61,32 +60,32 @@ class Report:
             yield _columns([_head(title, table), *_rows(table)])
         compared = ", ".join(f"{count} in {name}" for name, count in self.special.items())
         yield f"special values compared with their tables: {compared}"
-        yield self.kernels_are + "".join(f"\n  {line}" for line in _kernel_lines(self.kernels))
+        yield self.kernels_title + "".join(f"\n  {line}" for line in _kernel_lines(self.kernels))
 
     def _verdict(self) -> str:
         if self.passed:
-            return f"Passed in {self.seconds:.0f} s: every result is what the tables say, or as near as they ask for."
+            return f"Passed in {self.seconds:.0f} s: every result is within its allowance."
         lines = [f"FAILED: {len(self.failures)} results are wrong."]
         told: Counter[tuple[str, str]] = Counter()
         for failure in self.failures:
             told[failure.what, failure.dtype] += 1
-            if told[failure.what, failure.dtype] <= _TOLD:
+            if told[failure.what, failure.dtype] <= _FAILURES_LISTED:
                 lines.append(f"  {failure}")
         for (what, dtype), count in told.items():
-            if count > _TOLD:
-                lines.append(f"  {what} in {dtype}: {count - _TOLD} more")
+            if count > _FAILURES_LISTED:
+                lines.append(f"  {what} in {dtype}: {count - _FAILURES_LISTED} more")
         return "\n".join(lines)
 
     def markdown(self) -> str:
-        """A page with the same figures.
+        """Return the report as a page of the documentation.
 
         Raises
         ------
         ValueError
-            There were failures: what was measured then is no page of the documentation.
+            There were failures.
         """
         if not self.passed:
-            raise ValueError("no page is written of a run with failures")
+            raise ValueError("a run with failures is not written as a page")
         lines = ["# Measured errors", ""]
         lines += [
             "Written by `python -m cupyfuse selftest --markdown FILE`, not by hand. [numerics.md](numerics.md) says"
@@ -108,20 +107,20 @@ class Report:
         lines += ["", "## Special values and kernels", ""]
         lines += ["Results compared with the tables of special values (`cupyfuse/selftest/tables.py`, `pairs.py`):", ""]
         lines += _table(tuple(self.special), [tuple(map(str, self.special.values()))])
-        lines += ["", self.kernels_are, ""]
+        lines += ["", self.kernels_title, ""]
         if self.kernels:
             lines += [f"- {line}" for line in _kernel_lines(self.kernels)]
         return "\n".join(lines).rstrip() + "\n"
 
 
-def _head(title: str, table: dict[str, dict[str, Measured]]) -> tuple[str, ...]:
+def _head(title: str, table: dict[str, dict[str, Measurement]]) -> tuple[str, ...]:
     ulps, relative = list(table), list(table)
     ulps[0], relative[0] = f"ulps: {ulps[0]}", f"relative: {relative[0]}"
     return (title, "allowed", "used", *ulps, *relative)
 
 
-def _rows(table: dict[str, dict[str, Measured]]) -> list[tuple[str, ...]]:
-    """One row an operator: what is allowed, how much of it is used, and the largest errors by format."""
+def _rows(table: dict[str, dict[str, Measurement]]) -> list[tuple[str, ...]]:
+    """Return a row for each name: allowance, used share, largest errors by format."""
     names = dict.fromkeys(name for each in table.values() for name in each)
     rows = []
     for name in names:
@@ -134,16 +133,15 @@ def _rows(table: dict[str, dict[str, Measured]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _kernel_lines(kernels: Sequence[Launched]) -> list[str]:
-    """How many kernels of every template, and in which formats and variants."""
+def _kernel_lines(kernels: Sequence[LaunchedKernel]) -> list[str]:
+    """Summarise the kernels by template: number, variants, formats."""
     lines = []
     for template in sorted({k.template for k in kernels}):
-        some = [k for k in kernels if k.template == template]
-        formats = ", ".join(dict.fromkeys(k.dtype for k in some))
-        variants = [
-            word for word, vectors in (("vectors", True), ("scalars", False)) if vectors in {k.vectors for k in some}
-        ]
-        lines.append(f"{template}: {len(some)}, in {' and '.join(variants)}, in {formats}")
+        group = [k for k in kernels if k.template == template]
+        formats = ", ".join(dict.fromkeys(k.dtype for k in group))
+        found = {k.vectors for k in group}
+        variants = [word for word, vectors in (("vectors", True), ("scalars", False)) if vectors in found]
+        lines.append(f"{template}: {len(group)}, in {' and '.join(variants)}, in {formats}")
     return lines
 
 
@@ -158,5 +156,5 @@ def _table(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write the page, in UTF-8 and with Unix line ends on every machine."""
+    """Write the page, with Unix line ends on every machine."""
     path.write_text(report.markdown(), encoding="utf-8", newline="\n")

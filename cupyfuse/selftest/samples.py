@@ -1,7 +1,4 @@
-"""Inputs that accuracy is measured on: every number of a 16-bit format, and a dense sample of the wider ones.
-
-Deterministic: the same numbers on every machine.
-"""
+"""Inputs for measuring accuracy: all numbers of 16-bit formats, a dense sample of wider ones; deterministic."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import numpy as np
 
 from .formats import Array, Format
 
-# Where operators bend, cross zero, change branches, or saturate.
+# Where operators cross zero, change branches or saturate.
 _BENDS: tuple[float, ...] = (
     0.25,
     0.5,
@@ -40,7 +37,7 @@ def _mantissas(count: int) -> Array:
 
 
 def _normal_only(x: Array, form: Format, flushing: bool) -> Array:
-    """Without the numbers that an engine takes for zero."""
+    """Drop the numbers that an engine flushes to zero."""
     return x[(np.abs(x) >= form.normal) | (x == 0)] if flushing else x
 
 
@@ -56,7 +53,7 @@ def _all_of_16_bits(form: Format) -> Array:
 
 @cache
 def unary(form: Format, flushing: bool) -> Array:
-    """Finite numbers of the format, as float64, over all exponents and dense where operators bend."""
+    """Return finite numbers of the format as float64: all exponents, dense where operators change."""
     if form.digits <= 11:
         return _normal_only(_all_of_16_bits(form), form, flushing)
     each = 24 if form.name == "float32" else 6
@@ -73,7 +70,7 @@ def unary(form: Format, flushing: bool) -> Array:
 
 @cache
 def pairs(form: Format, flushing: bool) -> tuple[Array, Array]:
-    """Pairs of finite numbers: all exponents against all, neighbours, opposites, and numbers of ordinary size."""
+    """Return pairs of finite numbers: all pairs of exponents, neighbours, opposites, ordinary sizes."""
     exponents = np.unique(np.linspace(form.bottom, form.top, 25).astype(int))
     few = np.ldexp(_mantissas(len(exponents)), exponents)
     few = np.concatenate([few, [1.0, 0.5, 3.0, 0.0, form.normal, form.max], _BENDS])
@@ -95,6 +92,6 @@ def pairs(form: Format, flushing: bool) -> tuple[Array, Array]:
 
 
 def triples(form: Format, flushing: bool) -> tuple[Array, Array, Array]:
-    """Pairs, and a third number that is zero in every other one."""
+    """Return pairs, preceded by a number that is zero in every other one."""
     a, b = pairs(form, flushing)
     return np.where(np.arange(a.size) % 2, b, 0.0), a, b

@@ -1,4 +1,4 @@
-"""The special values of `tables.py` and `pairs.py`, as cases that an engine can be asked for."""
+"""Parse the tables of special values into cases."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tables import CASES, REDUCED, ROWS, UNARY
 
 @dataclass(frozen=True)
 class Case:
-    """An operator on single operands, as symbols."""
+    """Operands of an operator and its expected result, as symbols."""
 
     operands: tuple[str, ...]
     expected: str
@@ -21,7 +21,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of cells, and what each reduction (or each cell of a function of rows) has to give."""
+    """Cells of a row, and the expected result of each reduction or row function."""
 
     cells: tuple[str, ...]
     expected: dict[str, str]
@@ -33,7 +33,7 @@ def _lines(table: str) -> list[list[str]]:
 
 @cache
 def pointwise() -> dict[str, tuple[Case, ...]]:
-    """All cases by operator; operators of one operand with the numbers they are called with."""
+    """Return all cases by operator, with its parameters."""
     found: dict[str, list[Case]] = {}
     (_, *inputs), *rows = _lines(UNARY)
     for name, *results in rows:
@@ -52,14 +52,14 @@ def pointwise() -> dict[str, tuple[Case, ...]]:
 
 @cache
 def reduced() -> tuple[Row, ...]:
-    """All rows with the results of every reduction."""
+    """Return all rows with the expected result of every reduction."""
     (_, *names), *rows = _lines(REDUCED)
     return tuple(Row(_cells(cells), dict(zip(names, results, strict=True))) for cells, *results in rows)
 
 
 @cache
 def along_rows() -> tuple[Row, ...]:
-    """All rows with what softmax and log_softmax make of them; one symbol a cell, joined by commas."""
+    """Return all rows with their softmax and log_softmax, one symbol for each cell."""
     (_, *names), *rows = _lines(ROWS)
     return tuple(Row(_cells(cells), dict(zip(names, results, strict=True))) for cells, *results in rows)
 
@@ -68,15 +68,15 @@ def _cells(text: str) -> tuple[str, ...]:
     return () if text == "empty" else tuple(text.split(","))
 
 
-def taken_for_zero(case: Case, cases: tuple[Case, ...]) -> str:
-    """What an engine may give that takes subnormal operands for zero, beside what the case expects."""
+def expected_when_flushed(case: Case, cases: tuple[Case, ...]) -> str:
+    """Return the expected results of a case on an engine that may flush subnormal operands to zero."""
     zeros = {"sub": "0", "-sub": "-0"}
     operands = tuple(zeros.get(o, o) for o in case.operands)
     return "|".join([case.expected, *(c.expected for c in cases if c.operands == operands != case.operands)])
 
 
 def missing() -> list[str]:
-    """Operators and reductions that no table has a row for."""
+    """Return the operators and reductions without special values."""
     there = {re.sub(r"\(.*", "", name) for name in pointwise()}
     reductions = {name for row in reduced() for name in row.expected}
     return sorted((set(POINTWISE) - there) | (set(REDUCTIONS) - reductions))

@@ -1,4 +1,4 @@
-"""The symbols that special values are written in: what they stand for in a format, and what a result may be."""
+"""Symbols of the tables of special values: their value in a format, and the results they allow."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ ANY_FINITE = "~"
 
 @cache
 def value(symbol: str, form: Format) -> float:
-    """The number that a symbol stands for.
+    """Return the number that a symbol stands for.
 
     Raises
     ------
     ValueError
-        The symbol is none of those that `tables.py` lists.
+        `tables.py` lists no such symbol.
     """
     size = symbol.removeprefix("-")
-    known = {"max": form.max, "nor": form.normal, "sub": form.subnormal, **_CONSTANTS}
-    number = known[size] if size in known else float(size)
+    numbers = {"max": form.max, "nor": form.normal, "sub": form.subnormal, **_CONSTANTS}
+    number = numbers[size] if size in numbers else float(size)
     return -number if symbol != size else number
 
 
 @cache
 def choices(expected: str, form: Format) -> tuple[str, ...]:
-    """The symbols that an entry of a table allows in a format."""
+    """Return the symbols that a table entry allows in a format."""
     return tuple(_choices(expected, form.name))
 
 
@@ -50,25 +50,24 @@ def _choices(expected: str, name: str) -> Iterator[str]:
 
 
 def allows(expected: str, got: float, form: Format, ulps: float, flushing: bool) -> bool:
-    """Whether a result is one that an entry of a table allows.
+    """Whether a table entry allows a result.
 
     Parameters
     ----------
     expected : the entry
     got : the result
-    form : the format it is in
-    ulps : how far it may be off where it is a number; zeros and signs of zeros have to be right
-    flushing : whether the engine takes subnormal numbers for zero
+    form : its format
+    ulps : error allowed for numbers other than zero
+    flushing : whether the engine flushes subnormal numbers to zero
     """
     for symbol in choices(expected, form):
-        if _is(symbol, got, form, ulps) or (flushing and _flushed(symbol, got, form, ulps)):
+        if _is(symbol, got, form, ulps) or (flushing and _is_flushed(symbol, got, form, ulps)):
             return True
     return False
 
 
-def _flushed(symbol: str, got: float, form: Format, ulps: float) -> bool:
-    """Whether a result is the zero that a subnormal number became, or one that rounding made subnormal; or a subnormal
-    number that was handed on as it is, having counted as zero."""
+def _is_flushed(symbol: str, got: float, form: Format, ulps: float) -> bool:
+    """Whether flushing explains a result: a flushed subnormal number, or one that was copied and expected as zero."""
     if symbol == ANY_FINITE:
         return False
     wanted = value(symbol, form)
@@ -88,6 +87,6 @@ def _is(symbol: str, got: float, form: Format, ulps: float) -> bool:
         return math.isnan(got) if math.isnan(wanted) else got == wanted
     if wanted == 0:
         return got == 0 and math.copysign(1.0, got) == math.copysign(1.0, wanted)
-    # What 16-bit formats compute is accurate to far more than their own ulp, but for the rounding to it.
+    # 16-bit formats compute in float32: only the final rounding shows.
     slack = ulps if form.computed is form else min(ulps, 1.0)
     return abs(got - wanted) <= slack * float(form.ulp(wanted))

@@ -1,16 +1,16 @@
-"""Special values of operators of one operand, and of reductions: what goes in, and what has to come out.
+"""Special values of unary operators and reductions: operands and expected results.
 
-Symbols: `max`, `nor` and `sub` are the largest, the smallest normal and the smallest subnormal number of the format;
-`~` is any finite number: how near to the exact one is the accuracy table's matter. `0` and `-0` are told apart, and
-`+-0` is either. `a|b` is a or b. `a(b)` is a, but b in float16, which computes in float32, far from the end of that.
-Numbers are exact where the operator is, and within its accuracy elsewhere.
+Symbols: `max`, `nor` and `sub` are the largest, the smallest normal and the smallest subnormal number of the format.
+`~` is any finite number. `+-0` is a zero of either sign. `a|b` is a or b. `a(b)` is
+a, but b in float16, which computes in float32 without overflow. Numbers are exact for exact operators, else within
+their accuracy.
 
-Where libraries disagree, what PyTorch's formula gives on a GPU stands here, for sums of exponentials what SciPy gives.
+Where libraries disagree, entries are those of PyTorch's formula on a GPU, and SciPy's for sums of exponentials.
 """
 
 from __future__ import annotations
 
-# A name with numbers after it is an operator with more operands, which are those numbers.
+# Numbers after a name are the operator's parameters.
 UNARY = """
 x                 -inf   -max     -1   -nor   -sub     -0      0    sub    nor      1    max    inf    nan
 
@@ -73,7 +73,7 @@ selu             -selu  -selu      ~      ~      ~     -0      0      ~      ~  
 softsign           nan     -1   -0.5   -nor   -sub     -0      0    sub    nor    0.5      1    nan    nan
 """
 
-# One operator on single operands.
+# Single calls: operands | result.
 CASES = """
 where          0  nan    1  |     1
 where          1  nan    1  |   nan
@@ -136,7 +136,7 @@ multiply     max    2       |   inf
 add          max  max       |   inf
 """
 
-# Cells of a row, and what becomes of it. `error`: refused, with NumPy's own words.
+# Cells of a row, and its reductions. `error`: raises as NumPy does.
 REDUCED = """
 cells            sum      prod  max  min      mean expsum moment2 logsumexp
 

@@ -1,4 +1,4 @@
-"""Where the self-test runs: an array library, the kernels that its calls lead to, and everything that went wrong."""
+"""Run the self-test's functions on an array library; record their kernels and failures."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..plan.plan import Plan
 from .formats import Format
 from .machine import on_host
 
-# Row lengths that every vector width divides, and that none does: kernels come in both variants.
+# Row lengths that select the vectorised and the scalar variant of a kernel.
 _WIDTHS = {"vectors": 64, "scalars": 63}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One wrong result, or one function that did not run."""
+    """A wrong result, or a function that raised."""
 
     what: str
     dtype: str
@@ -35,13 +35,13 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Launched:
-    """A kernel that a call led to.
+class LaunchedKernel:
+    """A kernel launched by a call.
 
     Attributes
     ----------
-    template : the file of `kernels_cu/` that it instantiates, and how
-    dtype : what the call was made with
+    template : the template in `kernels_cu/` that it instantiates
+    dtype : dtype of the call's arguments
     vectors : whether a thread moves several elements at once
     """
 
@@ -52,20 +52,20 @@ class Launched:
 
 @dataclass
 class Target:
-    """An array library (NumPy, or CuPy for kernels on a GPU) and what happened on it.
+    """An array library (NumPy, or CuPy for kernels on a GPU), and the record of what ran on it.
 
     Attributes
     ----------
     xp : the array library
-    collecting : whether to list the kernels of calls that NumPy runs, as a GPU would launch them
-    kernels : the different kernels that calls led to, by source
-    products : calls of a library: products of matrices and copies
-    failures : everything that was wrong, in the order in which it was found
+    collecting : whether to collect the kernels that a GPU would launch while NumPy runs the calls
+    kernels : distinct kernels by source
+    products : number of matrix products, splits and copies
+    failures : wrong results, in the order found
     """
 
     xp: Any
     collecting: bool = False
-    kernels: dict[str, Launched] = field(default_factory=dict)
+    kernels: dict[str, LaunchedKernel] = field(default_factory=dict)
     products: int = 0
     failures: list[Failure] = field(default_factory=list)
 
@@ -75,15 +75,15 @@ class Target:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Vectors or scalars is a matter of kernels alone."""
+        """Variants to run; NumPy has only one."""
         return tuple(_WIDTHS) if self.on_gpu or self.collecting else ("vectors",)
 
     def flushing(self, form: Format) -> bool:
-        """Whether subnormal numbers of the format are taken for zero; see docs/numerics.md."""
+        """Whether subnormal numbers of the format are flushed to zero; see docs/numerics.md."""
         return self.on_gpu and form.name in ("float32", "bfloat16")
 
     def run(self, fused: Fused, arguments: Sequence[Any], form: Format, what: str) -> Any:
-        """Results on the host, or None where the function did not run, which is noted as a failure."""
+        """Return results on the host; None, and a failure, if the function raised."""
         named = dict(zip(fused.signature.parameters, arguments, strict=False))
         return self.run_named(fused, named, (), form, what)
 
@@ -96,7 +96,7 @@ class Target:
         what: str,
         **options: Any,
     ) -> Any:
-        """The same with arguments by name, some of them bound before the call."""
+        """Run with arguments by name, some of them bound before the call; see `run`."""
         try:
             given = {name: self.xp.asarray(a) for name, a in arguments.items()}
             serve: Any = fused
@@ -104,29 +104,29 @@ class Target:
                 serve = fused.bind(**{name: given.pop(name) for name in bound}, **options)
                 options = {}
             if self.on_gpu or self.collecting:
-                # Before the call: it may change arguments in place.
-                self._note(serve.plan(**given, **options), form)
-            # Errors of a kernel that has been launched come with the copy to the host.
+                # Before the call, which may change arguments in place.
+                self._record_kernels(serve.plan(**given, **options), form)
+            # The copy to the host raises errors of launched kernels.
             return _on_host(serve(**given, **options))
         except (EngineError, RuntimeError, MemoryError) as error:
             self.failures.append(Failure(what, form.name, "the call", f"{type(error).__name__}: {error}", "a result"))
             return None
 
     def run_flat(self, fused: Fused, columns: Sequence[Any], form: Format, variant: str, what: str) -> Any:
-        """The same for a pointwise function on vectors, laid out as a matrix that takes one variant of the kernels."""
+        """Run a pointwise function on vectors, as matrices whose width selects the variant; see `run`."""
         width, size = _WIDTHS[variant], columns[0].size
         grids = [np.resize(c, (-(-size // width), width)) for c in columns]
         results = self.run(fused, grids, form, what)
         return None if results is None else [np.asarray(r).ravel()[:size] for r in results]
 
-    def _note(self, plan: Plan, form: Format) -> None:
+    def _record_kernels(self, plan: Plan, form: Format) -> None:
         for part in filter(None, (plan, plan.prepare)):
             for step in part.steps:
                 if step.kind in ("Gemm", "Split", "Copy"):
                     self.products += 1
                     continue
                 for kernel in kernels_of(step, part.scheduled.storage):
-                    here = Launched(_template(kernel), form.name, kernel.config.vec > 1)
+                    here = LaunchedKernel(_template(kernel), form.name, kernel.config.vec > 1)
                     self.kernels.setdefault(kernel.source, here)
 
 

@@ -1,8 +1,4 @@
-"""The backend of `torch.compile`: chains run through cupyfuse, Inductor compiles the rest.
-
-Dynamo's graph still has the operations as the user wrote them, and autograd is still ahead of it. `fuse_graph`
-exchanges each chain that is worth it for one call; what is called is for a `Lowering` to say.
-"""
+"""The backend of `torch.compile`: chains run through cupyfuse, Inductor compiles the rest."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from typing import Any
 
 from torch.fx import Graph, GraphModule
 
-from .chains.runner import Options
+from .chains.options import Options
 from .cost import decision
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_idle_dropouts
@@ -20,7 +16,7 @@ from .graphs.lowering import AsOperator, Lowering, lower
 from .graphs.partition import Judge, Partition, partition
 from .graphs.regions import checkpoint_eagerly, regions
 
-_OURS = "cupyfuse."
+_PREFIX = "cupyfuse."  # of our own options
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -31,16 +27,16 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
     module, example_inputs
         As `torch.compile` gives them.
     **options
-        `mode` and `options` of `torch.compile`: those whose names begin with "cupyfuse." are the parameters of `fuse`
-        (`{"cupyfuse.precision": "high"}`), the others are for Inductor.
+        `mode` and `options` of `torch.compile`. Options whose names begin with "cupyfuse." are parameters of `fuse`
+        (`{"cupyfuse.precision": "high"}`); the others are Inductor's.
     """
     from torch._inductor import compile_fx, list_mode_options
 
     patches = dict(options.get("options") or {})
     if options.get("mode"):
         patches = {**list_mode_options(options["mode"]), **patches}
-    own = {name for name in patches if name.startswith(_OURS)}
-    chosen = Options(**{name.removeprefix(_OURS): patches.pop(name) for name in own})
+    own = {name for name in patches if name.startswith(_PREFIX)}
+    chosen = Options(**{name.removeprefix(_PREFIX): patches.pop(name) for name in own})
     replayed = bool(patches.get("triton.cudagraphs"))
     fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, replayed=replayed))
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)
@@ -48,47 +44,48 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
 
 
 def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[Partition]:
-    """Exchange the chains of a captured graph and of its checkpointed regions for calls, in place.
+    """Replace the chains of a captured graph and of its checkpointed regions by calls, in place.
 
     A graph that cannot be imported is left as it was, with a warning.
     """
-    found: list[Partition] = []
+    partitions: list[Partition] = []
     for body in (*regions(module), module):
-        graph = _copied(body)
+        graph = _copy(body)
         try:
-            remove_idle_dropouts(graph)
-            functionalise(graph)
-            imported = ImportedGraph(graph)
+            imported = _import(graph)
             parts = partition(imported.captured, judge)
-            if not parts.chains:
-                found.append(parts)  # the graph stays as it was captured
-                continue
-            lower(imported, parts, lowering)
-            graph.lint()
+            if parts.chains:
+                lower(imported, parts, lowering)
+                graph.lint()
         except Exception as error:
             message = f"cupyfuse left a captured graph to PyTorch: {type(error).__name__}: {error}"
             warnings.warn(message, RuntimeWarning, stacklevel=2)
             continue
-        body.graph = graph
-        body.recompile()
-        found.append(parts)
+        partitions.append(parts)
+        if parts.chains:
+            body.graph = graph
+            body.recompile()
     if lowering.differentiates:
         checkpoint_eagerly(module)
         module.recompile()
-    return found
+    return partitions
 
 
 def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
-    """The same for a graph alone; serves as `torch._inductor.config.pre_grad_custom_pass`."""
+    """Replace the chains of a graph by calls, in place; serves as `torch._inductor.config.pre_grad_custom_pass`."""
     chosen = Options(only_gains=only_gains)
-    remove_idle_dropouts(graph)
-    functionalise(graph)
-    imported = ImportedGraph(graph)
+    imported = _import(graph)
     lower(imported, partition(imported.captured, decision.judge_for(chosen, compiled=True)), AsOperator(chosen))
     graph.lint()
 
 
-def _copied(module: GraphModule) -> Graph:
+def _import(graph: Graph) -> ImportedGraph:
+    remove_idle_dropouts(graph)
+    functionalise(graph)
+    return ImportedGraph(graph)
+
+
+def _copy(module: GraphModule) -> Graph:
     graph = Graph(module)
     mapping: dict[Any, Any] = {}
     result = graph.graph_copy(module.graph, mapping)

@@ -1,7 +1,6 @@
-"""Capture a module's forward with Dynamo, and run its graphs with their chains exchanged.
+"""Capture a module's forward with Dynamo, and run its graphs with their chains fused.
 
-`torch.compile` is asked as `Module.compile` asks it; what differs from its defaults is set while a graph of ours is
-captured, and at no other time.
+Dynamo's settings differ from their defaults while a graph of ours is captured, and at no other time.
 """
 
 from __future__ import annotations
@@ -18,39 +17,37 @@ from typing import Any
 import torch
 
 from .backend import fuse_module
-from .chains.runner import Options, Runner
+from .chains.options import Options
+from .chains.runner import Runner
 from .cost import decision
 from .explain import Part, refusals
 from .graphs.importer import NO_TENSOR
 from .graphs.lowering import AsOperator, Direct
 from .graphs.partition import Partition
 
-# Where Dynamo's defaults are not what the user of one fused module expects. Modules with many instances and shapes go
-# on being captured; hooks that are added later run; a frame that cannot be captured runs as it is; counters in modules
-# become symbols instead of a capture for each value; DDP's buckets need no cuts, because autograd runs eagerly.
 _CONFIG = {
-    "recompile_limit": 256,
+    "recompile_limit": 256,  # modules with many instances and shapes stay captured
     "accumulated_recompile_limit": 4096,
-    "skip_nnmodule_hook_guards": False,
-    "suppress_errors": True,
-    "allow_unspec_int_on_nn_module": True,
-    "optimize_ddp": False,
+    "skip_nnmodule_hook_guards": False,  # hooks that are added later run
+    "suppress_errors": True,  # a frame that cannot be captured runs in eager
+    "allow_unspec_int_on_nn_module": True,  # a counter becomes a symbol instead of a capture for each value
+    "optimize_ddp": False,  # autograd runs eagerly, so that DDP's buckets need no graph breaks
 }
 
 
 class Capture:
-    """What Dynamo captured of one fused module.
+    """The captured graphs of one fused module.
 
     Parameters
     ----------
     options : Options
     graphs : bool
-        Whether graphs run as CUDA graphs.
+        Whether captured graphs run as CUDA graphs.
 
     Attributes
     ----------
     partitions : list of Partition
-        Of each graph so far.
+        One for each graph so far.
     """
 
     def __init__(self, options: Options, graphs: bool):
@@ -66,11 +63,11 @@ class Capture:
 
     @property
     def kept(self) -> int:
-        """Bytes of what is kept of weights from call to call."""
+        """Bytes of prepacked weights."""
         return self._direct.budget.used
 
     def parts(self, path: str) -> list[Part]:
-        """What was fused and what was left, for `explain`; of a graph that was captured again, once."""
+        """What was fused and what was left, for `explain`; parts of recaptured graphs are counted, not repeated."""
         by_chain: dict[Any, list[Runner]] = {}
         for runner in self.runners:
             by_chain.setdefault(id(runner.chain), []).append(runner)
@@ -81,46 +78,44 @@ class Capture:
             occurred: Counter[Any] = Counter()
             for fused in partition.chains:
                 where = operations[fused.members[0]].path
-                plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.all_entries)
+                plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.executors)
                 part = Part(where, fused.chain.operations, plans, "", fused.note)
-                _enter(found, graph, part, occurred)
+                _count(found, graph, part, occurred)
             for k, reason in partition.left.items():
                 if reason != NO_TENSOR:
-                    _enter(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), occurred)
+                    _count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), occurred)
         return [*found.values(), *refusals(path, self.runners)]
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
-        """A module's call, captured when it is first made and whenever a guard of what was captured fails."""
+        """Return a module's call, captured at the first call and whenever a guard fails."""
         import torch._dynamo as dynamo
 
         context = dynamo.optimize(self._backend)
         context.callback = _Configured(context.callback)
-        # Dynamo keeps what it captured by code object: each module has one of its own.
+        # Dynamo caches by code object: each module has one of its own.
         function = types.FunctionType(_call.__code__.replace(), _call.__globals__, f"call_{type(module).__name__}")
         return functools.partial(context(function), module)
 
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         with self._lock:
             if not self.graphs:
-                found = fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
-                self.partitions += found
+                self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
                 forward: Callable[..., Any] = module.forward
                 return forward
             judge = decision.judge_for(self.options, compiled=False, replayed=True)
-            found = fuse_module(module, AsOperator(self.options), judge)
-            self.partitions += found
+            self.partitions += fuse_module(module, AsOperator(self.options), judge)
         replayed: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
         return replayed
 
 
-def _enter(found: dict[Any, Part], graph: Any, part: Part, occurred: Counter[Any]) -> None:
-    """Enter a part of a graph, or count it where the same graph was captured before."""
-    same = (graph, part.module, part.operations, part.reason)
-    occurred[same] += 1
-    known = found.get((same, occurred[same]))
-    if known is not None:
-        part = replace(part, plans=known.plans + part.plans, captures=known.captures + 1)
-    found[same, occurred[same]] = part
+def _count(found: dict[Any, Part], graph: Any, part: Part, occurred: Counter[Any]) -> None:
+    """Add a part of a graph, or count one more capture of it."""
+    key = (graph, part.module, part.operations, part.reason)
+    occurred[key] += 1
+    before = found.get((key, occurred[key]))
+    if before is not None:
+        part = replace(part, plans=before.plans + part.plans, captures=before.captures + 1)
+    found[key, occurred[key]] = part
 
 
 def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -132,10 +127,10 @@ _capturing = threading.RLock()
 
 @contextlib.contextmanager
 def _running_eagerly() -> Iterator[None]:
-    """Have captured code find `torch.compiler.is_compiling()` false, one capture at a time.
+    """Make `torch.compiler.is_compiling()` false for captured code, one capture at a time.
 
-    What is captured runs as it would in eager: code that asks has a slower way for compilers, such as attention with a
-    mask that excludes nothing. `is_dynamo_compiling()` stays true.
+    The graphs run in eager; code that asks takes slower paths for compilers, such as attention with a mask that
+    excludes nothing. `is_dynamo_compiling()` stays true.
     """
     from torch._dynamo import external_utils
     from torch._dynamo.variables.torch import tracing_state_functions
@@ -152,7 +147,7 @@ def _running_eagerly() -> Iterator[None]:
 
 
 class _Configured:
-    """What Dynamo calls to capture a frame, with `_CONFIG` in force."""
+    """Dynamo's callback for a frame, with `_CONFIG` in force."""
 
     def __init__(self, callback: Any):
         self._torchdynamo_orig_backend = callback

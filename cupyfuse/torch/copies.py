@@ -1,4 +1,4 @@
-"""Copies of module trees: what copied modules hold beside their submodules, and outside of their dictionaries."""
+"""Copy modules: attributes in slots, and references to other modules within attributes."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import torch
 
 
 def slots(module: Any) -> dict[str, Any]:
-    """What a module holds outside of its dictionary."""
+    """The attributes of a module outside of its dictionary."""
     names = [n for c in type(module).__mro__ for n, v in vars(c).items() if inspect.ismemberdescriptor(v)]
     return {name: getattr(module, name) for name in names if hasattr(module, name)}
 
 
-def exchanged(value: Any, done: dict[int, Any], depth: int = 0) -> Any:
-    """What refers to original modules, made to refer to the fused ones; else the same object."""
+def replace_modules(value: Any, copies: dict[int, Any], depth: int = 0) -> Any:
+    """Replace modules in nested containers, methods and partials by their copies; return the same object if none is."""
     if isinstance(value, torch.nn.Module):
-        return done.get(id(value), value)
+        return copies.get(id(value), value)
     if isinstance(value, types.MethodType):
-        owner = done.get(id(value.__self__), value.__self__)
+        owner = copies.get(id(value.__self__), value.__self__)
         return value if owner is value.__self__ else types.MethodType(value.__func__, owner)
     if depth > 8:
         return value
     if isinstance(value, functools.partial):
-        parts = [exchanged(v, done, depth + 1) for v in (value.func, value.args, value.keywords)]
+        parts = [replace_modules(v, copies, depth + 1) for v in (value.func, value.args, value.keywords)]
         same = all(a is b for a, b in zip(parts, (value.func, value.args, value.keywords), strict=True))
         return value if same else functools.partial(parts[0], *parts[1], **parts[2])
     if not isinstance(value, (list, tuple, dict, set, deque)):
         return value
     held = list(value.values()) if isinstance(value, dict) else list(value)
-    made = [exchanged(v, done, depth + 1) for v in held]
-    if all(a is b for a, b in zip(made, held, strict=True)):
+    replaced = [replace_modules(v, copies, depth + 1) for v in held]
+    if all(a is b for a, b in zip(replaced, held, strict=True)):
         return value
     if isinstance(value, tuple):
-        return value._make(made) if hasattr(value, "_make") else tuple(made)
+        return value._make(replaced) if hasattr(value, "_make") else tuple(replaced)
     copied: Any = copy.copy(value)
     copied.clear()
-    copied.update(zip(value, made, strict=True)) if isinstance(value, dict) else None
-    copied.update(made) if isinstance(value, set) else None
-    copied.extend(made) if isinstance(value, (list, deque)) else None
+    copied.update(zip(value, replaced, strict=True)) if isinstance(value, dict) else None
+    copied.update(replaced) if isinstance(value, set) else None
+    copied.extend(replaced) if isinstance(value, (list, deque)) else None
     return copied

@@ -1,4 +1,4 @@
-"""What was fused of a module, and why the rest was not, as text."""
+"""Explain what was fused of a module, and why the rest was not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from ..plan.plan import Plan
 
-_WIDTH = 100  # of a chain's operations in the table
-_ROWS = 12  # of a table
+_WIDTH = 100  # of a chain's operations
+_ROWS = 12  # of each table
 VIEW = "a view costs nothing"
 
 
@@ -21,12 +21,12 @@ class Part:
 
     Attributes
     ----------
-    module : path of the module in which it is
+    module : path of its module
     operations : names of its operations
-    plans : of a chain, one for each combination of shapes that ran; empty for what is not fused
+    plans : of a chain, one for each combination of shapes that ran
     reason : why it is not fused; empty for a chain
-    estimate : of a chain, the costs that were expected
-    captures : how many times the graph that it is in was captured, for other shapes, dtypes or modes
+    estimate : of a chain, the expected costs
+    captures : how many times its graph was captured, for other shapes, dtypes or modes
     """
 
     module: str
@@ -35,6 +35,14 @@ class Part:
     reason: str = ""
     estimate: str = ""
     captures: int = 1
+
+    @property
+    def where(self) -> str:
+        return self.module or "the module"
+
+    @property
+    def code(self) -> str:
+        return ", ".join(self.operations) or "its own code"
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class Explanation:
     left : tuple of Part
         What runs as PyTorch runs it, and why.
     kept : int
-        Bytes of what is kept of weights from call to call: hi/lo splits, sums, folded normalisations.
+        Bytes of prepacked weights: hi/lo splits, sums, folded normalisations.
     """
 
     fused: tuple[Part, ...]
@@ -60,18 +68,18 @@ class Explanation:
             return "nothing has run yet: call the module, then ask again"
         working = [part for part in self.left if part.reason != VIEW]
         times = max(part.captures for part in (*self.fused, *self.left))
-        again = f"; captured {times} times" if times > 1 else ""
-        counts = f"{_counted(len(self.fused), 'chain')} fused, {_counted(len(working), 'operation')} left to PyTorch"
-        lines = [counts + again]
+        recaptured = f"; captured {times} times" if times > 1 else ""
+        counts = f"{_count(len(self.fused), 'chain')} fused, {_count(len(working), 'operation')} left to PyTorch"
+        lines = [counts + recaptured]
         if self.kept:
-            lines.append(f"kept of weights from call to call: {self.kept / 1e6:.1f} MB")
+            lines.append(f"prepacked weights: {self.kept / 1e6:.1f} MB")
         if self.fused:
-            lines += ["", "  fused", *self._rows_fused()]
+            lines += ["", "  fused", *self._fused_table()]
         if self.left:
-            lines += ["", "  left to PyTorch", *self._rows_left()]
+            lines += ["", "  left to PyTorch", *self._left_table()]
         return "\n".join(lines)
 
-    def _rows_fused(self) -> list[str]:
+    def _fused_table(self) -> list[str]:
         rows: dict[str, list[Part]] = {}
         for part in self.fused:
             rows.setdefault(_shortened(part.operations), []).append(part)
@@ -85,10 +93,10 @@ class Explanation:
             lines.append(f"{more:6d}   in other chains, which details() lists")
         return lines
 
-    def _rows_left(self) -> list[str]:
+    def _left_table(self) -> list[str]:
         reasons: dict[str, Counter[str]] = {}
         for part in self.left:
-            reasons.setdefault(part.reason, Counter())["/".join(part.operations) or "its own code"] += 1
+            reasons.setdefault(part.reason, Counter())[part.code] += 1
         lines = []
         ordered = sorted(reasons.items(), key=lambda each: (each[0] == VIEW, -each[1].total()))
         for reason, names in ordered[:_ROWS]:
@@ -104,30 +112,28 @@ class Explanation:
         """Every chain with its plans, and every operation that was left."""
         lines = []
         for part in self.fused:
-            lines.append(f"fused in {part.module or 'the module'}: {' -> '.join(part.operations)}")
+            lines.append(f"fused in {part.where}: {' -> '.join(part.operations)}")
             for plan in part.plans:
                 lines += ["  " + line for line in str(plan).splitlines()]
-        for part in self.left:
-            where = part.module or "the module"
-            lines.append(f"left to PyTorch in {where}: {', '.join(part.operations) or 'its own code'}: {part.reason}")
+        lines += [f"left to PyTorch in {part.where}: {part.code}: {part.reason}" for part in self.left]
         return "\n".join(lines)
 
 
-def _counted(count: int, what: str) -> str:
+def _count(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _places(parts: list[Part]) -> str:
-    """The modules of a chain that occurs several times, those of repeated layers as one."""
+    """The modules in which a chain occurs, those of repeated layers as one."""
     if len(parts) == 1:
-        return parts[0].module or "the module"
-    patterns = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", part.module) or "the module" for part in parts))
+        return parts[0].where
+    patterns = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", part.where) for part in parts))
     more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
     return patterns[0] + more
 
 
 def _costs(parts: list[Part]) -> str:
-    """The launches of a chain that occurs several times, and what it was expected to cost."""
+    """The launches, captures and expected costs of a chain that may occur several times."""
     launches = sorted({plan.launches for part in parts for plan in part.plans})
     counted = f"; {' or '.join(map(str, launches))} launch{'es' * (launches != [1])}" if launches else ""
     times = max(part.captures for part in parts)
@@ -145,7 +151,7 @@ def _shortened(operations: tuple[str, ...]) -> str:
 
 
 def explain(module: Any) -> Explanation:
-    """Explain what was captured of a fused module, and of drop-in modules within it."""
+    """Explain what was fused of a module, and of fused and drop-in modules within it, and why the rest was not."""
     fused: list[Part] = []
     left: dict[Any, Part] = {}
     kept = 0
@@ -163,5 +169,5 @@ def explain(module: Any) -> Explanation:
 
 
 def refusals(path: str, runners: Iterable[Any]) -> list[Part]:
-    """The reasons for which chains ran as PyTorch runs them, though they were to be fused."""
+    """Chains that were to be fused and ran in eager, with the reasons."""
     return [Part(path, r.chain.operations, (), reason) for r in runners for reason in r.refusals]

@@ -1,7 +1,7 @@
 """Functions with PyTorch's signatures, on tensors of any rank, with gradients.
 
-They run fused wherever they can, and as PyTorch's own operations elsewhere: while a graph is compiled or transformed,
-on other devices than CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not compute with.
+They run as PyTorch's own operations where they cannot be fused: under a compiler or a transform, on devices other than
+CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not compute with.
 """
 
 from __future__ import annotations
@@ -20,29 +20,27 @@ from .rules.symbols import Ref
 from .rules.table import function_of
 
 Tensor: TypeAlias = torch.Tensor
-# An operation by name, its arguments behind the first, those by keyword.
+# An operation: its name, its arguments but the first, and optionally those by keyword as pairs.
 Step = tuple[Any, ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def _runner(steps: tuple[Step, ...], names: tuple[str, ...]) -> Runner:
-    """The runner of steps whose constants are of one type each: dimensions, flags and names."""
+    """The runner of steps, cached; the type of each of their constants is fixed, so that equal steps are the same."""
     return Runner(chain_of(steps, names))
 
 
 def chain_of(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[int] = frozenset()) -> Chain:
-    """The chain of operations in a row, each on the result of the one before, the first on the first input."""
+    """Build the chain of steps, each on the result of the one before, the first on the first input."""
     calls: list[Call] = []
     updates: list[tuple[int, int]] = []
     value, fresh = 0, len(names)
     for name, arguments, *named in steps:
-        rule, filled = _found(name, (Ref(value), *arguments), dict(*named))
+        rule, filled = _resolve(name, (Ref(value), *arguments), dict(*named))
         value, fresh = fresh, fresh + 1
         results = [value]
-        for updated in rule.updates:
-            target = filled[rule.parameters.index(updated)]
-            training = filled[rule.parameters.index("training")]
-            results.append(fresh if isinstance(target, Ref) and training else -1)
+        for target in rule.updated(filled):
+            results.append(fresh if isinstance(target, Ref) else -1)
             if results[-1] >= 0:
                 updates.append((target.number, fresh))
                 fresh += 1
@@ -51,13 +49,13 @@ def chain_of(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[i
     return Chain(names, tuple(calls), (value,), tuple(updates), fixed - changing)
 
 
-def _found(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[rules.Rule, tuple[Any, ...]]:
-    """A rule by its own name with all of its arguments, or by that of PyTorch's function."""
+def _resolve(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[rules.Rule, tuple[Any, ...]]:
+    """The rule and canonical arguments of a call by the name of PyTorch's function, or else of the rule."""
     if name in rules.RULES and not hasattr(torch, name) and not hasattr(torch.nn.functional, name):
         return rules.RULES[name], arguments
-    known = rules.find(function_of(name), arguments, named)
-    assert isinstance(known, rules.Found), name
-    return known.rule, known.arguments
+    found = rules.find(function_of(name), arguments, named)
+    assert isinstance(found, rules.Found), name
+    return found.rule, found.arguments
 
 
 def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
@@ -80,31 +78,31 @@ def apply_steps(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
     return result
 
 
-def _along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], kept: bool) -> Tensor:
-    """Run along a dimension, moved to the end where it is neither the first nor the last."""
+def _along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], keepdim: bool) -> Tensor:
+    """Run along a dimension, moved to the end if it is neither the first nor the last."""
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input: expected a torch.Tensor, got {type(input).__name__}")
     if isinstance(dim, tuple):
         return run(input, dim)
     rank = max(input.dim(), 1)
-    dim = _index(dim)
+    dim = _as_index(dim)
     if not -rank <= dim < rank:
         raise IndexError(f"dim: expected one of the {input.dim()} dimensions of input, got {dim}")
     dim %= rank
     if dim in (0, rank - 1):
         return run(input, dim)
     result = run(input.movedim(dim, -1), -1)
-    return result.movedim(-1, dim).contiguous() if kept else result
+    return result.movedim(-1, dim).contiguous() if keepdim else result
 
 
-def _index(dim: Any) -> int:
-    """A dimension as PyTorch takes it: anything that counts as an int, but for a bool."""
+def _as_index(dim: Any) -> int:
+    """A dimension as PyTorch takes it: anything with `__index__` but a bool."""
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TypeError(f"dim: expected an int, got {type(dim).__name__}")
     return operator.index(dim)
 
 
-def _flag(keepdim: Any) -> bool:
+def _as_flag(keepdim: Any) -> bool:
     if not isinstance(keepdim, bool):
         raise TypeError(f"keepdim: expected a bool, got {type(keepdim).__name__}")
     return keepdim
@@ -136,9 +134,9 @@ def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) 
         `input` has no such dimension.
     """
     if isinstance(dim, (tuple, list)):
-        dim = tuple(map(_index, dim))
-    kept = _flag(keepdim)
-    return _along(input, dim, lambda x, d: _run((("logsumexp", (d, kept)),), input=x), kept)
+        dim = tuple(map(_as_index, dim))
+    keepdim = _as_flag(keepdim)
+    return _along(input, dim, lambda x, d: _run((("logsumexp", (d, keepdim)),), input=x), keepdim)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -164,22 +162,22 @@ def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     IndexError
         `input` has no such dimension.
     """
-    return _normalised("softmax", input, dim, dtype)
+    return _normalize("softmax", input, dim, dtype)
 
 
 def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Logarithm of `softmax`; as `torch.log_softmax`, with the parameters, results and errors of `softmax`."""
-    return _normalised("log_softmax", input, dim, dtype)
+    return _normalize("log_softmax", input, dim, dtype)
 
 
-def _normalised(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
+def _normalize(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
     if dtype is not None and not (isinstance(dtype, torch.dtype) or dtype in (float, int, bool)):
         raise TypeError(f"dtype: expected a torch.dtype, got {type(dtype).__name__}")
 
     def run(x: Tensor, d: int) -> Tensor:
         return _run(((name, (d,)),), input=x if dtype is None else x.to(dtype))
 
-    return _along(input, _index(dim), run, True)
+    return _along(input, _as_index(dim), run, True)
 
 
 # Linear layers ------------------------------------------------------------------------------------------------------
@@ -213,7 +211,7 @@ def linear_logsumexp(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     RuntimeError
         Shapes or dtypes do not fit.
     """
-    return _linear(input, weight, bias, ("logsumexp", (-1, _flag(keepdim))))
+    return _linear(input, weight, bias, ("logsumexp", (-1, _as_flag(keepdim))))
 
 
 def linear_softmax(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Drop-in modules: the three heads, and common tails of networks, each a chain that is known beforehand.
+"""Drop-in modules: the three heads, and common tails of networks, each one chain.
 
 They have the constructor, the random draws and the parameter names of the modules that they replace, so that seeds and
 checkpoints carry over. A call goes straight to the chain's runner, without capture or guards: the path of the lowest
@@ -42,7 +42,7 @@ class _Runners:
 
     def parts(self, path: str) -> list[Part]:
         """What was fused, for `explain`."""
-        fused = [(r.chain.operations, tuple(e.plan for e in r.all_entries)) for r in self.runners]
+        fused = [(r.chain.operations, tuple(e.plan for e in r.executors)) for r in self.runners]
         return [*(Part(path, names, plans) for names, plans in fused if plans), *refusals(path, self.runners)]
 
 

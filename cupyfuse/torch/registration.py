@@ -1,14 +1,14 @@
-"""Make the backend "cupyfuse" known to `torch.compile`, installed entry points or not.
+"""Register the backend "cupyfuse" with `torch.compile`, installed entry points or not.
 
-Dynamo takes a second to import, and only those who compile need it: the backend is entered into its registry when that
-is imported, or at once where it has been.
+Dynamo takes a second to import, and only those who compile need it: the backend is registered when Dynamo's registry is
+imported, or at once if it has been.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -17,16 +17,12 @@ _REGISTRY = "torch._dynamo.backends.registry"
 
 
 def register() -> None:
-    """Have the backend registered as soon as there is a registry."""
+    """Register the backend, now or when the registry is imported."""
     registry = sys.modules.get(_REGISTRY)
     if registry is not None:
-        _enter(registry)
+        registry.register_backend(_backend, name="cupyfuse")
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-
-
-def _enter(registry: Any) -> None:
-    registry.register_backend(_backend, name="cupyfuse")
 
 
 def _backend(module: Any, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -36,7 +32,7 @@ def _backend(module: Any, example_inputs: Sequence[Any], **options: Any) -> Call
 
 
 class _Finder(MetaPathFinder):
-    """Finds the registry as the path finder does, with a loader that enters the backend."""
+    """Finds the registry as the path finder does, and has the backend registered once it is executed."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != _REGISTRY:
@@ -44,21 +40,11 @@ class _Finder(MetaPathFinder):
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+            execute = spec.loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                module.register_backend(_backend, name="cupyfuse")
+
+            vars(spec.loader)["exec_module"] = execute_and_register
         return spec
-
-
-class _Loader(Loader):
-    def __init__(self, loader: Any):
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        _enter(module)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

@@ -1,9 +1,9 @@
-"""Tracing: run the user's function once on stand-ins and write down what it does.
+"""Tracing: run the user's function once on tracers, and build the graph of what it does.
 
 A `Tracer` behaves like an array of known shape and dtype; each operation on it adds a node to the graph of its `Trace`.
-From the bottom to the top: `user_code` (errors that name the user's line), `axes`, `value` (what a stand-in knows of
-itself), `tracer` (Python's operators, which ask the trace), `broadcasting` (and reshapes), `operations`,
-`numpy_functions`, and `trace` with the `Trace` that binds them together.
+From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `tracer`
+(operators and methods, which call the trace), `broadcasting` (and reshapes), `operations`, `numpy_functions`, and
+`trace`, which binds them together. `autodiff` and `saved` build backward passes.
 """
 
 from .axes import Axes, normalize_axes

@@ -1,23 +1,23 @@
-"""The backward pass as a graph: vector-Jacobian products of graphs as they are traced, before any rewriting.
+"""Reverse-mode differentiation of traced graphs, before any rewriting.
 
-What a gradient is made of are ordinary nodes, so the rewrites and the scheduler treat a backward pass as they treat any
-chain. Derivatives come from the operator tables; what they do to a cotangent agrees with PyTorch's eager backward, for
-infinities, NaN and boundaries too: an element that a mask shuts out gets 0 whatever its cotangent is.
+Gradients are ordinary nodes, which rewrites and the scheduler treat as any chain. Derivatives come from the operator
+tables. They agree with PyTorch's eager backward for infinities, NaN and boundaries too: an element that a mask excludes
+gets 0, whatever its cotangent.
 
-A cotangent on its way may be shorter than its value, with length one along axes on which it does not change: the
-cotangent of a sum is not expand over the row until something needs it so.
+A cotangent may have length one along axes on which it is constant: that of a sum is broadcast over the row only where
+an operation needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from .. import dtypes
 from ..errors import NotDifferentiable
 from ..ir import graph as g
 from ..ir.adjoints import exclusive_product, extreme_adjoint
-from ..ir.graph import Graph, Node, Shape
+from ..ir.graph import Node, Shape
 from ..ir.operators import POINTWISE, REDUCTIONS
 from . import Trace, Tracer, apply
 
@@ -28,16 +28,16 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     Parameters
     ----------
     outputs : sequence of Node
-        Values of a graph as it was traced.
+        Values of a traced graph.
     cotangents : sequence of Node or None
-        For each output a value of its shape, or one that can be expand to it; None for an output that does not count.
+        For each output a value that broadcasts to its shape, or None for zero.
     wanted : sequence of Node
-        The nodes whose gradients are asked for.
+        The nodes to differentiate by.
 
     Returns
     -------
     list of Node or None
-        For each wanted node its gradient, of its shape and dtype; None where no output depends on it, or only in steps.
+        For each wanted node its gradient, of its shape and dtype; None where it is zero everywhere.
 
     Raises
     ------
@@ -53,23 +53,23 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
             active.add(node)
     gathered: dict[Node, Node] = {}
 
-    def give(node: Node, cotangent: Node | None) -> None:
+    def accumulate(node: Node, cotangent: Node | None) -> None:
         if cotangent is not None and node in active:
             cotangent = g.cast(cotangent, node.dtype)
             gathered[node] = g.pointwise("add", gathered[node], cotangent) if node in gathered else cotangent
 
     for output, cotangent in zip(outputs, cotangents, strict=True):
-        give(output, cotangent)
+        accumulate(output, cotangent)
     for node in reversed(forward):
         if node in gathered and node.inputs and node.op != "stop_gradient":
             for i, cotangent in zip(node.inputs, _vjp(node, gathered[node], active), strict=True):
-                give(i, cotangent)
+                accumulate(i, cotangent)
     found = [g.broadcast(gathered[n], n.shape) if n in gathered else None for n in wanted]
     return _reuse_forward(forward, found)
 
 
 def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> list[Node | None]:
-    """The roots, with what the forward pass computes as well taken from it."""
+    """Eliminate common subexpressions of backward roots against the forward graph."""
     done = {n: n for n in forward}
     seen: dict[object, Node] = {}
     for node in done:
@@ -77,13 +77,13 @@ def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> lis
     for node in g.topological(r for r in roots if r is not None):
         if node not in done:
             fresh = g.with_inputs(node, [done[i] for i in node.inputs])
-            # A cotangent may be called as an argument is.
+            # Inputs are distinct even where their names and numbers agree.
             done[node] = seen.setdefault(g.signature(fresh), fresh) if node.inputs else node
     return [None if r is None else done[r] for r in roots]
 
 
 def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
-    """From the cotangent of a value of the shape `whole` that of one of the first shape, which was expand to it."""
+    """Sum a cotangent of shape `whole` back to `shape` (the adjoint of broadcasting)."""
     for axis in (1, 0):
         if shape[axis] == 1 != whole[axis]:
             if cotangent.shape[axis] != 1:
@@ -93,11 +93,11 @@ def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
     return cotangent
 
 
-# The step from a value to its inputs --------------------------------------------------------------------------------
+# Adjoints of operators ----------------------------------------------------------------------------------------------
 
 
 def _vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
-    """For each input of a node the cotangent that the node's own gives it, or None."""
+    """The cotangents of a node's inputs, None for zero."""
     if node.op in POINTWISE:
         return _pointwise_vjp(node, cotangent, active)
     if node.op in REDUCTIONS:
@@ -109,13 +109,13 @@ def _vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
 
 
 def _pointwise_vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
-    # Operands meet in the dtype of the result, and so do the derivatives.
+    # Derivatives are computed in the dtype of the result, as the operator is.
     operands = [
         i if i.op == "const" or (node.op == "where" and k == 0) else g.cast(i, node.dtype)
         for k, i in enumerate(node.inputs)
     ]
-    within = _Namespace()
-    partials = POINTWISE[node.op].derivative(within, within.value(node), *map(within.value, operands))
+    o = _Namespace()
+    partials = POINTWISE[node.op].derivative(o, o.value(node), *map(o.value, operands))
     given = {node, *operands}
     result: list[Node | None] = []
     for i, partial in zip(node.inputs, partials, strict=True):
@@ -128,11 +128,11 @@ def _pointwise_vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node 
 
 
 def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Node] = ()) -> Node | None:
-    """A cotangent times a partial derivative, None for zero.
+    """Multiply a cotangent by a partial derivative; None for zero.
 
-    Choices choose between products, so that what is shut out is 0 even of an infinite cotangent; quotients divide, and
-    round once. What the chain itself gave is a factor whatever it is: a choice is made before the product, and zero
-    times infinity is NaN.
+    A derivative `where(c, a, b)` selects between products, so that an infinite cotangent of an excluded element gives
+    0; a quotient divides, which rounds once. Values of the chain itself (`given`) are plain factors, whose zeros times
+    infinity are NaN.
     """
     if isinstance(partial, Node) and partial in given and (partial.op in _CHOICES or _is_zero(partial)):
         return g.pointwise("multiply", cotangent, partial)
@@ -176,9 +176,9 @@ def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
         return g.pointwise("multiply", cotangent, exclusive_product(x, node, (axis,)))
     if node.op in ("max", "min"):
         return extreme_adjoint(node, cotangent)
-    within = _Namespace()
+    o = _Namespace()
     result = g.reduce(row.about, x, axis) if row.about else node
-    partial = row.derivative(within, within.value(result), within.value(x))
+    partial = row.derivative(o, o.value(result), o.value(x))
     scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial)
     assert scaled is not None
     if node.op in ("mean", "moment2"):
@@ -187,11 +187,11 @@ def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
 
 
 class _Namespace:
-    """The namespace that derivatives are written against, on traced values; what they do is nobody's call to report."""
+    """The namespace `o` of the operator tables' derivatives, on traced values."""
 
     def __init__(self) -> None:
         self._trace = Trace()
-        self._trace._quiet = True
+        self._trace._quiet = True  # derivatives are no calls of the user's
 
     def value(self, node: Node) -> Tracer:
         return self._trace.array(node, (0, 1))
@@ -230,139 +230,3 @@ _VJPS: dict[str, Callable[[Node, Node], list[Node | None]]] = {
     "matmul": _matmul_vjp,
     "sloped": _sloped_vjp,
 }
-
-
-# Two passes out of one graph ----------------------------------------------------------------------------------------
-
-
-def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Node]:
-    """What a forward pass hands to its backward pass, beside its arguments; all else is computed again.
-
-    These are products and reductions down the columns that the gradients need. Where they need a product for nothing
-    but reductions along its rows, it is the reductions that are saved, and the product need not be computed at all.
-    Where gradients go to the elements that equal an extreme, it is the elements that are saved: computed again they may
-    be rounded otherwise, and none would equal it.
-
-    Parameters
-    ----------
-    forward, gradients : sequence of Node
-        The roots of the two passes, in one graph.
-    """
-    computed = dict.fromkeys(g.topological(forward))
-    found = _compared_extremes(computed, gradients)
-    compared = [n for n in computed if n in found]  # what is inside of another first
-    kept: set[Node] = set()
-
-    def saved(node: Node) -> bool:
-        down = node.reduction and node.axis == 0 and node not in compared
-        return node in computed and (node.op == "matmul" or down or node in kept)
-
-    for extreme in compared:
-        kept.update(_inputs_to_save([extreme.inputs[0]], saved))
-
-    above = {n for n in computed if n.op == "matmul"}
-    for node in g.topological(forward):
-        if any(i in above for i in node.inputs):
-            above.add(node)
-
-    def short(node: Node) -> bool:
-        return node in above and node in computed and node.reduction and node.axis == 1 and node not in compared
-
-    needed = _reachable(gradients, lambda n: saved(n) or short(n))
-    direct = {n for n in needed if n.op == "matmul"}
-
-    known: dict[Node, bool] = {}
-
-    def stops(node: Node) -> bool:
-        if not short(node):
-            return saved(node)
-        if node not in known:
-            known[node] = not any(p in direct for p in _reachable([node.inputs[0]], saved))
-        return known[node]
-
-    return [n for n in _reachable(gradients, stops) if stops(n)]
-
-
-def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
-    """The extremes whose own elements are compared with them."""
-
-    def stop(node: Node) -> bool:
-        return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
-
-    pairs = [n.inputs for n in _reachable(gradients, stop) if n.op == "equal"]
-    return {b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a}
-
-
-_EXTREMES = ("max", "min")
-# What gives the same bits of the same bits, in whichever kernel and beside whichever operations.
-_EXACT_OPS = {
-    *_EXTREMES,
-    *(
-        "broadcast",
-        "stop_gradient",
-        "transpose",
-        "reshape",
-        "negative",
-        "absolute",
-        "maximum",
-        "minimum",
-        "clip",
-        "where",
-        "relu",
-        "isnan",
-    ),
-    *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
-    *("logical_and", "logical_or", "logical_not"),
-}
-
-
-def _is_exact(node: Node) -> bool:
-    if node.op == "cast":
-        source = node.inputs[0]
-        return source.op == "const" or dtypes.promote(source.dtype, node.dtype) == node.dtype
-    return node.op in _EXACT_OPS or not node.inputs
-
-
-def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
-    """What has to be saved so that these values can be had again to the last bit."""
-    found = [n for n in _reachable(roots, lambda n: saved(n) or not _is_exact(n)) if not saved(n) and not _is_exact(n)]
-    return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
-
-
-def stored(node: Node) -> Node:
-    """A saved value as it is handed over: statistics of 16 bits in float32, in which they were computed."""
-    return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
-
-
-def _is_stored(node: Node) -> bool:
-    if node.op != "cast" or not node.inputs[0].reduction:
-        return False
-    return g.signature(node) == g.signature(stored(node.inputs[0]))
-
-
-def _reachable(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
-    return list(g.topological(roots, lambda n: () if stop(n) else n.inputs))
-
-
-def extract_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Graph:
-    """A graph of its own, whose arguments stand for nodes of another.
-
-    Parameters
-    ----------
-    outputs : sequence of Node
-    leaves : sequence of (Node, str)
-        The nodes that are arguments, in their order, and their names; one that nothing needs is an argument all the
-        same. One that widens another node, as `stored` makes it, stands for that too.
-    """
-    inputs: list[Node] = []
-    done: dict[Node, Node] = {}
-    for number, (node, name) in enumerate(leaves):
-        leaf = g.argument(number, name, node.shape, node.dtype, node.ndim)
-        inputs.append(leaf)
-        done.setdefault(node, leaf)
-        if _is_stored(node):
-            done.setdefault(node.inputs[0], leaf)
-    for node in g.topological(outputs, lambda n: () if n in done else n.inputs):
-        if node not in done:
-            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
-    return Graph(inputs, [done[n] for n in outputs])

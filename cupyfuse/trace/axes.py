@@ -1,4 +1,4 @@
-"""Axes of traced arrays: which axis of the two-dimensional node each axis of the user's array is."""
+"""Axes of traced arrays: the map from the user's axes to rows and columns of a node."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from .user_code import user_line
 
-# For every axis of the user's array 0 (the node's rows), 1 (its columns), or None for an axis of length one that is
-# neither. One-dimensional arrays, transposes and new axes exist only here; the graph does not know of them.
+# For each axis of the user's array: 0 (rows of the node), 1 (columns), or None for an axis of length one that is
+# neither. One-dimensional arrays, transposes and new axes exist only here, not in the graph.
 Axes = tuple["int | None", ...]
 
 
 def normalize_axes(axis: Any, ndim: int, operation: str = "axis") -> tuple[int, ...]:
-    """The axes that an `axis` argument names, counted from the front."""
+    """Resolve an `axis` argument to a tuple of non-negative axes."""
     if axis is None:
         return tuple(range(ndim))
     axes = axis if isinstance(axis, tuple) else (axis,)

@@ -1,4 +1,4 @@
-"""The algebra of shapes: which axis of a node each axis of the user's array is, through broadcasts and reshapes."""
+"""Broadcasting and reshaping of traced arrays: shapes, and how the user's axes map to rows and columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .user_code import fail, user_line
 
 
 def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
-    """Bring operands to a common meaning of rows and columns; returns their nodes and the result's axes."""
+    """Transpose operands so that their rows and columns agree; return their nodes and the axes of the result."""
     rank = max(t.ndim for t in operands)
     shapes = [t.shape for t in operands]
     try:
@@ -45,20 +45,21 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
 
 
 def axis_labels(tracer: Tracer, rank: int) -> dict[int, int]:
+    """Rows (0) or columns (1) by the user's axes longer than one, in an array broadcast to `rank` dimensions."""
     offset = rank - tracer.ndim
     return {offset + p: a for p, a in enumerate(tracer._axes) if a is not None and tracer._node.shape[a] != 1}
 
 
 def _consistent(labels: dict[int, int], assigned: list[int | None]) -> bool:
     for p, a in labels.items():
-        taken = assigned[p]
-        if (taken is not None and taken != a) or (taken is None and a in assigned):
+        current = assigned[p]
+        if (current is not None and current != a) or (current is None and a in assigned):
             return False
     return True
 
 
 def _complete(assigned: list[int | None], operands: list[Tracer]) -> Axes:
-    """Keep, for axes of length one, the label that an operand of full rank gives them."""
+    """Label axes of length one as operands of full rank do."""
     for tracer in operands:
         if tracer.ndim == len(assigned):
             for p, a in enumerate(tracer._axes):
@@ -68,7 +69,7 @@ def _complete(assigned: list[int | None], operands: list[Tracer]) -> Axes:
 
 
 def relabel(tracer: Tracer, axes: Axes) -> Tracer:
-    """The same array with the given axes, transposing its node where they ask for it."""
+    """Map an array to the given axes, transposing its node if needed."""
     want = {p: a for p, a in enumerate(axes) if a is not None and tracer.shape[p] != 1}
     have = axis_labels(tracer, len(axes))
     node = tracer._node if have == want else g.transpose(tracer._node)
@@ -83,7 +84,7 @@ def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 
 def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
-    """The values in a larger shape; adding zeros of that shape would not be exact for -0.0."""
+    """Broadcast a value to a larger shape."""
     try:
         fits = np.broadcast_shapes(tracer.shape, shape) == shape
     except ValueError:
@@ -107,10 +108,10 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     """Reshape to another arrangement of the same axes, to a vector, or to a matrix."""
-    known = math.prod(n for n in shape if n != -1)
+    rest = math.prod(n for n in shape if n != -1)
     wanted = shape
-    if shape.count(-1) == 1 and known > 0:
-        shape = tuple(x.size // known if n == -1 else n for n in shape)
+    if shape.count(-1) == 1 and rest > 0:
+        shape = tuple(x.size // rest if n == -1 else n for n in shape)
     if min(shape, default=0) < 0 or math.prod(shape) != x.size:
         raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {wanted}\n  at {user_line()}")
     if order != "C":
@@ -134,7 +135,7 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
 
 
 def matrix_node(x: Tracer) -> g.Node:
-    """The node of a rank-2 tracer with its first axis as rows."""
+    """The node of a two-dimensional tracer, with its first axis as rows."""
     labels = axis_labels(x, 2)
     transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
     return g.transpose(x._node) if transposed else x._node

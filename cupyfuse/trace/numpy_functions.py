@@ -1,4 +1,4 @@
-"""What NumPy's functions and ufuncs mean when a traced array is among their arguments."""
+"""NumPy functions and ufuncs of traced arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .operations import apply, as_tracer, clip, dot, mask_logic, matmul, power, 
 from .tracer import Tracer
 from .user_code import fail, user_line
 
-# NumPy's (and SciPy's) names that differ from the operator table's.
+# Names of NumPy, SciPy and CuPy that differ from the operator table's.
 _UFUNC_ALIASES = {
     "true_divide": "divide",
     "abs": "absolute",
@@ -37,7 +37,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     if method != "__call__":
         fail(f"np.{name}.{method}", "only calls and .reduce are supported")
     for key, value in options.items():
-        if not (key in ("where",) and value is True) and not (key == "casting" and value == "same_kind"):
+        if not (key == "where" and value is True) and not (key == "casting" and value == "same_kind"):
             fail(f"np.{name} with {key}=", "that option is not supported in a fused function")
     result = _ufunc_value(name, inputs)
     if out is None:

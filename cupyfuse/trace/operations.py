@@ -1,4 +1,4 @@
-"""The operations of traced arrays: each checks its operands as NumPy does, and adds nodes to the graph."""
+"""Operations on traced arrays: each checks its operands as NumPy does and adds nodes to the graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .value import ScalarArgument
 
 
 def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
-    """A tracer for a number; arrays have to be arguments."""
+    """Make a tracer of a number; arrays have to be arguments of the fused function."""
     if isinstance(value, Tracer):
         if value._trace is not trace:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
@@ -43,7 +43,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
 
 
 def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
-    """Record calls of a function on traced arrays under its own name, as one operation."""
+    """Record each call of a function as one operation under the function's name."""
     name = function.__name__
 
     @wraps(function)
@@ -87,7 +87,7 @@ def _refuse_integers(op: str) -> Callable[..., Tracer]:
     return refuse
 
 
-# What NumPy computes in integers, and the operator table in floats.
+# Integer semantics of operators whose table rows are float functions.
 _INTEGER_RULES: dict[str, Callable[..., Tracer]] = {
     "absolute": lambda x: apply("maximum", x, -x),
     "sign": lambda x: (x > 0).astype("int64") - (x < 0).astype("int64"),
@@ -104,7 +104,7 @@ _REFUSED_FOR_MASKS = {
 }
 
 
-# Reductions to which NumPy lets an array of no dimensions have one axis.
+# Reductions for which NumPy accepts axis 0 or -1 of 0-d arrays.
 _AXIS_OF_SCALARS = ("sum", "prod", "max", "min")
 
 
@@ -153,7 +153,7 @@ def _reduced_axes(x: Tracer, positions: tuple[int, ...], keepdims: bool) -> Axes
 
 
 def count(x: Tracer, axis: Any) -> int:
-    """Number of elements that a reduction along `axis` combines."""
+    """The number of elements that a reduction along `axis` combines."""
     total = 1
     for p in normalize_axes(axis, x.ndim):
         total *= x.shape[p]
@@ -162,7 +162,7 @@ def count(x: Tracer, axis: Any) -> int:
 
 @recorded
 def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
-    """Mean squared distance from the mean, with `ddof` fewer degrees of freedom."""
+    """The variance with `ddof` fewer degrees of freedom."""
     _refuse_options("var", **options)
     if not dtypes.is_float(x._node.dtype):
         x = x.astype("float64")
@@ -191,7 +191,7 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 
 def power(base: Any, exponent: Any) -> Tracer:
-    """NumPy's power, with its short forms for the exponents 2, 1/2, 1, -1."""
+    """`numpy.power`, with its special cases for the exponents 2, 1/2, 1, -1."""
     if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument, np.generic)):
         if isinstance(base, Tracer) and not dtypes.is_float(base._node.dtype):
             return _integer_power(base, exponent)
@@ -207,7 +207,7 @@ def power(base: Any, exponent: Any) -> Tracer:
 
 
 def _integer_power(base: Tracer, exponent: float) -> Tracer:
-    """Small powers of integers as products; with a float exponent in float64, as NumPy does."""
+    """Powers of integers: small ones as products, float exponents in float64 as NumPy does."""
     if isinstance(exponent, float):
         return power(base.astype("float64"), exponent)
     if base._node.dtype != "int64" or not 1 <= exponent <= 8:
@@ -227,7 +227,7 @@ def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
 
 @recorded
 def matmul(a: Any, b: Any) -> Tracer:
-    """`numpy.matmul` for vectors and matrices; a product with a vector is a weighted sum of rows or columns."""
+    """`numpy.matmul` for vectors and matrices; a product with a vector becomes a weighted sum."""
     trace = trace_of((a, b))
     a, b = as_tracer(a, trace), as_tracer(b, trace)
     for operand in (a, b):
@@ -254,7 +254,7 @@ def matmul(a: Any, b: Any) -> Tracer:
 
 
 def dot(a: Any, b: Any) -> Tracer:
-    """`numpy.dot`: a product of matrices, or with a number, which is an array here and takes part in promotion."""
+    """`numpy.dot`; numbers take part in promotion as arrays do."""
     trace = trace_of((a, b))
     a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace) for o in (a, b))
     return matmul(a, b) if a.ndim and b.ndim else apply("multiply", a, b)

@@ -1,4 +1,4 @@
-"""`Trace`: what one run of the user's function has recorded."""
+"""`Trace`: the graph and the calls of one run of the user's function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tracer import Tracer
 
 @dataclass(frozen=True)
 class Call:
-    """One array operation as the user wrote it, with what it costs when run on its own."""
+    """One array operation of the user's code, with its cost when run unfused."""
 
     name: str
     reads: int
@@ -25,7 +25,7 @@ class Call:
 
 
 class Trace:
-    """What one run of the function has recorded besides the nodes themselves, and the operations of its tracers."""
+    """Inputs, effects and calls of one run of the user's function, and the operations on its tracers."""
 
     apply = staticmethod(operations.apply)
     reduce = staticmethod(operations.reduce)
@@ -49,7 +49,7 @@ class Trace:
 
     @contextmanager
     def call(self, name: str, operands: Iterable[Any]) -> Iterator[Callable[[Any], Any]]:
-        """Record the outermost of nested operations; the body hands its result to the function it is given."""
+        """Record the outermost of nested operations; the body passes its result through the yielded function."""
         if self._quiet:
             yield lambda result: result
             return
@@ -71,15 +71,15 @@ class Trace:
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), sum(g.flops(n) for n in fresh)))
 
     def array(self, node: g.Node, axes: Axes) -> Tracer:
-        """A stand-in for an array of the user's."""
+        """Make a tracer of a node."""
         return Tracer(self, node, axes)
 
     def tracer_of(self, value: Any) -> Tracer:
-        """A stand-in for a number, or one that is this trace's own."""
+        """Make a tracer of a number; tracers of this trace are returned unchanged."""
         return operations.as_tracer(value, self)
 
     def argument(self, name: str, shape: tuple[int, ...], dtype: str) -> Tracer:
-        """A stand-in for one array argument of rank 0, 1 or 2."""
+        """Make a tracer for an array argument of rank 0, 1 or 2."""
         if len(shape) > 2:
             raise TraceError(
                 f"argument {name!r} has {len(shape)} dimensions, shape {shape}: fused functions take arrays of at most "

@@ -1,4 +1,4 @@
-"""`Tracer`: the stand-in as the user's function sees it, with Python's operators and NumPy's methods and protocols."""
+"""`Tracer`: a traced array with Python's operators, NumPy's methods, and NumPy's and CuPy's protocols."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .value import TracedValue
 
 
 class TraceProtocol(Protocol):
-    """What a tracer asks of its trace. `Trace` answers with the functions of `operations` and `broadcasting`."""
+    """The operations that a tracer delegates to its trace; `Trace` implements them."""
 
     effects: dict[int, g.Node]
 
@@ -38,7 +38,7 @@ class TraceProtocol(Protocol):
 
 
 class Tracer(TracedValue):
-    """A stand-in for an array while a function is being traced: each operation on it adds a node to the graph."""
+    """A traced array: each operation on it adds a node to the graph."""
 
     __slots__ = ("_origin", "_trace", "_viewed")
     __array_priority__ = 1000.0
@@ -48,7 +48,7 @@ class Tracer(TracedValue):
         self._trace = trace
         self._node = node
         self._axes = axes
-        # The argument whose memory this is in the user's eyes: changing it in place changes the argument.
+        # The argument that an in-place operation on this array changes.
         self._origin: g.Node | None = None
         self._viewed = False
 
@@ -140,7 +140,7 @@ class Tracer(TracedValue):
     __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unsupported
     __ifloordiv__ = __imod__ = __ixor__ = __ilshift__ = __irshift__ = _unsupported
 
-    # In-place operators change the array that every name in the user's function refers to.
+    # In-place operators change the tracer itself, since other names of the user's function may refer to it.
     def _assign(self, value: Any, assigned: bool = False) -> Tracer:
         new = self._trace.tracer_of(value)
         if self._viewed:
@@ -289,16 +289,14 @@ class Tracer(TracedValue):
         return self._trace.apply("sqrt", self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out))
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
-        if 0 in self.shape:
-            return self._trace.apply("greater", self._trace.reduce("sum", truth, axis, keepdims, out=out), 0.0)
-        return self._trace.apply("greater", self._trace.reduce("max", truth, axis, keepdims, out=out), 0.0)
+        return self._reduce_truth("sum" if 0 in self.shape else "max", axis, out, keepdims)
 
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
+        return self._reduce_truth("prod" if 0 in self.shape else "min", axis, out, keepdims)
+
+    def _reduce_truth(self, op: str, axis: Any, out: Any, keepdims: bool) -> Tracer:
         truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
-        if 0 in self.shape:
-            return self._trace.apply("greater", self._trace.reduce("prod", truth, axis, keepdims, out=out), 0.0)
-        return self._trace.apply("greater", self._trace.reduce("min", truth, axis, keepdims, out=out), 0.0)
+        return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
         return self._trace.clip(self, min, max, out=out)

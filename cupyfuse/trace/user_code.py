@@ -1,4 +1,4 @@
-"""Errors that name the user's line: the innermost one that is neither this library's nor NumPy's."""
+"""Errors that name the line of the user's code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SKIPPED = (_LIBRARY + os.sep, os.path.dirname(np.__file__) + os.sep)
 
 
 def user_line() -> str:
-    """File, line and text of the innermost frame that is neither ours nor NumPy's."""
+    """File, line and text of the innermost frame outside this library and NumPy."""
     import linecache
 
     frame = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""What a traced function holds in place of arrays and numbers, and what these know of themselves."""
+"""Traced values: array attributes that are known while tracing, and errors for those that are not."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class ScalarArgument(float):
 
 
 class TracedValue:
-    """A stand-in for an array: its node in the graph, and how the user's axes lie in it."""
+    """A value of the graph with the axes of the user's array."""
 
     __slots__ = ("_axes", "_node")
     __hash__ = object.__hash__
     _node: g.Node
     _axes: Axes
 
-    # What an array tells of itself
+    # Known while tracing
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(1 if a is None else self._node.shape[a] for a in self._axes)
@@ -56,7 +56,7 @@ class TracedValue:
     def __repr__(self) -> str:
         return f"<traced array, shape {self.shape}, {self._node.dtype}>"
 
-    # What would need the values
+    # Errors: these need values
     def __bool__(self) -> NoReturn:
         fail(
             "a Python branch on an array's values",

@@ -1,8 +1,7 @@
-"""Three heads of networks, as fused functions: what the examples, the benchmarks and the command line run.
+"""Three heads of networks as fused functions: examples, benchmarks and the command line run them.
 
-They are written as a user would write them; nothing beneath knows of them. Each shows another thing that fusing does:
-`head_logsumexp` keeps one pass over the matrix product's result, `head_sum` needs no matrix product at all, and
-`head_softmax` folds a normalisation and a scale into one multiply-add a column.
+Each shows another effect of fusing: `head_logsumexp` makes one pass over the matrix product's result, `head_sum` needs
+no matrix product, and `head_softmax` folds normalisation and scale into one multiply-add for each column.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 import cupyfuse as cf
 from cupyfuse import Fused, dtypes
 
-# The shape that the benchmarks quote.
+# The benchmarks' shape.
 ROWS, IN_FEATURES, OUT_FEATURES = 1024, 8192, 8192
 
 
@@ -43,7 +42,7 @@ def head_logsumexp(x: Any, weight: Any, bias: Any, negative_slope: float = 0.01,
 
 @cf.fuse
 def head_sum(x: Any, weight: Any, bias: Any) -> Any:
-    """Linear, then sum, max, mean, logsumexp and logsumexp over the row: all but the sum see one element.
+    """Linear, then sum, max, mean, logsumexp and logsumexp over the row: all after the sum see one element.
 
     Parameters
     ----------
@@ -85,13 +84,13 @@ def head_softmax(
     weight : array, (N, K)
     bias : array, (N,)
     running_mean, running_var : array, (N,)
-        Statistics of the columns; in training they are updated in place and not used.
+        Statistics of the columns; training updates them in place and does not use them.
     gamma, beta : array, (N,)
         Scale and shift of the normalisation.
     scale : array, (1,) or (N,)
         Of the logits; may be negative.
     training : bool
-        Normalise with the statistics of this batch, which then needs two rows or more.
+        Normalise with this batch's statistics; needs at least two rows.
     momentum : float or None
         Weight of this batch in the running statistics; None averages over all batches, for which
         `num_batches_tracked` is needed.
@@ -117,7 +116,7 @@ HEADS: dict[str, Fused] = {
 
 
 def find(name: str) -> Fused:
-    """The head of that name, with or without its prefix ('head_sum' or 'sum').
+    """Return the head of a name, with or without its prefix ('head_sum' or 'sum').
 
     Raises
     ------
@@ -133,7 +132,7 @@ def find(name: str) -> Fused:
 def input_shapes(
     head: Fused | str, rows: int = ROWS, in_features: int = IN_FEATURES, out_features: int = OUT_FEATURES
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of a head's array arguments, by name and in the order of its signature."""
+    """Return the shapes of a head's array arguments, by name in the order of its signature."""
     head = find(head) if isinstance(head, str) else head
     shapes: dict[str, tuple[int, ...]] = {
         "x": (rows, in_features),
@@ -154,7 +153,7 @@ def example_inputs(
     dtype: Any = "float32",
     seed: int = 0,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Draw the reference data of a head: a batch in [0, 1), weights as a fresh linear layer has them.
+    """Draw the reference data of a head: a batch in [0, 1), and the weights of a new linear layer.
 
     Parameters
     ----------
@@ -171,8 +170,8 @@ def example_inputs(
     -------
     dict of str to numpy.ndarray
         Arguments by name: `head(**example_inputs(head))` runs. `x` is uniform in [0, 1), `weight` and `bias` in
-        ±1/sqrt(in_features). Running statistics and normalisation parameters are those of a layer that has been
-        trained for a while, not the zeros and ones of a fresh one, behind which mistakes could hide.
+        ±1/sqrt(in_features). Statistics and parameters of the normalisation are those of a trained layer: zeros and
+        ones could hide mistakes.
 
     Raises
     ------
@@ -199,7 +198,7 @@ def example_inputs(
     for argument, shape in input_shapes(head, rows, in_features, out_features).items():
         low, high = ranges[argument]
         values = generator.random(shape, dtype=drawn)
-        # In place: at the benchmark's shape a temporary of the weight costs more than drawing it.
+        # In place: a temporary of the benchmark's weight costs more than drawing it.
         values *= drawn(high - low)
         values += drawn(low)
         inputs[argument] = values.astype(dtypes.to_numpy(name), copy=False)

@@ -45,7 +45,7 @@ def evaluate(head: Fused, arguments: Mapping[str, Any], training: bool = False, 
 
 
 def evaluate_tail(head: Fused, y: Any, arguments: Mapping[str, Any], training: bool = False, xp: Any = np) -> Reference:
-    """Evaluate what follows the linear map, from its result `y` (float64, (B, N)) and the head's other arguments."""
+    """Evaluate a head from the result `y` of its linear map (float64, (B, N)) and its other arguments."""
     if head is HEADS["head_sum"]:
         # Rounding errors of the terms are independent: they add up like their squares.
         norm = xp.sqrt(xp.square(y).sum(axis=1))

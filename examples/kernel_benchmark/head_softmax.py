@@ -1,6 +1,6 @@
-"""Linear -> BatchNorm1d -> scale -> softmax, in one file as kernel benchmarks expect it.
+"""Linear -> BatchNorm1d -> scale -> softmax, in the single file that kernel benchmarks load.
 
-Run as a script, it checks the two models against each other at a small size.
+Run as a script, it checks both models at a small size.
 
 Nothing here calls `.eval()`: both models normalise with the statistics of the batch, and update the running ones.
 
@@ -42,7 +42,7 @@ class Model(nn.Module):
 
 
 class ModelNew(HeadSoftmax):
-    """The same, fused: constructor, random draws, names of parameters and results are those of `Model`."""
+    """The fused head, with the constructor, random draws, parameter names and results of `Model`."""
 
 
 def get_inputs():
@@ -54,12 +54,12 @@ def get_init_inputs():
 
 
 def check():
-    """Fail unless `ModelNew` has the weights of `Model` and results at least as close to float64."""
+    """Exit unless `ModelNew` has the weights of `Model` and is as accurate against float64."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = []
-    for kind in (Model, ModelNew):
+    for cls in (Model, ModelNew):
         torch.manual_seed(0)
-        models.append(kind(*get_init_inputs()).to(device))
+        models.append(cls(*get_init_inputs()).to(device))
         x = get_inputs()[0].to(device)
     plain, fused = models
     for (name, wanted), (other, found) in zip(plain.state_dict().items(), fused.state_dict().items(), strict=True):
@@ -74,7 +74,7 @@ def check():
     for name, right in found[2].items():
         errors = [float((values[name] - right).abs().max()) for values in found[:2]]
         print(f"largest error of {name} against float64: {errors[1]:.2g} fused, {errors[0]:.2g} plain")
-        # Sums are taken in another order: a few roundings more are no fault.
+        # Allow a few roundings for the order of sums.
         if not errors[1] <= errors[0] + 4 * 2.0**-24 * float(right.abs().max()):
             raise SystemExit(f"{name}: the fused one is less accurate than the plain one")
 

@@ -90,7 +90,7 @@ def test_preparation_runs_once_for_all_shapes(arguments: list[Any], monkeypatch:
     serve = cf.fuse(function).bind(w=w, b=b)
     for rows in (6, 1, 3, 6):
         serve(x[:rows])
-    assert len(serve._precomputed) == 1
+    assert len(serve._prepacked) == 1
 
 
 def test_refresh_follows_changed_weights(engine: Engine, arguments: list[Any]) -> None:
@@ -249,7 +249,7 @@ def test_bound_structures_that_stay_are_traced_and_prepared_once(arguments: list
     serve = cf.fuse(traced).bind(p={"w": w, "b": b}, scale=Scale(2.0))
     for rows in (6, 3, 6, 3):
         serve(x[:rows])
-    assert len(traces) == 2 and len(serve._precomputed) == 1
+    assert len(traces) == 2 and len(serve._prepacked) == 1
 
 
 def test_planning_with_specs(arguments: list[Any]) -> None:

@@ -21,7 +21,7 @@ from cupyfuse import heads, selftest
 from cupyfuse.cli import commands as cli
 from cupyfuse.cli import demo
 from cupyfuse.selftest import machine
-from cupyfuse.selftest.measure import Measured
+from cupyfuse.selftest.measure import Measurement
 from cupyfuse.selftest.progress import Progress
 from cupyfuse.selftest.report import Report
 from cupyfuse.selftest.target import Failure
@@ -151,7 +151,7 @@ def test_a_bar_replaces_the_lines_on_a_terminal(
 
 
 def outcome(**more: Any) -> Report:
-    measured = {"float32": {"sqrt": Measured(0.5, 6e-8, 1.0, 100, "0.5")}, "float64": {}}
+    measured = {"float32": {"sqrt": Measurement(0.5, 6e-8, 1.0, 100, "0.5")}, "float64": {}}
     facts = [("cupyfuse", cf.__version__), ("kernel cache", "/home/me/.cupy/kernel_cache")]
     return Report(facts, "The NumPy engine ran.", operators=measured, chains=measured, **more)
 

@@ -8,6 +8,7 @@ import sys
 import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -45,6 +46,7 @@ def plans(dtype, shape):
     yield cf.fuse(lambda y: cf.gelu(y)).plan(cf.spec((rows, n), dtype))
 
 
+@cache
 def sources(dtype):
     """The distinct texts of all kernels for a dtype, in the widest vectors and in none."""
     found = set()
@@ -57,28 +59,61 @@ def sources(dtype):
     return sorted(found)
 
 
+def chosen(dtype, architecture):
+    """Every text for the oldest architecture; for each newer one, one of the texts that differ in numbers alone.
+
+    Numbers are widths of vectors, threads and row lengths. The headers tell architectures from 8.0 on from older ones,
+    and no others apart.
+    """
+    texts = sources(dtype)
+    if architecture == ARCHITECTURES[0]:
+        return texts
+    alike = {}
+    for text in texts:
+        alike.setdefault(re.sub(r"\b\d+\b", "0", text), []).append(text)
+    newer = ARCHITECTURES[1:]
+    first = newer.index(architecture)
+    return [text for group in alike.values() for text in group[first % len(group) :: len(newer)]]
+
+
+def compiles(text, architecture):
+    return cubin(text, architecture)[:4] == b"\x7fELF"
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_heads_compile(dtype, architecture):
-    texts = sources(dtype)
-    assert len(texts) >= 30
-    with ThreadPoolExecutor(2) as pool:
-        for code in pool.map(lambda text: cubin(text, architecture), texts):
-            assert code[:4] == b"\x7fELF"
+    texts = chosen(dtype, architecture)
+    assert len(texts) >= 15
+    assert all(compiles(text, architecture) for text in texts)
 
 
-def test_the_kernels_of_halves_compile():
-    """Those that name Hopper's instructions for it alone, the others for every architecture."""
-    kernels = [split.split_rows_kernel(), split.split_columns_kernel(), split.repair_kernel()]
-    kernels += map(split.gemm_kernel, TILE_WIDTHS)
-    for kernel in kernels:
-        for architecture in [f"sm_{kernel.arch}"] if kernel.arch else ARCHITECTURES:
-            assert cubin(kernel.source, architecture)[:4] == b"\x7fELF"
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_text_is_compiled_for_a_newer_architecture(dtype):
+    assert {text for architecture in ARCHITECTURES[1:] for text in chosen(dtype, architecture)} == set(sources(dtype))
 
 
-def test_what_checks_and_prepares_weights_compiles():
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_kernels_of_the_split_compile(architecture):
+    for kernel in (split.split_rows_kernel(), split.split_columns_kernel(), split.repair_kernel()):
+        assert compiles(kernel.source, architecture)
+
+
+@pytest.mark.parametrize("width", TILE_WIDTHS)
+def test_the_split_products_compile(width):
+    """For Hopper alone, whose instructions they name."""
+    kernel = split.gemm_kernel(width)
+    assert compiles(kernel.source, f"sm_{kernel.arch}")
+
+
+def test_the_largest_fingerprint_compiles():
+    assert compiles(fingerprint_kernel(MOST_MATRICES).source, ARCHITECTURES[0])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_checks_and_prepares_weights_compiles(architecture):
     """The fingerprint, and every kernel that runs only where it has changed."""
-    texts = {fingerprint_kernel(count).source for count in (1, 2, 7, MOST_MATRICES)}
+    texts = {fingerprint_kernel(count).source for count in (1, 2, 7)}
     texts |= {split.split_rows_kernel(True).source, split.split_columns_kernel(True).source}
     for shape in SHAPES[:2]:
         plan = list(plans("float32", shape))[-2]
@@ -91,9 +126,7 @@ def test_what_checks_and_prepares_weights_compiles():
             if config.template == "column_stats":
                 texts.add(emit.emit(program, config, merge=True, conditional=True).source)
     assert all("const u32* changed;" in text for text in texts if "fingerprint" not in text)
-    for architecture in ARCHITECTURES:
-        for text in texts:
-            assert cubin(text, architecture)[:4] == b"\x7fELF"
+    assert all(compiles(text, architecture) for text in texts)
 
 
 def test_guards_of_nested_products_compile():

@@ -16,6 +16,8 @@ class FakeCupy(types.ModuleType):
     def __getattr__(self, name):
         return getattr(np, name)
 
+    asnumpy = staticmethod(np.asarray)
+
     @staticmethod
     def get_default_memory_pool():
         return types.SimpleNamespace(free_all_blocks=lambda: None)

@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.backend import backend, fuse_module
-from cupyfuse.torch.chains.runner import Options
+from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.cost import decision
 from cupyfuse.torch.graphs import partition
 from cupyfuse.torch.graphs.lowering import AsOperator

@@ -17,7 +17,8 @@ from cupyfuse.ir.graph import Graph, Node
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan, Traced
 from cupyfuse.settings import Settings
-from cupyfuse.trace.autodiff import extract_graph, gradients, saved_values, stored
+from cupyfuse.trace.autodiff import gradients
+from cupyfuse.trace.saved import extract_graph, saved_values, stored
 
 Arrays = list[np.ndarray[Any, Any]]
 

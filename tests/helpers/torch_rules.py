@@ -16,11 +16,12 @@ from cupyfuse.errors import TraceError
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
-from cupyfuse.torch.chains.backward import _as_node as as_node
+from cupyfuse.torch.chains.backward import cotangent_matrix
 from cupyfuse.torch.rules import Found, Rule, find
 from cupyfuse.torch.rules.values import Value
 from cupyfuse.trace import Trace
-from cupyfuse.trace.autodiff import extract_graph, gradients
+from cupyfuse.trace.autodiff import gradients
+from cupyfuse.trace.saved import extract_graph
 
 # Rules whose gradients at special values `test_losses.py` tests.
 LOSSES = (
@@ -331,7 +332,7 @@ def vjp(
     leaves = [*((n, n.name) for n in trace.inputs), (leaf, "cotangent")]
     plan = build(Traced("gradient", extract_graph(roots, leaves), ((0, 1),) * len(roots), ()))
     arrays = [to_array(t if t.dim() <= 2 else t.reshape(t.shape[:-1].numel(), t.shape[-1])) for t in tensors]
-    arrays.append(to_array(as_node(value, cotangent)))
+    arrays.append(to_array(cotangent_matrix(value, cotangent)))
     done = iter(NumpyExecutable(plan, arrays)(arrays, [None] * len(roots)))
     return [
         None if n is None else to_tensor(next(done), tuple(tensors[k].shape))

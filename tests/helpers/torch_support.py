@@ -15,8 +15,7 @@ import cupyfuse.torch as ct
 from cupyfuse import dtypes
 from cupyfuse.torch.backend import fuse_graph
 from cupyfuse.torch.chains.chain import Chain
-from cupyfuse.torch.chains.runtime import dtype_name
-from cupyfuse.torch.chains.tensors import Tensors, from_numpy
+from cupyfuse.torch.chains.tensors import TensorMemory, dtype_name, from_numpy
 
 
 def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -52,7 +51,7 @@ class Graphs:
         return [Chain.from_json(str(n.args[2])).operations for n in nodes]
 
 
-class OnHost(Tensors):
+class OnHost(TensorMemory):
     """Tensors on the CPU for kernels that run there (see host_cuda/README.md): new memory lies between guards."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.backend import fuse_module
-from cupyfuse.torch.chains.runner import Options
+from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.cost import decision
 from cupyfuse.torch.graphs.lowering import AsOperator
 

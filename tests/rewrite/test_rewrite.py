@@ -167,7 +167,7 @@ def test_operands_of_products_are_converted_first() -> None:
 
 # Values that repeat -------------------------------------------------------------------------------------------------
 
-REPEATED = "a product with a value that repeats is a weighted sum (infinite values may give inf for NaN)"
+REPEATED = "a product with a broadcast operand is a weighted sum (infinite values may give inf for NaN)"
 # Products with a value that repeats along the sums of the product, and along the rows or columns of the result.
 ALONG_SUMS = [
     "np.broadcast_to(r[:, None], (6, 7)) @ w",
@@ -198,7 +198,7 @@ def run_both(text: str, arguments: list[Any]) -> tuple[Any, Any]:
 def test_products_with_values_that_repeat_are_weighted_sums(text: str, rng: np.random.Generator) -> None:
     found, notes = simplified(text)
     assert found["matmul"] == 0 and found["sum"] >= 1
-    assert [n.identity for n in notes if "repeats" in n.identity] == [REPEATED]
+    assert [n.identity for n in notes if "broadcast" in n.identity] == [REPEATED]
     arguments = [normal(rng, s.shape, s.dtype) for s in SPECS.values()]
     fused, wide = run_both(text, arguments)
     # Seven terms of ordinary size.
@@ -237,7 +237,7 @@ def test_an_infinite_factor_of_a_sum_may_give_an_infinity() -> None:
 )
 def test_other_products_stay(text: str) -> None:
     found, notes = simplified(text)
-    assert found["matmul"] == 1 and not any("repeats" in n.identity for n in notes)
+    assert found["matmul"] == 1 and not any("broadcast" in n.identity for n in notes)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from support import FLOATS, INF, NAN, ROOT
 from cupyfuse import selftest
 from cupyfuse.selftest import oracle, samples
 from cupyfuse.selftest.formats import FORMATS, Format, available
-from cupyfuse.selftest.measure import Allowance, Measured, measure
+from cupyfuse.selftest.measure import Allowance, Measurement, measure
 
 HALF, SINGLE = FORMATS["float16"], FORMATS["float32"]
 
@@ -47,7 +47,7 @@ def test_formats_without_ml_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [f.name for f in available()] == list(FLOATS)
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     assert [f.name for f in available()] == ["float16", "float32", "float64"]
-    assert "bfloat16 was not tested: pip install ml_dtypes" in selftest._sentence(np)
+    assert "bfloat16 was not tested: pip install ml_dtypes" in selftest._engine_sentence(np)
 
 
 @pytest.mark.parametrize("flushing", [False, True])
@@ -115,7 +115,9 @@ def test_the_extended_oracle_has_more_digits_than_float64(x: float, value: str) 
 # Judgement ----------------------------------------------------------------------------------------------------------
 
 
-def judged(got: Any, exact: Any, ulps: float, form: Format = SINGLE, flushing: bool = False, **more: Any) -> Measured:
+def judged(
+    got: Any, exact: Any, ulps: float, form: Format = SINGLE, flushing: bool = False, **more: Any
+) -> Measurement:
     return measure(np.array(got), np.array(exact, np.float64), Allowance(ulps, **more), form, flushing)
 
 

@@ -146,7 +146,7 @@ def test_a_run_passes_and_says_what_ran(page: tuple[Report, str, str]) -> None:
 
 def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> None:
     report, printed, text = page
-    assert "would have run were compiled" in report.kernels_are
+    assert "would have run were compiled" in report.kernels_title
     # Products of this size do not run from halves.
     others = ("split_", "fingerprint")
     templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu") if not path.stem.startswith(others)}
@@ -219,7 +219,7 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(selftest, "cubin", missing)
     target = Target(np)
-    assert "none was compiled: EngineError: compiling without a GPU needs NVRTC" in selftest._about_kernels(target)
+    assert "none was compiled: EngineError: compiling without a GPU needs NVRTC" in selftest._kernels_title(target)
 
 
 def test_kernels_are_counted_where_they_run() -> None:
@@ -230,7 +230,7 @@ def test_kernels_are_counted_where_they_run() -> None:
         pointwise.check_specials(target, SINGLE)
     assert {k.template for k in target.kernels.values()} == {"elementwise"}
     assert len(target.kernels) == 2 * len(pointwise.groups())
-    assert "were compiled and ran" in selftest._about_kernels(target)
+    assert "were compiled and ran" in selftest._kernels_title(target)
     assert Target(NUMPY.xp).variants == ("vectors",)
 
 

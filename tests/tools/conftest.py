@@ -3,9 +3,9 @@
 import pytest
 import scipy.special
 from benchmark_lab import FakeCupy, FakeDevice
-from benchmarks.cases import Lab
 
 from benchmarks import rows, timing
+from benchmarks.lab import Lab
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def torch_lab(lab, monkeypatch):
     torch.set_num_threads(1)  # more only quarrel with NumPy's over these small arrays
     monkeypatch.setattr(rivals, "poison", lambda size: None)
     monkeypatch.setattr(rivals, "release", lambda: None)
-    monkeypatch.setattr(rivals, "compiled", lambda function, mode="default", backend="inductor": function)
+    monkeypatch.setattr(rivals, "compile_static", lambda function, mode="default", backend="inductor": function)
     lab.torch = rivals
     yield lab
     torch.set_num_threads(threads)
@@ -33,6 +33,16 @@ def torch_lab(lab, monkeypatch):
 @pytest.fixture
 def hasty(monkeypatch):
     """One repeat of everything, on little data."""
-    monkeypatch.setattr(timing, "bounded", lambda wanted, low, high: 1)
+    monkeypatch.setattr(timing, "clamp", lambda wanted, low, high: 1)
     monkeypatch.setattr(timing, "_HOST_CALLS", 2)
-    monkeypatch.setattr(rows, "QUICK_BYTES", 1 << 14)
+    monkeypatch.setitem(rows.DEFAULTS, "bytes", (1 << 14, 1 << 14))
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Keep the modules beside NumPy's arrays, on a machine with a GPU too."""
+    from benchmarks import rivals
+
+    monkeypatch.setattr(rivals, "device_type", lambda: "cpu")
+    monkeypatch.setattr(rivals, "peak_memory", lambda call: call() or 0)
+    monkeypatch.setattr(rivals, "memory_held", lambda: (0, 0))

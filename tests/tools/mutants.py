@@ -58,7 +58,7 @@ def halves(select: str) -> tuple[str, ...]:
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
 
 
-EXECUTOR, PREPACKED = "cupyfuse/torch/chains/executor.py", "cupyfuse/torch/chains/prepacked.py"
+AUTOGRAD, PREPACKED = "cupyfuse/torch/chains/autograd.py", "cupyfuse/torch/chains/prepacked.py"
 WEIGHT_CHANGES = "cupyfuse/torch/chains/weight_changes.py"
 
 
@@ -133,10 +133,10 @@ MUTANTS: tuple[Mutant, ...] = (
         fingerprints("conditional"),
     ),
     # Changes of weights
-    Mutant("steps that nobody counts", WEIGHT_CHANGES, "steps.value += 1", "pass", stale("counted")),
-    Mutant("gradients that nobody counts", EXECUTOR, "count.value += 1", "pass", stale("by_hand")),
+    Mutant("steps that nobody counts", WEIGHT_CHANGES, "optimizer_steps.value += 1", "pass", stale("counted")),
+    Mutant("gradients that nobody counts", AUTOGRAD, "counter.value += 1", "pass", stale("by_hand")),
     Mutant("changes that the device is not told of", PREPACKED, "self._token += 1", "pass", stale("single_writes")),
-    Mutant("states without a check", PREPACKED, "state + CHANGED_AT", "kept.address + 16", stale("unchanged")),
+    Mutant("states without a check", PREPACKED, "state + CHANGED_AT", "buffers.address + 16", stale("unchanged")),
     Mutant(
         "one state for all streams", PREPACKED, "self._states.get(stream)", "self._states.get(0)", stale("their_own")
     ),
@@ -151,7 +151,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "memory that other streams still read",
         PREPACKED,
-        "        if others:\n",
+        "        if replaced:\n",
         "        if False:\n",
         stale("their_own"),
     ),

@@ -10,9 +10,9 @@ A mutant is one exchange of text in one file. It is caught if its tests fail, an
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,7 +24,7 @@ from pathlib import Path
 from mutants import KERNELS, MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("cupyfuse", "kernels_cu", "tests", "setup.cfg")
+COPIED = ("cupyfuse", "kernels_cu", "examples", "tests", "setup.cfg")
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,52 @@ def check(mutant: Mutant, root: Path = ROOT) -> Outcome:
             else:
                 shutil.copy(source, copy / part)
         mutant.apply(copy)
-        done = pytest(copy, mutant.tests)
+        status, output = run_pytest(copy, mutant.tests)
     seconds = time.perf_counter() - start
     # 1: tests failed. 2 to 5: no test ran, or pytest itself failed, which shows nothing; below 0: a crash.
-    caught = done.returncode == 1 or done.returncode < 0
-    return Outcome(mutant, caught, seconds, reason(done))
+    return Outcome(mutant, status == 1 or status < 0, seconds, reason(status, output))
 
 
-def pytest(root: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+# What tests import from elsewhere, which every mutant's process gets ready from the one that it is forked from.
+_IMPORTED = ["pytest", "hypothesis", "numpy", "scipy.special", "ml_dtypes", "torch"]
 
 
-def reason(done: subprocess.CompletedProcess[str]) -> str:
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("E  ", "FAILED", "ERROR", "/"))]
-    return (lines or done.stdout.splitlines() or [f"exit status {done.returncode}"])[0].strip()[:160]
+def run_pytest(root: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Exit status and output of the tests of a checkout; the status is negative after a crash."""
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(_IMPORTED)
+    with tempfile.TemporaryDirectory(prefix="mutant_log_") as folder:
+        log = Path(folder) / "log"
+        process = processes.Process(target=_pytest_in, args=(str(root), list(tests), str(log)))
+        process.start()
+        process.join()
+        status = process.exitcode
+        assert status is not None
+        return status, log.read_text(errors="replace") if log.exists() else ""
+
+
+def _pytest_in(root: str, tests: list[str], log: str) -> None:
+    """Run tests in a process that has imported nothing of any checkout."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = root
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
+    here = str(ROOT)
+    sys.path[:] = [root, *(path for path in sys.path if not path.startswith(here))]
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(here):
+            del sys.modules[name]
+    import pytest
+
+    sys.exit(pytest.main(["-q", "-x", "--tb=line", "-p", "no:cacheprovider", *tests]))
+
+
+def reason(status: int, output: str) -> str:
+    lines = [line for line in output.splitlines() if line.startswith(("E  ", "FAILED", "ERROR", "/"))]
+    return (lines or output.splitlines() or [f"exit status {status}"])[0].strip()[:160]
 
 
 def run(mutants: Sequence[Mutant], jobs: int) -> list[Outcome]:
@@ -90,12 +120,12 @@ def main() -> int:
             print(f"{m.name} ({m.file}; {where})")
         return 0
     print("without a mutant: ", end="", flush=True)
-    whole = pytest(ROOT, (KERNELS, "-k", "cuda" if options.gpu else "host"))
-    print("the tests pass" if whole.returncode == 0 else f"the tests FAIL: {reason(whole)}", flush=True)
+    status, output = run_pytest(ROOT, (KERNELS, "-k", "cuda" if options.gpu else "host"))
+    print(f"the tests FAIL: {reason(status, output)}" if status else "the tests pass", flush=True)
     outcomes = run(chosen, 1 if options.gpu else options.jobs)
     survivors = [o for o in outcomes if not o.caught]
     print(f"{len(outcomes) - len(survivors)} of {len(outcomes)} mutants caught")
-    return 1 if survivors or whole.returncode or not outcomes else 0
+    return 1 if survivors or status or not outcomes else 0
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from support import ROOT
 
 from benchmarks import __main__ as command
 from benchmarks import distributed
-from benchmarks.distributed_report import BACKEND, FORMS, Row, Table, distributed_markdown, planned
+from benchmarks.distributed import BACKEND, FORMS, Row, Table
 
 pytest.importorskip("torch")
 
@@ -49,18 +49,18 @@ def test_two_processes_train_right_and_go_on_behind_what_is_written(tmp_path: Pa
 
 def test_processes_are_not_waited_for_where_one_fails() -> None:
     script = "import os, sys, time; time.sleep(0 if os.environ['RANK'] == '0' else 60); sys.exit(3)"
-    statuses = distributed._together([sys.executable, "-c", script], 2, 1.0)
+    statuses = distributed.start([sys.executable, "-c", script], 2, 1.0)
     assert statuses[0] == 3 and statuses[1] < 0
 
 
 def test_rows_and_their_report() -> None:
-    plan = planned(("head_sum",), ("float32",), FORMS)
+    plan = distributed.plan(("head_sum",), ("float32",), FORMS)
     assert len(plan) == 2 * len(FORMS) and [row.form for row in plan[-2:]] == [BACKEND] * 2
     right = Row("head_sum", "float32", "DDP", FORMS[0], "", 1e-7, 1e-7, 0.0, 0.0, 1.5, 1)
     wrong = Row("head_sum", "float32", "DDP", FORMS[1], "", 1e-2, 1e-7)
     failed = Row("head_sum", "float32", "DDP", FORMS[2], "process 1: RuntimeError: no")
     assert right.right and not wrong.right and not failed.right
-    text = distributed_markdown(Table({"gpu": "cpu"}, {"shape": "1x2x3"}, [right, wrong, failed]))
+    text = Table({"gpu": "cpu"}, {"shape": "1x2x3"}, [right, wrong, failed]).markdown()
     assert "| yes |" in text and "| NO |" in text and "RuntimeError: no" in text
 
 

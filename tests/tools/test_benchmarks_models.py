@@ -11,17 +11,18 @@ from benchmark_lab import ENVIRONMENT, FakeDevice
 from support import ROOT
 
 from benchmarks import __main__ as command
-from benchmarks import models, models_report, rivals, timing
-from benchmarks.models_report import Log, decoded, merged, models_markdown, ratios
+from benchmarks import models, timing
 from benchmarks.networks import NETWORKS
-from benchmarks.report import OUT_OF_TIME, Case, Report, Result
+from benchmarks.report import OUT_OF_TIME, Case, Report, Result, merge
+from benchmarks.reports import geometric_mean, markdown
+from benchmarks.verdicts import check
 
 EAGER, COMPILED, FUSED, BACKEND = models.EAGER, models.COMPILED, models.FUSED, models.BACKEND
 
 
 def made_up(name="bert, large", fused=5e3, setting="bfloat16"):
     """Eager takes 10 ms, torch.compile and our backend 8 ms, ours what is asked for; graphs were left out."""
-    case = Case(models.title(models.INFERENCE, setting), name, (32, 128), "bfloat16")
+    case = Case(models.group_title(models.INFERENCE, setting), name, (32, 128), "bfloat16")
     for rival, median in ((EAGER, 10e3), (FUSED, fused), (BACKEND, 8e3), (COMPILED, 8e3)):
         case.results.append(Result(rival, 1e-3, dict.fromkeys(models.FIGURES, timing.summarize([median]))))
         case.facts[f"first call s, {rival}"] = 12.5
@@ -39,25 +40,30 @@ def report(*cases):
 # Reports ------------------------------------------------------------------------------------------------------------
 
 
+def ratios(cases):
+    """The times of `fuse` over eager's."""
+    (requirement,) = (r for r in models.REQUIREMENTS if (r.what, r.ours) == ("wall_loop", (FUSED,)))
+    return check([requirement], cases)
+
+
 def test_ratios_and_their_geometric_mean():
     cases = [made_up(), made_up("gpt2, large", 20e3)]
-    found = [r for r in ratios(cases, ["wall_loop"]) if r.ours == FUSED]
-    assert [(r.other, r.value, r.behind) for r in found] == [(EAGER, 0.5, False), (EAGER, 2.0, True)]
-    assert models_report.mean(found) == pytest.approx(1.0)
-    assert models_report.mean([]) is None
+    assert [(f.found, f.holds) for f in ratios(cases)] == [({EAGER: 0.5}, True), ({EAGER: 2.0}, False)]
+    assert geometric_mean(ratios(cases)) == pytest.approx(1.0)
+    assert geometric_mean([]) is None
     cases[0].find(EAGER).failure = "RuntimeError: no"
-    assert [r.value for r in ratios(cases, ["wall_loop"]) if r.ours == FUSED] == [2.0]
+    assert [f.found[EAGER] for f in ratios(cases)] == [None, 2.0]
 
 
 def test_the_threshold_lies_between_noise_and_being_behind():
-    behind = {time: next(ratios([made_up(fused=time)], ["wall_loop"])).behind for time in (10e3, 10.2e3, 10.3e3)}
-    assert behind == {10e3: False, 10.2e3: False, 10.3e3: True}
+    holds = {time: ratios([made_up(fused=time)])[0].holds for time in (10e3, 10.2e3, 10.3e3)}
+    assert holds == {10e3: True, 10.2e3: True, 10.3e3: False}
 
 
 def test_the_report_ends_with_verdicts():
     failing = made_up("vit, small")
     failing.find(BACKEND).failure = "RuntimeError: boom | bang"
-    text = models_markdown(report(made_up(), made_up("gpt2, large", 20e3), failing, late()))
+    text = markdown(report(made_up(), made_up("gpt2, large", 20e3), failing, late()))
     assert "| cupyfuse.torch.fuse | 1.0e-03 | 5.00 | 5.00 | 2.00 | 2.00 | 12.5 |" in text
     assert "- `bert`: BERT-base" in text and "`t5`" not in text
     body, verdicts = text.split("## Verdicts")
@@ -71,8 +77,8 @@ def test_the_report_ends_with_verdicts():
     assert "- cupyfuse backend: failed in 1 of 3 cases." in verdicts
     assert "Out of time: 1 cases: llama, large (Inference, bfloat16)." in verdicts
     assert "llama" not in body.replace("`llama`", "")
-    assert "No rival failed." in models_markdown(report(made_up()))
-    assert "## Verdicts" in models_markdown(report(late()))
+    assert "No rival failed." in markdown(report(made_up()))
+    assert "## Verdicts" in markdown(report(late()))
 
 
 def test_only_what_was_tried_counts_as_failed():
@@ -82,36 +88,33 @@ def test_only_what_was_tried_counts_as_failed():
     assert len(report(failing, late()).failed()) == 1
 
 
-def test_the_log_keeps_cases_as_they_come(tmp_path):
-    path = tmp_path / "models.jsonl"
-    Log(path, False).add(made_up(), {"gpu": "a"})
-    with path.open("a") as file:
-        file.write('{"case": {"gro')  # a run that was ended while it wrote
-    log = Log(path, True)
-    assert log.earlier == [made_up()]
-    assert decoded(json.loads(json.dumps(dataclasses.asdict(made_up())))) == made_up()
-    Log(path, False)
-    assert Log(path, True).earlier == []
-
-
 def test_later_cases_take_the_place_of_earlier_ones():
     first, second, other = made_up(), made_up(fused=4e3), made_up(setting="float32")
     missed = dataclasses.replace(late(), name="bert, large")
-    assert merged([first, other, made_up("mlp, small"), second, missed]) == [second, made_up("mlp, small"), other]
-    assert merged([missed, first]) == [first] and merged([missed]) == [missed]
+    assert merge([first, other, made_up("mlp, small"), second, missed]) == [second, made_up("mlp, small"), other]
+    assert merge([missed, first]) == [first] and merge([missed]) == [missed]
 
 
 def test_what_is_written(tmp_path):
     run = report()
     for cases in ([made_up()], [made_up("gpt2, large"), late()]):
-        command._collect(run, iter(cases), tmp_path, "models", keep=True)
-    assert {path.name for path in tmp_path.iterdir()} == {"models.json", "models.jsonl", "models.md"}
-    assert [c["name"] for c in json.loads((tmp_path / "models.json").read_text())["cases"]] == [
-        "bert, large", "gpt2, large", "llama, large",
-    ]  # fmt: skip
+        command.collect(run, iter(cases), tmp_path, "models", add=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"models.json", "models.md"}
+    fields = json.loads((tmp_path / "models.json").read_text())["cases"]
+    assert [c["name"] for c in fields] == ["bert, large", "gpt2, large", "llama, large"]
+    assert Case.from_json(fields[0]) == made_up()
     again = report()
-    command._collect(again, iter([]), tmp_path, "models", keep=True)
-    assert [case.name for case in again.cases] == ["bert, large", "gpt2, large"]
+    command.collect(again, iter([made_up(fused=4e3)]), tmp_path, "models", add=True)
+    assert again.cases == [made_up(fused=4e3), made_up("gpt2, large")]
+    command.collect(again := report(), iter([]), tmp_path, "models", add=False)
+    assert again.cases == []
+
+
+def test_committed_results_can_be_read():
+    folder = ROOT / "benchmarks" / "results" / "nvidia-h200"
+    for path in folder.glob("*.json"):
+        fields = json.loads(path.read_text())
+        markdown(Report(**{**fields, "cases": [Case.from_json(case) for case in fields["cases"]]}))
 
 
 # Timing -------------------------------------------------------------------------------------------------------------
@@ -141,25 +144,20 @@ def test_calls_in_a_loop_and_calls_that_are_queued():
 
 # The cases on the CPU -----------------------------------------------------------------------------------------------
 
-TINY = models.Options(tiny=True, quick=True, batches=("small",), settings=("float32",))
-
-
-@pytest.fixture
-def on_cpu(monkeypatch):
-    monkeypatch.setattr(rivals, "place", lambda: "cpu")
-    monkeypatch.setattr(rivals, "peak", lambda call: call() or 0)
-    monkeypatch.setattr(rivals, "held", lambda: (0, 0))
-
 
 def run(torch_lab, **changed):
-    return list(models.cases(torch_lab, dataclasses.replace(TINY, **changed)))
+    given = command.parse(["models", "--tiny", "--quick", "--batches", "small", "--dtypes", "float32"])
+    for option, value in changed.items():
+        assert hasattr(given, option)
+        setattr(given, option, value)
+    return list(models.cases(torch_lab, given))
 
 
 @pytest.mark.parametrize("name", [n for n, network in NETWORKS.items() if "timm" not in network.what])
 def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
     rivals_of = ("eager", "fuse", "backend", "compile", "compile-graphs")  # nothing is compiled in this lab
     found = run(torch_lab, models=(name,), rivals=rivals_of)
-    assert [case.group for case in found] == [models.title(mode, "float32") for mode in models.MODES]
+    assert [case.group for case in found] == [models.group_title(mode, "float32") for mode in models.MODES]
     for case in found:
         assert case.shape[0] == NETWORKS[name].batches["small"]
         for result in case.results:
@@ -167,7 +165,7 @@ def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
             assert set(result.times) == set(models.FIGURES)
             assert result.error < 1e-5, (case.group, result)  # sums of 100 terms, some tens of operations in a row
             assert case.facts[f"first call s, {result.rival}"] > 0
-    models_markdown(Report("models", ENVIRONMENT, {}, cases=found))
+    markdown(Report("models", ENVIRONMENT, {}, cases=found))
 
 
 def test_settings(torch_lab, hasty, on_cpu, monkeypatch):
@@ -179,7 +177,7 @@ def test_settings(torch_lab, hasty, on_cpu, monkeypatch):
         begin(self, *args)
 
     monkeypatch.setattr(models.Trial, "__init__", watched)
-    found = run(torch_lab, models=("mlp",), rivals=("eager",), settings=tuple(models.SETTINGS), modes=("inference",))
+    found = run(torch_lab, models=("mlp",), rivals=("eager",), dtypes=tuple(models.SETTINGS), modes=("inference",))
     assert seen == ["highest", "high", "highest"] and torch.get_float32_matmul_precision() == "highest"
     assert [case.dtype for case in found] == ["float32", "float32", "bfloat16"]
     assert found[0].results[0].error < 1e-5 < found[2].results[0].error < 0.05
@@ -189,7 +187,7 @@ def test_settings(torch_lab, hasty, on_cpu, monkeypatch):
 
 
 def test_a_rival_that_fails_is_a_cell_of_the_report(torch_lab, hasty, on_cpu, monkeypatch):
-    made = models.Trial._made
+    made = models.Trial._build
 
     def broken(self, rival):
         if rival == FUSED:
@@ -199,7 +197,7 @@ def test_a_rival_that_fails_is_a_cell_of_the_report(torch_lab, hasty, on_cpu, mo
         other = torch.nn.Linear(32, 7)
         return lambda input: other(input)  # of other weights
 
-    monkeypatch.setattr(models.Trial, "_made", broken)
+    monkeypatch.setattr(models.Trial, "_build", broken)
     (case,) = run(torch_lab, models=("mlp",), modes=("inference",), rivals=("eager", "fuse", "backend", "compile"))
     failures = {result.rival: result.failure for result in case.results}
     assert failures[FUSED] == "RuntimeError: boom" and failures[BACKEND].startswith("wrong result")
@@ -227,7 +225,7 @@ def test_nothing_is_begun_once_the_time_is_over(torch_lab, hasty, on_cpu):
     found = run(torch_lab, seconds=0.0)
     assert len(found) == len(NETWORKS) * 2
     assert {r.failure for case in found for r in case.results} == {OUT_OF_TIME}
-    assert all(models_report.unmeasured(case) for case in found)
+    assert all(case.unmeasured for case in found)
 
 
 # The command line ---------------------------------------------------------------------------------------------------
@@ -235,16 +233,12 @@ def test_nothing_is_begun_once_the_time_is_over(torch_lab, hasty, on_cpu):
 
 def test_options():
     arguments = "models --models bert,mlp --dtypes float32-high --modes training --rivals eager --seconds 90 --tiny"
-    name, stated, cases = command.plan(command.parser().parse_args(arguments.split()))
-    assert name == "models" and stated["seconds"] == 90 and stated["tiny"]
-    assert cases.keywords["options"] == models.Options(
-        ("bert", "mlp"), ("float32-high",), ("training",), models.BATCHES, ("eager",), 90, False, True, 0
-    )
-    _, stated, cases = command.plan(command.parser().parse_args(["models"]))
-    assert "seconds" not in stated  # JSON has no infinity
-    assert cases.keywords["options"] == models.Options()
+    given = command.parse(arguments.split())
+    assert (given.models, given.dtypes, given.batches) == (("bert", "mlp"), ("float32-high",), models.BATCHES)
+    assert (command.file_name(given), command.stated_options(given)["seconds"], given.tiny) == ("models", 90, True)
+    assert "seconds" not in command.stated_options(command.parse(["models"]))  # JSON has no infinity
     with pytest.raises(SystemExit):
-        command.parser().parse_args(["models", "--models", "resnext"])
+        command.parse(["models", "--models", "resnext"])
 
 
 def test_torch_and_the_libraries_are_imported_when_they_are_needed():

@@ -14,7 +14,9 @@ import torch
 from support import ROOT
 
 EXAMPLES = ROOT / "examples"
-SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py") if path.name != "common.py")
+SCRIPTS = sorted(
+    path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("[a-z]*.py") if path.name != "common.py"
+)
 KERNEL_BENCHMARK = sorted((EXAMPLES / "kernel_benchmark").glob("*.py"))
 
 

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 from mutants import MUTANTS, Mutant
-from mutate import ROOT, Outcome, check
+from mutate import ROOT, check
 
 ON_THE_CPU = [m for m in MUTANTS if not m.gpu]
 
 
-@pytest.fixture(scope="module")
-def outcomes() -> dict[Mutant, Outcome]:
-    """All of them, as many at once as there are processors."""
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(zip(ON_THE_CPU, pool.map(check, ON_THE_CPU), strict=True))
-
-
 @pytest.mark.parametrize("mutant", ON_THE_CPU, ids=lambda mutant: mutant.name)
-def test_mutants_are_caught(outcomes: dict[Mutant, Outcome], mutant: Mutant) -> None:
-    outcome = outcomes[mutant]
+def test_mutants_are_caught(mutant: Mutant) -> None:
+    outcome = check(mutant)
     assert outcome.caught, f"no test of {' '.join(mutant.tests)} sees it: {outcome.why}"
 
 

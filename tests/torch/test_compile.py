@@ -21,7 +21,7 @@ from cupyfuse.torch.backend import backend, fuse_graph
 from cupyfuse.torch.chains import custom_op
 from cupyfuse.torch.chains.chain import Call, Chain
 from cupyfuse.torch.chains.custom_op import options_text
-from cupyfuse.torch.chains.runner import Options
+from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.rules.symbols import Ref
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")

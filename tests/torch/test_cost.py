@@ -14,7 +14,8 @@ from cupyfuse import devices
 from cupyfuse.torch.chains.chain import Call, Chain
 from cupyfuse.torch.cost import estimate as cost
 from cupyfuse.torch.cost import rates
-from cupyfuse.torch.cost.estimate import Estimate, Time, estimate
+from cupyfuse.torch.cost.estimate import Estimate, estimate
+from cupyfuse.torch.cost.machine import Machine, Time
 from cupyfuse.torch.rules.symbols import Ref
 
 HEAD = (1024, 8192, 8192)
@@ -234,7 +235,7 @@ def test_equal_chains_are_estimated_once():
 @pytest.mark.parametrize("build", [chains.mlp, chains.head_softmax, chains.add_layer_norm])
 def test_an_estimate_takes_milliseconds(build):
     chain, metas = build("float32", (512, 1024, 1024) if build is not chains.add_layer_norm else (512, 1024))
-    question = (chain, tuple(metas), (True,) * len(metas), "highest", devices.find("H200"), True, False)
+    question = (chain, tuple(metas), (True,) * len(metas), Machine(devices.find("H200"), "highest"), True, False)
     taken = []
     for _ in range(5):
         began = time.perf_counter()

@@ -9,6 +9,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import distributed_cases
 import pytest
@@ -18,9 +21,14 @@ LIMIT = 400  # seconds for all cases
 
 
 @pytest.fixture(scope="module")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+def outcome(
+    shared_result: Callable[[str, Callable[[], Any]], Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[str]]:
     """For each case, how it failed in each of the processes that finished it; empty texts where it did not."""
-    folder = tmp_path_factory.mktemp("distributed")
+    return shared_result("distributed", lambda: run_all_cases(tmp_path_factory.mktemp("distributed")))
+
+
+def run_all_cases(folder: Path) -> dict[str, list[str]]:
     paths = os.pathsep.join([str(HELPERS), str(ROOT), os.environ.get("PYTHONPATH", "")])
     common = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
     command = [sys.executable, str(HELPERS / "distributed_cases.py"), str(folder)]

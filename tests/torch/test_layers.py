@@ -105,7 +105,7 @@ def test_batch_norm_that_is_not_fused() -> None:
     assert RULES["batch_norm"].updates == ("running_mean", "running_var")
     assert RULES["batch_norm_module"].updates == ("running_mean", "running_var", "num_batches_tracked")
     for name, rule in RULES.items():
-        assert set(rule.updates) <= set(rule.parameters), name
+        assert set(rule.updates) <= set(rule.signature.parameters), name
 
 
 # Products and pools -------------------------------------------------------------------------------------------------
@@ -318,10 +318,10 @@ REFUSED: tuple[tuple[str, Any, tuple[Any, ...], dict[str, Any]], ...] = (
     ("between devices", T.to, (draw(3), "cpu"), {}),
     ("between devices", T.to, (draw(3), torch.device("cpu"), torch.float32), {}),
     ("a copy", T.to, (draw(3), torch.float32), {"copy": True}),
-    ("complex64 is no type", T.to, (draw(3), torch.complex64), {}),
-    ("int32 is no type", torch.sum, (draw(3),), {"dtype": torch.int32}),
-    ("bits of numbers", T.view, (draw(3), torch.int64), {}),
-    ("known only when it runs", T.view, (draw(3), torch.tensor(3)), {}),
+    ("complex64 is no dtype", T.to, (draw(3), torch.complex64), {}),
+    ("int32 is no dtype", torch.sum, (draw(3),), {"dtype": torch.int32}),
+    ("the bits of its elements", T.view, (draw(3), torch.int64), {}),
+    ("sizes depend on the values", T.view, (draw(3), torch.tensor(3)), {}),
     ("order 3", torch.linalg.vector_norm, (draw(3), 3), {}),
     ("norm of a matrix", torch.linalg.norm, (draw(3, 3), 2), {}),
     ("norm of a matrix", torch.norm, (draw(3, 3), "nuc"), {}),
@@ -374,7 +374,7 @@ def test_canonical_arguments_are_json() -> None:
     ):
         found, _ = canonical(target, (draw(3, 4), *args), kwargs)
         assert json.loads(json.dumps(found.arguments[1:])) == expected
-        assert len(found.arguments) == len(found.rule.parameters)
+        assert len(found.arguments) == len(found.rule.signature.parameters)
 
 
 def test_properties_of_rules() -> None:

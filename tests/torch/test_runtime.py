@@ -22,8 +22,8 @@ from cupyfuse.errors import EngineError
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
 from cupyfuse.settings import DEFAULT_WORKSPACE, Settings
-from cupyfuse.torch.chains.runtime import device_of, dtype_name, layout_of, on_device, ready
-from cupyfuse.torch.chains.tensors import from_numpy, to_numpy
+from cupyfuse.torch.chains.runtime import device_of, load, runtime_of
+from cupyfuse.torch.chains.tensors import dtype_name, from_numpy, layout_of, to_numpy
 
 Tensor = torch.Tensor
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -54,16 +54,16 @@ class Place:
         settings = Settings(precision, device_of(tensors[0]), max_workspace)
         return build(traced, dict(enumerate(map(layout_of, tensors))), settings, bound)
 
-    def ready(self, plan: Plan, tensors: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
+    def load(self, plan: Plan, tensors: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
         if self.name == "host":
             return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=OnHost()), plan, tensors)
-        return ready(plan, tensors)
+        return load(plan, tensors)
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Tensor], outs: Any = None, **choices: Any) -> Any:
         """One call, with plans made for it."""
         with torch.no_grad():
             plan = self.plan(function, tensors, **choices)
-            return self.ready(plan, tensors)(tensors, outs or [None] * len(plan.outputs))
+            return self.load(plan, tensors)(tensors, outs or [None] * len(plan.outputs))
 
 
 LAYOUTS = ("contiguous", "turned", "row_gap", "column_gap", "offset", "expanded")
@@ -248,8 +248,8 @@ def test_prepared_values_follow_the_arguments(place: Place, rng: np.random.Gener
     plan = place.plan(summed, tensors, bound=frozenset((1, 2)))
     assert plan.prepare is not None
     needed = [tensors[n.argument] for n in plan.prepare.graph.inputs]
-    prepared = place.ready(plan.prepare, needed)(needed, [None] * len(plan.prepare.outputs))
-    got = place.ready(plan, [*tensors, *prepared])([*tensors, *prepared], [None])
+    prepared = place.load(plan.prepare, needed)(needed, [None] * len(plan.prepare.outputs))
+    got = place.load(plan, [*tensors, *prepared])([*tensors, *prepared], [None])
     check(got, summed(*wide(tensors)), roundings=64)
 
 
@@ -261,7 +261,7 @@ def test_blocks_of_rows(place: Place, rows: int, rng: np.random.Generator) -> No
     tensors = place.tensors(normal(rng, (rows, 24)), normal(rng, (56, 24)))
     plan = place.plan(soft, tensors, max_workspace=256 * 56 * 4)
     assert plan.blocks is not None and plan.blocks.count > 2
-    execute = place.ready(plan, tensors)
+    execute = place.load(plan, tensors)
     check(execute(tensors, [None, None]), soft(*wide(tensors)), roundings=64)
     outs = [torch.full_like(place.tensor(np.zeros((rows, 56), np.float32)), np.nan), None]
     results = execute(tensors, outs)
@@ -374,7 +374,7 @@ def standard(*shapes: Any, dtype: Any = torch.float32) -> list[Tensor]:
 def test_the_gpu_is_known(gpu: Place) -> None:
     device = device_of(torch.zeros(3, device="cuda"))
     assert device is None or device.name in torch.cuda.get_device_name()
-    assert on_device(0).processors == torch.cuda.get_device_properties(0).multi_processor_count
+    assert runtime_of(0).processors == torch.cuda.get_device_properties(0).multi_processor_count
 
 
 @pytest.mark.gpu
@@ -382,7 +382,7 @@ def test_the_gpu_is_known(gpu: Place) -> None:
 def test_the_current_stream_is_used(gpu: Place, function: Callable[..., Any]) -> None:
     tensors = standard((1000, 2048), (1024, 2048), (1024,)) if function is not tail else standard((1000, 4096), 4096)
     plan = gpu.plan(function, tensors)
-    execute, none = gpu.ready(plan, tensors), [None] * len(plan.outputs)
+    execute, none = gpu.load(plan, tensors), [None] * len(plan.outputs)
     expected = execute(tensors, none)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
@@ -415,7 +415,7 @@ def test_cupy_is_left_alone(gpu: Place) -> None:
 def test_a_call_allocates_its_results_and_one_workspace(gpu: Place, function: Callable[..., Any]) -> None:
     tensors = standard((256, 512), (1024, 512), (1024,)) if function is not tail else standard((300, 512), 512)
     plan = gpu.plan(function, tensors)
-    execute, none = gpu.ready(plan, tensors), [None] * len(plan.outputs)
+    execute, none = gpu.load(plan, tensors), [None] * len(plan.outputs)
     execute(tensors, none)
 
     def count() -> int:
@@ -431,7 +431,7 @@ def test_a_call_allocates_its_results_and_one_workspace(gpu: Place, function: Ca
 def test_threads_and_streams_share_an_executable(gpu: Place) -> None:
     tensors = standard((500, 300), (700, 300), (700,))
     plan = gpu.plan(head, tensors)
-    execute = gpu.ready(plan, tensors)
+    execute = gpu.load(plan, tensors)
     (expected,) = execute(tensors, [None])
     torch.cuda.synchronize()
     same: list[bool] = []
@@ -453,7 +453,7 @@ def test_threads_and_streams_share_an_executable(gpu: Place) -> None:
 def test_a_new_thread_needs_no_preparation(gpu: Place) -> None:
     """It has no CUDA context of its own yet, and memory from the allocator's cache gives it none."""
     tensors = standard((64, 300), 300)
-    execute = gpu.ready(gpu.plan(tail, tensors), tensors)
+    execute = gpu.load(gpu.plan(tail, tensors), tensors)
     expected = execute(tensors, [None] * 3)
     del expected[1:]
     torch.cuda.synchronize()
@@ -491,7 +491,7 @@ def test_calls_are_captured_and_replayed(gpu: Place, name: str, dtype: str) -> N
         tensors[0] = laid_out(tensors[0], "column_gap")  # which is copied by a step of its own
     plan = gpu.plan(function, tensors, max_workspace=200 << 10 if name == "blocks" else DEFAULT_WORKSPACE)
     assert (plan.blocks is not None) == (name == "blocks")
-    execute, none = gpu.ready(plan, tensors), [None] * len(plan.outputs)
+    execute, none = gpu.load(plan, tensors), [None] * len(plan.outputs)
     graph, results = captured(lambda: execute(tensors, none))
     for _ in range(3):
         tensors[0].copy_(torch.randn_like(tensors[0]) / 16)
@@ -522,7 +522,7 @@ def test_another_current_device_is_left_as_it_is(gpu: Place) -> None:
         here = standard(*shapes)
         there = [t.to("cuda:1") for t in here]
         plan = gpu.plan(function, there)
-        execute = gpu.ready(plan, there)
+        execute = gpu.load(plan, there)
         got = execute(there, [None] * len(plan.outputs))
         assert torch.cuda.current_device() == 0
         assert all(g.device == torch.device("cuda", 1) for g in got)

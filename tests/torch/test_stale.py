@@ -22,7 +22,7 @@ import cupyfuse.torch as ct
 from cupyfuse.cuda import fingerprint
 from cupyfuse.engines import row_blocks
 from cupyfuse.engines.cuda import CudaExecutable
-from cupyfuse.torch.chains import executor, prepacked, weight_changes
+from cupyfuse.torch.chains import compiled, executor, prepacked, weight_changes
 from cupyfuse.torch.chains.tensors import to_numpy
 
 DROP_INS = [ct.HeadLogSumExp, ct.HeadSum, ct.HeadSoftmax, ct.LinearGELU]
@@ -44,19 +44,20 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
     """Tensors of the CPU taken for a GPU's: their chains are run, checked and prepared by the kernels."""
     runtime = Launching()
 
-    def ready(plan: Any, tensors: Any) -> Any:
+    def load(plan: Any, tensors: Any) -> Any:
         return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=runtime), plan, tensors)
 
-    def preparing(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
+    def weight_cache(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
         assert plan.conditional
-        return (prepacked.Frozen if frozen else prepacked.Checked)(plan, matrices, budget)
+        return (prepacked.FrozenCache if frozen else prepacked.CheckedCache)(plan, matrices, budget)
 
+    for module in (compiled, prepacked):
+        monkeypatch.setattr(module, "load", load)
     for module in (executor, prepacked):
-        monkeypatch.setattr(module, "ready", ready)
-        monkeypatch.setattr(module, "capturing_now", lambda: False)
-    monkeypatch.setattr(prepacked, "on_device", lambda index: runtime)
-    monkeypatch.setattr(executor, "preparing", preparing)
-    monkeypatch.setattr(executor, "_keeps", lambda t: not t.is_inference())
+        monkeypatch.setattr(module, "is_capturing", lambda: False)
+    monkeypatch.setattr(prepacked, "runtime_of", lambda index: runtime)
+    monkeypatch.setattr(executor, "weight_cache", weight_cache)
+    monkeypatch.setattr(executor, "_is_cacheable", lambda t: not t.is_inference())
     return runtime
 
 
@@ -98,12 +99,12 @@ def pair(head: Any, device: str, **options: Any) -> tuple[Any, Any, Any]:
 
 
 def entries(fused: Any) -> list[Any]:
-    return [e for runner in fused.__dict__["_cupyfuse"].runners for e in runner.all_entries]
+    return [e for runner in fused.__dict__["_cupyfuse"].runners for e in runner.executors]
 
 
 def checks(fused: Any) -> bool:
     """Whether something is kept, and checked by the device."""
-    return any(isinstance(e._prepared, prepacked.Checked) for e in entries(fused))
+    return any(isinstance(e._weights, prepacked.CheckedCache) for e in entries(fused))
 
 
 def layer(module: Any) -> Any:
@@ -319,23 +320,23 @@ def test_single_writes_that_are_counted_are_seen(device: str, few_samples: None)
 def test_steps_and_gradients_are_counted(device: str) -> None:
     _, fused, x = pair(models.HeadSum, device)
     weight = layer(fused).weight
-    steps = weight_changes.steps.value
+    steps = weight_changes.optimizer_steps.value
     optimizer = torch.optim.SGD(fused.parameters(), lr=0.1)
-    before = weight_changes.gradients_of(weight).value
+    before = weight_changes.gradient_counter(weight).value
     fused(x).sum().backward()
     optimizer.step()
-    assert weight_changes.steps.value == steps + 1
-    assert weight_changes.gradients_of(weight).value == before + checks(fused)
+    assert weight_changes.optimizer_steps.value == steps + 1
+    assert weight_changes.gradient_counter(weight).value == before + checks(fused)
 
 
 def test_a_compiled_step_of_an_optimizer_is_counted() -> None:
     p = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([p], lr=0.5)
     p.grad = torch.ones(3)
-    before = weight_changes.steps.value
+    before = weight_changes.optimizer_steps.value
     torch._dynamo.reset()
     torch.compile(optimizer.step, backend="eager")()
-    assert weight_changes.steps.value > before and p.detach().tolist() == [0.5] * 3
+    assert weight_changes.optimizer_steps.value > before and p.detach().tolist() == [0.5] * 3
 
 
 def test_a_teacher_that_follows_its_student(device: str) -> None:
@@ -414,7 +415,7 @@ def test_what_is_unchanged_is_not_prepared_again(device: str) -> None:
         return
     (found,) = entries(fused)
     for way in WAYS:
-        for array in found._prepared._kept.arrays:
+        for array in found._weights._buffers.arrays:
             array.fill_(7.0)
         with torch.no_grad():
             assert not torch.allclose(fused(x), plain(x), rtol=0.1)
@@ -425,7 +426,7 @@ def test_what_is_unchanged_is_not_prepared_again(device: str) -> None:
 def test_explanations_say_when_it_is_prepared(host: Launching) -> None:
     _, fused, x = pair(models.HeadSum, "cpu")
     fused(x)
-    assert "for which the device looks in every call" in ct.explain(fused).details()
+    assert "which the device checks in every call" in ct.explain(fused).details()
 
 
 def test_streams_of_their_own(host: Launching) -> None:
@@ -436,12 +437,12 @@ def test_streams_of_their_own(host: Launching) -> None:
         if turn % 2:
             data_copy(layer(plain).weight), data_copy(layer(fused).weight)
     (found,) = entries(fused)
-    before = found._prepared._kept
+    before = found._weights._buffers
     assert len(before._states) == 3
     for module in (plain, fused):
         layer(module).weight = nn.Parameter(layer(module).weight.detach() + 1)
     agree(fused, plain, x)
-    assert found._prepared._kept is not before, "a call on another stream may still read"
+    assert found._weights._buffers is not before, "a call on another stream may still read"
 
 
 def test_more_streams_than_states(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -458,16 +459,16 @@ def test_graphs_have_states_of_their_own(host: Launching, monkeypatch: pytest.Mo
     plain, fused, x = pair(models.HeadSum, "cpu")
     agree(fused, plain, x)
     (found,) = entries(fused)
-    kept = found._prepared._kept
+    kept = found._weights._buffers
     graph = [1]
     monkeypatch.setattr(prepacked, "_graph_in_capture", lambda: graph[0])
     for module in (prepacked, executor):
-        monkeypatch.setattr(module, "capturing_now", lambda: graph[0] is not None)
+        monkeypatch.setattr(module, "is_capturing", lambda: graph[0] is not None)
     for number, states in ((1, 2), (1, 2), (2, 3), (None, 3), (3, 4)):
         graph[0] = number
         in_place(layer(plain).weight), in_place(layer(fused).weight)
         agree(fused, plain, x)
-        assert len(kept._states) == states and found._prepared._kept is kept
+        assert len(kept._states) == states and found._weights._buffers is kept
     held = prepacked._in_graphs[layer(fused).weight]
     assert held == [kept]
     assert kept._words[0] != 0

@@ -18,7 +18,8 @@ from cupyfuse.ir.graph import Node
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Traced
-from cupyfuse.trace.autodiff import extract_graph, gradients
+from cupyfuse.trace.autodiff import gradients
+from cupyfuse.trace.saved import extract_graph
 
 # Operators ----------------------------------------------------------------------------------------------------------
 

@@ -1,13 +1,13 @@
-"""The operator tables: one row an operator, one row a reduction.
+"""The operator tables: one row for each pointwise operator and each reduction.
 
-A row gives an operator's name, its NumPy meaning, its CUDA expression, its derivative, its document line and how exact
-it is; `rows.py` says more. Everything that needs to know operators walks these tables: tracer, emission, the NumPy
-engine, the self-test, tests, documentation. Adding an activation is adding a row.
+A row holds an operator's name, NumPy semantics, CUDA expression, derivative, documentation and accuracy; see
+`table.py`. Tracer, emission, NumPy engine, self-test, tests and documentation walk these tables: to add an activation,
+add a row.
 
-CUDA expressions name their operands `{0}`, `{1}`, `{2}` and write constants as `T(0.5)`; `T` is float or double. They
-give what the NumPy meaning gives for ±inf and NaN too. Derivatives are written against a namespace `o` that holds every
-operator by name, so that the same text serves arrays (in tests) and traced values (in a backward pass):
-`derivative(o, y, *x)` returns one partial derivative for each operand, None where it is zero everywhere.
+CUDA expressions name their operands `{0}`, `{1}`, `{2}` and write constants as `T(0.5)`, where `T` is float or double.
+They agree with the NumPy semantics for ±inf and NaN too. Derivatives use a namespace `o` that holds every operator by
+name, so that they apply to arrays (in tests) and to traced values (in a backward pass): `derivative(o, y, *x)` returns
+one partial derivative for each operand, None where it is zero everywhere.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ SELU_ALPHA = 1.6732632423543772
 SELU_SCALE = 1.0507009873554805
 
 _HALF_NORMAL = f"T({SQRT_HALF!r})"
-# CUDA documents 5 ulps for erfc, and `special.py` measured 5.6.
+# CUDA documents 5 ulps for erfc; `special.py` measures 5.6.
 _ERFC = 6.0
 
 
@@ -59,7 +59,7 @@ ROWS = (
             o.where(x <= a, 1.0, 0.0),
             o.where(x >= b, 1.0, 0.0),
         ),
-        "x limited to [low, high], where its slope is 1, the ends excluded.",
+        "x limited to [low, high]; slope 1 on the open interval.",
         flops=2,
         result="same",
     ),
@@ -183,7 +183,7 @@ ROWS = (
     ),
     op(
         "hardswish",
-        # Divided first, unlike PyTorch's: the product with 6 would overflow.
+        # Divides first, unlike PyTorch, whose product overflows.
         like(lambda x: x * (np.minimum(np.maximum(x + 3.0, 0.0), 6.0) / 6.0)),
         "{0} * (nan_min(nan_max({0} + T(3), T(0)), T(6)) / T(6))",
         lambda o, y, x: (o.where(x <= -3.0, 0.0, o.where(x < 3.0, x / 3.0 + 0.5, 1.0)),),

@@ -32,7 +32,7 @@ def _clip(x: Array, low: Array, high: Array) -> Array:
 
 
 def _safe(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    """The function, with NaN for results so small (1e-30) that a later factor may bring up what underflow took away."""
+    """Replace results below 1e-30 by NaN, where underflow loses digits that a later factor may scale up."""
 
     def call(a: Array, b: Array) -> Array:
         result = function(a, b)
@@ -43,7 +43,7 @@ def _safe(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
 
 
 def _logarithm(name: str) -> str:
-    # CUDA's own of a negative subnormal float64 is -inf.
+    # CUDA's logarithm of a negative subnormal float64 is -inf.
     return f"({{0}} < T(0) ? T(nan) : {name}({{0}}))"
 
 
@@ -86,7 +86,7 @@ ROWS = (
         "absolute",
         np.absolute,
         "fabs({0})",
-        # The sign, which multiplies: no choice, and 0 of NaN.
+        # The sign as a factor, not a selection; 0 for NaN.
         lambda o, y, x: (o.where(x > 0.0, 1.0, 0.0) - o.where(x < 0.0, 1.0, 0.0),),
         "Absolute value.",
     ),
@@ -212,7 +212,7 @@ ROWS = (
             o.where(o.logical_and(a < b, x < a), 1.0, 0.0),
             o.where(o.logical_or(x > b, b < a), 1.0, 0.0),
         ),
-        "x limited to [low, high], where its slope is 1, the ends included.",
+        "x limited to [low, high]; slope 1 on the closed interval.",
         flops=2,
         result="same",
     ),
@@ -237,13 +237,13 @@ ROWS = (
     op("isnan", np.isnan, "isnan({0})", zero, "x is NaN.", result="bool"),
     op("isinf", np.isinf, "isinf({0})", zero, "x is +inf or -inf.", result="bool"),
     op("isfinite", np.isfinite, "isfinite({0})", zero, "x is neither infinite nor NaN.", result="bool"),
-    # factors that rewrites multiply together ahead of the value they scale
+    # factors that rewrites combine before they scale a value
     op(
         "safe_multiply",
         _safe(np.multiply),
         "({0} == T(0) || {1} == T(0) || fabs({0} * {1}) >= T(1e-30) ? {0} * {1} : T(nan))",
         lambda o, y, a, b: (b, a),
-        "a * b; NaN where it would lose digits to underflow, which sends its readers to their exact forms.",
+        "a * b; NaN where underflow would lose digits, so that guards take their exact form.",
         flops=4,
         ulps=ROUNDING,
     ),
@@ -252,11 +252,11 @@ ROWS = (
         _safe(np.divide),
         "({0} == T(0) || fabs({0} / {1}) >= T(1e-30) ? {0} / {1} : T(nan))",
         lambda o, y, a, b: (1.0 / b, -y / b),
-        "a / b; NaN where it would lose digits to underflow, which sends its readers to their exact forms.",
+        "a / b; NaN where underflow would lose digits, so that guards take their exact form.",
         flops=7,
         ulps=ROUNDING,
     ),
-    # what logsumexp needs beside its reductions
+    # for logsumexp
     op(
         "finite_or_zero",
         finite_or_zero,
@@ -269,7 +269,7 @@ ROWS = (
         log_relative,
         "(isfinite({0}) ? log({1}) : {0})",
         lambda o, y, top, total: (None, 1.0 / total),
-        "log(total) of a sum of exponentials taken relative to top; top itself where that is infinite or NaN.",
+        "log(total); top where top is infinite or NaN.",
         flops=9,
         ulps=LIBRARY,
     ),
@@ -278,7 +278,7 @@ ROWS = (
         plus_log,
         "(isfinite({0}) ? plus_log({0}, {1}) : {0})",
         lambda o, y, top, total: (1.0, 1.0 / total),
-        "top + log(total), rounded once; top itself where that is infinite or NaN.",
+        "top + log(total), rounded once; top where it is infinite or NaN.",
         flops=14,
         ulps=LIBRARY,
         scale=lambda top, total: np.abs(top) + np.abs(np.log(np.abs(total))),

@@ -1,7 +1,6 @@
 """Reductions along an axis.
 
-Their accuracy is that of sums: combined in any order, n elements carry at most n roundings, relative to their sum with
-every sign made positive.
+Accuracy is that of sums in any order: at most n roundings for n elements, relative to the sum of absolute values.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ def _sizes(x: Array, axis: int) -> Array:
 
 
 def _exponential_sizes(x: Array, axis: int) -> Array:
-    # An exponential's relative error grows with the argument that was rounded.
+    # The relative error of an exponential grows with its rounded argument.
     distance = x.max(axis=axis, keepdims=True) - x
     return (np.exp(-distance) * (1 + np.where(distance < np.inf, distance, 0))).sum(axis=axis, keepdims=True)
 
 
 def _moment_sizes(x: Array, axis: int) -> Array:
-    # An error of the mean, n roundings of the elements' sizes, enters squared.
+    # The error of the mean, n roundings, enters squared.
     n, unit = x.shape[axis], float(np.finfo(x.dtype).eps)
     return _mean_square(x, axis) + n * unit * np.square(np.abs(x).mean(axis=axis, keepdims=True))
 
 
 def _logsumexp_size(x: Array, axis: int) -> Array:
-    # The maximum, and a logarithm whose own error is that of its argument.
+    # The maximum, and a logarithm with the relative error of its argument.
     top = x.max(axis=axis, keepdims=True)
     return 1 + np.abs(top) + np.abs(_logsumexp(x, axis) - top)
 
@@ -106,7 +105,7 @@ ROWS = (
         "Moments",
         "variance()",
         lambda o, mean, x: 2.0 * (x - mean),
-        "Mean squared distance from the mean (biased variance), in one pass by Welford's and Chan's updates.",
+        "Biased variance, in one pass by Welford's and Chan's updates.",
         scale=_moment_sizes,
         flops=5,
         identity_on_one=False,
@@ -127,7 +126,7 @@ ROWS = (
         None,
         "",
         lambda o, y, x: o.exp(x - y),
-        "log of the sum of exponentials, stable.",
+        "Logarithm of the sum of exponentials, without overflow.",
         scale=_logsumexp_size,
         flops=10,
     ),

@@ -1,7 +1,4 @@
-"""What a row of the operator tables holds, and the numbers that rows state their accuracy in.
-
-The tables are beside this: `elementary.py`, `activations.py` and `reductions.py`.
-"""
+"""Rows of the operator tables `elementary.py`, `activations.py` and `reductions.py`, and units of accuracy."""
 
 from __future__ import annotations
 
@@ -14,18 +11,18 @@ import numpy as np
 Array = Any
 Partials = tuple[Any, ...]
 
-# Accuracy is stated in ulps, units in the last place of the result. For the functions that rows call CUDA documents at
-# most 4, beyond the half ulp of the rounding itself; NumPy tests its own to 4.
+# Accuracy is stated in ulps, units in the last place of the result. CUDA documents at most 4 for the functions used,
+# beyond the half ulp of the rounding itself; NumPy tests its own to 4.
 LIBRARY = 4.5
 # An operation of IEEE arithmetic.
 ROUNDING = 0.5
-# A factor that falls below the smallest normal number can be lost, and with it what it multiplies: at most so many
-# smallest normal numbers, the factor's logarithm being what limits its partner (x exp(-x) at x = 708).
+# Error of a product whose one factor underflows, in smallest normal numbers: its partner is at most the logarithm of
+# that factor (x exp(-x) at x = 708).
 LOST = 1024.0
 
 
 def combined(*parts: float) -> float:
-    """The ulps of a chain that loses no digits: one of a part is worth at most two of the result; one rounding last."""
+    """The ulps of a chain of operations without cancellation: two for each ulp of a part, and one last rounding."""
     return 2.0 * sum(parts) + ROUNDING
 
 
@@ -37,14 +34,14 @@ class Operator:
     ----------
     name : PyTorch's or NumPy's name
     arity : number of operands
-    numpy : the meaning, on arrays of one dtype of 32 or 64 bits
-    cuda : the same as a CUDA expression
+    numpy : the semantics, on arrays of one dtype of 32 or 64 bits
+    cuda : the CUDA expression
     derivative : `derivative(o, y, *x)` gives one partial derivative for each operand
     doc : one line of documentation
-    flops : cost, a multiplication being 1
+    flops : cost relative to a multiplication
     result : "float" (works in floats), "same" (any dtype) or "bool"
-    ulps : the largest error that a sound implementation may have, in ulps of the result; 0 for exact operators
-    scale : `scale(*x)`, where digits are lost inside: errors are in ulps of this wherever it is larger than the result
+    ulps : the largest error allowed, in ulps of the result; 0 for exact operators
+    scale : `scale(*x)`, for operators that cancel inside: errors are in ulps of the larger of this and the result
     """
 
     name: str
@@ -60,7 +57,7 @@ class Operator:
 
     @property
     def exact(self) -> bool:
-        """Whether the result is one of the operands, or another number that every floating-point type holds."""
+        """Whether the result is never rounded."""
         return self.ulps == 0.0
 
 
@@ -72,17 +69,15 @@ class Reduction:
     ----------
     name : NumPy's or SciPy's name
     numpy : `numpy(x, axis)`, which keeps the reduced axis
-    accumulator : the device type in `kernels_cu/reductions.cuh` that combines elements, or None for a reduction that
-        `rewrite/` composes from others
+    accumulator : the device type in `kernels_cu/reductions.cuh`, or None if `rewrite/` composes it of others
     read : the expression that reads the result from the accumulator
-    derivative : `derivative(o, y, x)`, by element; a mean's division by their number, and that of the others by how
-        many share an extreme, is left to what calls it
+    derivative : `derivative(o, y, x)` by each element; the caller divides by the number of elements, or of ties
     doc : one line of documentation
-    scale : `scale(x, axis)`: the sum that partial results round against, at most `ulps` of it for each element
-    ulps : for each element; 0 for exact reductions
-    flops : cost of an element, an addition being 1
+    scale : `scale(x, axis)`: the size of partial results, which errors are relative to
+    ulps : of `scale`, for each element; 0 for exact reductions
+    flops : cost of an element relative to an addition
     identity_on_one : whether the reduction of one element is that element
-    about : the reduction whose result the derivative takes for `y`, and takes for a constant
+    about : the reduction whose result the derivative takes for `y`, as a constant
     """
 
     name: str
@@ -101,13 +96,13 @@ class Reduction:
 def op(
     name: str, numpy: Callable[..., Array], cuda: str, derivative: Callable[..., Partials], doc: str, **more: Any
 ) -> Operator:
-    """A row; its arity is that of the CUDA expression."""
+    """Build a row; the arity is that of the CUDA expression."""
     arity = 1 + max(int(d) for d in "012" if "{" + d + "}" in cuda)
     return Operator(name, arity, numpy, cuda, derivative, doc, **more)
 
 
 def like(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Keep the operand's dtype where NumPy would widen it because of a Python constant of array type."""
+    """Cast a function's result to its operand's dtype, which constants of array type would widen."""
 
     def call(*operands: Array) -> Array:
         return np.asarray(function(*operands), dtype=operands[0].dtype)

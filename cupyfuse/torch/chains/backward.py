@@ -1,10 +1,9 @@
-"""The backward pass of a chain: what the forward pass saves for it, and how it runs."""
+"""The backward pass of a chain: what it needs of the forward pass, and how it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,22 +11,23 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
-from ...plan.plan import Plan, Traced
+from ...plan.plan import Traced
 from ...settings import Settings
-from ...trace.autodiff import extract_graph, gradients, saved_values, stored
+from ...trace.autodiff import gradients
+from ...trace.saved import extract_graph, saved_values, stored
 from ..rules.values import Value
-from .chain import Tracing
-from .runtime import layout_of, ready
-from .tensors import as_matrix
+from .chain import TracedChain
+from .runtime import load
+from .tensors import Tensors, as_matrix, layout_of
+
+Flags = tuple[bool, ...]
 
 
-@dataclass(frozen=True)
-class _Ready:
-    """A backward pass made ready, and for which inputs it gives gradients."""
+class _LoadedPlan(NamedTuple):
+    """A loaded backward plan; its results are the gradients of `inputs`."""
 
-    plan: Plan
     execute: Any
-    places: list[int]
+    inputs: list[int]
 
 
 class Backward:
@@ -35,177 +35,143 @@ class Backward:
 
     Parameters
     ----------
-    tracing : Tracing
-        The chain's graph.
-    needs : sequence of bool
-        For each input, whether its gradient is wanted.
-    settings : Settings
-    saved : sequence of Node, optional
-        What the forward pass saves; chosen unless given.
+    needs : for each input, whether its gradient is wanted
+    saved : the forward values that it reads; chosen unless given
 
     Attributes
     ----------
-    differentiable : list of bool
-        For each output, whether it depends on an input whose gradient is wanted.
-    inputs : list of int
-        The inputs that the backward pass reads.
-    beneath : list of int
-        Other inputs, which what is saved was computed from: derivatives of the gradients depend on them.
-    saved : list of Node
-        What it reads of the forward pass: products, and statistics of columns. All else it computes again.
+    differentiable : for each output, whether it depends on an input whose gradient is wanted
+    inputs : the inputs that the backward pass reads
+    beneath : further inputs, which saved values depend on; only derivatives of the gradients read them
+    saved : the forward values that it reads: products, and statistics of columns; all else is recomputed
     """
 
     def __init__(
-        self, tracing: Tracing, needs: Sequence[bool], settings: Settings, saved: Sequence[Node] | None = None
+        self, traced: TracedChain, needs: Sequence[bool], settings: Settings, saved: Sequence[Node] | None = None
     ):
-        self.tracing, self.needs, self.settings = tracing, tuple(needs), settings
-        wanted = {v.tracer._node for v, need in zip(tracing.inputs, needs, strict=True) if need}
-        reached = _depending(tracing, wanted)
-        self.differentiable = [dtypes.is_float(v.dtype) and v.tracer._node in reached for v in tracing.outputs]
+        self.traced, self.settings = traced, settings
+        self._inputs = [v.tracer._node for v in traced.inputs]
+        self._outputs = [v.tracer._node for v in traced.outputs]
         self._cotangents = [
-            g.argument(k, f"gradient{k}", v.tracer._node.shape, v.dtype) for k, v in enumerate(tracing.outputs)
+            g.argument(k, f"gradient{k}", n.shape, v.dtype)
+            for k, (n, v) in enumerate(zip(self._outputs, traced.outputs, strict=True))
         ]
-        roots = self._gradients(tuple(self.differentiable), self.needs)
-        forward = [v.tracer._node for v in tracing.outputs]
-        found = [node for node in roots if node is not None]
-        self.saved = saved_values(forward, found) if saved is None else list(saved)
-        reading = set(g.topological(found, lambda n: () if n in self.saved else n.inputs))
-        self.inputs = [k for k, v in enumerate(tracing.inputs) if v.tracer._node in reading]
-        below = set(g.topological(found))
-        self.beneath = [k for k, v in enumerate(tracing.inputs) if v.tracer._node in below and k not in self.inputs]
-        self._ready: dict[Hashable, _Ready] = {}
+        dependent = self._dependent_nodes(needs)
+        self.differentiable = [dtypes.is_float(n.dtype) and n in dependent for n in self._outputs]
+        roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
+        self.saved = saved_values(self._outputs, roots) if saved is None else list(saved)
+        read = set(g.topological(roots, lambda n: () if n in self.saved else n.inputs))
+        reached = set(g.topological(roots))
+        self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
+        self.beneath = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
+        self._loaded: dict[Hashable, _LoadedPlan] = {}
         self._flow: dict[Hashable, tuple[bool, list[int]]] = {}
 
-    def _gradients(self, given: tuple[bool, ...], wanted: Sequence[bool]) -> list[Node | None]:
-        """The gradient of each input, None where it is not wanted or nothing depends on it."""
-        outputs = [v.tracer._node for v in self.tracing.outputs]
+    def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
+        """The nodes that depend on inputs whose gradient is wanted."""
+        found = {n for n, need in zip(self._inputs, needs, strict=True) if need}
+        for node in g.topological(self._outputs):
+            if any(i in found for i in _differentiable_inputs(node)):
+                found.add(node)
+        return found
+
+    def _gradients(self, given: Flags, wanted: Flags) -> list[Node | None]:
+        """The gradient of each input from the given cotangents; None where it is zero or not wanted."""
         cotangents = [c if there else None for c, there in zip(self._cotangents, given, strict=True)]
-        places = [k for k, want in enumerate(wanted) if want]
-        found = gradients(outputs, cotangents, [self.tracing.inputs[k].tracer._node for k in places])
-        result: list[Node | None] = [None] * len(self.tracing.inputs)
-        for k, node in zip(places, found, strict=True):
-            result[k] = node
-        return result
+        sources = [n for n, want in zip(self._inputs, wanted, strict=True) if want]
+        found = iter(gradients(self._outputs, cotangents, sources))
+        return [next(found) if want else None for want in wanted]
 
-    def _flowing(self, given: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[bool, list[int]]:
-        """Whether any gradient is to be computed, and the inputs that outputs depend on in steps only."""
-        roots = self._gradients(given, wanted) if any(given) and any(wanted) else [None] * len(wanted)
-        outputs = [v.tracer._node for v, there in zip(self.tracing.outputs, given, strict=True) if there]
-        above = set(g.topological(outputs, _passing))
-        nodes = [v.tracer._node for v in self.tracing.inputs]
-        steps = [k for k, want in enumerate(wanted) if want and roots[k] is None and nodes[k] in above]
-        return any(root is not None for root in roots), steps
-
-    @property
-    def plans(self) -> list[Plan]:
-        return [each.plan for each in list(self._ready.values())]
-
-    def plan(self) -> Plan:
-        """The plan for contiguous gradients of all outputs."""
-        traced, _ = self._traced(tuple(self.differentiable), self.needs)
-        return build(traced, {}, self.settings)
-
-    def _traced(self, given: tuple[bool, ...], wanted: Sequence[bool]) -> tuple[Traced, list[int]]:
+    def _find_flow(self, given: Flags, wanted: Flags) -> tuple[bool, list[int]]:
+        """Whether any gradient has to be computed, and the inputs whose gradient is zero: those of step functions."""
+        if not (any(given) and any(wanted)):
+            return False, []
         roots = self._gradients(given, wanted)
-        places = [k for k, node in enumerate(roots) if node is not None]
-        names = self.tracing.chain.names
-        leaves = [(self.tracing.inputs[k].tracer._node, names[k]) for k in self.inputs]
-        leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
-        leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
-        graph = extract_graph([node for node in (roots[k] for k in places) if node is not None], leaves)
-        axes = tuple(self.tracing.inputs[k].tracer._axes for k in places)
-        return Traced(f"backward of {self.tracing.chain.name}", graph, axes, ()), places
+        outputs = [n for n, there in zip(self._outputs, given, strict=True) if there]
+        above = set(g.topological(outputs, _differentiable_inputs))
+        zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in above]
+        return any(root is not None for root in roots), zero
 
-    # Running
-    def __call__(self, saved: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-        """The gradients, one for each input of the chain.
+    def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
+        """Compute the gradients, one for each input of the chain; None where nothing depends on it.
 
         Parameters
         ----------
-        saved : the tensors of `inputs`, then of `saved`
+        tensors : the inputs in `inputs`, then the values in `saved`
         cotangents : one for each output, or None for zero
         wanted : for each input, whether its gradient is
         """
         given = tuple(c is not None and d for c, d in zip(cotangents, self.differentiable, strict=True))
-        result: list[Any] = [None] * len(self.tracing.inputs)
-        chosen = (given, tuple(wanted))
-        if chosen not in self._flow:
-            self._flow[chosen] = self._flowing(*chosen)
-        flows, steps = self._flow[chosen]
-        for k in steps:
-            value, like = self.tracing.inputs[k], next(c for c, there in zip(cotangents, given, strict=True) if there)
-            result[k] = torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=like.device)
+        choice = given, tuple(wanted)
+        if choice not in self._flow:
+            self._flow[choice] = self._find_flow(*choice)
+        flows, zero = self._flow[choice]
+        there = [(v, c) for v, c, present in zip(self.traced.outputs, cotangents, given, strict=True) if present]
+        result: list[Any] = [None] * len(self._inputs)
+        for k in zero:
+            result[k] = self._zeros(k, there[0][1].device)
         if not flows:
             return result
-        arrays = [as_matrix(t) for t in saved]
-        for value, c, there in zip(self.tracing.outputs, cotangents, given, strict=True):
-            if there:
-                arrays.append(_as_node(value, c))
-        key = (given, tuple(wanted), tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
-        ready_one = self._ready.get(key)
-        if ready_one is None:
-            ready_one = self._ready[key] = self._make(given, tuple(wanted), arrays)
-        grads = ready_one.execute(arrays, [None] * len(ready_one.plan.outputs))
-        for k, grad in zip(ready_one.places, grads, strict=True):
-            result[k] = grad.reshape(self.tracing.inputs[k].shape)
+        arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in there)]
+        key = (*choice, tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            loaded = self._loaded[key] = self._load(*choice, arrays)
+        grads = loaded.execute(arrays, [None] * len(loaded.inputs))
+        for k, grad in zip(loaded.inputs, grads, strict=True):
+            result[k] = grad.reshape(self.traced.inputs[k].shape)
         return result
 
-    def _make(self, given: tuple[bool, ...], wanted: Sequence[bool], arrays: Sequence[Any]) -> _Ready:
-        traced, places = self._traced(given, wanted)
+    def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
+        roots = {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
+        leaves = [(self._inputs[k], self.traced.chain.names[k]) for k in self.inputs]
+        leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
+        leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
+        axes = tuple(self.traced.inputs[k].tracer._axes for k in roots)
+        traced = Traced(f"backward of {self.traced.chain.name}", extract_graph(list(roots.values()), leaves), axes, ())
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
-        return _Ready(plan, ready(plan, arrays), places)
+        return _LoadedPlan(load(plan, arrays), list(roots))
 
-    def eagerly(self, known: Mapping[int, Any], cotangents: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-        """The gradients as functions that can be differentiated again, by PyTorch's own operations.
+    def _zeros(self, number: int, device: torch.device) -> torch.Tensor:
+        value = self.traced.inputs[number]
+        return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device)
+
+    def eagerly(self, known: Mapping[int, Any], cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
+        """Compute the gradients by PyTorch's own operations, to be differentiated again.
 
         Parameters
         ----------
-        known : the tensors of `inputs` and `beneath` by number
+        known : the tensors of `inputs` and `beneath`, by number
         cotangents, wanted : as above
         """
-        like = next((c for c in cotangents if c is not None), None)
-        if like is None:
-            return [None] * len(wanted)
+        none: list[Any] = [None] * len(wanted)
+        device = next((c.device for c in cotangents if c is not None), None)
+        if device is None:
+            return none
         with torch.enable_grad():
-            inputs = []
-            for k, value in enumerate(self.tracing.inputs):
-                if k in known:
-                    inputs.append(known[k])
-                else:
-                    # No derivative depends on its value.
-                    filler = torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=like.device)
-                    inputs.append(filler.requires_grad_(wanted[k]))
+            # No derivative depends on the values of other inputs.
+            inputs = [
+                known[k] if k in known else self._zeros(k, device).requires_grad_(want) for k, want in enumerate(wanted)
+            ]
             aliases = [t.view_as(t) if want else t for t, want in zip(inputs, wanted, strict=True)]
-            outputs = self.tracing.chain.eager(aliases)[: len(self.tracing.outputs)]
+            outputs = self.traced.chain.eager(aliases)[: len(self._outputs)]
             pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if c is not None and o.requires_grad]
             if not pairs:
-                return [None] * len(wanted)
+                return none
             sources = [t for t, want in zip(aliases, wanted, strict=True) if want]
-            found = iter(
-                torch.autograd.grad(
-                    [o for o, _ in pairs], sources, [c for _, c in pairs], create_graph=True, allow_unused=True
-                )
-            )
+            ends, weights = zip(*pairs, strict=True)
+            found = iter(torch.autograd.grad(ends, sources, weights, create_graph=True, allow_unused=True))
             return [next(found) if want else None for want in wanted]
 
 
-def _passing(node: Node) -> Sequence[Node]:
-    """The inputs that a node's gradient flows to."""
+def _differentiable_inputs(node: Node) -> Sequence[Node]:
+    """The inputs of a node that its gradient flows to."""
     flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
     return [i for i in node.inputs if dtypes.is_float(i.dtype)] if flows else []
 
 
-def _depending(tracing: Tracing, wanted: set[Node]) -> set[Node]:
-    """The nodes that gradients of the wanted inputs flow to."""
-    found = set(wanted)
-    for node in g.topological([v.tracer._node for v in tracing.outputs]):
-        if any(i in found for i in _passing(node)):
-            found.add(node)
-    return found
-
-
-def _as_node(value: Value, cotangent: Any) -> Any:
-    """A gradient of an output as the output's node lies: rows x columns."""
+def cotangent_matrix(value: Value, cotangent: Any) -> Any:
+    """Lay out the cotangent of a value as its node: rows x columns."""
     tracer = value.tracer
     matrix = cotangent.reshape(tracer.shape)
     if [a for a in tracer._axes if a is not None] == [1, 0]:

@@ -1,14 +1,14 @@
-"""A chain: operations on tensors that run together, as data.
+"""A chain, as data: operations on tensors that run together.
 
-A chain says what PyTorch was asked for, operation by operation, with the names of `rules`. It can be run as PyTorch
-would (`eager`), traced into the graph that plans are made from (`trace`), and written down as text (`to_json`), which
-is what a compiled PyTorch graph holds of it.
+A chain names what PyTorch was asked for, call by call, with the names of `rules`. It can run with PyTorch's own
+operations (`eager`), be traced into the graph that plans are made from (`trace`), and be written as text (`to_json`),
+which is how compiled PyTorch graphs hold it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,10 +19,11 @@ from ...errors import TraceError
 from ...ir import graph as g
 from ...plan.plan import Traced
 from ...trace import Trace
-from ...trace.autodiff import stored
+from ...trace.saved import stored
 from ..rules import RULES
-from ..rules.symbols import Ref, Size
+from ..rules.symbols import Ref, Size, substitute
 from ..rules.values import Value
+from .tensors import dtype_name
 
 Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
 
@@ -31,15 +32,15 @@ Meta = tuple[tuple[int, ...], str]  # shape and dtype of a tensor
 class Call:
     """One operation.
 
-    Calls are equal where their arguments are the same, types and signs of zeros included: 1, 1.0 and True are three
-    constants, though Python holds them equal.
+    Calls are equal where their arguments have equal types and values, signs of zeros included: 1, 1.0 and True are
+    three constants, though Python holds them equal.
 
     Attributes
     ----------
     rule : the operation's name in `rules.RULES`
     arguments : canonical arguments: `Ref` for tensors, `Size` for symbolic sizes, else numbers, strings, None or
         tuples of these
-    results : the numbers of its results; -1 for those that nobody needs
+    results : the numbers of its results; -1 for unused ones
     """
 
     rule: str
@@ -47,14 +48,21 @@ class Call:
     results: tuple[int, ...]
 
     @cached_property
-    def _exactly(self) -> Any:
-        return self.rule, exactly(self.arguments), self.results
+    def _key(self) -> Any:
+        return self.rule, _exact_key(self.arguments), self.results
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Call) and self._exactly == other._exactly
+        return isinstance(other, Call) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(self._exactly)
+        return hash(self._key)
+
+
+def _exact_key(argument: Any) -> Any:
+    """A key that tells types apart, and 0.0 from -0.0."""
+    if isinstance(argument, tuple):
+        return tuple(map(_exact_key, argument))
+    return type(argument), argument.hex() if isinstance(argument, float) else argument
 
 
 @dataclass(frozen=True)
@@ -63,18 +71,12 @@ class Chain:
 
     Attributes
     ----------
-    names : tuple of str
-        Of the inputs, as plans print them; their count is that of the inputs.
-    calls : tuple of Call
-        In an order in which they can run.
-    outputs : tuple of int
-        The values that are returned.
-    updates : tuple of (int, int)
-        (input, value): inputs that are overwritten with a value once all else is computed.
-    fixed : frozenset of int
-        Inputs that change seldom, parameters and buffers: what depends on them alone is prepared once.
-    sizes : int
-        How many symbolic sizes its arguments name; `with_sizes` fills them in.
+    names : one for each input, as plans print it
+    calls : in an order in which they can run
+    outputs : the numbers of the values that are returned
+    updates : (input, value) for each input that is overwritten with a value once all else is computed
+    fixed : the inputs that seldom change, parameters and buffers; what depends on them alone is prepacked
+    sizes : how many symbolic sizes the arguments name; `with_sizes` fills them in
     """
 
     names: tuple[str, ...]
@@ -84,13 +86,12 @@ class Chain:
     fixed: frozenset[int] = frozenset()
     sizes: int = 0
 
-    def with_sizes(self, sizes: tuple[int, ...]) -> Chain:
-        """The chain for these values of its symbolic sizes."""
-        return _with_sizes(self, sizes) if self.sizes else self
-
-    def filled(self, sizes: Sequence[Any]) -> Chain:
-        """The same for values that may be symbols, which no cache can hold."""
-        return _filled_in(self, sizes) if self.sizes else self
+    def with_sizes(self, sizes: tuple[Any, ...]) -> Chain:
+        """Fill in the symbolic sizes, with numbers or with other symbols."""
+        if not self.sizes:
+            return self
+        symbols = any(type(n) is not int for n in sizes)  # which cannot be hashed
+        return _filled.__wrapped__(self, sizes) if symbols else _filled(self, sizes)
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -107,26 +108,24 @@ class Chain:
         return [values[n] for n in (*self.outputs, *(value for _, value in self.updates))]
 
     def values(self, tensors: Sequence[Any]) -> dict[int, Any]:
-        """Every value of the chain by number, computed with PyTorch's own operations."""
-        values = dict(enumerate(tensors))
-        self._run(values, lambda call, arguments: RULES[call.rule].eager(*arguments))
+        """Compute every value of the chain, by number, with PyTorch's own operations."""
+        return self._run(tensors, lambda call, arguments: RULES[call.rule].eager(*arguments))
+
+    def _run(self, inputs: Iterable[Any], apply: Callable[[Call, list[Any]], Any]) -> dict[int, Any]:
+        values = dict(enumerate(inputs))
+
+        def fill(argument: Any) -> Any:
+            return substitute(argument, lambda ref: values[ref.number], lambda size: size)
+
+        for call in self.calls:
+            result = apply(call, list(map(fill, call.arguments)))
+            results = result if isinstance(result, tuple) else (result,)
+            values.update((n, value) for n, value in zip(call.results, results, strict=False) if n >= 0)
         return values
 
-    def _run(self, values: dict[int, Any], apply: Callable[[Call, list[Any]], Any]) -> None:
-        for call in self.calls:
-            result = apply(call, [_filled(a, values) for a in call.arguments])
-            results = result if isinstance(result, tuple) else (result,)
-            for number, value in zip(call.results, results, strict=False):
-                if number >= 0:
-                    values[number] = value
-
     # As a graph
-    def trace(self, metas: Sequence[Meta]) -> Tracing:
-        """The graph of the chain for inputs of these shapes and dtypes.
-
-        Parameters
-        ----------
-        metas : sequence of (shape, dtype)
+    def trace(self, metas: Sequence[Meta]) -> TracedChain:
+        """Trace the chain for inputs of these shapes and dtypes.
 
         Raises
         ------
@@ -135,60 +134,34 @@ class Chain:
         """
         trace = Trace()
         inputs = [Value.argument(trace, name, *meta) for name, meta in zip(self.names, metas, strict=True)]
-        values: dict[int, Any] = dict(enumerate(inputs))
-        self._run(values, lambda call, arguments: traced_call(trace, call.rule, arguments))
-        return Tracing(self, trace, inputs, values)
+        values = self._run(inputs, lambda call, arguments: traced_call(trace, call.rule, arguments))
+        return TracedChain(self, trace, inputs, values)
 
     # As text
     def to_json(self) -> str:
-        """The chain as text; `from_json` reads it."""
-        calls = [[c.rule, [_encoded(a) for a in c.arguments], list(c.results)] for c in self.calls]
-        updates = [list(u) for u in self.updates]
-        return json.dumps([list(self.names), calls, list(self.outputs), updates, sorted(self.fixed), self.sizes])
-
-    def landmarks(self, tracing: Tracing) -> list[tuple[int, g.Node]]:
-        """The computed values in a graph of the chain, each with the call that makes it."""
-        found: list[tuple[int, g.Node]] = []
-        seen: set[g.Node] = {v.tracer._node for v in tracing.inputs}
-        for k, call in enumerate(self.calls):
-            roots = [tracing.values[n].tracer._node for n in call.results if n >= 0]
-            for node in g.topological(roots, lambda n: () if n in seen else n.inputs):
-                if node not in seen and node.op != "const":
-                    found.append((k, node))
-                seen.add(node)
-        return found
+        """Write the chain as text, which `from_json` reads."""
+        calls = [(c.rule, c.arguments, c.results) for c in self.calls]
+        fields = (self.names, calls, self.outputs, self.updates, sorted(self.fixed), self.sizes)
+        return json.dumps(fields, default=_encoded)
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def from_json(text: str) -> Chain:
-        names, calls, outputs, updates, fixed, sizes = json.loads(text)
-        return Chain(
-            tuple(names),
-            tuple(Call(rule, tuple(map(_decoded, arguments)), tuple(results)) for rule, arguments, results in calls),
-            tuple(outputs),
-            tuple((int(a), int(b)) for a, b in updates),
-            frozenset(fixed),
-            sizes,
-        )
+        names, calls, outputs, updates, fixed, sizes = _as_tuples(json.loads(text, object_hook=_decoded))
+        return Chain(names, tuple(Call(*call) for call in calls), outputs, updates, frozenset(fixed), sizes)
 
 
 @lru_cache(maxsize=4096)
-def _with_sizes(chain: Chain, sizes: tuple[int, ...]) -> Chain:
-    return _filled_in(chain, sizes)
+def _filled(chain: Chain, sizes: Sequence[Any]) -> Chain:
+    def fill(argument: Any) -> Any:
+        return substitute(argument, lambda ref: ref, lambda size: sizes[size.of])
 
-
-def _filled_in(chain: Chain, sizes: Sequence[Any]) -> Chain:
-    def filled(argument: Any) -> Any:
-        if isinstance(argument, Size):
-            return sizes[argument.of]
-        return tuple(map(filled, argument)) if isinstance(argument, tuple) else argument
-
-    calls = tuple(Call(c.rule, tuple(map(filled, c.arguments)), c.results) for c in chain.calls)
+    calls = tuple(Call(c.rule, tuple(map(fill, c.arguments)), c.results) for c in chain.calls)
     return replace(chain, calls=calls, sizes=0)
 
 
 def traced_call(trace: Trace, rule: str, arguments: Sequence[Any]) -> Any:
-    """One operation on traced values, recorded as one."""
+    """Apply one operation to traced values, recorded as one call."""
     tracers = [a.tracer for a in arguments if isinstance(a, Value)]
     with trace.call(rule, tracers) as done:
         result = RULES[rule].traced(*arguments)
@@ -198,8 +171,8 @@ def traced_call(trace: Trace, rule: str, arguments: Sequence[Any]) -> Any:
 
 
 @dataclass
-class Tracing:
-    """A chain's graph, and where the chain's values are in it."""
+class TracedChain:
+    """A chain's graph, and the chain's values in it."""
 
     chain: Chain
     trace: Trace
@@ -210,26 +183,35 @@ class Tracing:
     def outputs(self) -> list[Value]:
         return [self.values[n] for n in self.chain.outputs]
 
-    def updated(self) -> list[tuple[int, Value]]:
-        return [(k, self.values[n]) for k, n in self.chain.updates]
-
     def as_traced(self, saved: Sequence[g.Node] = (), in_place: bool = True) -> Traced:
-        """What a plan is made from: outputs, then updates unless they are made in place, then saved nodes."""
+        """Return what a plan is made from: outputs, then updates unless they are made in place, then saved nodes."""
         results = [(v.tracer._node, v.tracer._axes) for v in self.outputs]
         effects: list[tuple[int, g.Node]] = []
-        for k, value in self.updated():
-            node, tracer = _shaped_like(value, self.inputs[k]), self.inputs[k].tracer
+        for k, n in self.chain.updates:
+            node = _like_target(self.values[n], self.inputs[k])
             if in_place:
                 effects.append((k, node))
             else:
-                results.append((node, tracer._axes))
+                results.append((node, self.inputs[k].tracer._axes))
         results += [(stored(node), (0, 1)) for node in saved]
         graph = g.Graph(self.trace.inputs, [node for node, _ in results], effects)
         return Traced(self.chain.name, graph, tuple(axes for _, axes in results), tuple(self.trace.calls))
 
+    def computed(self) -> list[tuple[int, g.Node]]:
+        """List the computed nodes in order, each with the place of the call that first computes it."""
+        found: list[tuple[int, g.Node]] = []
+        seen: set[g.Node] = {v.tracer._node for v in self.inputs}
+        for k, call in enumerate(self.chain.calls):
+            roots = [self.values[n].tracer._node for n in call.results if n >= 0]
+            for node in g.topological(roots, lambda n: () if n in seen else n.inputs):
+                if node not in seen and node.op != "const":
+                    found.append((k, node))
+                seen.add(node)
+        return found
 
-def _shaped_like(value: Value, target: Value) -> g.Node:
-    """The node of an update, as the input that it overwrites lies."""
+
+def _like_target(value: Value, target: Value) -> g.Node:
+    """The node of an update, in the orientation and dtype of the input that it overwrites."""
     node, want = value.tracer._node, target.tracer._node
     if node.shape != want.shape:
         node = g.transpose(node)
@@ -238,24 +220,14 @@ def _shaped_like(value: Value, target: Value) -> g.Node:
     return g.cast(node, want.dtype)
 
 
-def exactly(argument: Any) -> Any:
-    """What equals that of another argument only where the two are of the same type and value, -0.0 and 0.0 apart."""
-    if isinstance(argument, tuple):
-        return tuple(map(exactly, argument))
-    return type(argument), argument.hex() if isinstance(argument, float) else argument
+def concrete_sizes(sizes: Iterable[Any]) -> tuple[int, ...]:
+    """Sizes as numbers; symbolic ones as what they stand for at the moment."""
+    return tuple(int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes)
 
 
-def sizes(tensor: Any) -> tuple[int, ...]:
-    """The shape of a tensor as numbers; where they are symbols, those that stand for them at the moment."""
-    return tuple(int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in tensor.shape)
-
-
-def _filled(argument: Any, values: dict[int, Any]) -> Any:
-    if isinstance(argument, Ref):
-        return values[argument.number]
-    if isinstance(argument, tuple):
-        return tuple(_filled(a, values) for a in argument)
-    return argument
+def metas_of(tensors: Iterable[Any]) -> tuple[Meta, ...]:
+    """Shapes and dtypes of tensors."""
+    return tuple((concrete_sizes(t.shape), str(dtype_name(t.dtype))) for t in tensors)
 
 
 def _encoded(argument: Any) -> Any:
@@ -263,19 +235,12 @@ def _encoded(argument: Any) -> Any:
         return {"value": argument.number}
     if isinstance(argument, Size):
         return {"size": argument.of}
-    if isinstance(argument, tuple):
-        return [_encoded(a) for a in argument]
-    if isinstance(argument, float):
-        return {"float": argument.hex()}
-    if argument is None or isinstance(argument, (bool, int, str)):
-        return argument
     raise TypeError(f"an argument of type {type(argument).__name__} cannot be part of a chain")
 
 
-def _decoded(argument: Any) -> Any:
-    if isinstance(argument, list):
-        return tuple(map(_decoded, argument))
-    if isinstance(argument, dict):
-        ((kind, value),) = argument.items()
-        return Ref(value) if kind == "value" else Size(value) if kind == "size" else float.fromhex(value)
-    return argument
+def _decoded(argument: dict[str, int]) -> Ref | Size:
+    return Ref(argument["value"]) if "value" in argument else Size(argument["size"])
+
+
+def _as_tuples(tree: Any) -> Any:
+    return tuple(map(_as_tuples, tree)) if isinstance(tree, list) else tree

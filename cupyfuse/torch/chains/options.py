@@ -1,40 +1,47 @@
-"""What of PyTorch's state a call depends on."""
+"""The options of fused modules, and the precision that PyTorch is set to."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-# Tensors that are no more than that.
-PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+from ...devices import Device
+from ...settings import DEFAULT_WORKSPACE, Settings
 
-_newer = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a fused module, as the parameters of `cupyfuse.torch.fuse`."""
+
+    precision: str | None = None
+    max_workspace: int = DEFAULT_WORKSPACE
+    keep_halves: bool = True
+    frozen: bool = False
+    only_gains: bool = True
+    max_prepared: int | None = None
+
+    def current_precision(self) -> str:
+        return self.precision or matmul_precision()
+
+    def settings_on(self, device: Device | None) -> Settings:
+        """Return the settings of plans for a device."""
+        return Settings(self.current_precision(), device, self.max_workspace, self.keep_halves)
+
+
+_backend_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # of newer versions
 
 
 def matmul_precision() -> str:
-    """PyTorch's precision of float32 products: of `set_float32_matmul_precision`, or of the switches by backend."""
-    switch = _newer("cuda", "matmul") if _newer is not None else "none"
+    """Return PyTorch's precision of float32 products.
+
+    It is set by `set_float32_matmul_precision`, or by the newer switches for each backend.
+    """
+    switch = _backend_precision("cuda", "matmul") if _backend_precision is not None else "none"
     if switch == "ieee":
         return "highest"
     try:
         precision = str(torch._C._get_float32_matmul_precision())
-    except RuntimeError:  # where both were used
+    except RuntimeError:  # both were used
         precision = "highest"
     return "high" if switch == "tf32" and precision == "highest" else precision
-
-
-_transforms = torch._C._are_functorch_transforms_active
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_tracing = torch._C._get_tracing_state
-_forward_mode = torch.autograd.forward_ad
-
-
-def elsewhere() -> bool:
-    """Whether tensors may be more than they look: transforms of functions, modes that watch operations, tracing."""
-    return bool(
-        _transforms()
-        or _dispatch_modes()
-        or _function_modes()
-        or _tracing() is not None
-        or _forward_mode._current_level >= 0
-    )

@@ -1,16 +1,14 @@
-"""What a chain prepares from fixed inputs (parameters, buffers): when it is computed anew, and where it is kept.
+"""Prepacked-weight caches: what a chain computes from fixed inputs (parameters, buffers), kept from call to call.
 
-On a GPU the device itself looks in every call whether the inputs have changed (`Checked`), and kernels that prepare do
-nothing where they have not: neither the versions of tensors, which many ways of writing leave as they were, nor the
-user's memory is relied on, the host waits for nothing, and replays of CUDA graphs check as calls do. The fingerprint is
-of a sample of the elements; what the host knows to have changed is part of it, as a number. What `Options.frozen`
-promises is not checked (`Frozen`). Where neither is possible everything is prepared in every call (`EveryCall`).
+On a GPU every call compares a fingerprint of the weights on the device, and the kernels that prepack return at once
+where it is unchanged (`CheckedCache`). This finds writes that no version counts, needs no synchronisation, and holds
+for replays of CUDA graphs. The fingerprint samples the elements; changes that the host knows of enter it as a token.
+`Options.frozen` goes without the check (`FrozenCache`); where neither is possible, every call prepacks (`Uncached`).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,244 +17,216 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ...cuda.fingerprint import CHANGED_AT, MOST_MATRICES, STATE_BYTES, Fingerprint
 from ...engines.cuda import CudaExecutable
 from ...plan.plan import Plan
-from .runtime import on_device, ready
+from .runtime import is_capturing, load, runtime_of
+from .tensors import Tensors
 
-Tensors = Sequence[Any]
+_STATES = 32  # streams and captured graphs that one cache serves; further ones prepack in every call
+_FREE_SHARE = 0.25  # of the free memory, for one cache: the model allocates more later
 
-_STATES = 32  # of streams and captured graphs, for each chain; beyond that, every call prepares
-
-# Memory that captured graphs use, by the fixed inputs, whose memory the same graphs use.
+# Buffers that captured graphs read, by the fixed inputs that the same graphs read.
 _in_graphs = WeakIdKeyDictionary()
 
 
-# Of the GPU's memory that is free when something is first kept, the share that it may take: enough is left for what a
-# model allocates later.
-_SHARE = 0.25
-
-
 class Budget:
-    """How many bytes of prepared values may be kept together, as by one fused module.
+    """A limit on the bytes of prepacked weights that are cached together, as by one fused module.
 
-    Parameters
-    ----------
-    limit : int, optional
-        Bytes; without it, a share of the memory that is free at the time, for each chain.
+    Without a limit, each cache may take a share of the memory that is free when it is made.
     """
 
     def __init__(self, limit: int | None = None):
         self.limit = limit
-        self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
+        self._buffers: weakref.WeakSet[_Buffers] = weakref.WeakSet()
 
     @property
     def used(self) -> int:
-        """Bytes that are kept at the moment."""
-        return sum(kept.nbytes for kept in list(self._kept))
+        """Bytes that are cached at the moment."""
+        return sum(buffers.nbytes for buffers in list(self._buffers))
 
     def allows(self, nbytes: int, device: int) -> bool:
-        """Whether so many more bytes may be kept on a device; -1 is the CPU."""
+        """Whether so many more bytes may be cached on a device; -1 is the CPU."""
         if self.limit is not None:
             return self.used + nbytes <= self.limit
         if device < 0:
             return True
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return nbytes <= _SHARE * (torch.cuda.mem_get_info(device)[0] + reserved)
+        return nbytes <= _FREE_SHARE * (torch.cuda.mem_get_info(device)[0] + reserved)
 
-    def enter(self, kept: _Kept) -> None:
-        self._kept.add(kept)
+    def charge(self, buffers: _Buffers) -> None:
+        """Count buffers for as long as they live."""
+        self._buffers.add(buffers)
 
 
-def preparing(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget | None = None) -> EveryCall:
-    """What runs a preparing plan for inputs like these."""
-    budget = budget or Budget()
+def weight_cache(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget) -> Uncached:
+    """Return the cache for a prepacking plan and inputs like these."""
     device = matrices[0].get_device()
     checked = device >= 0 and plan.conditional and len(plan.graph.inputs) <= MOST_MATRICES
     if not frozen and not checked:
-        return EveryCall(plan, matrices)
+        return Uncached(plan, matrices)
     if not budget.allows(sum(o.node.nbytes for o in plan.outputs), device):
-        return Unkept(plan, matrices)
-    return Frozen(plan, matrices, budget) if frozen else Checked(plan, matrices, budget)
+        return OverBudget(plan, matrices)
+    return FrozenCache(plan, matrices, budget) if frozen else CheckedCache(plan, matrices, budget)
 
 
-class EveryCall:
-    """A preparing plan that runs in every call; nothing is kept.
+class Uncached:
+    """Weights prepacked in every call; the interface of the caches.
 
     Parameters
     ----------
-    plan : Plan
-    matrices : sequence of Tensor
-        The inputs of the chain, of at most two dimensions; the plan takes some of them.
+    plan : the prepacking plan
+    matrices : the inputs of the chain, of at most two dimensions; the plan takes some of them
 
     Attributes
     ----------
-    needed : list of int
-        The numbers of the inputs that the plan takes.
-    when : str
-        When it runs, as `Plan.prepare_note`.
+    needed : the numbers of the inputs that the plan takes
+    when : when the plan runs, as `Plan.prepare_note`
     """
 
     when = "in every call: {}"
 
     def __init__(self, plan: Plan, matrices: Tensors):
         self.needed = [n.argument for n in plan.graph.inputs]
+        self._device = matrices[0].get_device()
+        self._buffers: Any = None
         self._none = [None] * len(plan.outputs)
-        self._execute: Any = self._ready(plan, [matrices[k] for k in self.needed])
+        self._execute: Any = self._load(plan, self._taken_by_plan(matrices))
 
-    def _ready(self, plan: Plan, needed: Tensors) -> Any:
-        return ready(plan, needed)
+    def _load(self, plan: Plan, arguments: Tensors) -> Any:
+        return load(plan, arguments)
 
-    def __call__(self, matrices: Tensors, owners: Tensors) -> list[Any]:
-        """The prepared values, up to date on the current stream.
+    def _taken_by_plan(self, tensors: Tensors) -> list[Any]:
+        return [tensors[k] for k in self.needed]
 
-        `owners` are the inputs as the chain's caller has them: graphs that are captured live no longer than these.
+    def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
+        """Return the prepacked weights, up to date on the current stream.
+
+        `tensors` are the inputs as the chain's caller has them; captured graphs live no longer than these.
         """
-        return self.anew(matrices)
+        return self.compute(matrices)
 
-    def anew(self, matrices: Tensors) -> list[Any]:
-        """The prepared values in new memory, which is not kept."""
+    def compute(self, matrices: Tensors) -> list[Any]:
+        """Prepack into new memory, which is not cached."""
         with torch.no_grad():
-            return list(self._execute([matrices[k] for k in self.needed], self._none))
+            return list(self._execute(self._taken_by_plan(matrices), self._none))
 
-    def changed(self, others: bool) -> None:
-        """The host has seen that inputs changed; `others`: they are other tensors."""
+    def invalidate(self, replaced: bool) -> None:
+        """Note a change that the host has seen; `replaced` if the inputs are other tensors."""
+        self._buffers = None  # other streams may still read them
 
     def refresh(self) -> None:
-        """Inputs have changed in ways that may not be seen: the next call prepares, and the next replay of a graph."""
+        """Have the next call, and the next replay of each graph, prepack: changes may have gone unseen."""
+        self._buffers = None
 
     def release(self) -> None:
         """Let go of the memory."""
+        self._buffers = None
 
 
-class Unkept(EveryCall):
-    """Prepared in every call, because the memory to keep it is not there."""
+class OverBudget(Uncached):
+    """Weights prepacked in every call, for want of memory to cache them."""
 
-    when = "in every call, because keeping them would take more memory than they may: {}"
+    when = "in every call, because {} are more than may be kept"
 
 
-class Frozen(EveryCall):
-    """Prepared once, and anew where the host sees that inputs changed."""
+class FrozenCache(Uncached):
+    """Weights prepacked once, and again when the host sees a change."""
 
-    when = "once, for as long as parameters are the same tensors of the same version (frozen): {} are kept"
+    when = "once for each version of the parameters (frozen): {} are kept"
 
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
         super().__init__(plan, matrices)
-        self._device = matrices[0].get_device()
         self._budget = budget
-        self._kept: _Kept | None = None
 
-    def __call__(self, matrices: Tensors, owners: Tensors) -> list[Any]:
-        capturing = self._device >= 0 and capturing_now()
-        if self._kept is None:
-            arrays = self.anew(matrices)
+    def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
+        capturing = self._device >= 0 and is_capturing()
+        if self._buffers is None:
+            arrays = self.compute(matrices)
             if capturing:
-                return arrays  # in the graph's memory: each replay prepares
-            self._kept = _Kept(arrays, self._device)
-            self._budget.enter(self._kept)
+                return arrays  # in the graph's memory: each replay prepacks
+            self._buffers = _Buffers(arrays, self._device)
+            self._budget.charge(self._buffers)
         elif capturing:
-            self._kept.hold([owners[k] for k in self.needed])
+            self._buffers.hold(self._taken_by_plan(tensors))
         elif self._device >= 0:
-            self._kept.enter(torch._C._cuda_getCurrentRawStream(self._device))
-        return self._kept.arrays
-
-    def changed(self, others: bool) -> None:
-        self._kept = None  # other streams may still be reading
-
-    def refresh(self) -> None:
-        self._kept = None
-
-    def release(self) -> None:
-        self._kept = None
+            self._buffers.use_on(torch._C._cuda_getCurrentRawStream(self._device))
+        arrays = self._buffers.arrays
+        return arrays
 
 
-class Checked(EveryCall):
-    """Prepared where the device finds, in every call, that the inputs differ from those that it was prepared from."""
+class CheckedCache(Uncached):
+    """Weights prepacked where the device finds that the inputs differ from those it prepacked last."""
 
-    when = "when the parameters have changed, for which the device looks in every call: {} are kept"
+    when = "when the parameters have changed, which the device checks in every call: {} are kept"
 
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
-        self._device = matrices[0].get_device()
         self._budget = budget
-        self._runtime = on_device(self._device)
-        super().__init__(plan, matrices)
+        self._runtime = runtime_of(matrices[0].get_device())
         self._token = 0  # grows with every change that the host sees
-        self._kept: _States | None = None
-        self._all: weakref.WeakSet[_States] = weakref.WeakSet()  # also those that graphs alone still use
+        self._all: weakref.WeakSet[_CheckedBuffers] = weakref.WeakSet()  # also those that only graphs still read
+        super().__init__(plan, matrices)
 
-    def _ready(self, plan: Plan, needed: Tensors) -> Any:
-        self._fingerprint = Fingerprint(self._runtime, [_shape_of(t) for t in needed])
-        return CudaExecutable(plan, needed, self._runtime, conditional=True)
+    def _load(self, plan: Plan, arguments: Tensors) -> Any:
+        self._fingerprint = Fingerprint(self._runtime, [_geometry(t) for t in arguments])
+        return CudaExecutable(plan, arguments, self._runtime, conditional=True)
 
-    def __call__(self, matrices: Tensors, owners: Tensors) -> list[Any]:
+    def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
         if not self._runtime.is_current():
             with self._runtime.made_current():
-                return self(matrices, owners)
-        capturing = capturing_now()
-        kept = self._kept
-        if kept is None:
+                return self(matrices, tensors)
+        capturing = is_capturing()
+        buffers: _CheckedBuffers | None = self._buffers
+        if buffers is None:
             if capturing:
-                return self.anew(matrices)
+                return self.compute(matrices)
             with torch.inference_mode(False):
-                kept = self._kept = _States(self._execute.allocate(), self._device)
-            self._all.add(kept)
-            self._budget.enter(kept)
+                buffers = self._buffers = _CheckedBuffers(self._execute.allocate(), self._device)
+            self._all.add(buffers)
+            self._budget.charge(buffers)
         stream = self._runtime.stream()
         if capturing:
-            state = kept.of_graph(stream.ptr)
-            kept.hold([owners[k] for k in self.needed])
+            state = buffers.graph_state(stream.ptr)
+            buffers.hold(self._taken_by_plan(tensors))
         else:
-            state = kept.of_stream(stream.ptr)
+            state = buffers.stream_state(stream.ptr)
         if not state:
-            return self.anew(matrices)
-        tensors = [matrices[k] for k in self.needed]
-        self._fingerprint([t.data_ptr() for t in tensors], self._token, state, kept.address, stream)
-        self._execute.run_if_changed(tensors, kept.arrays, state + CHANGED_AT)
-        return kept.arrays
+            return self.compute(matrices)
+        arguments = self._taken_by_plan(matrices)
+        self._fingerprint([t.data_ptr() for t in arguments], self._token, state, buffers.address, stream)
+        self._execute.run_if_changed(arguments, buffers.arrays, state + CHANGED_AT)
+        return buffers.arrays
 
-    def anew(self, matrices: Tensors) -> list[Any]:
+    def compute(self, matrices: Tensors) -> list[Any]:
         with self._runtime.made_current():
             arrays: list[Any] = self._execute.allocate()
             flag = torch.ones(1, dtype=torch.int32, device=self._runtime.place)
-            self._execute.run_if_changed([matrices[k] for k in self.needed], arrays, flag.data_ptr())
+            self._execute.run_if_changed(self._taken_by_plan(matrices), arrays, flag.data_ptr())
         return arrays
 
-    def changed(self, others: bool) -> None:
-        if others:
-            self._kept = None  # other streams may still be at calls with the tensors of before, and graphs replay them
+    def invalidate(self, replaced: bool) -> None:
+        if replaced:
+            self._buffers = None  # other streams, and graphs, may still read them for the earlier tensors
         self._token += 1
 
     def refresh(self) -> None:
-        for kept in list(self._all):
-            kept.forget()
-
-    def release(self) -> None:
-        self._kept = None
+        for buffers in list(self._all):
+            buffers.expire()
 
 
-def _shape_of(tensor: Any) -> tuple[int, int, int, int, int]:
+def _geometry(tensor: Any) -> tuple[int, int, int, int, int]:
+    """Rows, columns, their strides and the itemsize, as the fingerprint takes them."""
     rows, cols = (1,) * (2 - tensor.dim()) + tuple(tensor.shape)
     row_stride, col_stride = (0,) * (2 - tensor.dim()) + tensor.stride()
     return rows, cols, row_stride, col_stride, tensor.element_size()
 
 
-def capturing_now() -> bool:
-    """Whether the current stream captures a CUDA graph."""
-    return bool(torch._C._cuda_isCurrentStreamCapturing())
-
-
 # Memory -------------------------------------------------------------------------------------------------------------
 
 
-class _Kept:
-    """Prepared values in PyTorch's memory, and the streams that use them.
-
-    Parameters
-    ----------
-    arrays : list of Tensor
-    device : int
-        Of the GPU; -1 for the CPU.
-    """
+class _Buffers:
+    """Cached arrays in PyTorch's memory on a device, -1 for the CPU, and the streams that use them."""
 
     def __init__(self, arrays: list[Any], device: int):
         self.arrays = arrays
+        self._memory = list(arrays)
         self._device = device
         self._streams: set[int] = set()
         if device >= 0:
@@ -269,8 +239,8 @@ class _Kept:
     def nbytes(self) -> int:
         return sum(array.numel() * array.element_size() for array in self.arrays)
 
-    def enter(self, stream: int) -> None:
-        """Have the current stream wait for what the one that allocated the memory has done until then."""
+    def use_on(self, stream: int) -> None:
+        """Have the current stream wait for the one that allocated the memory, as it stood then."""
         if stream in self._streams:
             return
         self._streams.add(stream)
@@ -278,25 +248,22 @@ class _Kept:
             return
         current = torch.cuda.current_stream(self._device)
         current.wait_event(self._event)
-        for array in self._memory():
+        for array in self._memory:
             array.record_stream(current)
 
-    def _memory(self) -> list[Any]:
-        return self.arrays
+    def hold(self, inputs: Tensors) -> None:
+        """Keep the memory for the graph that is being captured, for as long as the inputs live.
 
-    def hold(self, owners: Tensors) -> None:
-        """Keep the memory for a graph that is being captured.
-
-        Nothing tells when the graph is gone. It reads the inputs' own memory as well, so it is of no use without them.
+        Nothing tells when the graph is gone, but it reads the inputs as well and is of no use without them.
         """
-        for tensor in owners:
+        for tensor in inputs:
             held = _in_graphs.setdefault(tensor, [])
-            if not any(kept is self for kept in held):
+            if not any(buffers is self for buffers in held):
                 held.append(self)
 
 
-class _States(_Kept):
-    """Prepared values with what tells whether they are up to date: a state for each stream and each captured graph."""
+class _CheckedBuffers(_Buffers):
+    """Cached arrays with a fingerprint state for each stream and each captured graph."""
 
     def __init__(self, arrays: list[Any], device: int):
         words = (_STATES + 1) * STATE_BYTES // 8
@@ -305,24 +272,27 @@ class _States(_Kept):
         self._free = list(range(self.address + STATE_BYTES, self.address + words * 8, STATE_BYTES))
         self._states: dict[Any, int] = {}
         super().__init__(arrays, device)
+        self._memory.append(self._words)
 
-    def of_stream(self, stream: int) -> int:
-        """The address of a stream's state; 0 where there is none left."""
+    def stream_state(self, stream: int) -> int:
+        """Return the address of a stream's state; 0 where none is left."""
         state = self._states.get(stream)
         if state is None:
-            self.enter(stream)
-            state = self._taken(stream)
+            self.use_on(stream)
+            state = self._allocate_state(stream)
         return state
 
-    def of_graph(self, stream: int) -> int:
-        """The address of the state of what one stream adds to the graph that is being captured; 0 if none is left.
+    def graph_state(self, stream: int) -> int:
+        """Return the address of the state of one stream in the graph that is being captured; 0 where none is left.
 
-        Graphs are captured when the GPU has done what came before: nothing is waited for.
+        No wait for the allocation is needed: a capture begins when the GPU has done what came before.
         """
         graph = _graph_in_capture()
-        return self._taken() if graph is None else self._states.get((graph, stream)) or self._taken((graph, stream))
+        if graph is None:
+            return self._allocate_state()
+        return self._states.get((graph, stream)) or self._allocate_state((graph, stream))
 
-    def _taken(self, key: Any = None) -> int:
+    def _allocate_state(self, key: Any = None) -> int:
         if not self._free:
             return 0
         state = self._free.pop()
@@ -330,19 +300,16 @@ class _States(_Kept):
             self._states[key] = state
         return state
 
-    def forget(self) -> None:
+    def expire(self) -> None:
         """Have the device find every input changed."""
         with torch.inference_mode(False), torch.no_grad():
             self._words[:1].zero_()
 
-    def _memory(self) -> list[Any]:
-        return [*self.arrays, self._words]
-
 
 def _graph_in_capture() -> int | None:
-    """What tells the graph that is being captured from others; None if nothing does."""
+    """Identify the graph that is being captured; None if PyTorch cannot."""
     try:
         graph = torch.cuda.CUDAGraph.get_currently_capturing_graph()
-    except (AttributeError, RuntimeError):  # in older versions of PyTorch; in captures that are not its own
+    except (AttributeError, RuntimeError):  # older versions of PyTorch; captures that are not its own
         return None
     return id(graph) if isinstance(graph, torch.cuda.CUDAGraph) else None

@@ -1,9 +1,9 @@
-"""PyTorch's tensors as the engines see them: dtypes, layouts, memory, and tensors of the CPU as NumPy arrays."""
+"""PyTorch's tensors as the engines see them: dtypes, layouts, memory, and CPU tensors as NumPy arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,46 +12,45 @@ from ... import dtypes
 from ...api.arrays import strided_layout
 from ...plan.schedule import Layout
 
+Tensors: TypeAlias = Sequence[Any]
+
 _DTYPES = {name: getattr(torch, name) for name in dtypes.NAMES}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """The name of a dtype in plans; None for one that cupyfuse does not compute with."""
+    """Return the name of a dtype in plans; None for one that cupyfuse does not compute with."""
     return _NAMES.get(dtype)
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:
-    """How a tensor of at most two dimensions lies in memory, as far as plans depend on it."""
+    """Return the memory layout of a tensor of at most two dimensions, as far as plans depend on it."""
     return strided_layout(tensor.shape, tensor.stride(), tensor.is_contiguous())
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor of at most two dimensions: leading ones of more are folded into rows."""
+    """Fold the leading dimensions of a tensor of more than two into rows."""
     return tensor if tensor.dim() <= 2 else tensor.detach().reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
-def owning(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor as one that is no view: views that custom operations return cannot be changed in place."""
+def as_base(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor as one that is no view: views from custom operations cannot be changed in place."""
     return tensor.new_empty(0).set_(tensor) if tensor._is_view() else tensor
 
 
-def changed(tensor: torch.Tensor) -> None:
-    """Let autograd, and whoever else compares versions, see that the tensor's memory was written to."""
+def bump_version(tensor: torch.Tensor) -> None:
+    """Tell autograd, and others that compare versions, that the tensor's memory was written to."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
 
 
-class Tensors:
-    """The part of a `cuda.runtime.Runtime` that is about arrays, for tensors of one device.
-
-    Tensors may require gradients: nothing here is differentiated.
-    """
+class TensorMemory:
+    """The part of a `cuda.runtime.Runtime` that is about arrays; nothing here is differentiated."""
 
     address = staticmethod(torch.Tensor.data_ptr)
     strides = staticmethod(torch.Tensor.stride)
     contiguous = staticmethod(torch.Tensor.is_contiguous)
-    changed = staticmethod(changed)
+    changed = staticmethod(bump_version)
 
     def __init__(self, device: torch.device):
         self.place = device
@@ -60,78 +59,64 @@ class Tensors:
         return _DTYPES[name]
 
     def view(self, address: int, shape: tuple[int, ...], dtype: torch.dtype, strides: tuple[int, ...]) -> torch.Tensor:
-        return torch.as_tensor(_Described(address, shape, dtype, strides), device=self.place).view(dtype)
+        size = dtype.itemsize
+        # Bytes or integers, because interfaces between libraries have no names for all dtypes.
+        described = _CudaMemory(address, shape, f"|i{size}" if size == 1 else f"<i{size}", size, strides)
+        return torch.as_tensor(described, device=self.place).view(dtype)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         # A detached tensor shares the version of the one that it was detached from: the change is seen there.
         target.detach().copy_(source.detach())
 
 
-class Workspace:
-    """Memory of PyTorch's allocator, for as long as the object lives.
-
-    Whoever allocates next on the same stream may get it, and is ordered behind the launches that use it; while a CUDA
-    graph is captured it comes from the graph's own pool.
-    """
-
-    __slots__ = ("ptr", "tensor")
-
-    def __init__(self, tensor: torch.Tensor):
-        self.tensor = tensor
-        self.ptr = tensor.data_ptr()
+def _interface(address: int, shape: Any, typestr: str, itemsize: int, strides: Any) -> dict[str, Any]:
+    return {
+        "version": 3,
+        "data": (address, False),
+        "shape": tuple(shape),
+        "strides": tuple(s * itemsize for s in strides),
+        "typestr": typestr,
+    }
 
 
-class _Described:
-    """Memory as PyTorch takes it over from other libraries, without types of its own."""
+class _CudaMemory:
+    """Memory as PyTorch takes it from other libraries."""
 
-    def __init__(self, address: int, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int]):
-        itemsize = dtype.itemsize
-        self.__cuda_array_interface__ = {
-            "version": 3,
-            "data": (address, False),
-            "shape": tuple(shape),
-            "strides": tuple(s * itemsize for s in strides),
-            "typestr": f"|i{itemsize}" if itemsize == 1 else f"<i{itemsize}",
-        }
+    def __init__(self, *memory: Any):
+        self.__cuda_array_interface__ = _interface(*memory)
 
 
 # On the CPU ---------------------------------------------------------------------------------------------------------
 
 
-def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The memory of a tensor on the CPU as a NumPy array.
+class _HostMemory:
+    """The memory of a tensor as NumPy takes it, alive for as long as an array is a view of it."""
 
-    Unlike `Tensor.numpy`, which forbids the tensor's storage to be resized ever after: sharded parameters give their
-    memory back that way.
+    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]):
+        self.tensor = tensor.detach()
+        memory = tensor.data_ptr(), tensor.shape, dtype.str, dtype.itemsize, tensor.stride()
+        self.__array_interface__ = _interface(*memory)
+
+
+def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the memory of a CPU tensor as a NumPy array.
+
+    `Tensor.numpy` would forbid ever resizing the tensor's storage, which is how sharded parameters free their memory.
 
     Raises
     ------
     TypeError
-        It holds bfloat16, which NumPy knows from the package ml_dtypes only.
+        It holds bfloat16, for which NumPy needs the package ml_dtypes.
     """
     name = _NAMES[tensor.dtype]
     dtype = dtypes.to_numpy(name)
     if not tensor.numel():
         return np.empty(tensor.shape, dtype)
-    return np.asarray(_Memory(tensor, np.dtype(np.int16) if name == "bfloat16" else dtype)).view(dtype)
-
-
-class _Memory:
-    """The memory of a tensor as NumPy takes it over; alive for as long as an array is a view of it."""
-
-    def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]):
-        self.tensor = tensor.detach()
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (tensor.data_ptr(), False),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(s * dtype.itemsize for s in tensor.stride()),
-            "typestr": dtype.str,
-        }
+    return np.asarray(_HostMemory(tensor, np.dtype(np.int16) if name == "bfloat16" else dtype)).view(dtype)
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    """A tensor with the memory of a NumPy array."""
+    """Return a tensor with the memory of a NumPy array."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     tensor = torch.from_numpy(array)

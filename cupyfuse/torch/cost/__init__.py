@@ -1,1 +1,1 @@
-"""The cost model: what a chain takes through this library, and what it takes without."""
+"""The cost model: the time of a chain through this library, and without it."""

@@ -1,37 +1,33 @@
-"""Whether a chain of a captured graph is worth running, by the cost model."""
+"""Decide by the cost model which chains of a captured graph run through this library."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..chains.chain import Chain, sizes
-from ..chains.runner import Options
-from ..chains.runtime import device_of, dtype_name
+from ..chains.chain import Chain, metas_of
+from ..chains.options import Options
+from ..chains.runtime import device_of
 from ..graphs.partition import Judge, Verdict, anything
 from .estimate import estimate
 
 
 def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge:
-    """The judge for chains that would else run eagerly, or be compiled by Inductor.
+    """Return the judge of chains that would otherwise run eagerly, or be compiled by Inductor.
 
     Parameters
     ----------
-    options : Options
-    compiled : bool
-        Whether Inductor would compile them.
-    replayed : bool
-        Whether they run in CUDA graphs, where the host's time does not count.
+    compiled : whether Inductor would compile them
+    replayed : whether they run in CUDA graphs, where the host's time does not count
     """
     if not options.only_gains:
         return anything
 
     def judge(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
-        metas = [(sizes(t), str(dtype_name(t.dtype))) for t in inputs]
         graded = any(t.requires_grad for t in outputs)
         found = estimate(
             chain,
-            metas,
+            metas_of(inputs),
             graded=tuple(bool(t.requires_grad) for t in inputs) if graded else (),
             precision=options.current_precision(),
             device=device_of(inputs[0]),

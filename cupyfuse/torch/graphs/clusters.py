@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ...errors import TraceError
 from ...trace import Trace
 from .. import rules
-from ..chains.chain import Call, sizes, traced_call
-from ..chains.runtime import dtype_name
+from ..chains.chain import Call, concrete_sizes, traced_call
+from ..chains.tensors import dtype_name
 from ..explain import VIEW
 from ..rules.symbols import Ref, references, size_hint, substitute
 from ..rules.values import Value
@@ -66,9 +66,9 @@ class Clusters(GraphSemantics):
         for k in self.fusible:
             operation = captured.operations[k]
             if operation.view and self.storages[operation.results[0]] in changed:
-                self.left[k] = "its memory is changed in place elsewhere"
+                self.left[k] = "its memory is written in place elsewhere"
             elif any(self.storages[n] in strided for n in operation.results):
-                self.left[k] = "its memory is looked at by strides"
+                self.left[k] = "its memory is viewed by `as_strided`"
             else:
                 self._place(k, operation)
 
@@ -108,7 +108,7 @@ class Clusters(GraphSemantics):
         reason = ""
         for choice in [*choices, []]:
             if choice and not self._convex(k, choice):
-                reason = "what runs between has to stay with PyTorch"
+                reason = "an operation that is left to PyTorch has to run in between"
                 continue
             try:
                 merged = self._merge(choice, k)
@@ -203,14 +203,16 @@ class Clusters(GraphSemantics):
                 raise TraceError(f"an operand that is a {type(tensor).__name__}")
             if tensor.device.type not in ("cpu", "cuda"):
                 raise TraceError(f"an operand on the device {tensor.device}")
-            cluster.values[number] = Value.argument(cluster.trace, self.input_name(number), sizes(tensor), dtype)
+            shape = concrete_sizes(tensor.shape)
+            cluster.values[number] = Value.argument(cluster.trace, self.input_name(number), shape, dtype)
             cluster.inputs.append(number)
         return cluster.values[number]
 
     def _check(self, cluster: Cluster, number: int) -> None:
         """Require PyTorch's shape and dtype."""
         value, tensor = cluster.values[number], self.captured.tensors[number]
-        if tuple(value.shape) != sizes(tensor) or value.dtype != dtype_name(tensor.dtype):
+        shape = concrete_sizes(tensor.shape)
+        if tuple(value.shape) != shape or value.dtype != dtype_name(tensor.dtype):
             raise TraceError(
-                f"it would be {value.dtype} {tuple(value.shape)} where PyTorch gives {tensor.dtype} {sizes(tensor)}"
+                f"it would be {value.dtype} {tuple(value.shape)} where PyTorch gives {tensor.dtype} {shape}"
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -82,9 +83,8 @@ class ImportedGraph:
     def _import_input(self, node: Node, example: Any) -> None:
         number = self._add(example, node)
         self._numbers[node] = Ref(number)
-        source = _source(node)
         if is_state(node) or isinstance(example, torch.nn.Parameter):
-            self.captured.parameters[number] = _path(source) or node.name
+            self.captured.parameters[number] = _path(node) or node.name
         else:
             self.captured.arguments.append(number)
 
@@ -170,7 +170,7 @@ class ImportedGraph:
         if operation.drawn:
             return "it draws random numbers"
         if any(free_unbacked_symbols(t) for t in tensors):
-            return "sizes depend on the values of a tensor"
+            return "its sizes depend on the values of a tensor"
         for leaf in pytree.tree_leaves((operation.args, operation.kwargs)):
             example = leaf.of.meta["example_value"] if isinstance(leaf, Size) else None
             if isinstance(leaf, (Node, *SYMBOLIC)):
@@ -178,7 +178,7 @@ class ImportedGraph:
             if example is not None and free_unbacked_symbols(example):
                 return "an argument depends on the values of a tensor"
         if len(operation.results) > 1 and any(user.target is not operator.getitem for user in node.users):
-            return "its results are used as one"
+            return "its results are used as a tuple"
         return ""
 
     def _add(self, tensor: Any, node: Node) -> int:
@@ -235,31 +235,25 @@ def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]
 # Where inputs come from ---------------------------------------------------------------------------------------------
 
 
-def _source(node: Node) -> Any:
+def _sources(node: Node) -> Iterator[Any]:
+    """Dynamo's source of an input, then that source's base, and so on."""
     source = getattr(node, "_dynamo_source", None)
     if source is None and node.meta.get("grapharg") is not None:
         source = node.meta["grapharg"].source
-    return source
+    while source is not None:
+        yield source
+        source = getattr(source, "base", None)
 
 
 def is_state(node: Node) -> bool:
     """Whether an input of a graph is a parameter or buffer of a module."""
-    source = _source(node)
-    while source is not None:
-        if isinstance(source, (sources.UnspecializedParamBufferSource, sources.ParamBufferSource)):
-            return True
-        source = getattr(source, "base", None)
-    return False
+    kinds = (sources.UnspecializedParamBufferSource, sources.ParamBufferSource)
+    return any(isinstance(source, kinds) for source in _sources(node))
 
 
-def _path(source: Any) -> str:
+def _path(node: Node) -> str:
     """The dotted name of a parameter or buffer, as in `named_parameters`."""
-    parts: list[str] = []
-    while source is not None:
-        name = getattr(source, "index", None)
-        if isinstance(source, sources.DictGetItemSource):
-            parts.append(str(name))
-        source = getattr(source, "base", None)
+    parts = [str(source.index) for source in _sources(node) if isinstance(source, sources.DictGetItemSource)]
     return ".".join(reversed(parts))
 
 

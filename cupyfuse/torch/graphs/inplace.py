@@ -80,19 +80,12 @@ def functionalise(graph: Graph) -> None:
     """Make operations in place return new values, where nothing else aliases what they change."""
     sharing: dict[int, list[Node]] = {}
     for node in graph.nodes:
-        example = node.meta.get("example_value")
-        if isinstance(example, torch.Tensor):
-            sharing.setdefault(storage_of(example), []).append(node)
-        elif isinstance(example, (tuple, list)):
-            for each in pytree.tree_leaves(example):
-                if isinstance(each, torch.Tensor):
-                    sharing.setdefault(storage_of(each), []).append(node)
+        for each in pytree.tree_leaves(node.meta.get("example_value")):
+            if isinstance(each, torch.Tensor):
+                sharing.setdefault(storage_of(each), []).append(node)
     for owner, *others in list(sharing.values()):
-        if (
-            owner.op in ("call_function", "call_method")
-            and others
-            and all(_overwrites(n, owner, others) for n in others)
-        ):
+        computed = owner.op in ("call_function", "call_method")
+        if computed and all(_overwrites(n, owner, others) for n in others):
             for node in others:
                 _return_new(node)
 

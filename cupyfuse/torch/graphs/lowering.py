@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -18,42 +18,16 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import TraceError
 from ..chains import custom_op
-from ..chains.chain import sizes as shape_of
+from ..chains.chain import metas_of
+from ..chains.options import Options
 from ..chains.prepacked import Budget
-from ..chains.runner import Options, Runner
-from ..chains.runtime import dtype_name
+from ..chains.runner import Runner
 from .captured import storage_of
 from .importer import ImportedGraph
 from .inplace import restore_in_place
 from .partition import FusedChain, Partition
 
 Add = Callable[..., Node]
-
-
-class Lowering(Protocol):
-    """How a chain is called from a graph.
-
-    Attributes
-    ----------
-    differentiates : bool
-        Whether the call is differentiated by itself, and saves what its backward pass needs.
-    """
-
-    differentiates: bool
-
-    def call(
-        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
-    ) -> list[Node]:
-        """Add the call; one node for each output of the chain.
-
-        Parameters
-        ----------
-        add : callable
-            `add(target, arguments, example)` adds a node behind the last one.
-        fused : FusedChain
-        nodes, tensors : the chain's inputs, as nodes and as fake tensors
-        saved : the values saved for the backward pass, see `custom_op.saves`; "[]" without gradients
-        """
 
 
 class Direct:
@@ -63,6 +37,8 @@ class Direct:
     ----------
     runners : list of Runner
         Those of all chains so far.
+    differentiates : bool
+        Whether the call is differentiated by itself, and saves what its backward pass needs.
     """
 
     differentiates = True
@@ -72,16 +48,14 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(
-        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
-    ) -> list[Node]:
+    def call(self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str) -> list[Node]:
+        """Add the call by `add(target, arguments, example)`; one node for each output of the chain."""
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
         count = len(fused.outputs)
         outputs = [result] if count == 1 else [add(operator.getitem, (result, k)) for k in range(count)]
-        metas = [(shape_of(t), str(dtype_name(t.dtype))) for t in tensors]
-        traced = fused.with_hints().trace(metas).outputs
+        traced = fused.with_hints().trace(metas_of(tensors)).outputs
         # A transposed result is a view of the computed one.
         return [
             output if value.tracer._axes == (0, 1) else add("contiguous", (output,))
@@ -100,6 +74,7 @@ class AsOperator:
     def call(
         self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
+        """Add the call, which saves `saved` (see `custom_op.saves`); one node for each output of the chain."""
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
@@ -112,6 +87,9 @@ class AsOperator:
         for k, (number, _) in enumerate(chain.updates, len(outputs)):
             add("copy_", (nodes[number], add(operator.getitem, (call, k), results[k])))
         return outputs
+
+
+Lowering = Direct | AsOperator
 
 
 def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> None:
@@ -127,7 +105,7 @@ class _Lowerer:
         self.lowering = lowering
 
     def run(self, partition: Partition) -> None:
-        ours: set[Node] = set()
+        inserted: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         written = [(k, self._storages(o.written)) for k, o in enumerate(self.captured.operations) if o.written]
         for item in partition.items:
@@ -138,18 +116,18 @@ class _Lowerer:
             changed = {s for k, storages in written if k > begun and k not in own for s in storages}
             calls = self._replace(item, changed)
             order += calls
-            ours.update(calls)
+            inserted.update(calls)
             if not calls:
-                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's layout"))
+                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's strides"))
             # Views of results run again after the call, where the partition has them.
             order += [n for k in item.members if not calls or k not in item.views for n in self.imported.nodes_of(k)]
-        there = set(self.graph.nodes)
-        at: Node | None = None
-        for node in dict.fromkeys(n for n in order if n in there):
-            if at is not None:
-                at.append(node)
-            at = node
-        restore_in_place(self.graph, ours)
+        remaining = set(self.graph.nodes)
+        last: Node | None = None
+        for node in dict.fromkeys(n for n in order if n in remaining):
+            if last is not None:
+                last.append(node)
+            last = node
+        restore_in_place(self.graph, inserted)
 
     def _storages(self, numbers: Iterable[int]) -> set[int]:
         return {storage_of(self.captured.tensors[n]) for n in numbers}
@@ -208,7 +186,7 @@ class _Lowerer:
             saved = custom_op.saves(chain, tensors, needs)
         except TraceError:
             return None
-        later = custom_op.read_later(chain.to_json(), saved, tensors, needs)
+        later = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
         return None if changed & {storage_of(tensors[k]) for k in later} else saved
 
 

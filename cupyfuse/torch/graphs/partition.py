@@ -24,7 +24,7 @@ class FusedChain:
     inputs : numbers of the graph's values that are its inputs
     outputs : numbers of the graph's values that are its outputs
     members : numbers of the operations that it replaces
-    views : those among them that PyTorch runs again after it, since their results share memory with others
+    views : the members that PyTorch runs again after it, since their results share memory with others
     sizes : the nodes of the chain's symbolic sizes
     note : what the judge said in its favour, for `explain`
     """

@@ -56,23 +56,21 @@ class GraphSemantics:
             return found
         rule, arguments = found.rule, found.arguments
         if found.inplace:
-            return "it changes a tensor in place that others can see"
+            return "it writes in place to a tensor that others alias"
         if operation.ordered and not rule.updates:
-            return "it makes a tensor out of nothing"
-        results = list(operation.results) if rule.several else list(operation.results[:1])
+            return "it has no tensor among its arguments"
+        results = list(operation.results[:1])
         updates: list[tuple[int, int]] = []
-        training = bool(rule.updates) and arguments[rule.parameters.index("training")] is True
-        for name in rule.updates:
-            target = arguments[rule.parameters.index(name)]
-            results.append(self.new_value(target.number) if isinstance(target, Ref) and training else -1)
+        for target in rule.updated(arguments):
+            results.append(self.new_value(target.number) if isinstance(target, Ref) else -1)
             if results[-1] >= 0:
                 updates.append((target.number, results[-1]))
         operation.written |= {target for target, _ in updates}
         if any(target in later.read for target, _ in updates for later in self.captured.operations[k + 1 :]):
-            return "what it changes in place is read again"
+            return "what it updates in place is read later"
         if any(target in self.captured.operations[n].read for target, _ in updates for n in self.left if n < k):
             # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
-            return "what it changes in place was read before"
+            return "what it updates in place was read before by an operation that is left to PyTorch"
         operation.ordered = False
         return Fusible(Call(rule.name, arguments, tuple(results)), updates)
 
@@ -82,8 +80,7 @@ class GraphSemantics:
             return "cupyfuse has no rule for it"
         if isinstance(found, rules.Refused):
             return found.reason
-        only_first = not found.rule.updates and not found.rule.several
-        if only_first and any(n in self._used for n in operation.results[1:]):
+        if not found.rule.updates and any(n in self._used for n in operation.results[1:]):
             return "more than its first result is used"
         return found
 

@@ -1,8 +1,7 @@
-"""Functions of one operand, among them activations, and exponentials that are normalised along a dimension."""
+"""Activations, and exponentials that are normalised along a dimension."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +9,12 @@ import torch
 
 from ... import trace
 from ...ir import graph as g
-from ...ir.operators import POINTWISE
+from ...ir.operators import activations as operators
 from ...trace import Tracer
 from .axes import matrix_along, normalize_dims, reduced_shape
-from .table import RULES, Call, F, Refused, overload, rule
+from .pointwise import enter_operators
+from .table import Adapted, F, Refused, overload, rule
 from .values import Value, pointwise, refuse, require_float, with_slopes
-
-# With parameters, or composed ---------------------------------------------------------------------------------------
 
 
 @rule()
@@ -44,7 +42,7 @@ def _in_evaluation(
 ) -> Any:
     if training:
         return Refused("rrelu in training draws random numbers; left to torch")
-    return Call((input, lower, upper), inplace=inplace)
+    return Adapted((input, lower, upper), inplace=inplace)
 
 
 @rule(adapt=_in_evaluation)
@@ -118,31 +116,7 @@ def softshrink(input: Value, lambd: float = 0.5) -> Value:
     return with_slopes(value, (input, slope))
 
 
-# Operators of the table ---------------------------------------------------------------------------------------------
-
-# PyTorch's names where they are others than the table's.
-_NAMES = {"negative": "neg", "absolute": "abs", "arctan": "atan", "log_sigmoid": "logsigmoid"}
-# Operators of which PyTorch's functions are variants.
-_VARIANTS = ("sign", "logical_not")
-
-
-def _unary(op: str) -> Callable[[Value], Value]:
-    def traced(input: Value) -> Value:
-        return pointwise(op, require_float(input, op) if op.startswith("is") else input)
-
-    return traced
-
-
-# All that PyTorch has under these names and no function above describes.
-for _op, _row in POINTWISE.items():
-    _name = _NAMES.get(_op, _op)
-    if _row.arity == 1 and _name not in (*RULES, *_VARIANTS) and (hasattr(F, _name) or hasattr(torch, _name)):
-        rule(name=_name)(_unary(_op))
-
-overload("neg", "negative", operator.neg, torch.Tensor.__neg__)
-overload("abs", "absolute", operator.abs, torch.Tensor.__abs__)
-overload("atan", "arctan")
-overload("trunc", "fix")
+enter_operators(operators.ROWS, __name__)
 overload("logsigmoid", "log_sigmoid")
 overload("sigmoid", "expit")
 

@@ -58,9 +58,7 @@ def matrix_along(value: Value, dims: Sequence[int], operation: str) -> tuple[Tra
 
 
 def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
-    if keepdim:
-        return tuple(1 if p in dims else n for p, n in enumerate(shape))
-    return tuple(n for p, n in enumerate(shape) if p not in dims)
+    return tuple(1 if p in dims else n for p, n in enumerate(shape) if keepdim or p not in dims)
 
 
 def permute_dims(value: Value, order: tuple[int, ...], operation: str) -> Value:

@@ -10,7 +10,7 @@ import torch
 from ...dtypes import is_float
 from .overloads import is_tensor
 from .promotion import can_cast
-from .table import Call, Refused, overload, rule, two
+from .table import Adapted, Refused, overload, rule, two
 from .values import Value, as_mask, refuse
 
 T = torch.Tensor
@@ -24,9 +24,9 @@ def _to(input: Any, *args: Any, **kwargs: Any) -> Any:
     if any(isinstance(a, (str, torch.device)) for a in given) or (given and type(given[0]) is int):
         return Refused("it moves a tensor between devices")
     if given and is_tensor(given[0]):
-        return Call((input, given[0]), "type_as")
+        return Adapted((input, given[0]), "type_as")
     dtypes = [a for a in given if isinstance(a, torch.dtype)]
-    return (input, dtypes[0]) if dtypes else Call((input,), "identity")
+    return (input, dtypes[0]) if dtypes else Adapted((input,), "identity")
 
 
 @rule(T.to, eager=lambda x, dtype: x.to(getattr(torch, dtype)), adapt=_to, view=True)

@@ -71,12 +71,7 @@ REDUCTIONS = ("none", "mean", "sum")
 
 
 def loss(function: Callable[..., Any], **properties: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a loss of `torch.nn.functional` into the table."""
-    return rule(function, adapt=with_reduction(function), reduces=True, **properties)
-
-
-def with_reduction(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An adapter that translates the deprecated parameters `size_average` and `reduce`."""
+    """Enter a loss of `torch.nn.functional`, whose deprecated `size_average` and `reduce` stand for a reduction."""
     own = inspect.signature(function)
 
     def adapt(*args: Any, **kwargs: Any) -> Any:
@@ -86,14 +81,14 @@ def with_reduction(function: Callable[..., Any]) -> Callable[..., Any]:
         deprecated = given.pop("size_average", None), given.pop("reduce", None)
         if deprecated != (None, None):
             if not all(flag is None or isinstance(flag, bool) for flag in deprecated):
-                return Refused("a reduction that is known only when it runs")
+                return Refused("its reduction depends on the values of a tensor")
             average, reduces = (True if flag is None else flag for flag in deprecated)
             given["reduction"] = ("mean" if average else "sum") if reduces else "none"
         if given["reduction"] not in (*REDUCTIONS, "batchmean"):
             return Refused(f"the reduction {given['reduction']!r}")
         return tuple(given.values())
 
-    return adapt
+    return rule(function, adapt=adapt, reduces=True, **properties)
 
 
 def reduce_loss(values: Value, reduction: str) -> Value:

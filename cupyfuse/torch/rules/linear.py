@@ -30,7 +30,7 @@ def multiply_matrices(a: Value, b: Value, operation: str) -> Value:
     return Value(trace.matmul(left, b.as_matrix()), a.shape[:-1] + b.shape[1:])
 
 
-@rule(product=True)
+@rule(eager=F.linear, product=True)
 def linear(input: Value, weight: Value, bias: Value | None = None) -> Value:
     y = multiply_matrices(input, Value(weight.as_matrix().transpose(), weight.shape[::-1]), "linear")
     if bias is None:

@@ -151,11 +151,7 @@ def _reduce_constant_weighted(values: Value, weight: Value | None, reduction: st
 
 @loss(F.binary_cross_entropy_with_logits)
 def binary_cross_entropy_with_logits(
-    input: Value,
-    target: Value,
-    weight: Value | None = None,
-    reduction: str = "mean",
-    pos_weight: Value | None = None,
+    input: Value, target: Value, weight: Value | None = None, reduction: str = "mean", pos_weight: Value | None = None
 ) -> Value:
     name = "binary_cross_entropy_with_logits"
     _require_alike(name, input, target)

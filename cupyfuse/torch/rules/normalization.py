@@ -161,21 +161,8 @@ def batch_norm(
     weight: Value | None = None,
     bias: Value | None = None,
     training: bool = False,
-    momentum: float = 0.1,
+    momentum: Operand = 0.1,
     eps: float = 1e-5,
-) -> Statistics:
-    return _batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-
-
-def _batch_norm(
-    input: Value,
-    running_mean: Value | None,
-    running_var: Value | None,
-    weight: Value | None,
-    bias: Value | None,
-    training: bool,
-    momentum: Operand,
-    eps: float,
 ) -> Statistics:
     """The normalised columns and, in training, the new running statistics."""
     if input.ndim < 2 or math.prod(input.shape[2:]) != 1:
@@ -206,15 +193,7 @@ def _move_average(running: Value | None, batch: Value, momentum: Operand) -> Val
 
 
 def _module_eager(
-    x: Any,
-    mean: Any,
-    var: Any,
-    weight: Any,
-    bias: Any,
-    count: Any,
-    training: bool,
-    momentum: float | None,
-    eps: float,
+    x: Any, mean: Any, var: Any, weight: Any, bias: Any, count: Any, training: bool, momentum: float | None, eps: float
 ) -> tuple[Any, Any, Any, Any]:
     """`BatchNorm1d.forward` without changing anything, and without waiting for the number of batches."""
     new_count = count + 1 if training and count is not None else None
@@ -248,9 +227,9 @@ def batch_norm_module(
         floats = [r.dtype for r in (running_mean, running_var) if r is not None and is_float(r.dtype)]
         factor = pointwise("reciprocal", new_count.astype("float64" if "float64" in floats else "float32"))
     if not training and running_mean is None and running_var is None:
-        y, *_ = _batch_norm(input, None, None, weight, bias, True, 0.0, eps)
+        y, *_ = batch_norm(input, None, None, weight, bias, True, 0.0, eps)
         return y, None, None, None
-    y, mean, var = _batch_norm(input, running_mean, running_var, weight, bias, training, factor, eps)
+    y, mean, var = batch_norm(input, running_mean, running_var, weight, bias, training, factor, eps)
     return y, mean, var, new_count
 
 

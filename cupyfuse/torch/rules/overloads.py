@@ -2,7 +2,7 @@
 
 A target is a callable as user code, `__torch_function__` or Dynamo see it, or a tensor's method by name. Most overloads
 have the canonical parameters in order; the others come with an adapter, a function with PyTorch's parameters that
-returns the canonical arguments, `Refused`, or a `Call` of another rule.
+returns the canonical arguments, `Adapted` with more than these, or `Refused`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from ...dtypes import NAMES
 from .symbols import Size
-from .table import OVERLOADS, RULES, UNFUSED, Adapter, Call, Found, Refused
+from .table import OVERLOADS, RULES, UNFUSED, Adapted, Adapter, Found, Refused
 
 # NumPy's names for parameters, which PyTorch takes too, and other names of the first one.
 _RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input", "x": "input"}
@@ -65,17 +65,17 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
     if kwargs.pop("out", None) is not None:
         return Refused("out= writes to a tensor that was given")
     try:
-        adapted = (entry.adapt or _by_signature(entry.rule, target))(*args, **kwargs)
+        found = (entry.adapt or _by_signature(entry.rule, target))(*args, **kwargs)
     except TypeError as error:
         return Refused(f"its arguments are not known: {error}")
-    if isinstance(adapted, Refused):
-        return adapted
-    call = adapted if isinstance(adapted, Call) else Call(adapted)
-    rule = RULES[call.rule or entry.rule]
-    inplace = entry.inplace or call.inplace
+    if isinstance(found, Refused):
+        return found
+    adapted = found if isinstance(found, Adapted) else Adapted(found)
+    rule = RULES[adapted.rule or entry.rule]
+    inplace = entry.inplace or adapted.inplace
     if inplace and rule.idle:
         return Refused("it changes a tensor's shape in place")
-    bound = rule.signature.bind(*call.arguments)
+    bound = rule.signature.bind(*adapted.arguments)
     bound.apply_defaults()
     try:
         return Found(rule, tuple(map(_as_constant, bound.arguments.values())), inplace)
@@ -101,14 +101,14 @@ def inplace_result(result: Any, dtype: torch.dtype) -> Found | Refused:
     Found, which traces to nothing where the dtypes agree, or Refused for a dtype that no graph has
     """
     if dtype not in DTYPES:
-        return Refused(f"{dtype} is no type that cupyfuse computes with")
+        return Refused(f"{dtype} is no dtype that cupyfuse computes with")
     return Found(RULES["written"], (result, DTYPES[dtype]))
 
 
 def _by_signature(rule: str, target: Any) -> Adapter:
     """An adapter that binds arguments by a Python function's own signature, then by canonical names."""
 
-    def adapt(*args: Any, **kwargs: Any) -> Call:
+    def adapt(*args: Any, **kwargs: Any) -> Adapted:
         signature = RULES[rule].signature
         own = _signature(target)
         if own is not None:
@@ -123,7 +123,7 @@ def _by_signature(rule: str, target: Any) -> Adapter:
             raise TypeError("size_average")
         canonical = signature.bind(*args, **kwargs)
         canonical.apply_defaults()
-        return Call(tuple(canonical.arguments.values()), inplace=inplace)
+        return Adapted(tuple(canonical.arguments.values()), inplace=inplace)
 
     return adapt
 
@@ -146,7 +146,7 @@ def _as_constant(argument: Any) -> Any:
         return tuple(map(_as_constant, argument))
     if isinstance(argument, torch.dtype):
         if argument not in DTYPES:
-            raise TypeError(f"{argument} is no type that cupyfuse computes with")
+            raise TypeError(f"{argument} is no dtype that cupyfuse computes with")
         return DTYPES[argument]
     if isinstance(argument, np.generic):
         return _as_constant(argument.item())

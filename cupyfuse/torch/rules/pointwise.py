@@ -1,18 +1,20 @@
-"""Arithmetic, powers, limits and choices."""
+"""Arithmetic, elementary functions, limits and choices."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ...dtypes import is_float
+from ...ir.operators import elementary
+from ...ir.operators.table import Operator
 from .promotion import can_cast, promote
-from .table import Refused, leave_unfused, overload, rule, swapped
-from .values import Operand, Value, pointwise, refuse, with_slopes
+from .table import RULES, F, Refused, leave_unfused, overload, rule, swapped
+from .values import Operand, Value, pointwise, refuse, require_float, with_slopes
 
 T = torch.Tensor
 
@@ -136,7 +138,7 @@ def lerp(input: Value, end: Value, weight: Operand) -> Value:
     return with_slopes(value, (input, rest), (end, weight), (weight, distance))
 
 
-# Some functions of one operand; `activations` enters those that the operator table has.
+# Functions of one operand -------------------------------------------------------------------------------------------
 
 
 @rule()
@@ -164,7 +166,36 @@ def positive(input: Value) -> Value:
     return input
 
 
-leave_unfused("there is no operator for it", "erfc", "sgn", "frac", "fmod", "remainder", "floor_divide", "fmax", "fmin")
+leave_unfused(
+    "cupyfuse has no operator for it", "erfc", "sgn", "frac", "fmod", "remainder", "floor_divide", "fmax", "fmin"
+)
+
+
+# PyTorch's names where they are others than the operator table's.
+_NAMES = {"negative": "neg", "absolute": "abs", "arctan": "atan", "log_sigmoid": "logsigmoid"}
+
+
+def enter_operators(rows: Iterable[Operator], module: str) -> None:
+    """Enter operators of one operand that PyTorch has too, unless there are other rules of their names."""
+    for row in rows:
+        name = _NAMES.get(row.name, row.name)
+        if row.arity == 1 and name not in (*RULES, "logical_not") and (hasattr(F, name) or hasattr(torch, name)):
+            rule(name=name)(_unary(row.name, module))
+
+
+def _unary(op: str, module: str) -> Callable[[Value], Value]:
+    def traced(input: Value) -> Value:
+        return pointwise(op, require_float(input, op) if op.startswith("is") else input)
+
+    traced.__module__ = module  # by which the documentation groups rules
+    return traced
+
+
+enter_operators(elementary.ROWS, __name__)
+overload("neg", "negative", operator.neg, T.__neg__)
+overload("abs", "absolute", operator.abs, T.__abs__)
+overload("atan", "arctan")
+overload("trunc", "fix")
 
 
 def _binary(op: str) -> Callable[[Value, Value], Value]:

@@ -48,7 +48,7 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
     Returns
     -------
     bool
-        True for a callable that is not known, and where it depends on an argument that is not known.
+        True for an unknown callable, and where the answer depends on an unknown argument.
     """
     kwargs = kwargs or {}
     if isinstance(target, str):

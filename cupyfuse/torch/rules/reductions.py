@@ -12,11 +12,10 @@ from ... import trace
 from ...dtypes import is_float
 from ...ir import graph as g
 from ...ir.adjoints import exclusive_product
-from ...ir.graph import Node
 from ...trace import Tracer
 from .axes import Dim, matrix_along, normalize_dims, reduced_shape
 from .overloads import is_tensor
-from .table import Call, Refused, leave_unfused, overload, rule
+from .table import Adapted, Refused, leave_unfused, overload, rule
 from .values import Value, pointwise, refuse, require_float
 
 T = torch.Tensor
@@ -25,7 +24,7 @@ T = torch.Tensor
 def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient: str = "") -> Value:
     """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions.
 
-    `gradient` names how an extreme hands its gradient to elements, where not as `amax` does: see `ir/adjoints.py`.
+    `gradient` is an extreme's rule for ties where it is not that of `amax`, see `adjoints.extreme_adjoint`.
     """
     dims = normalize_dims(None if dim == () else dim, value.ndim, op)
     x, axis = matrix_along(value, dims, op)
@@ -38,18 +37,18 @@ def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient
     return Value(result, reduced_shape(value.shape, dims, keepdim))
 
 
-def _with_slope(result: Tracer, x: Tracer, slope: Tracer) -> Tracer:
-    """Replace the derivative of a reduction of x by its slope in each element."""
-    return x._trace.array(g.sloped(result._node, (x._node, slope._node)), result._axes)
-
-
-def _with_gradient(extreme: Node, x: Node, gradient: str) -> Node:
-    """An extreme of `x`, in one step or two, with the way its gradient goes."""
+def _with_gradient(extreme: g.Node, x: g.Node, gradient: str) -> g.Node:
+    """An extreme of x, in one step or two, that hands on its gradient in the named way."""
     inner = extreme.inputs[0]
     if inner is not x:
         # All elements that equal the extreme share its gradient, whichever row they are in.
         inner = replace(inner, gradient=gradient, partial=True)
     return replace(extreme, inputs=(inner,), gradient=gradient)
+
+
+def _with_slope(result: Tracer, x: Tracer, slope: Tracer) -> Tracer:
+    """Replace the derivative of a reduction of x by its slope in each element."""
+    return x._trace.array(g.sloped(result._node, (x._node, slope._node)), result._axes)
 
 
 # Sums ---------------------------------------------------------------------------------------------------------------
@@ -115,10 +114,10 @@ def _enter_extremes(name: str) -> None:
     def choose(input: Any, *args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
         if not given:
-            return Call((input,), name)
+            return Adapted((input,), name)
         if "other" in kwargs or is_tensor(given[0]):
-            return Call((input, given[0]), f"{name}imum")
-        return Call(_dim_and_keepdim(input, *args, **kwargs), f"{name}_dim")
+            return Adapted((input, given[0]), f"{name}imum")
+        return Adapted(_dim_and_keepdim(input, *args, **kwargs), f"{name}_dim")
 
     @rule(name=name, adapt=choose, reduces=True)
     def of_all(input: Value) -> Value:

@@ -76,9 +76,9 @@ def _as_sizes(sizes: tuple[Any, ...]) -> Any:
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
     if any(isinstance(n, torch.dtype) for n in sizes):
-        return Refused("it looks at the bits of numbers as others")
+        return Refused("it reinterprets the bits of its elements")
     if any(is_tensor(n) or n is None for n in sizes):
-        return Refused("sizes that are known only when it runs")
+        return Refused("its sizes depend on the values of a tensor")
     return tuple(sizes)
 
 
@@ -228,8 +228,8 @@ def _index_eager(x: Any, index: tuple[Any, ...]) -> Any:
 @view(operator.getitem, T.__getitem__, eager=_index_eager, adapt=_whole_dims)
 def getitem(input: Value, index: tuple[Any, ...]) -> Value:
     """New dimensions, and the only element of dimensions of length one."""
-    taken = len(index) - index.count("new") - index.count("rest")
-    if taken > input.ndim or index.count("rest") > 1:
+    indexed = len(index) - index.count("new") - index.count("rest")
+    if indexed > input.ndim or index.count("rest") > 1:
         refuse("getitem", f"too many indices for a value of shape {input.shape}")
     rest = list(input.shape)
     shape: list[int] = []
@@ -237,7 +237,7 @@ def getitem(input: Value, index: tuple[Any, ...]) -> Value:
         if i == "new":
             shape.append(1)
         elif i == "rest":
-            kept = input.ndim - taken
+            kept = input.ndim - indexed
             shape, rest = shape + rest[:kept], rest[kept:]
         elif i == "all":
             shape.append(rest.pop(0))

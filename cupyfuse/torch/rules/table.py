@@ -1,10 +1,10 @@
-"""The tables of rules and of the callables that stand for them, and how rules enter these."""
+"""The tables: rules, the callables that stand for them, and operations that are never fused."""
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,6 @@ class Rule:
     product : whether it is a matrix product
     updates : parameters that are updated in place; `eager` and `traced` then return a tuple of the result and their new
         values, None for one that does not change
-    several : whether `eager` and `traced` return all results as a tuple instead of the first alone
     """
 
     name: str
@@ -44,11 +43,11 @@ class Rule:
     reduces: bool = False
     product: bool = False
     updates: tuple[str, ...] = ()
-    several: bool = False
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        return tuple(self.signature.parameters)
+    def updated(self, arguments: Sequence[Any]) -> list[Any]:
+        """For each parameter of `updates`, the argument of a call in training; None where nothing is updated."""
+        named = dict(zip(self.signature.parameters, arguments, strict=True))
+        return [named[name] if named["training"] is True else None for name in self.updates]
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Overload:
 
 
 @dataclass(frozen=True)
-class Call:
-    """What an adapter returns where it chooses another rule, or reads `inplace` from the arguments."""
+class Adapted:
+    """Canonical arguments with the rule, if it is another, and whether the call is in place."""
 
     arguments: tuple[Any, ...]
     rule: str = ""
@@ -87,7 +86,7 @@ class Refused:
 
 RULES: dict[str, Rule] = {}
 OVERLOADS: dict[Any, Overload] = {}
-# Operations that are known and never fused, and why.
+# Why some operations are never fused.
 UNFUSED: dict[Any, str] = {}
 
 
@@ -133,15 +132,16 @@ def function_of(name: str) -> Callable[..., Any]:
 
 
 def _with_keywords(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Have optional arguments passed by keyword, and dtypes by name."""
+    """Call a function with optional arguments by keyword, and a dtype for its name."""
     required = sum(p.default is p.empty for p in signature.parameters.values())
     optional = tuple(signature.parameters)[required:]
     if not optional:
         return function
+    has_dtype = "dtype" in optional
 
     def call(*arguments: Any) -> Any:
-        options = dict(zip(optional, arguments[required:], strict=False))
-        if options.get("dtype") is not None:
+        options = dict(zip(optional, arguments[required:], strict=True))
+        if has_dtype and options["dtype"] is not None:
             options["dtype"] = getattr(torch, options["dtype"])
         return function(*arguments[:required], **options)
 
@@ -149,9 +149,9 @@ def _with_keywords(function: Callable[..., Any], signature: inspect.Signature) -
 
 
 def overload(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bool = False) -> None:
-    """Have callables stand for a rule; a string names all of PyTorch's functions and methods so called.
+    """Enter callables as overloads of a rule.
 
-    In-place forms of these, whose names end with an underscore, are included.
+    A string names all of PyTorch's functions and methods of that name, and their in-place forms.
     """
     for target in targets:
         if isinstance(target, str):
@@ -164,7 +164,7 @@ def overload(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bo
 
 
 def leave_unfused(reason: str, *names: str) -> None:
-    """Have the callables of these names refused, in-place forms included."""
+    """Enter the callables of these names, in-place forms included, as never fused."""
     for name in names:
         UNFUSED.update(dict.fromkeys((*_named(name), *_named(name + "_")), reason))
 
@@ -178,12 +178,12 @@ def _named(name: str) -> Iterable[Any]:
 
 
 def _enter(target: Any, entry: Overload) -> None:
-    known = OVERLOADS.setdefault(target, entry)
-    if known != entry:
-        raise AssertionError(f"{target} stands for {known.rule} and {entry.rule}")
+    present = OVERLOADS.setdefault(target, entry)
+    if present != entry:
+        raise AssertionError(f"{target} stands for {present.rule} and {entry.rule}")
 
 
-# Adapters of several rules: methods name their second operand in ways of their own.
+# Adapters of several rules, as methods name their second operand in ways of their own.
 
 
 def two(input: Any, other: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ a computed value had better stay as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from ... import trace
@@ -28,6 +28,15 @@ Fold = tuple[int, int]
 
 def refuse(operation: str, reason: str) -> NoReturn:
     raise TraceError(f"cannot fuse {operation}: {reason}")
+
+
+def _operator(op: str, reflected: bool = False) -> Callable[[Value, Operand], Value]:
+    """An operator of the table as a method; `reflected` has the value as its second operand."""
+
+    def method(self: Value, other: Operand) -> Value:
+        return pointwise(op, other, self) if reflected else pointwise(op, self, other)
+
+    return method
 
 
 class Value:
@@ -101,48 +110,20 @@ class Value:
             return 0
         return 1 if _is_argument(self.tracer) else 10 if _recompute(self.tracer, fold) is not None else 100
 
-    # Arithmetic, comparisons but for equality, which stays Python's, and logic of masks.
-    def __add__(self, other: Operand) -> Value:
-        return pointwise("add", self, other)
-
-    def __radd__(self, other: Operand) -> Value:
-        return pointwise("add", other, self)
-
-    def __sub__(self, other: Operand) -> Value:
-        return pointwise("subtract", self, other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return pointwise("subtract", other, self)
-
-    def __mul__(self, other: Operand) -> Value:
-        return pointwise("multiply", self, other)
-
-    def __rmul__(self, other: Operand) -> Value:
-        return pointwise("multiply", other, self)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return pointwise("divide", self, other)
+    # Equality stays Python's.
+    __add__, __radd__ = _operator("add"), _operator("add", reflected=True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", reflected=True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", reflected=True)
+    __truediv__ = _operator("divide")
+    __lt__, __le__ = _operator("less"), _operator("less_equal")
+    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
+    __and__ = _operator("logical_and")
 
     def __neg__(self) -> Value:
         return pointwise("negative", self)
 
     def __abs__(self) -> Value:
         return pointwise("absolute", self)
-
-    def __lt__(self, other: Operand) -> Value:
-        return pointwise("less", self, other)
-
-    def __le__(self, other: Operand) -> Value:
-        return pointwise("less_equal", self, other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return pointwise("greater", self, other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return pointwise("greater_equal", self, other)
-
-    def __and__(self, other: Operand) -> Value:
-        return pointwise("logical_and", self, other)
 
 
 Operand = Value | float | int | bool

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
+import hashlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +25,9 @@ OPTIONS = ["-std=c++17", "-O0", "-fPIC", "-w", "-ftrivial-auto-var-init=pattern"
 CHECKS = "alignment,null,bounds,shift,signed-integer-overflow,integer-divide-by-zero,bool,return"
 _IN_ONE_UNIT = 24
 COMMON = "common.h"  # the shim and the templates, compiled beforehand
+# Libraries that the shim has loaded for all.
+_SHARED = ["-shared", "-nostdlib"]
+SHARED_BUILD = "CUPYFUSE_HOST_BUILD"  # the environment variable: a folder in which processes share what they compile
 
 
 class HostCudaError(AssertionError):
@@ -47,14 +53,18 @@ class Library:
     """
 
     def __init__(self, kernels: Path = KERNELS, address_sanitizer: bool = False):
-        self.kernels = kernels
-        self.options = [*OPTIONS, f"-fsanitize={CHECKS}", "-I", str(kernels)]
+        self.options = [*OPTIONS, f"-fsanitize={CHECKS}"]
         self.options += ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"] if address_sanitizer else []
-        self._directory = tempfile.TemporaryDirectory(prefix="host_cuda_")
+        # By their texts, so that checkouts with other kernels share nothing.
+        texts = [COMPILER, *self.options]
+        texts += [path.read_text() for folder in (kernels, HERE) for path in sorted(folder.glob("*.[ch]*"))]
+        self.options += ["-I", str(kernels)]
+        self._temporary = None if SHARED_BUILD in os.environ else tempfile.TemporaryDirectory(prefix="host_cuda_")
+        folder = Path(self._temporary.name if self._temporary else os.environ[SHARED_BUILD])
+        self._directory = folder / _digest("\0".join(texts))
         self._launches: dict[str, Launch] = {}
         self._pending: dict[str, Kernel] = {}
-        self._units = 0
-        self._shim: Path | None = None
+        self._ready = False
 
     def __len__(self) -> int:
         """How many kernels have been compiled."""
@@ -75,12 +85,9 @@ class Library:
         """Compile everything that is wanted."""
         wanted = list(self._pending.values())
         self._pending.clear()
-        if self._shim is None:
-            self._shim = self._built("shim.so", HERE / "shim.cpp", ["-O1", "-shared"])
-            ctypes.CDLL(str(self._shim), mode=ctypes.RTLD_GLOBAL)
-            header = Path(self._directory.name) / COMMON
-            header.write_text("\n".join(['#include "shim.h"', *(f'#include "{name}.cu"' for name in TEMPLATES)]) + "\n")
-            self._built(f"{COMMON}.gch", header, ["-x", "c++-header"])
+        if not self._ready:
+            self._prepare()
+            self._ready = True
         size = max(1, min(_IN_ONE_UNIT, -(-len(wanted) // _processors())))
         units = [wanted[i : i + size] for i in range(0, len(wanted), size)]
         with ThreadPoolExecutor(_processors()) as pool:
@@ -89,19 +96,33 @@ class Library:
                 for number, kernel in enumerate(unit):
                     self._launches[kernel.source] = _launcher(library, number, kernel.name)
 
+    def _prepare(self) -> None:
+        """Load the shim, and compile what all units have in common."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with locked(self._directory / "lock"):
+            shim = self._built("shim.so", HERE / "shim.cpp", ["-O1", "-shared"])
+            header = self._directory / COMMON
+            _write(header, "".join(f'#include "{name}"\n' for name in ("shim.h", *(f"{t}.cu" for t in TEMPLATES))))
+            self._built(f"{COMMON}.gch", header, ["-x", "c++-header"])
+        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+
     def _unit(self, kernels: Sequence[Kernel]) -> Path:
-        self._units += 1
-        name = f"unit{self._units}"
-        source = Path(self._directory.name) / f"{name}.cpp"
-        source.write_text(translation_unit(kernels))
-        return self._built(f"{name}.so", source, ["-shared"])
+        text = translation_unit(kernels)
+        name = _digest(text)
+        source = self._directory / f"{name}.cpp"
+        _write(source, text)
+        return self._built(f"{name}.so", source, _SHARED)
 
     def _built(self, name: str, source: Path, more: list[str]) -> Path:
-        target = Path(self._directory.name) / name
-        command = [COMPILER, *self.options, *more, "-I", str(HERE), "-o", str(target), str(source)]
+        target = self._directory / name
+        if target.exists():  # another process has compiled it
+            return target
+        part = self._directory / f"{name}.{os.getpid()}.part"
+        command = [COMPILER, *self.options, *more, "-I", str(HERE), "-o", str(part), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError(f"{' '.join(command)}\n{done.stderr[:4000]}")
+        part.replace(target)
         return target
 
 
@@ -147,7 +168,27 @@ def _launcher(library: ctypes.CDLL, number: int, name: str) -> Launch:
 
 
 def _processors() -> int:
-    return len(os.sched_getaffinity(0))
+    """Processors that this process has, if others run tests beside it."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that another process may write at the same time."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(text)
+    part.replace(path)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Let one process at a time through."""
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def sanitizer_environment() -> dict[str, str]:

@@ -1,0 +1,70 @@
+"""An executor as one node of PyTorch's autograd graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .tensors import Tensors, as_base
+
+
+class _ChainFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, executor: Any, *tensors: Any) -> Any:
+        outputs, saved = executor.run(tensors)
+        backward = executor.backward
+        ctx.executor, ctx.gradients = executor, executor.gradients
+        ctx.set_materialize_grads(False)
+        if executor.returns_views:
+            outputs = [as_base(t) for t in outputs]
+        if not all(backward.differentiable):
+            constant = [t for t, depends in zip(outputs, backward.differentiable, strict=True) if not depends]
+            ctx.mark_non_differentiable(*constant)
+        # Only second derivatives read a leaf of `beneath`: it may change until then, as it may in PyTorch's own graph.
+        beneath = [(k, tensors[k]) for k in backward.beneath]
+        ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in beneath if t.is_leaf]
+        ctx.beneath = [k for k, t in beneath if not t.is_leaf]
+        ctx.save_for_backward(*[tensors[k] for k in (*backward.inputs, *ctx.beneath)], *saved)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        backward, wanted = ctx.executor.backward, ctx.needs_input_grad[1:]
+        read, between = len(backward.inputs), len(backward.inputs) + len(ctx.beneath)
+        tensors = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inputs = dict(zip((*backward.inputs, *ctx.beneath), tensors[:between], strict=True))
+            grads = backward.eagerly({**inputs, **_unmodified_leaves(ctx)}, cotangents, wanted)
+        else:
+            grads = backward([*tensors[:read], *tensors[between:]], cotangents, wanted)
+        for k, counter in ctx.gradients:
+            if grads[k] is not None:
+                counter.value += 1
+        for k, (grad, want) in enumerate(zip(grads, wanted, strict=True)):
+            if want and grad is None:
+                # PyTorch shows None to a leaf's hooks, which expect a tensor.
+                leaf = getattr(ctx.next_functions[k][0], "variable", None)
+                if leaf is not None and leaf._backward_hooks:
+                    grads[k] = torch.zeros_like(leaf)
+        return None, *grads
+
+
+def _unmodified_leaves(ctx: Any) -> dict[int, Any]:
+    for k, t, version in ctx.leaves:
+        if version >= 0 and t._version != version:
+            raise RuntimeError(
+                f"{ctx.executor.chain.names[k]}, which derivatives of the gradient depend on, has been modified by an "
+                f"inplace operation: it is at version {t._version}; expected version {version}"
+            )
+    return {k: t for k, t, _ in ctx.leaves}
+
+
+# `Function.apply` without its check for function transforms: `eligibility.is_intercepted` has made it.
+_apply = super(torch.autograd.Function, _ChainFunction).apply
+
+
+def apply(executor: Any, tensors: Tensors) -> tuple[Any, ...]:
+    """Run an executor, and have its backward pass run when gradients of the outputs arrive."""
+    outputs: tuple[Any, ...] = _apply(executor, *tensors)
+    return outputs

@@ -1,0 +1,103 @@
+"""A chain compiled for one signature: the plan, loaded, and the backward passes that go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from ...ir.graph import Node
+from ...plan.build import build
+from ...plan.plan import Plan
+from ...settings import Settings
+from .backward import Backward
+from .chain import TracedChain
+from .runtime import load
+from .tensors import Tensors, as_matrix, layout_of
+
+
+class CompiledChain:
+    """A chain compiled for inputs of fixed shapes, dtypes and strides on one device; it holds nothing of weights.
+
+    Parameters
+    ----------
+    tensors : inputs like those that it will be called with
+    needs : for each input, whether its gradient is wanted; the values saved for the backward pass are chosen for these
+    saved : the saved values, where `needs` does not choose them
+    prepacked : the inputs from which weights are prepacked, by a plan of their own
+    in_place : whether updates are written to the inputs; else they are results, after the outputs
+    """
+
+    def __init__(
+        self,
+        traced: TracedChain,
+        tensors: Tensors,
+        settings: Settings,
+        needs: Sequence[bool] = (),
+        saved: Sequence[Node] = (),
+        prepacked: frozenset[int] = frozenset(),
+        in_place: bool = True,
+    ):
+        self.traced, self.settings, self.saved = traced, settings, saved
+        self._backward: dict[tuple[bool, ...], Backward] = {}
+        if any(needs):
+            backward = self._backward[tuple(needs)] = Backward(traced, needs, settings)
+            if any(backward.differentiable):
+                self.saved = backward.saved
+        self._prepacked, self._in_place = prepacked, in_place
+        self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
+        self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
+        self._execute: Any = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan; its results are the outputs, the updates unless made in place, and the saved values."""
+        return build(self.traced.as_traced(self.saved, self._in_place), self._layouts, self.settings, self._prepacked)
+
+    @cached_property
+    def _reshaped(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The results of which the plan has another shape, with the one that they are given."""
+        values = self.traced.outputs
+        if not self._in_place:
+            values = [*values, *(self.traced.inputs[k] for k, _ in self.traced.chain.updates)]
+        pairs = enumerate(zip(values, self.plan.outputs, strict=False))
+        return [(k, tuple(value.shape)) for k, (value, output) in pairs if tuple(value.shape) != output.shape]
+
+    @property
+    def returns_views(self) -> bool:
+        """Whether results may be views of what the plan computes."""
+        return bool(self._reshaped) or not all(output.direct for output in self.plan.outputs)
+
+    def backward(self, needs: Sequence[bool]) -> Backward:
+        """Return the backward pass for the gradients of these inputs."""
+        key = tuple(needs)
+        if key not in self._backward:
+            self._backward[key] = Backward(self.traced, key, self.settings, self.saved)
+        return self._backward[key]
+
+    def matrices(self, tensors: Tensors) -> Tensors:
+        """Fold the leading dimensions of the inputs into rows."""
+        if not self._folded:
+            return tensors
+        matrices = list(tensors)
+        for k in self._folded:
+            matrices[k] = as_matrix(matrices[k])
+        return matrices
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._execute is not None
+
+    def load(self, arrays: Tensors) -> None:
+        """Load the plan for arguments like those of a call."""
+        self._outs = [None] * len(self.plan.outputs)
+        self._execute = load(self.plan, arrays)
+
+    def __call__(self, arrays: Tensors) -> list[Any]:
+        """Run on matrices, then prepacked weights; return the plan's results in their own shapes."""
+        if not self.is_loaded:
+            self.load(arrays)
+        results: list[Any] = self._execute(arrays, self._outs)
+        for k, shape in self._reshaped:
+            results[k] = results[k].reshape(shape)
+        return results

@@ -1,0 +1,63 @@
+"""Which tensors an engine can take; chains on others are left to PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .chain import Chain
+from .tensors import Tensors, dtype_name
+
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+
+# Dispatch keys of tensors that are more than strided memory.
+_UNSUPPORTED_KEYS = re.compile("Negative|Conjugate|Sparse|Quantized|ZeroTensor|Nested|Mkldnn|Meta|FuncTorch|Python")
+
+_transforms = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_tracing = torch._C._get_tracing_state
+_forward_mode = torch.autograd.forward_ad
+
+
+def is_intercepted() -> bool:
+    """Whether a function transform, a dispatch or function mode, a tracer or forward-mode AD watches operations."""
+    return bool(
+        _transforms()
+        or _dispatch_modes()
+        or _function_modes()
+        or _tracing() is not None
+        or _forward_mode._current_level >= 0
+    )
+
+
+def signature_of(chain: Chain, tensors: Tensors, numbers: Iterable[int]) -> tuple[Any, ...] | str:
+    """Return what plans depend on of these inputs; for one that is no plain tensor, why it cannot be fused."""
+    signature: list[Any] = []
+    for k in numbers:
+        t = tensors[k]
+        if type(t) not in PLAIN_TYPES:
+            return f"{chain.names[k]} is a {type(t).__name__}"
+        try:
+            signature += (t.shape, t.stride(), t.dtype, t.requires_grad, t.layout, t.is_neg(), t.device)
+        except RuntimeError:
+            return f"{chain.names[k]} has no strides"
+    return tuple(signature)
+
+
+def unsupported(chain: Chain, tensors: Tensors) -> str:
+    """Say why no engine takes these tensors; empty if one does."""
+    devices = {t.device for t in tensors}
+    if len(devices) > 1:
+        return f"its tensors are on different devices: {', '.join(sorted(map(str, devices)))}"
+    if devices and next(iter(devices)).type not in ("cpu", "cuda"):
+        return f"its tensors are on the device {next(iter(devices))}"
+    for name, t in zip(chain.names, tensors, strict=True):
+        if t.layout is not torch.strided or _UNSUPPORTED_KEYS.search(str(torch._C._dispatch_keys(t))):
+            return f"{name} is not a plain strided tensor"
+        if dtype_name(t.dtype) is None:
+            return f"{name} is of dtype {t.dtype}"
+    return ""

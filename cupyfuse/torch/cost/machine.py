@@ -1,0 +1,69 @@
+"""Times of memory traffic and of matrix products on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ... import dtypes
+from ...devices import Device
+from ...ir import graph as g
+from ...ir.graph import Node
+from ...plan.schedule.products import LEAST_DEPTH, split_time
+from . import rates
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds of one call: work on the GPU, and the host's work to enqueue it."""
+
+    gpu: float
+    host: float
+
+
+def total(times: Iterable[Time]) -> Time:
+    gpu = host = 0.0
+    for time in times:
+        gpu, host = gpu + time.gpu, host + time.host
+    return Time(gpu, host)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A GPU, and the precision of float32 products on it."""
+
+    device: Device
+    precision: str
+
+    def memory(self, nbytes: float, share: float = rates.STREAM) -> float:
+        """Seconds of moving so many bytes at a share of the bandwidth."""
+        return nbytes / (share * self.device.bandwidth)
+
+    def product(self, m: int, k: int, n: int, dtype: str) -> float:
+        """Seconds of a product by cuBLAS: (m, k) by (k, n)."""
+        d = self.device
+        units = "half" if dtypes.ITEMSIZE[dtype] == 2 else "float64" if dtype == "float64" else "float32"
+        if units == "float32" and self.precision not in ("highest", "ieee") and d.tf32 > d.simt:
+            units = "tf32"
+        peak = {"half": d.half, "float64": d.simt64, "float32": d.simt, "tf32": d.tf32}[units]
+        rows, cols = rates.CUBLAS_TILE[units]
+        tiles = -(-m // rows) * -(-n // cols)
+        split = max(1, min(d.processors // max(tiles, 1), k // rates.SPLIT_DEPTH))
+        waves = -(-tiles * split // d.processors)
+        busy = min(1.0, m * n * split / (waves * d.processors * rows * cols))
+        # A wave that is not full has smaller tiles to choose from: it wastes about half of what it seems to.
+        flops = 2.0 * m * k * n / (rates.CUBLAS_SHARE[units] * peak * (1 + busy) / 2)
+        moved = self.memory(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
+        return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
+
+    def split_product(self, m: int, k: int, n: int, presplit: bool = False) -> float:
+        """Seconds of a product from the hi/lo split of its operands, which `presplit` ones have already."""
+        left, right = (Node("input", (), shape, "float32") for shape in ((m, k), (k, n)))
+        return split_time(g.matmul(left, right), self.device, presplit, presplit)
+
+    def best_split_product(self, m: int, k: int, n: int, dtype: str) -> float | None:
+        """Seconds of a product from a hi/lo split made for it; None where cuBLAS computes it."""
+        if dtype != "float32" or self.precision not in ("highest", "high") or not self.device.split or k < LEAST_DEPTH:
+            return None
+        fast = self.split_product(m, k, n)
+        return fast if fast < self.product(m, k, n, dtype) else None

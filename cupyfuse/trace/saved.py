@@ -1,0 +1,126 @@
+"""The values that a forward pass saves for its backward pass, and graphs cut at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import cache
+
+from .. import dtypes
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
+
+
+def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Node]:
+    """Choose the values that the forward pass saves for the backward pass; all others are recomputed.
+
+    Saved are the matrix products and column reductions that gradients need. If they need a product only for reductions
+    along its rows, these reductions are saved instead, and rewriting may eliminate the product. Elements that are
+    compared with their maximum or minimum are saved, since recomputed ones may be rounded differently and miss it.
+
+    Parameters
+    ----------
+    forward, gradients : sequence of Node
+        The roots of the two passes, in one graph.
+    """
+    computed = dict.fromkeys(g.topological(forward))
+    found = _compared_extremes(computed, gradients)
+    compared = [n for n in computed if n in found]  # in topological order
+    kept: set[Node] = set()
+
+    def saved(node: Node) -> bool:
+        column_reduction = node.reduction and node.axis == 0 and node not in compared
+        return node in computed and (node.op == "matmul" or column_reduction or node in kept)
+
+    for extreme in compared:
+        kept.update(_inputs_to_save([extreme.inputs[0]], saved))
+
+    dependent: set[Node] = set()  # on products
+    for node in computed:
+        if node.op == "matmul" or any(i in dependent for i in node.inputs):
+            dependent.add(node)
+
+    def row_reduction(node: Node) -> bool:
+        return node in dependent and node.reduction and node.axis == 1 and node not in compared
+
+    needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))
+    products = {n for n in needed if n.op == "matmul"}
+
+    @cache
+    def instead_of_product(reduction: Node) -> bool:
+        return products.isdisjoint(_reachable([reduction.inputs[0]], saved))
+
+    def chosen(node: Node) -> bool:
+        return instead_of_product(node) if row_reduction(node) else saved(node)
+
+    return [n for n in _reachable(gradients, chosen) if chosen(n)]
+
+
+def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
+    """The maxima and minima whose own elements gradients compare with them."""
+
+    def stop(node: Node) -> bool:
+        return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
+
+    pairs = [n.inputs for n in _reachable(gradients, stop) if n.op == "equal"]
+    return {b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a}
+
+
+_EXTREMES = ("max", "min")
+# Operators without rounding: recomputing them in another kernel gives the same bits.
+_EXACT_OPS = {
+    *("broadcast", "stop_gradient", "transpose", "reshape", "where", "isnan", "negative", "absolute", "relu"),
+    *(*_EXTREMES, "maximum", "minimum", "clip", "logical_and", "logical_or", "logical_not"),
+    *("equal", "not_equal", "greater", "greater_equal", "less", "less_equal"),
+}
+
+
+def _is_exact(node: Node) -> bool:
+    if node.op == "cast":
+        source = node.inputs[0]
+        return source.op == "const" or dtypes.promote(source.dtype, node.dtype) == node.dtype
+    return node.op in _EXACT_OPS or not node.inputs
+
+
+def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
+    """The values to save so that the roots can be recomputed bit for bit."""
+    found = [n for n in _reachable(roots, lambda n: saved(n) or not _is_exact(n)) if not saved(n) and not _is_exact(n)]
+    return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
+
+
+def stored(node: Node) -> Node:
+    """The form in which a value is saved: 16-bit reductions in float32, as they were computed."""
+    return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
+
+
+def _is_stored(node: Node) -> bool:
+    if node.op != "cast" or not node.inputs[0].reduction:
+        return False
+    return g.signature(node) == g.signature(stored(node.inputs[0]))
+
+
+def _reachable(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
+    return list(g.topological(roots, lambda n: () if stop(n) else n.inputs))
+
+
+def extract_graph(outputs: Sequence[Node], leaves: Sequence[tuple[Node, str]]) -> Graph:
+    """Extract the part of a graph between leaves and outputs, with the leaves as its inputs.
+
+    Parameters
+    ----------
+    outputs : sequence of Node
+    leaves : sequence of (Node, str)
+        The inputs in order, with their names; unused ones are kept. The `stored` form of a node also stands for the
+        node itself.
+    """
+    inputs: list[Node] = []
+    done: dict[Node, Node] = {}
+    for number, (node, name) in enumerate(leaves):
+        leaf = g.argument(number, name, node.shape, node.dtype, node.ndim)
+        inputs.append(leaf)
+        done.setdefault(node, leaf)
+        if _is_stored(node):
+            done.setdefault(node.inputs[0], leaf)
+    for node in g.topological(outputs, lambda n: () if n in done else n.inputs):
+        if node not in done:
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+    return Graph(inputs, [done[n] for n in outputs])
