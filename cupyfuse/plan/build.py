@@ -30,7 +30,7 @@ def build(
     graph = choose_products(graph, settings, _fixed_values(graph, bound))
     prepare = None
     if bound:
-        fixed = _prepacked(graph, _fixed_values(graph, bound), settings)
+        fixed = _prepackable(graph, _fixed_values(graph, bound), settings)
         graph, prepacking = _split_off(graph, fixed, "prepacked")
         prepare = _plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
@@ -107,7 +107,7 @@ def _fixed_values(graph: Graph, bound: frozenset[int]) -> set[Node]:
     return _computed_from(graph, lambda node: node.argument in fixed)
 
 
-def _prepacked(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
+def _prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
     """The fixed values that may be kept from call to call: all, or all but splits that calls read."""
     if settings.keep_halves:
         return fixed

@@ -21,23 +21,23 @@ class _ChainFunction(torch.autograd.Function):
         if not all(backward.differentiable):
             constant = [t for t, depends in zip(outputs, backward.differentiable, strict=True) if not depends]
             ctx.mark_non_differentiable(*constant)
-        # Only second derivatives read a leaf of `beneath`: it may change until then, as it may in PyTorch's own graph.
-        beneath = [(k, tensors[k]) for k in backward.beneath]
-        ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in beneath if t.is_leaf]
-        ctx.beneath = [k for k, t in beneath if not t.is_leaf]
-        ctx.save_for_backward(*[tensors[k] for k in (*backward.inputs, *ctx.beneath)], *saved)
+        # Leaves that only second derivatives read may change until these are asked for, as in PyTorch's own graph.
+        second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
+        ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
+        ctx.inputs = [*backward.inputs, *(k for k, t in second_order if not t.is_leaf)]
+        ctx.save_for_backward(*[tensors[k] for k in ctx.inputs], *saved)
         return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         backward, wanted = ctx.executor.backward, ctx.needs_input_grad[1:]
-        read, between = len(backward.inputs), len(backward.inputs) + len(ctx.beneath)
-        tensors = ctx.saved_tensors
+        kept = ctx.saved_tensors
+        inputs, saved = kept[: len(ctx.inputs)], kept[len(ctx.inputs) :]
         if torch.is_grad_enabled():
-            inputs = dict(zip((*backward.inputs, *ctx.beneath), tensors[:between], strict=True))
-            grads = backward.eagerly({**inputs, **_unmodified_leaves(ctx)}, cotangents, wanted)
+            tensors = {**dict(zip(ctx.inputs, inputs, strict=True)), **_unmodified_leaves(ctx)}
+            grads = backward.eager_gradients(tensors, cotangents, wanted)
         else:
-            grads = backward([*tensors[:read], *tensors[between:]], cotangents, wanted)
+            grads = backward([*inputs[: len(backward.inputs)], *saved], cotangents, wanted)
         for k, counter in ctx.gradients:
             if grads[k] is not None:
                 counter.value += 1

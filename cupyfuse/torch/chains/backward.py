@@ -42,7 +42,7 @@ class Backward:
     ----------
     differentiable : for each output, whether it depends on an input whose gradient is wanted
     inputs : the inputs that the backward pass reads
-    beneath : further inputs, which saved values depend on; only derivatives of the gradients read them
+    second_order_inputs : further inputs, which saved values depend on; only derivatives of the gradients read them
     saved : the forward values that it reads: products, and statistics of columns; all else is recomputed
     """
 
@@ -63,9 +63,9 @@ class Backward:
         read = set(g.topological(roots, lambda n: () if n in self.saved else n.inputs))
         reached = set(g.topological(roots))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
-        self.beneath = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
+        self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
         self._loaded: dict[Hashable, _LoadedPlan] = {}
-        self._flow: dict[Hashable, tuple[bool, list[int]]] = {}
+        self._dependence: dict[Hashable, tuple[bool, list[int]]] = {}
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
         """The nodes that depend on inputs whose gradient is wanted."""
@@ -77,17 +77,17 @@ class Backward:
 
     def _gradients(self, given: Flags, wanted: Flags) -> list[Node | None]:
         """The gradient of each input from the given cotangents; None where it is zero or not wanted."""
-        cotangents = [c if there else None for c, there in zip(self._cotangents, given, strict=True)]
+        cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
         sources = [n for n, want in zip(self._inputs, wanted, strict=True) if want]
         found = iter(gradients(self._outputs, cotangents, sources))
         return [next(found) if want else None for want in wanted]
 
-    def _find_flow(self, given: Flags, wanted: Flags) -> tuple[bool, list[int]]:
+    def _find_dependence(self, given: Flags, wanted: Flags) -> tuple[bool, list[int]]:
         """Whether any gradient has to be computed, and the inputs whose gradient is zero: those of step functions."""
         if not (any(given) and any(wanted)):
             return False, []
         roots = self._gradients(given, wanted)
-        outputs = [n for n, there in zip(self._outputs, given, strict=True) if there]
+        outputs = [n for n, present in zip(self._outputs, given, strict=True) if present]
         above = set(g.topological(outputs, _differentiable_inputs))
         zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in above]
         return any(root is not None for root in roots), zero
@@ -103,16 +103,16 @@ class Backward:
         """
         given = tuple(c is not None and d for c, d in zip(cotangents, self.differentiable, strict=True))
         choice = given, tuple(wanted)
-        if choice not in self._flow:
-            self._flow[choice] = self._find_flow(*choice)
-        flows, zero = self._flow[choice]
-        there = [(v, c) for v, c, present in zip(self.traced.outputs, cotangents, given, strict=True) if present]
+        if choice not in self._dependence:
+            self._dependence[choice] = self._find_dependence(*choice)
+        flows, zero = self._dependence[choice]
+        pairs = [(v, c) for v, c, present in zip(self.traced.outputs, cotangents, given, strict=True) if present]
         result: list[Any] = [None] * len(self._inputs)
         for k in zero:
-            result[k] = self._zeros(k, there[0][1].device)
+            result[k] = self._zeros(k, pairs[0][1].device)
         if not flows:
             return result
-        arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in there)]
+        arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         key = (*choice, tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
         loaded = self._loaded.get(key)
         if loaded is None:
@@ -136,12 +136,12 @@ class Backward:
         value = self.traced.inputs[number]
         return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device)
 
-    def eagerly(self, known: Mapping[int, Any], cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
+    def eager_gradients(self, tensors: Mapping[int, Any], cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
         """Compute the gradients by PyTorch's own operations, to be differentiated again.
 
         Parameters
         ----------
-        known : the tensors of `inputs` and `beneath`, by number
+        tensors : those of `inputs` and `second_order_inputs`, by number
         cotangents, wanted : as above
         """
         none: list[Any] = [None] * len(wanted)
@@ -151,7 +151,8 @@ class Backward:
         with torch.enable_grad():
             # No derivative depends on the values of other inputs.
             inputs = [
-                known[k] if k in known else self._zeros(k, device).requires_grad_(want) for k, want in enumerate(wanted)
+                tensors[k] if k in tensors else self._zeros(k, device).requires_grad_(want)
+                for k, want in enumerate(wanted)
             ]
             aliases = [t.view_as(t) if want else t for t, want in zip(inputs, wanted, strict=True)]
             outputs = self.traced.chain.eager(aliases)[: len(self._outputs)]

@@ -98,13 +98,13 @@ def _kernels(call: Call, traced: TracedChain) -> Kernels | None:
 
 def eager_time(traced: TracedChain, graded: tuple[bool, ...], machine: Machine) -> Time:
     """Estimate the forward pass, and the backward pass where gradients are wanted."""
-    flowing = {k for k, wanted in enumerate(graded) if wanted}
+    dependent = {k for k, wanted in enumerate(graded) if wanted}
     times: list[Time] = []
     uses: dict[int, int] = {}
     for call in traced.chain.calls:
-        flows = [n for n in references(call.arguments) if n in flowing]
+        flows = [n for n in references(call.arguments) if n in dependent]
         if flows:
-            flowing.update(n for n in call.results if n >= 0)
+            dependent.update(n for n in call.results if n >= 0)
         for n in flows:
             uses[n] = uses.get(n, 0) + 1
         times.append((_product if RULES[call.rule].product else _operation)(call, flows, traced, machine))
