@@ -93,6 +93,7 @@ def linear(x: Any, weight: Any, bias: Any, xp: Any = np) -> Any:
 def logsumexp(y: Any, xp: Any = np) -> Any:
     """Compute the logarithm of the sum of exponentials of each row, as a column."""
     top = y.max(axis=1, keepdims=True)
+    top = xp.where(xp.isfinite(top), top, 0.0)  # an infinite shift would make NaN of infinities
     return top + xp.log(xp.exp(y - top).sum(axis=1, keepdims=True))
 
 
@@ -113,4 +114,4 @@ def gelu(s: Any, xp: Any = np) -> Any:
 
 
 def _largest(values: Any) -> float:
-    return float(abs(values).max())
+    return float(abs(values).max()) if values.size else 0.0

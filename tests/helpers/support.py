@@ -11,16 +11,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+from cupyfuse.heads import head_logsumexp, head_softmax, head_sum, oracle
 from host_cuda.library import Library
 from host_cuda.runtime import HostArrays, HostRuntime, installed
-from scipy import special as scipy_special
 
 import cupyfuse as cf
 
@@ -229,58 +229,29 @@ def assert_equal(actual: Any, expected: Any) -> None:
 # The three reference heads ------------------------------------------------------------------------------------------
 
 
-def head_logsumexp(x: Any, weight: Any, bias: Any) -> Any:
-    s = cf.logsumexp(cf.linear(x, weight, bias), axis=1, keepdims=True)
-    return cf.gelu(cf.gelu(cf.leaky_relu(cf.leaky_relu(s))))
-
-
-def head_sum(x: Any, weight: Any, bias: Any) -> Any:
-    s = cf.sum(cf.linear(x, weight, bias), axis=1, keepdims=True)
-    s = cf.mean(cf.max(s, axis=1, keepdims=True), axis=1, keepdims=True)
-    return cf.logsumexp(cf.logsumexp(s, axis=1, keepdims=True), axis=1, keepdims=True)
-
-
-def head_softmax(x: Any, weight: Any, bias: Any, mean: Any, var: Any, gamma: Any, beta: Any, scale: Any) -> Any:
-    z = cf.batch_norm(cf.linear(x, weight, bias), mean, var, gamma, beta)
-    return cf.softmax(z * scale, axis=1)
-
-
 def head_softmax_training(
-    x: Any, weight: Any, bias: Any, mean: Any, var: Any, gamma: Any, beta: Any, scale: Any, batches: Any
+    x: Any,
+    weight: Any,
+    bias: Any,
+    running_mean: Any,
+    running_var: Any,
+    gamma: Any,
+    beta: Any,
+    scale: Any,
+    num_batches_tracked: Any,
 ) -> Any:
-    y = cf.linear(x, weight, bias)
-    z = cf.batch_norm(y, mean, var, gamma, beta, training=True, num_batches_tracked=batches)
-    return cf.softmax(z * scale, axis=1)
-
-
-# The same, by NumPy and SciPy alone.
-
-
-def plain_gelu(x: Any) -> Any:
-    return 0.5 * x * (1 + scipy_special.erf(x / np.sqrt(2.0)))
-
-
-def plain_logsumexp(x: Any, weight: Any, bias: Any) -> Any:
-    s = scipy_special.logsumexp(x @ weight.T + bias, axis=1, keepdims=True)
-    for _ in range(2):
-        s = np.where(s > 0, s, 0.01 * s)
-    return plain_gelu(plain_gelu(s))
-
-
-def plain_sum(x: Any, weight: Any, bias: Any) -> Any:
-    return (x @ weight.T + bias).sum(axis=1, keepdims=True)
-
-
-def plain_softmax(x: Any, weight: Any, bias: Any, mean: Any, var: Any, gamma: Any, beta: Any, scale: Any) -> Any:
-    y = x @ weight.T + bias
-    return scipy_special.softmax(scale * ((y - mean) / np.sqrt(var + 1e-5) * gamma + beta), axis=1)
+    arguments = (x, weight, bias, running_mean, running_var, gamma, beta, scale)
+    return head_softmax(*arguments, training=True, num_batches_tracked=num_batches_tracked)
 
 
 class Head(NamedTuple):
     name: str
-    function: Callable[..., Any]
-    plain: Callable[..., Any]
+    function: cf.Fused
     bound: tuple[str, ...]  # the arguments that are weights
+
+    def plain(self, *arguments: Any) -> Any:
+        """Evaluate the oracle of the head, in inference."""
+        return oracle.evaluate(self.function, dict(zip(self.function.names, arguments, strict=False))).result
 
     def arguments(
         self, rng: np.random.Generator, rows: int, inner: int, columns: int, dtype: str = "float32"
@@ -299,7 +270,7 @@ class Head(NamedTuple):
 
 
 HEADS = (
-    Head("head_logsumexp", head_logsumexp, plain_logsumexp, ("weight", "bias")),
-    Head("head_sum", head_sum, plain_sum, ("weight", "bias")),
-    Head("head_softmax", head_softmax, plain_softmax, ("weight", "bias", "mean", "var", "gamma", "beta", "scale")),
+    Head("head_logsumexp", head_logsumexp, ("weight", "bias")),
+    Head("head_sum", head_sum, ("weight", "bias")),
+    Head("head_softmax", head_softmax, ("weight", "bias", "running_mean", "running_var", "gamma", "beta", "scale")),
 )

@@ -30,8 +30,8 @@ def plan_of(head: Any, *shape: Any, bound: bool = False) -> Plan:
     fused = cf.fuse(head, precision="ieee")  # one launch of cuBLAS; test_products.py has the others
     if not bound:
         return fused.plan(*arguments)
-    names = list(fused.signature.parameters)
-    return fused.bind(**dict(zip(names[1:], arguments[1:], strict=True))).plan(arguments[0])
+    weights = dict(zip(fused.names[1:], arguments[1:], strict=False))  # options keep their defaults
+    return fused.bind(**weights).plan(arguments[0])
 
 
 def kinds(plan: Plan) -> list[str]:
