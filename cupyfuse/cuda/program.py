@@ -63,7 +63,7 @@ class Program:
         used: set[str] = set()
         for node in self.step.inputs:
             self._add(node, self.place(node), False, used)
-        for node in self.step.rare:
+        for node in self.step.repair_inputs:
             self._add(node, ANY, False, used)
         for node in self._named_numbers():
             self._add(node, SCALAR, False, used)
