@@ -26,7 +26,7 @@ _FIXED_WIDTH = 28  # cost of a tile beside its products, in columns
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
     """Replace each float32 product by the one that will run, with the reason in its field `how`.
 
-    `fixed` are the values that are prepacked.
+    `fixed` are the values that depend on bound arguments alone, so that their hi/lo splits can be prepacked.
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
     done: dict[Node, Node] = {}
@@ -34,19 +34,19 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     for node in g.topological(graph.roots):
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
-            kept = settings.keep_halves and node.inputs[1] in fixed, settings.keep_halves and node.inputs[0] in fixed
-            done[node] = _choose(done[node], settings, *kept, shared)
+            left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
+            done[node] = _choose(done[node], settings, right_prepacked, left_prepacked, shared)
     return graph.replace(done)
 
 
-# Operands transposed, split or rounded, which several products may share.
+# Operands that several products may share, by (one of "transposed", "split", "rounded"; the original).
 _Shared = dict[tuple[str, Node], Node]
 
 
-def _choose(node: Node, settings: Settings, right_kept: bool, left_kept: bool, shared: _Shared) -> Node:
+def _choose(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool, shared: _Shared) -> Node:
     if _rounds_operands(node, settings):
         return _round_operands(node, shared)
-    reason = _reason_against(node, settings, right_kept, left_kept)
+    reason = _reason_against(node, settings, right_prepacked, left_prepacked)
     if reason:
         return replace(node, how=reason)
     left, right = _operands(node, shared)
@@ -78,7 +78,7 @@ def _round_operands(node: Node, shared: _Shared) -> Node:
     return Node("matmul", inputs, node.shape, "float32", how=how)
 
 
-def _reason_against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) -> str:
+def _reason_against(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool) -> str:
     """Why a product is left to cuBLAS; empty if the split is faster and as accurate."""
     library = f"cuBLAS {node.dtype}"
     if node.dtype != "float32":
@@ -92,7 +92,8 @@ def _reason_against(node: Node, settings: Settings, right_kept: bool, left_kept:
         return f"{library}: the hi/lo split is not faster on an {settings.device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
-    fast, plain = split_time(node, settings.device, right_kept, left_kept), float32_time(node, settings.device)
+    fast = split_time(node, settings.device, right_prepacked, left_prepacked)
+    plain = float32_time(node, settings.device)
     if fast >= plain:
         return f"{library}: {plain * 1e6:.3g} us, where the hi/lo split would take {fast * 1e6:.3g} us"
     return ""
@@ -103,13 +104,13 @@ def float32_time(node: Node, device: Device) -> float:
     return max(g.flops(node) / (0.76 * device.simt), _operand_bytes(node) / device.bandwidth) + 2e-6
 
 
-def split_time(node: Node, device: Device, right_kept: bool = False, left_kept: bool = False) -> float:
+def split_time(node: Node, device: Device, right_prepacked: bool = False, left_prepacked: bool = False) -> float:
     """Seconds of a split product, with the splits of operands that are not prepacked."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
     compute = max(flops / device.split, _operand_bytes(node) / device.bandwidth)
-    split = 8 * depth * (rows * (not left_kept) + cols * (not right_kept)) / (0.85 * device.bandwidth)
+    split = 8 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked)) / (0.85 * device.bandwidth)
     return compute + split + _OVERHEAD
 
 
