@@ -1,4 +1,4 @@
-"""Reductions: over one element, composed of others, and recognised in written-out form."""
+"""Rewrites of reductions: drop those over one element, lower composed ones, recognise written-out ones."""
 
 from __future__ import annotations
 
