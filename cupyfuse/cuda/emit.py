@@ -201,7 +201,7 @@ class _Writer:
         return self._stage_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
-        """Full values of this stage that later stages read, to be held in the Element."""
+        """Return the full-size values of this stage that later stages read, to be held in the Element."""
         program = self.program
         if self.streamed:
             return []
@@ -216,6 +216,11 @@ class _Writer:
         return list(wanted)
 
     def _stage_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
+        """Wrap the statements for one element in the functions that the templates call for V elements.
+
+        `fast` evaluates guards optimistically and reports whether all were finite; `exact`, if any can fail, evaluates
+        them as written.
+        """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
         loads = {

@@ -1,4 +1,4 @@
-"""Fingerprints of matrices: one launch that decides on the device whether to prepack again what depends on them."""
+"""Fingerprints of matrices: detect on the device, in one launch, whether they changed since values were prepacked."""
 
 from __future__ import annotations
 

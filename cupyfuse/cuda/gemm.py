@@ -136,7 +136,7 @@ class CupyBlas:
         try:
             self._gemm(handle, *arguments)
         except NotImplementedError:  # CuPy's answer while a graph is captured
-            library = _of_cupy()
+            library = _cupy_cublas()
             # Setting the stream gives the handle its own workspace back, which outlives every graph.
             _check("cublasSetStream", library.cublasSetStream_v2(handle, self._stream().ptr))
             _check("cublasGemmEx", library.cublasGemmEx(handle, *arguments))
@@ -187,8 +187,8 @@ def _check(function: str, status: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _of_cupy() -> Any:
-    """The cuBLAS that CuPy has loaded."""
+def _cupy_cublas() -> Any:
+    """Load the cuBLAS that CuPy uses, to call it where CuPy's own binding refuses."""
     from cupy import cuda
 
     major = cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000

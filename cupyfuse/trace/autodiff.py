@@ -88,7 +88,7 @@ def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
         if shape[axis] == 1 != whole[axis]:
             if cotangent.shape[axis] != 1:
                 cotangent = g.reduce("sum", cotangent, axis)
-            else:
+            else:  # constant along the axis: its sum is a multiple
                 cotangent = g.pointwise("multiply", cotangent, g.count(whole[axis], axis))
     return cotangent
 
