@@ -423,7 +423,7 @@ MUTANTS: tuple[Mutant, ...] = (
         kernels("normalised or softmax"),
     ),
     # Guards and stages
-    Mutant("a pack that is not computed again", STAGES, "if (!fine) {", "if (false) {", kernels("folded")),
+    Mutant("a pack that is not computed again", STAGES, "if (!finite) {", "if (false) {", kernels("folded")),
     Mutant("totals of a row that are not combined", STAGES, "team.reduce_first(totals);", "", kernels("reductions")),
     Mutant(
         "per-row results by a thread that lacks them",
