@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from typing import NamedTuple
 
 from .. import dtypes
 from ..ir import graph as g
@@ -43,6 +44,15 @@ class Parameter:
     @property
     def has_cols(self) -> bool:
         return self.place == ANY and not self.is_number
+
+
+class Accumulator(NamedTuple):
+    """What a stage accumulates of an operand: its field in the totals, its device type, the reductions that read it."""
+
+    name: str
+    kind: str
+    operand: Node
+    readers: list[Node]
 
 
 @dataclass
@@ -120,7 +130,7 @@ class Program:
         return [n for n in everything if n.op == "const" and n.name]
 
     def _stage_of(self, node: Node) -> int:
-        """The stage in which a value can be computed: per element, or after its reductions; -1 before the first."""
+        """Return the first stage in which a value can be computed; -1 if it depends on no element of the rows."""
         full = self.place(node) == FULL or (node.reduction and node.axis == (0 if self.by_columns else 1))
         stage = 0 if full else -1
         for i in g.eager_inputs(node):
@@ -154,16 +164,16 @@ class Program:
         return single and all(p.dtype != "float64" for p in full)
 
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
-        """The reductions of a stage, grouped by operand."""
+        """Return the reductions of a stage, grouped by operand."""
         found: dict[Node, list[Node]] = {}
         for node in self.step.nodes:
             if node.reduction and self.stage[node] == stage:
                 found.setdefault(node.inputs[0], []).append(node)
         return found
 
-    def accumulators(self, stage: int) -> list[tuple[str, str, Node, list[Node]]]:
-        """Accumulators of a stage, each as (name, device type, operand, reductions that read it)."""
-        result: list[tuple[str, str, Node, list[Node]]] = []
+    def accumulators(self, stage: int) -> list[Accumulator]:
+        """Return the accumulators of a stage; a maximum is read from that of an exponential sum beside it."""
+        result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():
             ops = {n.op: n for n in nodes}
             shared = [ops["max"]] if "expsum" in ops and "max" in ops else []
@@ -172,7 +182,7 @@ class Program:
                     continue
                 kind = f"{REDUCTIONS[node.op].accumulator}<{c_type(node.dtype)}>"
                 readers = [node, *shared] if node.op == "expsum" else [node]
-                result.append((f"t{len(result)}", kind, operand, readers))
+                result.append(Accumulator(f"t{len(result)}", kind, operand, readers))
         return result
 
 
