@@ -38,7 +38,7 @@ class Config:
     blocks: int = 1
 
     def entry(self, merge: bool = False) -> tuple[str, str]:
-        """The name of the kernel (the one that merges shares, if asked), and the template instance that it calls."""
+        """Return a kernel's name and the template instance that it calls; with `merge`, of that which merges shares."""
         if self.template == "column_stats":
             if merge:
                 return "column_merge_kernel", f"column_merge<Program, {self.threads}>"

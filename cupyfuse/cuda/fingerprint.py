@@ -24,7 +24,7 @@ Shape = tuple[int, int, int, int, int]  # rows, columns, strides in elements, by
 
 @lru_cache
 def fingerprint_kernel(count: int) -> Kernel:
-    """The kernel that hashes `count` matrices."""
+    """Return the kernel that hashes `count` matrices."""
     source = translation_unit(
         "fingerprint",
         f"struct Program {{ Sampled matrices[{count}]; u64 token; FingerprintState* state; FingerprintKept* kept; }};",
@@ -67,7 +67,7 @@ class Fingerprint:
 
 
 def _by_rows(shape: Shape) -> Shape:
-    """The same elements with the smaller stride along the rows, and broadcast axes of length one."""
+    """Return the shape with the smaller stride along the rows, and broadcast axes of length one."""
     rows, cols, row_stride, col_stride, itemsize = shape
     rows, cols = (min(n, 1) if stride == 0 else n for n, stride in ((rows, row_stride), (cols, col_stride)))
     if rows > 1 and (cols <= 1 or abs(row_stride) < abs(col_stride)):
@@ -76,6 +76,6 @@ def _by_rows(shape: Shape) -> Shape:
 
 
 def _sampled_runs(rows: int, cols: int, itemsize: int) -> int:
-    """Runs that are read of each row: all of a small matrix."""
+    """Count the runs that are read of each row: all of a small matrix."""
     runs = -(-cols * itemsize // _RUN)
     return min(runs, max(_RUNS_A_ROW, -(-_RUNS // max(1, rows))))

@@ -122,7 +122,7 @@ class KernelLaunch:
         vector_slots, unaligned = self.vector_slots, self.unaligned
 
         def launch(addresses: Addresses, stream: Any) -> None:
-            together = 0
+            together = 0  # a low bit is set if it is in any address
             for slot, _ in vector_slots:
                 together |= addresses[slot]
             if together & unaligned:
@@ -175,7 +175,7 @@ class KernelLaunch:
 
 
 def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
-    """Number of blocks to launch a row template with on a GPU of so many multiprocessors."""
+    """Choose the number of blocks for a row template on a GPU of so many multiprocessors."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":

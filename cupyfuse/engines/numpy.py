@@ -156,7 +156,7 @@ class _Block:
         return self.values[node]
 
     def product(self, a: Node, b: Node) -> Array:
-        """A product that only a guard reads: this block's rows (or columns) with the whole other operand."""
+        """Compute this block's part of a product that only a guard reads; the other operand is evaluated whole."""
 
         def whole(node: Node) -> Array:
             step = replace(self.step, domain=node.shape)

@@ -43,7 +43,7 @@ def _count_ties(node: Node) -> Node:
 
 
 def _chosen_element(node: Node) -> Node:
-    """The mask of the one element that gets an extreme's gradient."""
+    """Return the mask of the one element that gets an extreme's gradient."""
     x, axis = node.inputs[0], node.axis
     places = g.positions(x.shape[axis], axis)
     order = g.pointwise("where", g.pointwise("equal", x, node), places, g.const(math.inf))
@@ -53,7 +53,7 @@ def _chosen_element(node: Node) -> Node:
 
 
 def exclusive_product(x: Node, product: Node, axes: Sequence[int]) -> Node:
-    """For each element, the product of all others along the axes, given the product of all.
+    """Return, for each element, the product of all others along the axes, given the product of all.
 
     This is product / x if no element is zero. With zeros, it is zero, or NaN if another element is infinite or NaN.
     """

@@ -112,7 +112,7 @@ class Graph:
         return [*self.outputs, *(node for _, node in self.effects)]
 
     def replace(self, mapping: dict[Node, Node]) -> Graph:
-        """The graph with its roots mapped to other nodes."""
+        """Return the graph with its roots mapped to other nodes."""
         return Graph(
             self.inputs,
             [mapping.get(n, n) for n in self.outputs],
@@ -331,7 +331,7 @@ def substitute(graph: Graph, target: Node, value: Node) -> Graph:
 
 
 def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
-    """The readers of every node; the exact form of a guard is not read by it."""
+    """Return the readers of every node; a guard does not count as a reader of its exact form."""
     found: dict[Node, list[Node]] = {}
     for node in topological(roots, eager_inputs):
         found.setdefault(node, [])
@@ -348,7 +348,7 @@ def is_leaf(node: Node) -> bool:
 
 
 def flops(node: Node) -> int:
-    """Floating-point operations of a node; functions cost what the operator tables say."""
+    """Count the floating-point operations of a node; functions cost what the operator tables say."""
     if node.op == "matmul":
         return 2 * node.size * node.inputs[0].shape[1]
     if node.op == "split_matmul":

@@ -186,7 +186,7 @@ class Plan:
         return sum(n.size * dtypes.ITEMSIZE[self.scheduled.storage[n]] for n in stored)
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
-        """Least time in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.
+        """Bound the time from below, in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.
 
         Parameters
         ----------

@@ -78,7 +78,7 @@ def affine_chain(node: Node, dependences: _Dependences | None = None) -> tuple[l
 
 
 def _affine_inner(node: Node, dependences: _Dependences) -> Node | None:
-    """The operand that a per-column multiply or add scales or shifts; None for other nodes."""
+    """Return the operand that a per-column multiply or add scales or shifts; None for other nodes."""
     if node.op not in ("add", "subtract", "multiply", "divide", "negative") or not dtypes.is_float(node.dtype):
         return None
     if node.shape[1] == 1:

@@ -42,7 +42,7 @@ class _Compact:
         self._found: dict[tuple[Node, int], Node | None] = {}
 
     def along(self, node: Node, axis: int) -> Node | None:
-        """The value with length one along an axis, or None where it is not constant along it."""
+        """Return the value with length one along an axis, or None where it is not constant along it."""
         if node.shape[axis] == 1:
             return node
         key = node, axis

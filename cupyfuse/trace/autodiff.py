@@ -23,7 +23,7 @@ from . import Trace, Tracer, apply
 
 
 def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted: Sequence[Node]) -> list[Node | None]:
-    """Vector-Jacobian products of a graph.
+    """Compute the vector-Jacobian products of a graph, as nodes.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
 
 
 def _vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
-    """The cotangents of a node's inputs, None for zero."""
+    """Return the cotangents of a node's inputs, None for zero."""
     if node.op in POINTWISE:
         return _pointwise_vjp(node, cotangent, active)
     if node.op in REDUCTIONS:

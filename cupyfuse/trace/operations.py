@@ -162,7 +162,7 @@ def count(x: Tracer, axis: Any) -> int:
 
 @recorded
 def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
-    """The variance with `ddof` fewer degrees of freedom."""
+    """Compute the variance with `ddof` fewer degrees of freedom."""
     _refuse_options("var", **options)
     if not dtypes.is_float(x._node.dtype):
         x = x.astype("float64")
@@ -207,7 +207,7 @@ def power(base: Any, exponent: Any) -> Tracer:
 
 
 def _integer_power(base: Tracer, exponent: float) -> Tracer:
-    """Powers of integers: small ones as products, float exponents in float64 as NumPy does."""
+    """Raise integers to a power: small ones by products, float exponents in float64 as NumPy does."""
     if isinstance(exponent, float):
         return power(base.astype("float64"), exponent)
     if base._node.dtype != "int64" or not 1 <= exponent <= 8:

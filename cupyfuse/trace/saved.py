@@ -56,7 +56,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
 
 
 def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
-    """The maxima and minima whose own elements gradients compare with them."""
+    """Find the maxima and minima that gradients compare with the elements they were taken of."""
 
     def stop(node: Node) -> bool:
         return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))

@@ -103,7 +103,7 @@ class Scheduler:
         return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
     def _finishing_group(self, node: Node) -> tuple[int, Shape] | None:
-        """The column step that can compute a per-column value along with its reductions, if there is one."""
+        """Find the column step that can compute a per-column value along with its reductions, if there is one."""
         if not node.pointwise or node.shape[0] != 1:
             return None
         groups = set()

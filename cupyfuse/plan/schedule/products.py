@@ -1,6 +1,6 @@
 """Choice of matrix products: cuBLAS in the operands' dtype, or the hi/lo split of float32 operands on tensor cores.
 
-x = (hi + 2**-11 lo) / s, with float16 numbers hi and lo and a power of two s for each row, keeps 22 of 24 bits. The
+x = inverse (hi + 2**-11 lo), with float16 numbers hi and lo and a power of two for each row, keeps 22 of 24 bits. The
 product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both low parts, is
 below the rounding of the result.
 """
@@ -65,7 +65,7 @@ def _rounds_operands(node: Node, settings: Settings) -> bool:
 
 
 def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
-    """The operands of a product, the right one transposed: sums run along the rows of both."""
+    """Return the operands of a product, the right one transposed: sums run along the rows of both."""
     right = node.inputs[1]
     return node.inputs[0], shared.setdefault(("transposed", right), g.transpose(right))
 
@@ -79,7 +79,7 @@ def _round_operands(node: Node, shared: _Shared) -> Node:
 
 
 def _reason_against(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool) -> str:
-    """Why a product is left to cuBLAS; empty if the split is faster and as accurate."""
+    """Explain why a product is left to cuBLAS; empty if the split is faster and as accurate."""
     library = f"cuBLAS {node.dtype}"
     if node.dtype != "float32":
         return f"{library} with {'float64' if node.dtype == 'float64' else 'float32'} sums"
@@ -100,12 +100,12 @@ def _reason_against(node: Node, settings: Settings, right_prepacked: bool, left_
 
 
 def float32_time(node: Node, device: Device) -> float:
-    """Seconds of cuBLAS for a float32 product, at the rate measured for large ones."""
+    """Estimate the seconds of cuBLAS for a float32 product, at the rate measured for large ones."""
     return max(g.flops(node) / (0.76 * device.simt), _operand_bytes(node) / device.bandwidth) + 2e-6
 
 
 def split_time(node: Node, device: Device, right_prepacked: bool = False, left_prepacked: bool = False) -> float:
-    """Seconds of a split product, with the splits of operands that are not prepacked."""
+    """Estimate the seconds of a split product, with the splits of operands that are not prepacked."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
@@ -115,13 +115,13 @@ def split_time(node: Node, device: Device, right_prepacked: bool = False, left_p
 
 
 def tile_columns(rows: int, cols: int, width: int, processors: int) -> int:
-    """Columns that each multiprocessor computes in all its tiles, `_FIXED_WIDTH` for each tile included."""
+    """Count the columns that each multiprocessor computes in all its tiles, `_FIXED_WIDTH` for each tile included."""
     tiles = -(-rows // TILE_ROWS) * -(-cols // width)
     return -(-tiles // processors) * (_FIXED_WIDTH + width)
 
 
 def tile_width(rows: int, cols: int, processors: int) -> int:
-    """The tile width with which a product takes the least time on so many multiprocessors."""
+    """Choose the tile width with which a product takes the least time on so many multiprocessors."""
     return min(TILE_WIDTHS, key=lambda width: tile_columns(rows, cols, width, processors))
 
 

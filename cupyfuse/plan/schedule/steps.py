@@ -125,12 +125,12 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
 
 
 def column_launches(domain: Shape) -> int:
-    """Launches of a column step: one, and one that merges if blocks share the rows."""
+    """Count the launches of a column step: one, and one that merges if blocks share the rows."""
     return 1 if column_splits(domain) == 1 else 2
 
 
 def column_splits(domain: Shape) -> int:
-    """Number of blocks that share the rows of a strip of columns: a power of two, so that few kernels are compiled."""
+    """Choose how many blocks share the rows of a strip of columns: a power of two, so that few kernels are compiled."""
     rows, cols = domain
     strips = max(1, -(-cols // 32))
     splits = 1
