@@ -58,7 +58,7 @@ def widest_vec(program: Program) -> int:
 
 
 def fitting_vec(program: Program, aligned: int | None = None) -> int:
-    """The widest vector that divides the row length and, if given, `aligned`: all row strides, or-ed bitwise."""
+    """Return the widest vector that divides the row length and, if given, `aligned`: all row strides or-ed."""
     vec = widest_vec(program)
     while vec > 1 and (program.domain[1] % vec or (aligned is not None and aligned % vec)):
         vec //= 2

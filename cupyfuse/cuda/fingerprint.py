@@ -46,7 +46,7 @@ class Fingerprint:
     """
 
     def __init__(self, runtime: Runtime, shapes: Sequence[Shape]):
-        self._members: list[int] = []
+        self._members: list[int] = []  # of each matrix, as in `struct Sampled` of fingerprint.cu; 0 for its address
         pieces = 0
         for shape in shapes:
             rows, cols, row_stride, col_stride, itemsize = _by_rows(shape)

@@ -202,7 +202,7 @@ def _cupy_cublas() -> Any:
 
 
 def library_name(major: int | str) -> str:
-    """The file name of cuBLAS for a CUDA version."""
+    """Return the file name of cuBLAS for a CUDA version."""
     return f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
 
 

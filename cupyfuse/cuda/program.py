@@ -125,7 +125,7 @@ class Program:
             self.names[node] = name
 
     def _named_numbers(self) -> list[Node]:
-        """Number arguments of the function: parameters, so that another value needs no other kernel."""
+        """Find the number arguments of the function: parameters, so that another value needs no other kernel."""
         everything = g.topological(self.step.nodes, lambda n: () if n in self.loaded else n.inputs)
         return [n for n in everything if n.op == "const" and n.name]
 
@@ -187,7 +187,7 @@ class Program:
 
 
 def _input_name(node: Node, base: Node) -> str:
-    """A parameter's name: after the user's argument, with a prefix that no other emitted name has."""
+    """Name a parameter after the user's argument, with a prefix that no other emitted name has."""
     name = node.name or base.name or base.op
     suffix = "" if base is node else "_T" if node.op == "transpose" else "_view"
     return "in_" + re.sub(r"\W", "_", name, flags=re.ASCII) + suffix
@@ -204,10 +204,10 @@ _C_TYPES = {
 
 
 def stored_type(dtype: str) -> str:
-    """The C type in which a dtype is stored."""
+    """Return the C type in which a dtype is stored."""
     return _C_TYPES[dtype]
 
 
 def c_type(dtype: str) -> str:
-    """The C type in which a dtype is computed."""
+    """Return the C type in which a dtype is computed."""
     return _C_TYPES[dtypes.compute(dtype)]

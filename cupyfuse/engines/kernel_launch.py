@@ -109,7 +109,7 @@ class KernelLaunch:
             self.strides |= abs(place.row_stride)
 
     def _partial_bytes(self) -> int:
-        """Bytes of the totals that the shares of a column step leave for the merge."""
+        """Return the bytes of the totals that the shares of a column step leave for the merge."""
         if self.config.shares == 1:
             return 1
         # At most four numbers of at most 8 bytes an accumulator.
@@ -138,7 +138,7 @@ class KernelLaunch:
         return launch
 
     def _aligned_vec(self, addresses: Addresses) -> int:
-        """The widest vector that every pointer is aligned to."""
+        """Return the widest vector that every pointer is aligned to."""
         vec = self.widest
         while vec > 1 and any(addresses[slot] % (vec * size) for slot, size in self.vector_slots):
             vec //= 2

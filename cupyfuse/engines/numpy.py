@@ -215,11 +215,11 @@ class _Block:
         return np.where(bad, self.uncomputed().value(exact), value)
 
     def uncomputed(self) -> _Block:
-        """The same block without its computed values."""
+        """Return the same block without its computed values."""
         return _Block(self.step, self.memory, self.along, self.start, self.stop)
 
     def take(self, rows: Array) -> _Rows:
-        """Some of the block's rows, by index."""
+        """Return some of the block's rows, by index."""
         return _Rows(self, rows)
 
 

@@ -29,14 +29,14 @@ def extreme_adjoint(node: Node, cotangent: Node) -> Node:
 
 
 def _attains(node: Node) -> Node:
-    """The mask of the elements that share an extreme's gradient."""
+    """Return the mask of the elements that share an extreme's gradient."""
     x = node.inputs[0]
     same = g.pointwise("equal", x, node)
     return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.gradient else same
 
 
 def _count_ties(node: Node) -> Node:
-    """The number of elements that attain an extreme, counted over both steps where it is taken in two."""
+    """Count the elements that attain an extreme, over both steps where it is taken in two."""
     x = node.inputs[0]
     count = _count_ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
     return g.reduce("sum", g.pointwise("where", _attains(node), count, g.const(0.0)), node.axis)

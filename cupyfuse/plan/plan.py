@@ -211,7 +211,7 @@ class Plan:
         return max((step.reads + step.writes) / device.bandwidth, step.flops / peak)
 
     def source(self, inline: bool = False) -> str:
-        """The CUDA C of every emitted kernel.
+        """Return the CUDA C of every emitted kernel.
 
         Parameters
         ----------

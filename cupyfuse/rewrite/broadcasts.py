@@ -65,7 +65,7 @@ class _Compact:
         return g.with_inputs(node, inputs, shape)
 
     def along_both(self, node: Node) -> Node:
-        """The value with length one along each axis on which it is constant."""
+        """Return the value with length one along each axis on which it is constant."""
         for axis in (0, 1):
             node = self.along(node, axis) or node
         return node

@@ -45,7 +45,7 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
 
 
 def axis_labels(tracer: Tracer, rank: int) -> dict[int, int]:
-    """Rows (0) or columns (1) by the user's axes longer than one, in an array broadcast to `rank` dimensions."""
+    """Map the user's axes longer than one to rows (0) or columns (1), in an array broadcast to `rank` dimensions."""
     offset = rank - tracer.ndim
     return {offset + p: a for p, a in enumerate(tracer._axes) if a is not None and tracer._node.shape[a] != 1}
 
@@ -135,7 +135,7 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
 
 
 def matrix_node(x: Tracer) -> g.Node:
-    """The node of a two-dimensional tracer, with its first axis as rows."""
+    """Return the node of a two-dimensional tracer, with its first axis as rows."""
     labels = axis_labels(x, 2)
     transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
     return g.transpose(x._node) if transposed else x._node

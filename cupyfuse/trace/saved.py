@@ -82,13 +82,13 @@ def _is_exact(node: Node) -> bool:
 
 
 def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
-    """The values to save so that the roots can be recomputed bit for bit."""
+    """Choose the values to save so that the roots can be recomputed bit for bit."""
     found = [n for n in _reachable(roots, lambda n: saved(n) or not _is_exact(n)) if not saved(n) and not _is_exact(n)]
     return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
 
 
 def stored(node: Node) -> Node:
-    """The form in which a value is saved: 16-bit reductions in float32, as they were computed."""
+    """Return the form in which a value is saved: 16-bit reductions in float32, as they were computed."""
     return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
 
 

@@ -32,7 +32,7 @@ _SPLIT_BY_COLUMNS = 4096
 
 
 def resolve(node: Node) -> Node:
-    """The value in memory beneath transposes and reshapes."""
+    """Return the value in memory beneath transposes and reshapes."""
     while node.op in ("transpose", "reshape"):
         node = node.inputs[0]
     return node

@@ -281,7 +281,7 @@ class Scheduler:
 
 
 def _copied(node: Node) -> Node:
-    """The value in memory beneath copies and views."""
+    """Return the value in memory beneath copies and views."""
     while node.op == "copy":
         node = resolve(node.inputs[0])
     return node
