@@ -19,7 +19,7 @@ _emitter: Emitter
 
 
 def set_emitter(emitter: Emitter) -> None:
-    """Register the function that writes a plan's kernels: `cupyfuse.cuda` imports this room, not the reverse."""
+    """Register the function that writes a plan's kernels: `cupyfuse.cuda` imports this package, not the reverse."""
     global _emitter
     _emitter = emitter
 

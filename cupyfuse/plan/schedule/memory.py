@@ -12,7 +12,11 @@ from ...ir.graph import Graph, Node
 class Layout:
     """The memory layout of an argument, as rows x columns, as far as a plan depends on it.
 
-    Whether the stride between columns (between rows) is 1; whether it is C-contiguous; whether cuBLAS can read it.
+    Attributes
+    ----------
+    unit_cols, unit_rows : whether the stride between columns, or between rows, is 1
+    contiguous : whether it is C-contiguous
+    blas : whether cuBLAS can read it
     """
 
     unit_cols: bool = True
