@@ -2,7 +2,7 @@
 
 `cublasGemmEx`, unlike an array library's product, writes float32 results of 16-bit operands, takes the precision per
 call, and costs the host a few microseconds less. A `Blas` has the handle and calls the function: `CupyBlas` with CuPy's
-handle, `OwnersBlas` with that of another library.
+handle, `ForeignBlas` with that of another library.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class CupyBlas:
             _check("cublasGemmEx", library.cublasGemmEx(handle, *arguments))
 
 
-class OwnersBlas:
+class ForeignBlas:
     """The handle of another library, which sets its stream, workspace and math mode whenever it returns it.
 
     Parameters
