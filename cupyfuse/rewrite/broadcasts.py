@@ -72,6 +72,7 @@ class _Compact:
 
 
 def _before_broadcast(node: Node, compact: _Compact) -> Node:
+    """Return the node computed from operands before their broadcasts, or the node itself if none are broadcast."""
     if node.op == "matmul":
         return _product(node, compact)
     if node.reduction and node.op in ("sum", "max", "min") and node.inputs[0].shape[node.axis] > 1:
