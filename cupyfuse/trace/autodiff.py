@@ -181,7 +181,7 @@ def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
     partial = row.derivative(o, o.value(result), o.value(x))
     scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial)
     assert scaled is not None
-    if node.op in ("mean", "moment2"):
+    if node.op in ("mean", "moment2"):  # whose derivatives in the table leave out 1 / n
         return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
     return scaled
 
@@ -207,15 +207,15 @@ def _matmul_vjp(node: Node, cotangent: Node) -> list[Node | None]:
 
 
 def _reshape_vjp(node: Node, cotangent: Node) -> list[Node | None]:
-    same = cotangent.shape == (1, 1)
-    return [cotangent if same else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
+    uniform = cotangent.shape == (1, 1)
+    return [cotangent if uniform else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
 
 
 def _sloped_vjp(node: Node, cotangent: Node) -> list[Node | None]:
     value, *rest = node.inputs
     operands, slopes = rest[::2], rest[1::2]
     given = {value, *operands}
-    result: list[Node | None] = [None]
+    result: list[Node | None] = [None]  # in the order of the inputs, of which only each x has a gradient
     for x, slope in zip(operands, slopes, strict=True):
         scaled = scale_cotangent(cotangent, slope, given)
         result += [None if scaled is None else sum_to_shape(scaled, x.shape, node.shape), None]

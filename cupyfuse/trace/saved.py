@@ -47,6 +47,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
+        """Whether to save a row reduction: gradients need none of the products beneath it for anything else."""
         return products.isdisjoint(_reachable([reduction.inputs[0]], saved))
 
     def chosen(node: Node) -> bool:
