@@ -68,7 +68,7 @@ template <class T>
 struct ExpSum {
     T m = -infinity<T>();
     T s = T(0);
-    T ahead = -infinity<T>();
+    T ahead = -infinity<T>();  // the maximum that settle() rescales s to
 
     // (-inf) - (-inf) would be NaN: while all elements are -inf, exponentials are relative to 0.
     static __device__ __forceinline__ T base(T m) { return m == -infinity<T>() ? T(0) : m; }
@@ -101,7 +101,7 @@ template <class T>
 struct Moments {
     T n = T(0);
     T first = T(0);
-    T mean = T(0);
+    T mean = T(0);  // as m2, of the differences from `first`
     T m2 = T(0);
     __device__ __forceinline__ void peek(T) {}
     __device__ __forceinline__ void settle() {}

@@ -27,8 +27,8 @@ struct SplitGemm {
     static constexpr int consumers = 256, threads = 384;
 };
 
-// min(left, most).
-__device__ __forceinline__ int at_most(i64 left, int most) { return left < most ? static_cast<int>(left) : most; }
+// min(n, most).
+__device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
 // The result, the inverse scales of both operands, and flags: a word for each warp's part of a tile, with a bit for each
 // lane whose elements may be inaccurate because of small elements of the operands.
@@ -39,14 +39,15 @@ struct Target {
     u32* flags;
 };
 
-// Store the tile at (row, col) from the accumulators of both consumer warpgroups.
+// Store the tile at (row, col) from the accumulators of both consumer warpgroups, and its flags. A thread has pairs of
+// neighbouring columns in rows `row` and `row` + 8; see multiply_add. There is no tile where `tile` is negative.
 template <int Columns>
 __device__ __forceinline__ void store_tile(
     const float (&sum)[Columns / 2], const Target& to, i64 tile, i64 row, i64 col) {
     const int lane = threadIdx.x % 32;
     row += threadIdx.x / 32 * rows_a_warp + lane / 4;
     col += lane % 4 * 2;
-    const int left = at_most(to.n - col, Columns);
+    const int columns = at_most(to.n - col, Columns);
     const bool pairs = to.n % 2 == 0 && reinterpret_cast<i64>(to.c) % 8 == 0;
     float* const at = to.c + row * to.n + col;
     const bool top = row < to.m, bottom = row + 8 < to.m;
@@ -55,24 +56,24 @@ __device__ __forceinline__ void store_tile(
     bool flagged = false;
 #pragma unroll
     for (int j = 0; j < Columns / 8; ++j) {
-        const bool one = 8 * j < left, two = 8 * j + 1 < left;
-        const SplitRow here = one ? SplitRow::of(to.inverse_b[col + 8 * j]) : SplitRow::none();
-        const SplitRow beside = two ? SplitRow::of(to.inverse_b[col + 8 * j + 1]) : SplitRow::none();
+        const bool inside = 8 * j < columns, both_inside = 8 * j + 1 < columns;
+        const SplitRow of_col = inside ? SplitRow::of(to.inverse_b[col + 8 * j]) : SplitRow::none();
+        const SplitRow of_next_col = both_inside ? SplitRow::of(to.inverse_b[col + 8 * j + 1]) : SplitRow::none();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const SplitRow of_row = h ? lower : upper;
             float* const element = at + 8 * h * to.n + 8 * j;
             const float u = sum[4 * j + 2 * h], v = sum[4 * j + 2 * h + 1];
-            flagged |= fabsf(u) < of_row.accurate_from() + here.accurate_from() ||
-                       fabsf(v) < of_row.accurate_from() + beside.accurate_from();
-            const float x = scaled(u, of_row.exponent() + here.exponent());
-            const float y = scaled(v, of_row.exponent() + beside.exponent());
+            flagged |= fabsf(u) < of_row.accurate_from() + of_col.accurate_from() ||
+                       fabsf(v) < of_row.accurate_from() + of_next_col.accurate_from();
+            const float x = scaled(u, of_row.exponent() + of_col.exponent());
+            const float y = scaled(v, of_row.exponent() + of_next_col.exponent());
             if (h ? bottom : top) {
-                if (pairs && one) {
+                if (pairs && inside) {
                     store_pack<2>(element, Pack<float, 2>{{x, y}});
-                } else if (one) {
+                } else if (inside) {
                     element[0] = x;
-                    if (two) {
+                    if (both_inside) {
                         element[1] = y;
                     }
                 }

@@ -1,8 +1,8 @@
 // The hi/lo split of float32 rows into f16: x = inverse (hi + 2^-11 lo), with a power of two `inverse` for each row.
 //
-// Scaling brings a row's largest element to [2^14, 2^15), as far as a float can. Elements of at least 2^-14 after scaling
-// keep 22 bits; smaller ones have an absolute error of up to 2^-36 and are counted in `inverse` (see split_tiles.cuh). A row
-// with infinities or NaN is marked, and its parts are 0.
+// Scaling brings a row's largest element to [2^14, 2^15), or as near as a scale of 2^126 can. Elements of at least
+// 2^-14 after scaling keep 22 bits; smaller ones have an absolute error of up to 2^-36 and are counted in `inverse`
+// (see split_tiles.cuh). A row with infinities or NaN is marked, and its parts are 0.
 //
 // Layout of `tiles`, independent of the tiles of a product: element k of a row is at byte
 //   ((k / 64 * groups + row / 8) * 2 + part) * 1024 + row % 8 * 128 + (k % 64 / 8 ^ row % 8) * 16 + k % 8 * 2
@@ -41,20 +41,21 @@ struct Piece {
 
 // The scale of a row whose largest magnitude has these bits.
 struct RowScale {
-    bool zero, fine;  // all zeros; all finite
+    bool zero, is_finite;  // of all its elements
     int shift;
     float factor;
 
     __device__ __forceinline__ explicit RowScale(u32 top)
         : zero(top == 0),
-          fine(top >> 23 < 255),
+          is_finite(top >> 23 < 255),
           shift(top == 0 ? 0 : min(14 + 127 - static_cast<int>(top >> 23), 126)),
           factor(__uint_as_float(static_cast<u32>(127 + shift) << 23)) {}
 
     // The row's entry in `inverse`, given its number of small elements.
     __device__ __forceinline__ float inverse(u32 small) const {
-        const SplitRow known = !fine ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite(shift, small);
-        return __uint_as_float(known.bits);
+        const SplitRow row =
+            !is_finite ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite(shift, small);
+        return __uint_as_float(row.bits);
     }
 };
 
@@ -63,7 +64,9 @@ __device__ __forceinline__ u32 split(const Piece& piece, const RowScale& scale, 
     u32 h[4], l[4], small = 0;
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        const float x = scale.fine ? exact_multiply_add(__uint_as_float(piece.bits[j]), scale.factor, -0.0f) : 0.0f;
+        // A product that keeps subnormal numbers.
+        const float x =
+            scale.is_finite ? exact_multiply_add(__uint_as_float(piece.bits[j]), scale.factor, -0.0f) : 0.0f;
         small += (piece.bits[j] & 0x7fffffffu) != 0 && fabsf(x) < 0x1p-14f;
         const f16 near = narrow<f16>(x);
         const f16 rest = narrow<f16>((x - widen(near)) * 2048.0f);

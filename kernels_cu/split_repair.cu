@@ -9,6 +9,7 @@
 
 #include "split_tiles.cuh"
 
+// An operand, and the inverse row scales of its split, which mark rows.
 struct Matrix {
     const float* elements;
     i64 row_stride, col_stride;
@@ -20,12 +21,12 @@ struct Matrix {
 
 struct Repair {
     static constexpr int group = 16, depth = 128, pitch = depth + 4, threads = 256;
-    static constexpr int each = group * depth / threads;  // elements of an operand that a thread moves
+    static constexpr int per_thread = group * depth / threads;  // elements of an operand that a thread moves
     static constexpr int bytes = 2 * group * pitch * 4;
 
-    float (*left)[pitch];   // of the marked rows
-    float (*right)[pitch];  // of the other operand
-    float ahead[2][each];   // what is to come next
+    float (*left)[pitch];             // tile of the chosen rows, in shared memory
+    float (*right)[pitch];            // tile of the other operand
+    float prefetched[2][per_thread];  // the next tiles of both
 
     __device__ __forceinline__ explicit Repair(char* memory)
         : left(reinterpret_cast<float (*)[pitch]>(memory)), right(left + group) {}
@@ -35,29 +36,30 @@ struct Repair {
     }
 
     __device__ __forceinline__ void fetch(
-        const Matrix& some, const i64* chosen, const Matrix& all, i64 first, i64 start, i64 cols) {
+        const Matrix& x, const i64* chosen, const Matrix& other, i64 first, i64 start, i64 cols) {
 #pragma unroll
-        for (int i = 0; i < each; ++i) {
+        for (int i = 0; i < per_thread; ++i) {
             const int at = i * threads + threadIdx.x, row = at / depth;
             const i64 k = start + at % depth;
-            ahead[0][i] = element(some, chosen[row], k, cols);
-            ahead[1][i] = element(all, first + row, k, cols);
+            prefetched[0][i] = element(x, chosen[row], k, cols);
+            prefetched[1][i] = element(other, first + row, k, cols);
         }
     }
 
     __device__ __forceinline__ void put() {
 #pragma unroll
-        for (int i = 0; i < each; ++i) {
+        for (int i = 0; i < per_thread; ++i) {
             const int at = i * threads + threadIdx.x;
-            left[at / depth][at % depth] = ahead[0][i];
-            right[at / depth][at % depth] = ahead[1][i];
+            left[at / depth][at % depth] = prefetched[0][i];
+            right[at / depth][at % depth] = prefetched[1][i];
         }
     }
 
-    // Products of 16 chosen rows (-1: none) with 16 rows from `first`: 4 x 8 per warp, of which each lane sums every 32nd
-    // group of four elements. some_step, all_step: strides of C along the chosen rows and along the others.
+    // Multiply 16 chosen rows of x (-1: none) with 16 rows of `other` from `first`: 4 x 8 per warp, of which each lane
+    // sums every 32nd group of four elements. marked_step, other_step: strides of C along the rows of x and of `other`.
     __device__ __forceinline__ void multiply(
-        const Matrix& some, const i64* chosen, const Matrix& all, i64 first, i64 cols, float* c, i64 some_step, i64 all_step) {
+        const Matrix& x, const i64* chosen, const Matrix& other, i64 first, i64 cols, float* c, i64 marked_step,
+        i64 other_step) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int top = warp / 2 * 4, begin = warp % 2 * 8;
         float sums[4][8];
@@ -68,13 +70,13 @@ struct Repair {
                 sums[i][j] = 0.0f;
             }
         }
-        fetch(some, chosen, all, first, 0, cols);
+        fetch(x, chosen, other, first, 0, cols);
         for (i64 start = 0; start < cols; start += depth) {
             __syncthreads();  // all threads have read the previous tiles
             put();
             __syncthreads();
             if (start + depth < cols) {
-                fetch(some, chosen, all, first, start + depth, cols);
+                fetch(x, chosen, other, first, start + depth, cols);
             }
             Pack<float, 4> a[4];
 #pragma unroll
@@ -102,24 +104,24 @@ struct Repair {
                 for (int mask = 16; mask > 0; mask /= 2) {
                     sum = exact_multiply_add(__shfl_xor_sync(0xffffffffu, sum, mask), 1.0f, sum);
                 }
-                const i64 row = chosen[top + i], other = first + begin + j;
-                if (lane == 0 && row >= 0 && other < all.rows) {
-                    c[row * some_step + other * all_step] = sum;
+                const i64 row = chosen[top + i], other_row = first + begin + j;
+                if (lane == 0 && row >= 0 && other_row < other.rows) {
+                    c[row * marked_step + other_row * other_step] = sum;
                 }
             }
         }
     }
 };
 
-// Every marked row of `some` against all rows of `all`.
+// Multiply every marked row of x with all rows of `other`; steps as in Repair::multiply.
 __device__ __forceinline__ void repair_rows(
-    Repair& repair, i64* chosen, u32* marks, const Matrix& some, const Matrix& all, i64 cols, float* c, i64 some_step,
-    i64 all_step) {
+    Repair& repair, i64* chosen, u32* marks, const Matrix& x, const Matrix& other, i64 cols, float* c, i64 marked_step,
+    i64 other_step) {
     int count = 0;
     const auto flush = [&] {
-        for (i64 first = static_cast<i64>(blockIdx.x) * Repair::group; first < all.rows;
+        for (i64 first = static_cast<i64>(blockIdx.x) * Repair::group; first < other.rows;
              first += static_cast<i64>(gridDim.x) * Repair::group) {
-            repair.multiply(some, chosen, all, first, cols, c, some_step, all_step);
+            repair.multiply(x, chosen, other, first, cols, c, marked_step, other_step);
         }
         __syncthreads();
         if (threadIdx.x < Repair::group) {
@@ -128,8 +130,8 @@ __device__ __forceinline__ void repair_rows(
         __syncthreads();
         count = 0;
     };
-    for (i64 from = 0; from < some.rows; from += Repair::threads) {
-        const u32 mask = __ballot_sync(0xffffffffu, some.marked(from + threadIdx.x));
+    for (i64 from = 0; from < x.rows; from += Repair::threads) {
+        const u32 mask = __ballot_sync(0xffffffffu, x.marked(from + threadIdx.x));
         if (threadIdx.x % 32 == 0) {
             marks[threadIdx.x / 32] = mask;
         }
@@ -186,12 +188,12 @@ __device__ __forceinline__ void repair_flagged(
         if (flags[part] == 0) {
             continue;
         }
-        i64 first, left;
-        order.at(static_cast<u32>(part / warps_a_tile), first, left);
-        first += part % warps_a_tile * rows_a_warp;
+        i64 first_row, first_col;
+        order.at(static_cast<u32>(part / warps_a_tile), first_row, first_col);
+        first_row += part % warps_a_tile * rows_a_warp;
         // Every warp looks at 32 elements at a time, and repairs the flagged ones together.
         for (int at = threadIdx.x - lane; at < rows_a_warp * width; at += Repair::threads) {
-            const i64 row = first + (at + lane) / width, col = left + (at + lane) % width;
+            const i64 row = first_row + (at + lane) / width, col = first_col + (at + lane) % width;
             bool flagged = false;
             if (at + lane < rows_a_warp * width && row < a.rows && col < b.rows && !a.marked(row) && !b.marked(col)) {
                 const SplitRow of_a = SplitRow::of(a.inverse[row]), of_b = SplitRow::of(b.inverse[col]);
@@ -201,7 +203,7 @@ __device__ __forceinline__ void repair_flagged(
             u32 lanes = __ballot_sync(0xffffffffu, flagged);
             for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
                 if (lanes & 1) {
-                    repair_element(a, first + (at + l) / width, b, left + (at + l) % width, cols, c);
+                    repair_element(a, first_row + (at + l) / width, b, first_col + (at + l) % width, cols, c);
                 }
             }
         }
@@ -210,6 +212,7 @@ __device__ __forceinline__ void repair_flagged(
 
 __device__ __forceinline__ void split_repair(
     const Matrix& a, const Matrix& b, float* c, i64 cols, const u32* flags, i64 width) {
+    // Tiles of both operands, the 16 chosen rows, and a mask of marked rows for each warp.
     SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
     i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
     u32* marks = reinterpret_cast<u32*>(chosen + 16);

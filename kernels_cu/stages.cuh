@@ -1,5 +1,7 @@
 // The stages of a row program over one row, each of them: load, compute, reduce, finish.
 //
+// P is an emitted struct (see row_block.cu) and S a stage. A thread computes Items packs of V elements at a time.
+//
 // resident_row keeps elements in registers from stage to stage; streamed_stage loads the row again for each stage and
 // recomputes what it needs. All threads of a team have to call them with the same row.
 #pragma once
@@ -12,13 +14,13 @@ template <class P, int S, int V, class Tile>
 __device__ __forceinline__ void compute_pack(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e) {
     auto out = p.template out<V>(At<S>());
-    bool fine = true;
+    bool finite = true;
 #pragma unroll
     for (int j = 0; j < V; ++j) {
-        fine &= p.template element<V>(At<S>(), tile, j, row, col + j, r, e[j], out);
+        finite &= p.template element<V>(At<S>(), tile, j, row, col + j, r, e[j], out);
     }
     if constexpr (P::has_exact(S)) {
-        if (!fine) {
+        if (!finite) {
             auto again = p.template tile<V>(At<S>());
             p.template load<V>(At<S>(), row, col, again);
             p.template load_columns<V>(At<S>(), col, again);
@@ -50,7 +52,7 @@ template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
     const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]);
 
-// A stage whose tiles are loaded, and the stages after it.
+// A stage whose tiles are loaded, and the stages after it. Columns: the per-column inputs have still to be loaded.
 template <class P, int S, int Items, int V, bool Columns, class Team, class Tile>
 __device__ __forceinline__ void resident_compute(
     const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V], Tile (&tiles)[Items]) {

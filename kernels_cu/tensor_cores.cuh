@@ -159,9 +159,9 @@ void products_wait(float (&)[R]) {
 }
 #endif
 
-// d = a b' + d, or a b' if add is 0, by a warpgroup: (64 x 16) (2 R x 16)', f16 into float32. Thread t holds in
-// d[4 j + 2 h + i] row t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + i. The instruction names every register, so
-// each width is a specialisation, which cuda/split.py emits.
+// d = a b' + d, or a b' if add is 0, by a warpgroup: (64 x 16) (2 R x 16)', f16 into float32; a, b as from operand_at.
+// Thread t holds in d[4 j + 2 h + i] row t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + i. The instruction
+// names every register, so each width is a specialisation, which cuda/split.py emits.
 #ifdef __CUDA_ARCH__
 template <int R>
 __device__ __forceinline__ void multiply_add(float (&d)[R], u64 a, u64 b, int add);

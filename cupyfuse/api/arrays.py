@@ -148,7 +148,7 @@ def layout(array: Any) -> Layout:
     """Return the memory layout of an array, as far as plans depend on it."""
     if isinstance(array, Spec):
         rows, cols = (1, 1, *array.shape)[-2:]
-        return Layout(True, rows <= 1 or cols <= 1, True) if array.ndim == 2 else _SCALAR
+        return Layout(unit_rows=rows <= 1 or cols <= 1) if array.ndim == 2 else _SCALAR
     itemsize = array.dtype.itemsize
     if any(s % itemsize for s in array.strides):
         return _UNREADABLE
@@ -171,8 +171,8 @@ def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: boo
 
 
 _BLAS_LIMIT = 1 << 31  # cuBLAS takes leading dimensions as 32-bit integers
-_SCALAR = Layout(True, True, True)
-_UNREADABLE = Layout(False, False, False, False)
+_SCALAR = Layout(unit_rows=True)
+_UNREADABLE = Layout(unit_cols=False, unit_rows=False, contiguous=False, blas=False)
 
 
 def overlap(a: Any, b: Any) -> bool:

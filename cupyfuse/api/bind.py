@@ -1,4 +1,4 @@
-"""Fused functions with bound arguments, and the values computed from those alone."""
+"""Fused functions with bound arguments, and the prepacked values computed from those alone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Bound:
         return values
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
-        """Run with the remaining arguments; `out` is that of the fused function."""
+        """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         leaves: list[Any] = []
         signature: list[Any] = []
         exporters: list[Any] = []
@@ -108,9 +108,9 @@ class Bound:
         key = (self._fused.precision, *signature)
         runnable = self._runnables.get(key)
         if runnable is None:
-            every = self._values(args, kwargs)
-            bound = self._bound_positions(every)
-            runnable = self._fused.compile(self._runnables, key, every, leaves, bound, self._prepack)
+            all_values = self._values(args, kwargs)
+            bound = self._bound_positions(all_values)
+            runnable = self._fused.compile(self._runnables, key, all_values, leaves, bound, self._prepack)
         return run(runnable, leaves, exporters, out)
 
     def _flatten_bound(self, name: str, leaves: list[Any], signature: list[Any], exporters: list[Any]) -> None:

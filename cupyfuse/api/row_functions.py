@@ -26,6 +26,7 @@ def _logsumexp_eager(fused: Fused, options: Options) -> Any:
     """Run logsumexp on real or complex arrays of any rank, promoted and broadcast as SciPy does."""
     a, b = options["a"], options["b"]
     factors = None if b is None or type(b) in _NUMBERS else import_operand(b, "b").array
+    # A real number takes the float dtype of the array beside it; the kind of bfloat16 is "V".
     if factors is not None and type(a) in _NUMBERS[:3] and factors.dtype.kind in "fV":
         a = _library(factors).asarray(a, factors.dtype)
     imported = import_operand(a, "a")

@@ -1,4 +1,4 @@
-"""The command line: `python -m cupyfuse demo`, `selftest`, `info` and `explain`."""
+"""The commands of `python -m cupyfuse`: their arguments, and what each runs and prints."""
 
 from __future__ import annotations
 

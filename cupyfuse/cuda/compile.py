@@ -153,7 +153,7 @@ def _call_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
 
 
 def _read_cache(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
-    """The cache file of a source (None without a cache) and the binary in it (empty if there is none)."""
+    """Return the cache file of a source (None without a cache) and the binary in it (empty if there is none)."""
     import cupy
 
     if _without_cache or os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":

@@ -38,7 +38,7 @@ class Config:
     blocks: int = 1
 
     def entry(self, merge: bool = False) -> tuple[str, str]:
-        """The name of the kernel (the one that merges shares, if asked), and the template instance that it calls."""
+        """Return a kernel's name and the template instance that it calls; with `merge`, of that which merges shares."""
         if self.template == "column_stats":
             if merge:
                 return "column_merge_kernel", f"column_merge<Program, {self.threads}>"
@@ -58,7 +58,7 @@ def widest_vec(program: Program) -> int:
 
 
 def fitting_vec(program: Program, aligned: int | None = None) -> int:
-    """The widest vector that divides the row length and, if given, `aligned`: all row strides, or-ed bitwise."""
+    """Return the widest vector that divides the row length and, if given, `aligned`: all row strides or-ed."""
     vec = widest_vec(program)
     while vec > 1 and (program.domain[1] % vec or (aligned is not None and aligned % vec)):
         vec //= 2

@@ -12,7 +12,7 @@ from ..ir.operators import REDUCTIONS
 from .configure import Config
 from .expressions import Body, Scope, indented
 from .kernel import CONDITION, Kernel, translation_unit
-from .program import ANY, COLUMN, FULL, SCALAR, Parameter, Program, c_type, stored_type
+from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
 
 
 def emit(program: Program, config: Config, merge: bool = False, conditional: bool = False) -> Kernel:
@@ -42,11 +42,11 @@ class _Writer:
         self.streamed = streamed
         self.conditional = conditional
         self.repairs: dict[str, str] = {}  # functions by name
-        self.row_fields: dict[str, str] = {}
+        self.row_fields: dict[str, str] = {}  # C types by name, as in element_fields
         self.element_fields: dict[str, str] = {}
         # Values that an earlier stage has left in the Element.
         self.held: set[Node] = set()
-        self.exact_stages: set[int] = set()
+        self.exact_stages: set[int] = set()  # stages with guards, which may have to be recomputed as written
         # Stages after which all threads need the per-row values: all but the last, and those with a joint repair.
         self.shared_finish = set(range(program.stages - 1))
 
@@ -100,25 +100,26 @@ class _Writer:
     def totals(self, stage: int) -> str:
         accumulators = self.program.accumulators(stage)
         lines = [f"struct Totals{stage} {{"]
-        lines += [f"    {kind} {name};" for name, kind, _, _ in accumulators]
-        each = [(f"{name}.settle();", f"{name}.merge(o.{name});", name) for name, _, _, _ in accumulators]
-        lead = " ".join(f"{name}.lead(mask, members);" for _, _, name in each)
+        lines += [f"    {a.kind} {a.name};" for a in accumulators]
+        lead = " ".join(f"{a.name}.lead(mask, members);" for a in accumulators)
+        settle = " ".join(f"{a.name}.settle();" for a in accumulators)
+        merge = " ".join(f"{a.name}.merge(o.{a.name});" for a in accumulators)
+        exchange = " ".join(f"{a.name}.exchange(mask, upper, members);" for a in accumulators)
         lines.append(f"    __device__ void lead(int mask, u32 members) {{ {lead} }}")
-        lines.append(f"    __device__ void settle() {{ {' '.join(a for a, _, _ in each)} }}")
-        lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {' '.join(b for _, b, _ in each)} }}")
-        exchange = " ".join(f"{name}.exchange(mask, upper, members);" for _, _, name in each)
+        lines.append(f"    __device__ void settle() {{ {settle} }}")
+        lines.append(f"    __device__ void merge(const Totals{stage}& o) {{ {merge} }}")
         lines.append(f"    __device__ void exchange(int mask, bool upper, u32 members) {{ {exchange} }}")
         lines.append("};")
         lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
         for action in ("peek", "add"):
-            body = " ".join(f"t.{name}.{action}({self.field(operand)});" for name, _, operand, _ in accumulators)
+            body = " ".join(f"t.{a.name}.{action}({self.field(a.operand)});" for a in accumulators)
             lines.append(
                 f"__device__ void {action}(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {body} }}"
             )
         return "\n".join(lines)
 
     def field(self, node: Node) -> str:
-        """The field of the Element that holds a value; constants are literals."""
+        """Return the field of the Element that holds a value; constants are literals."""
         if node.op == "const":
             return Scope(self.program).constant(node, "float32")
         return f"e.{self.program.names[node]}"
@@ -129,7 +130,7 @@ class _Writer:
 
     # Functions
     def row_scope(self) -> Scope:
-        """The scope of a row: per-row and scalar values are fields of the Row."""
+        """Return the scope of a row: per-row and scalar values are fields of the Row."""
         expressions = {}
         for node in (*self.program.loaded, *self.program.step.nodes):
             place = self.program.place(node)
@@ -201,7 +202,7 @@ class _Writer:
         return self._stage_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
-        """Full values of this stage that later stages read, to be held in the Element."""
+        """Return the full-size values of this stage that later stages read, to be held in the Element."""
         program = self.program
         if self.streamed:
             return []
@@ -216,6 +217,11 @@ class _Writer:
         return list(wanted)
 
     def _stage_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
+        """Wrap the statements for one element in the functions that the templates call for V elements.
+
+        `fast` evaluates guards optimistically and reports whether all were finite; `exact`, if any can fail, evaluates
+        them as written.
+        """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
         loads = {
@@ -367,13 +373,14 @@ def _is_full(program: Program, node: Node) -> bool:
 
 
 def _missing_products(program: Program, node: Node) -> list[Node]:
-    """The outermost products beneath a value that no parameter holds."""
+    """Find the outermost products beneath a value that no parameter holds."""
     order = g.topological([node], lambda n: () if n in program.loaded or g.is_product(n) else n.inputs)
     return [n for n in order if g.is_product(n) and n not in program.loaded]
 
 
-def _reads(accumulators: list[tuple[str, str, Node, list[Node]]]) -> dict[Node, str]:
-    return {n: f"t.{name}.{REDUCTIONS[n.op].read}" for name, _, _, readers in accumulators for n in readers}
+def _reads(accumulators: list[Accumulator]) -> dict[Node, str]:
+    """Return the expression that reads each reduction from the totals."""
+    return {n: f"t.{a.name}.{REDUCTIONS[n.op].read}" for a in accumulators for n in a.readers}
 
 
 def _element_address(parameter: Parameter) -> str:

@@ -31,7 +31,7 @@ def literal(value: float | int | bool, kind: str) -> str:
     if math.isnan(number):
         return f"(infinity<{kind}>() - infinity<{kind}>())"
     if math.isinf(number):
-        return f"{'-' if number < 0 else ''}infinity<{kind}>()" if number > 0 else f"(-infinity<{kind}>())"
+        return f"infinity<{kind}>()" if number > 0 else f"(-infinity<{kind}>())"
     text = repr(float(np.format_float_positional(np.float32(value), unique=True))) if kind == "float" else repr(number)
     text = text if "." in text or "e" in text else text + ".0"
     text += "f" if kind == "float" else ""

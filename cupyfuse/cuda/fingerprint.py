@@ -1,4 +1,4 @@
-"""Fingerprints of matrices: one launch that decides on the device whether to prepack again what depends on them."""
+"""Fingerprints of matrices: detect on the device, in one launch, whether they changed since values were prepacked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Shape = tuple[int, int, int, int, int]  # rows, columns, strides in elements, by
 
 @lru_cache
 def fingerprint_kernel(count: int) -> Kernel:
-    """The kernel that hashes `count` matrices."""
+    """Return the kernel that hashes `count` matrices."""
     source = translation_unit(
         "fingerprint",
         f"struct Program {{ Sampled matrices[{count}]; u64 token; FingerprintState* state; FingerprintKept* kept; }};",
@@ -46,7 +46,7 @@ class Fingerprint:
     """
 
     def __init__(self, runtime: Runtime, shapes: Sequence[Shape]):
-        self._members: list[int] = []
+        self._members: list[int] = []  # of each matrix, as in `struct Sampled` of fingerprint.cu; 0 for its address
         pieces = 0
         for shape in shapes:
             rows, cols, row_stride, col_stride, itemsize = _by_rows(shape)
@@ -67,7 +67,7 @@ class Fingerprint:
 
 
 def _by_rows(shape: Shape) -> Shape:
-    """The same elements with the smaller stride along the rows, and broadcast axes of length one."""
+    """Return the shape with the smaller stride along the rows, and broadcast axes of length one."""
     rows, cols, row_stride, col_stride, itemsize = shape
     rows, cols = (min(n, 1) if stride == 0 else n for n, stride in ((rows, row_stride), (cols, col_stride)))
     if rows > 1 and (cols <= 1 or abs(row_stride) < abs(col_stride)):
@@ -76,6 +76,6 @@ def _by_rows(shape: Shape) -> Shape:
 
 
 def _sampled_runs(rows: int, cols: int, itemsize: int) -> int:
-    """Runs that are read of each row: all of a small matrix."""
+    """Count the runs that are read of each row: all of a small matrix."""
     runs = -(-cols * itemsize // _RUN)
     return min(runs, max(_RUNS_A_ROW, -(-_RUNS // max(1, rows))))

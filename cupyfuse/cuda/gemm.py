@@ -2,7 +2,7 @@
 
 `cublasGemmEx`, unlike an array library's product, writes float32 results of 16-bit operands, takes the precision per
 call, and costs the host a few microseconds less. A `Blas` has the handle and calls the function: `CupyBlas` with CuPy's
-handle, `OwnersBlas` with that of another library.
+handle, `ForeignBlas` with that of another library.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ class CupyBlas:
         try:
             self._gemm(handle, *arguments)
         except NotImplementedError:  # CuPy's answer while a graph is captured
-            library = _of_cupy()
+            library = _cupy_cublas()
             # Setting the stream gives the handle its own workspace back, which outlives every graph.
             _check("cublasSetStream", library.cublasSetStream_v2(handle, self._stream().ptr))
             _check("cublasGemmEx", library.cublasGemmEx(handle, *arguments))
 
 
-class OwnersBlas:
+class ForeignBlas:
     """The handle of another library, which sets its stream, workspace and math mode whenever it returns it.
 
     Parameters
@@ -187,8 +187,8 @@ def _check(function: str, status: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def _of_cupy() -> Any:
-    """The cuBLAS that CuPy has loaded."""
+def _cupy_cublas() -> Any:
+    """Load the cuBLAS that CuPy uses, to call it where CuPy's own binding refuses."""
     from cupy import cuda
 
     major = cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000
@@ -202,7 +202,7 @@ def _of_cupy() -> Any:
 
 
 def library_name(major: int | str) -> str:
-    """The file name of cuBLAS for a CUDA version."""
+    """Return the file name of cuBLAS for a CUDA version."""
     return f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
 
 

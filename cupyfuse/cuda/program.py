@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
+from typing import NamedTuple
 
 from .. import dtypes
 from ..ir import graph as g
@@ -45,6 +46,15 @@ class Parameter:
         return self.place == ANY and not self.is_number
 
 
+class Accumulator(NamedTuple):
+    """What a stage accumulates of an operand: its field in the totals, its device type, the reductions that read it."""
+
+    name: str
+    kind: str
+    operand: Node
+    readers: list[Node]
+
+
 @dataclass
 class Program:
     """A step analysed for emission: names of values, and the parameters that are written and loaded, by node."""
@@ -63,7 +73,7 @@ class Program:
         used: set[str] = set()
         for node in self.step.inputs:
             self._add(node, self.place(node), False, used)
-        for node in self.step.rare:
+        for node in self.step.repair_inputs:
             self._add(node, ANY, False, used)
         for node in self._named_numbers():
             self._add(node, SCALAR, False, used)
@@ -115,12 +125,12 @@ class Program:
             self.names[node] = name
 
     def _named_numbers(self) -> list[Node]:
-        """Number arguments of the function: parameters, so that another value needs no other kernel."""
+        """Find the number arguments of the function: parameters, so that another value needs no other kernel."""
         everything = g.topological(self.step.nodes, lambda n: () if n in self.loaded else n.inputs)
         return [n for n in everything if n.op == "const" and n.name]
 
     def _stage_of(self, node: Node) -> int:
-        """The stage in which a value can be computed: per element, or after its reductions; -1 before the first."""
+        """Return the first stage in which a value can be computed; -1 if it depends on no element of the rows."""
         full = self.place(node) == FULL or (node.reduction and node.axis == (0 if self.by_columns else 1))
         stage = 0 if full else -1
         for i in g.eager_inputs(node):
@@ -154,16 +164,16 @@ class Program:
         return single and all(p.dtype != "float64" for p in full)
 
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
-        """The reductions of a stage, grouped by operand."""
+        """Return the reductions of a stage, grouped by operand."""
         found: dict[Node, list[Node]] = {}
         for node in self.step.nodes:
             if node.reduction and self.stage[node] == stage:
                 found.setdefault(node.inputs[0], []).append(node)
         return found
 
-    def accumulators(self, stage: int) -> list[tuple[str, str, Node, list[Node]]]:
-        """Accumulators of a stage, each as (name, device type, operand, reductions that read it)."""
-        result: list[tuple[str, str, Node, list[Node]]] = []
+    def accumulators(self, stage: int) -> list[Accumulator]:
+        """Return the accumulators of a stage; a maximum is read from that of an exponential sum beside it."""
+        result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():
             ops = {n.op: n for n in nodes}
             shared = [ops["max"]] if "expsum" in ops and "max" in ops else []
@@ -172,12 +182,12 @@ class Program:
                     continue
                 kind = f"{REDUCTIONS[node.op].accumulator}<{c_type(node.dtype)}>"
                 readers = [node, *shared] if node.op == "expsum" else [node]
-                result.append((f"t{len(result)}", kind, operand, readers))
+                result.append(Accumulator(f"t{len(result)}", kind, operand, readers))
         return result
 
 
 def _input_name(node: Node, base: Node) -> str:
-    """A parameter's name: after the user's argument, with a prefix that no other emitted name has."""
+    """Name a parameter after the user's argument, with a prefix that no other emitted name has."""
     name = node.name or base.name or base.op
     suffix = "" if base is node else "_T" if node.op == "transpose" else "_view"
     return "in_" + re.sub(r"\W", "_", name, flags=re.ASCII) + suffix
@@ -194,10 +204,10 @@ _C_TYPES = {
 
 
 def stored_type(dtype: str) -> str:
-    """The C type in which a dtype is stored."""
+    """Return the C type in which a dtype is stored."""
     return _C_TYPES[dtype]
 
 
 def c_type(dtype: str) -> str:
-    """The C type in which a dtype is computed."""
+    """Return the C type in which a dtype is computed."""
     return _C_TYPES[dtypes.compute(dtype)]

@@ -84,7 +84,7 @@ class Runtime(Protocol):
         """Prepare a matrix product, to be called with the addresses of operands and result, and the stream."""
 
 
-class ArraysLikeNumpys:
+class NumpyLikeArrays:
     """The part of a runtime that all arrays with NumPy's interface share."""
 
     def dtype(self, name: str) -> Any:
@@ -103,7 +103,7 @@ class ArraysLikeNumpys:
         pass  # these arrays have no version counter
 
 
-class CupyRuntime(ArraysLikeNumpys):
+class CupyRuntime(NumpyLikeArrays):
     """One GPU through CuPy: its memory pool, its current stream, its compiler and its cuBLAS."""
 
     def __init__(self, device: int):

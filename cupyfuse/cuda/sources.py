@@ -29,7 +29,7 @@ def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None)
 
 
 def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
-    """The sources of a plan's kernels in launch order, with a comment for each launch of a library."""
+    """Return the sources of a plan's kernels in launch order, with a comment for each launch of a library."""
     finish: Callable[[str], str] = inlined if inline else str
     texts = []
     for step in plan.steps:

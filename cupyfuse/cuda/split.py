@@ -27,7 +27,7 @@ _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
 
 
 def stages_for(width: int) -> int:
-    """Pipeline stages of both operands that fit into shared memory, up to 5."""
+    """Count the pipeline stages of both operands that fit into shared memory, up to 5."""
     return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= _SHARED_BYTES))
 
 
@@ -36,20 +36,20 @@ def _shared_bytes(width: int, stages: int) -> int:
 
 
 def inverse_at(rows: int, cols: int) -> int:
-    """Offset in bytes of the inverse row scales, which follow the tiles of a split matrix."""
+    """Return the offset in bytes of the inverse row scales, which follow the tiles of a split matrix."""
     return -(-rows // 8) * 8 * (-(-cols // 64) * 64) * 4
 
 
 @lru_cache
 def split_rows_kernel(conditional: bool = False) -> Kernel:
-    """The kernel that splits a row-major matrix; if conditional, only where its flag is not 0."""
+    """Return the kernel that splits a row-major matrix; if conditional, only where its flag is not 0."""
     call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}>({_SPLIT_ARGUMENTS})"
     return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, conditional=conditional)
 
 
 @lru_cache
 def split_columns_kernel(conditional: bool = False) -> Kernel:
-    """The kernel that splits a column-major matrix; if conditional, only where its flag is not 0."""
+    """Return the kernel that splits a column-major matrix; if conditional, only where its flag is not 0."""
     call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}>({_SPLIT_ARGUMENTS})"
     threads, shared = 32 * _COLUMN_WARPS, 8192 * _COLUMN_WARPS
     return _kernel("split_columns", _SPLIT_MEMBERS, call, threads, shared=shared, conditional=conditional)
@@ -57,7 +57,7 @@ def split_columns_kernel(conditional: bool = False) -> Kernel:
 
 @lru_cache
 def gemm_kernel(width: int) -> Kernel:
-    """The kernel that multiplies split operands, in tiles of `width` columns."""
+    """Return the kernel that multiplies split operands, in tiles of `width` columns."""
     stages = stages_for(width)
     shared = _shared_bytes(width, stages)
     return _kernel(
@@ -74,7 +74,7 @@ def gemm_kernel(width: int) -> Kernel:
 
 @lru_cache
 def repair_kernel() -> Kernel:
-    """The kernel that recomputes in float32 the rows, columns and elements that the split cannot give."""
+    """Return the kernel that recomputes in float32 the rows, columns and elements that the split cannot give."""
     return _kernel(
         "split_repair",
         "Matrix a; Matrix b; float* c; i64 cols; const u32* flags; i64 width;",
@@ -84,7 +84,7 @@ def repair_kernel() -> Kernel:
 
 
 def kernels_of(node: Node) -> list[Kernel]:
-    """The kernels that compute a split or a split product, with tiles chosen for the default GPU."""
+    """Return the kernels that compute a split or a split product, with tiles chosen for the default GPU."""
     if node.op == "split":
         return [split_columns_kernel() if node.by_columns else split_rows_kernel()]
     return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
@@ -109,7 +109,7 @@ def _kernel(
 
 
 def _multiply_add(width: int) -> str:
-    """The wgmma instruction for tiles of `width` columns, which names every accumulator register."""
+    """Write the wgmma instruction for tiles of `width` columns, which names every accumulator register."""
     count = width // 2
     registers = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))

@@ -19,6 +19,8 @@ from .split import (
     split_rows_kernel,
 )
 
+# Formats of launches follow the structs in `split.py`: "Q" for an address, "q" for an integer.
+
 
 class Split:
     """The hi/lo split of a (rows, cols) float32 matrix.

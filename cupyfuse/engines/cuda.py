@@ -43,7 +43,8 @@ class CudaExecutable:
     runtime : Runtime
         The device.
     conditional : bool
-        Run by `run_if_changed` only; the plan has to be `conditional`.
+        Run by `run_if_changed` only, whose flag in device memory decides whether kernels do anything; the plan has to
+        be `conditional`.
 
     Raises
     ------
@@ -115,14 +116,14 @@ class CudaExecutable:
         """Whether a step may write `node` over `source`: no other element and no later step needs the old value."""
         written = False
         for step in self.plan.steps:
-            reads = [n for n in (*step.inputs, *step.rare) if resolve(n) is source]
+            reads = [n for n in (*step.inputs, *step.repair_inputs) if resolve(n) is source]
             if written and reads:
                 return False
             if node in step.outputs:
                 written = True
                 if reads and step.kind in ("Gemm", "Split", "Copy"):
                     return False
-                if any(n is not source or n in step.rare or n.shape != node.shape for n in reads):
+                if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False
         return written
 
@@ -133,7 +134,7 @@ class CudaExecutable:
             return Place(self._place(node.inputs[0]).slot, node.shape[1], 1)
         return self._places[node]
 
-    # Launches
+    # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
             kinds = {"matmul": self._gemm, "split": self._split, "split_matmul": self._split_product}
@@ -245,7 +246,10 @@ class CudaExecutable:
         self._launch([*map(address, arrays), *map(address, results), flag])
 
     def _launch(self, addresses: Addresses) -> Any:
-        """Launch all steps; `addresses` are those of arguments, results and flag. Returns the workspace."""
+        """Launch all steps, and return the workspace, to be kept until its values have been read.
+
+        `addresses` holds those of arguments, results and flag, in the order of their slots; the rest is filled in here.
+        """
         addresses += self._unset
         memory = None
         if self._workspace:

@@ -109,7 +109,7 @@ class KernelLaunch:
             self.strides |= abs(place.row_stride)
 
     def _partial_bytes(self) -> int:
-        """Bytes of the totals that the shares of a column step leave for the merge."""
+        """Return the bytes of the totals that the shares of a column step leave for the merge."""
         if self.config.shares == 1:
             return 1
         # At most four numbers of at most 8 bytes an accumulator.
@@ -122,7 +122,7 @@ class KernelLaunch:
         vector_slots, unaligned = self.vector_slots, self.unaligned
 
         def launch(addresses: Addresses, stream: Any) -> None:
-            together = 0
+            together = 0  # a low bit is set if it is in any address
             for slot, _ in vector_slots:
                 together |= addresses[slot]
             if together & unaligned:
@@ -138,7 +138,7 @@ class KernelLaunch:
         return launch
 
     def _aligned_vec(self, addresses: Addresses) -> int:
-        """The widest vector that every pointer is aligned to."""
+        """Return the widest vector that every pointer is aligned to."""
         vec = self.widest
         while vec > 1 and any(addresses[slot] % (vec * size) for slot, size in self.vector_slots):
             vec //= 2
@@ -175,7 +175,7 @@ class KernelLaunch:
 
 
 def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
-    """Number of blocks to launch a row template with on a GPU of so many multiprocessors."""
+    """Choose the number of blocks for a row template on a GPU of so many multiprocessors."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":

@@ -118,7 +118,8 @@ class _Block:
         return self.stop - self.start
 
     def run(self) -> None:
-        uses: dict[Node, int] = {}
+        """Evaluate the step's nodes in order, and write its outputs to memory."""
+        uses: dict[Node, int] = {}  # readers still to come; a guard's exact form counts as one that never does
         for node in self.step.nodes:
             for i in g.topological([node.inputs[1]]) if node.op == "guard" else ():
                 uses[i] = uses.get(i, 0) + 1
@@ -137,7 +138,7 @@ class _Block:
                     self.values.pop(i, None)
 
     def cut(self, array: Array, node: Node) -> Array:
-        """The part of a value in memory that belongs to this block; all of a broadcast value."""
+        """Return the part of a value in memory that belongs to this block; all of a value that is broadcast to it."""
         blocked = 1 - self.along
         if node.shape[blocked] == 1 or self.step.domain[blocked] != node.shape[blocked]:
             return array
@@ -155,7 +156,7 @@ class _Block:
         return self.values[node]
 
     def product(self, a: Node, b: Node) -> Array:
-        """A product that only a guard reads: this block's rows (or columns) with the whole other operand."""
+        """Compute this block's part of a product that only a guard reads; the other operand is evaluated whole."""
 
         def whole(node: Node) -> Array:
             step = replace(self.step, domain=node.shape)
@@ -214,11 +215,11 @@ class _Block:
         return np.where(bad, self.uncomputed().value(exact), value)
 
     def uncomputed(self) -> _Block:
-        """The same block without its computed values."""
+        """Return the same block without its computed values."""
         return _Block(self.step, self.memory, self.along, self.start, self.stop)
 
     def take(self, rows: Array) -> _Rows:
-        """Some of the block's rows, by index."""
+        """Return some of the block's rows, by index."""
         return _Rows(self, rows)
 
 

@@ -29,21 +29,21 @@ def extreme_adjoint(node: Node, cotangent: Node) -> Node:
 
 
 def _attains(node: Node) -> Node:
-    """The mask of the elements that share an extreme's gradient."""
+    """Return the mask of the elements that share an extreme's gradient."""
     x = node.inputs[0]
     same = g.pointwise("equal", x, node)
     return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.gradient else same
 
 
 def _count_ties(node: Node) -> Node:
-    """The number of elements that attain an extreme, counted over both steps where it is taken in two."""
+    """Count the elements that attain an extreme, over both steps where it is taken in two."""
     x = node.inputs[0]
     count = _count_ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
     return g.reduce("sum", g.pointwise("where", _attains(node), count, g.const(0.0)), node.axis)
 
 
 def _chosen_element(node: Node) -> Node:
-    """The mask of the one element that gets an extreme's gradient."""
+    """Return the mask of the one element that gets an extreme's gradient."""
     x, axis = node.inputs[0], node.axis
     places = g.positions(x.shape[axis], axis)
     order = g.pointwise("where", g.pointwise("equal", x, node), places, g.const(math.inf))
@@ -53,7 +53,7 @@ def _chosen_element(node: Node) -> Node:
 
 
 def exclusive_product(x: Node, product: Node, axes: Sequence[int]) -> Node:
-    """For each element, the product of all others along the axes, given the product of all.
+    """Return, for each element, the product of all others along the axes, given the product of all.
 
     This is product / x if no element is zero. With zeros, it is zero, or NaN if another element is infinite or NaN.
     """

@@ -112,7 +112,7 @@ class Graph:
         return [*self.outputs, *(node for _, node in self.effects)]
 
     def replace(self, mapping: dict[Node, Node]) -> Graph:
-        """The graph with its roots mapped to other nodes."""
+        """Return the graph with its roots mapped to other nodes."""
         return Graph(
             self.inputs,
             [mapping.get(n, n) for n in self.outputs],
@@ -124,7 +124,7 @@ class Graph:
 
 
 def argument(number: int, name: str, shape: Shape, dtype: str, ndim: int = 2) -> Node:
-    """An input of the graph; `ndim` is that of the user's array."""
+    """Make an input of the graph; `ndim` is that of the user's array."""
     return Node("input", (), shape, dtype, argument=number, name=name, ndim=ndim)
 
 
@@ -134,7 +134,7 @@ def const(value: float | int | bool, name: str = "") -> Node:
 
 
 def count(n: int, axis: int) -> Node:
-    """The length of an axis; the number of rows is a kernel parameter, as it varies from call to call."""
+    """Return an axis's length as a node; the number of rows is a kernel parameter, as it varies from call to call."""
     return const(float(n), "row_count" if axis == 0 else "")
 
 
@@ -183,7 +183,7 @@ def promoted(nodes: Iterable[Node]) -> str:
 
 
 def operand_dtype(node: Node) -> str:
-    """The dtype in which a node is computed: its own, or that of the operands of a comparison."""
+    """Return the dtype in which a node is computed: its own, or that of the operands of a comparison."""
     if node.dtype != "bool" or node.op in (*PASS_THROUGH, "where"):
         return node.dtype
     return promoted(node.inputs)
@@ -206,7 +206,7 @@ def stop_gradient(node: Node) -> Node:
 
 
 def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
-    """The value with its own partial derivatives, given as pairs (x, slope)."""
+    """Return a value with its own partial derivatives, given as pairs (x, slope)."""
     return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
@@ -229,12 +229,12 @@ def is_product(node: Node) -> bool:
 
 
 def split(node: Node) -> Node:
-    """The hi/lo split of a float32 matrix: rows scaled by a power of two, elements as sums of two float16 numbers."""
+    """Split a float32 matrix into hi and lo: rows scaled by a power of two, elements as sums of two float16 numbers."""
     return Node("split", (node,), split_shape(node.shape), "float16")
 
 
 def split_shape(shape: Shape) -> Shape:
-    """The memory of a hi/lo split: whole tiles of 8 rows x 64 columns, and one float for each row."""
+    """Return the shape of a hi/lo split in memory: whole tiles of 8 rows x 64 columns, and one float for each row."""
     rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
     return rows, 2 * cols + 2
 
@@ -269,7 +269,7 @@ def guard(fast: Node, exact: Node) -> Node:
 
 
 def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) -> Node:
-    """The node with other inputs, and another shape if given; itself if nothing changes."""
+    """Return the node with other inputs, and another shape if given; itself if nothing changes."""
     shape = shape or node.shape
     if shape == node.shape and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
         return node
@@ -277,14 +277,14 @@ def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) 
 
 
 def operation(node: Node) -> tuple[object, ...]:
-    """A key of what a node does: all but its inputs."""
+    """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
     own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
     return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how
 
 
 def signature(node: Node) -> tuple[object, ...]:
-    """A key that is equal for nodes with the same operation on the same inputs."""
+    """Return a key that is equal for nodes with the same operation on the same inputs."""
     return *operation(node), node.inputs
 
 
@@ -292,7 +292,7 @@ def signature(node: Node) -> tuple[object, ...]:
 
 
 def eager_inputs(node: Node) -> tuple[Node, ...]:
-    """The inputs that are always evaluated: all but the exact form of a guard."""
+    """Return the inputs that are always evaluated: all but the exact form of a guard."""
     return node.inputs[:1] if node.op == "guard" else node.inputs
 
 
@@ -331,7 +331,7 @@ def substitute(graph: Graph, target: Node, value: Node) -> Graph:
 
 
 def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
-    """The readers of every node; the exact form of a guard is not read by it."""
+    """Return the readers of every node; a guard does not count as a reader of its exact form."""
     found: dict[Node, list[Node]] = {}
     for node in topological(roots, eager_inputs):
         found.setdefault(node, [])
@@ -348,7 +348,7 @@ def is_leaf(node: Node) -> bool:
 
 
 def flops(node: Node) -> int:
-    """Floating-point operations of a node; functions cost what the operator tables say."""
+    """Count the floating-point operations of a node; functions cost what the operator tables say."""
     if node.op == "matmul":
         return 2 * node.size * node.inputs[0].shape[1]
     if node.op == "split_matmul":

@@ -92,7 +92,7 @@ def _in_blocks(
 
 
 def _computed_from(graph: Graph, given: Callable[[Node], bool]) -> set[Node]:
-    """The values that depend on the given inputs, and constants, alone."""
+    """Find the values that depend on the given inputs, and constants, alone."""
     found: set[Node] = set()
     for node in g.topological(graph.roots):
         operands = [i for i in node.inputs if i.op != "const"]
@@ -102,13 +102,13 @@ def _computed_from(graph: Graph, given: Callable[[Node], bool]) -> set[Node]:
 
 
 def _fixed_values(graph: Graph, bound: frozenset[int]) -> set[Node]:
-    """The values that depend on bound arguments alone, none of which the call changes in place."""
+    """Find the values that depend on bound arguments alone, none of which the call changes in place."""
     fixed = bound - {arg for arg, _ in graph.effects}
     return _computed_from(graph, lambda node: node.argument in fixed)
 
 
 def _prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
-    """The fixed values that may be kept from call to call: all, or all but splits that calls read."""
+    """Choose the fixed values that may be kept from call to call: all, or all but splits that calls read."""
     if settings.keep_halves:
         return fixed
     users = g.users(graph.roots)
@@ -116,19 +116,19 @@ def _prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node
 
 
 def _split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:
-    """Split a graph into the rest and the computation of the static values that the rest reads.
+    """Cut a graph in two: return the rest, and the computation of those `static` values that the rest reads.
 
     These become inputs of the rest, numbered after the arguments. Without `cheap`, pointwise work on arguments stays in
     the rest unless a product reads it.
     """
-    reducing: dict[Node, bool] = {}
+    costly: dict[Node, bool] = {}  # whether a value depends on a reduction, a product or a copy
     for node in g.topological(graph.roots):
-        reducing[node] = node.reduction or node.op in _READ_STORED or any(reducing[i] for i in node.inputs)
+        costly[node] = node.reduction or node.op in _READ_STORED or any(costly[i] for i in node.inputs)
     eager = set(g.topological(graph.roots, lambda n: () if n in static else g.eager_inputs(n)))
-    wanted: dict[Node, bool] = {}  # static value -> whether it is read in its own dtype, not a wider one
+    boundary: dict[Node, bool] = {}  # static value -> whether it is read in its own dtype, not a wider one
     for root in map(resolve, graph.roots):
         if root in static and root.op not in ("input", "const"):
-            wanted[root] = True
+            boundary[root] = True
     for node in g.topological(graph.roots, lambda n: () if n in static else n.inputs):
         if node in static:
             continue
@@ -138,22 +138,22 @@ def _split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) -
             if (
                 base in static
                 and base.op != "input"
-                and (reducing[base] or (i in eager and (cheap or node.op in _READ_STORED)))
+                and (costly[base] or (i in eager and (cheap or node.op in _READ_STORED)))
             ):
-                wanted[base] = wanted.get(base, False) or node.op in _READ_STORED
+                boundary[base] = boundary.get(base, False) or node.op in _READ_STORED
     first = len(graph.inputs)
     inputs = list(graph.inputs)
     mapping: dict[Node, Node] = {}
-    for k, (node, own) in enumerate(wanted.items()):
-        dtype = node.dtype if own else dtypes.compute(node.dtype)
+    for k, (node, own_dtype) in enumerate(boundary.items()):
+        dtype = node.dtype if own_dtype else dtypes.compute(node.dtype)
         ndim = 2 if node.shape[0] > 1 else 1
         mapping[node] = g.argument(first + k, f"{name}{k}", node.shape, dtype, ndim)
         inputs.append(mapping[node])
     # Values that are stored rounded are rounded for the other static values that read them.
-    read = {i for node in g.topological(wanted) for i in node.inputs}
-    narrow = {n for n, own in wanted.items() if own and n in read and dtypes.compute(n.dtype) != n.dtype}
-    values = rounded(Graph(graph.inputs, list(wanted)), narrow).outputs
-    outputs = [g.cast(node, mapping[n].dtype) for n, node in zip(wanted, values, strict=True)]
+    read = {i for node in g.topological(boundary) for i in node.inputs}
+    narrow = {n for n, own_dtype in boundary.items() if own_dtype and n in read and dtypes.compute(n.dtype) != n.dtype}
+    values = rounded(Graph(graph.inputs, list(boundary)), narrow).outputs
+    outputs = [g.cast(node, mapping[n].dtype) for n, node in zip(boundary, values, strict=True)]
     done: dict[Node, Node] = dict(mapping)
     for node in g.topological(graph.roots, lambda n: () if n in mapping else n.inputs):
         if node not in done:

@@ -19,7 +19,7 @@ _emitter: Emitter
 
 
 def set_emitter(emitter: Emitter) -> None:
-    """Register the function that writes a plan's kernels: `cupyfuse.cuda` imports this room, not the reverse."""
+    """Register the function that writes a plan's kernels: `cupyfuse.cuda` imports this package, not the reverse."""
     global _emitter
     _emitter = emitter
 
@@ -186,7 +186,7 @@ class Plan:
         return sum(n.size * dtypes.ITEMSIZE[self.scheduled.storage[n]] for n in stored)
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
-        """Least time in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.
+        """Bound the time from below, in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.
 
         Parameters
         ----------
@@ -211,7 +211,7 @@ class Plan:
         return max((step.reads + step.writes) / device.bandwidth, step.flops / peak)
 
     def source(self, inline: bool = False) -> str:
-        """The CUDA C of every emitted kernel.
+        """Return the CUDA C of every emitted kernel.
 
         Parameters
         ----------

@@ -59,7 +59,7 @@ def _table(steps: Sequence[Step]) -> list[str]:
 
 
 def _memory(plan: Plan) -> list[str]:
-    """The workspace of a call, if its bound decided how the plan runs."""
+    """Report the workspace of a call, if its bound decided how the plan runs."""
     most = quantity(plan.settings.max_workspace, "B")
     if plan.blocks is not None:
         b = plan.blocks

@@ -13,7 +13,7 @@ from .linear import convert, scale_factor
 from .notes import Note
 
 
-def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
+def fold_affine(node: Node, dependences: _Dependences | None = None) -> Node:
     """((y + b - m) r g + t) s = y a + c, with per-column a = r g s and c = ((b - m) r g + t) s.
 
     Holds to rounding; guarded by element, also where factors underflow. If y is not a matrix product, its leading
@@ -21,7 +21,7 @@ def fold_affine(node: Node, origins: _Origins | None = None) -> Node:
     minimum end a chain: y - min(y) has exact zeros. Saves the loads and the arithmetic of all steps but one; a and c
     are computed once for bound arrays.
     """
-    chain, inner = affine_chain(node, origins)
+    chain, inner = affine_chain(node, dependences)
     if inner.op != "matmul":
         while chain and (chain[-1].op in ("add", "subtract") or _exact_scale(chain[-1])):
             inner = chain.pop()
@@ -64,37 +64,37 @@ def _affine_step(
     return scale, other if shift is None else g.pointwise("add", shift, other)
 
 
-def affine_chain(node: Node, origins: _Origins | None = None) -> tuple[list[Node], Node]:
-    """Find the multiply-adds that end in a node, outermost first, and the value that they start from.
+def affine_chain(node: Node, dependences: _Dependences | None = None) -> tuple[list[Node], Node]:
+    """Return the multiply-adds that end in a node, outermost first, and the value that they are applied to.
 
-    `origins` are those of the whole graph, if computed already.
+    `dependences` saves finding those of the values beneath the node again.
     """
-    origins = _find_origins([node]) if origins is None else origins
+    dependences = _find_dependences([node]) if dependences is None else dependences
     chain: list[Node] = []
-    while (inner := _affine_inner(node, origins)) is not None:
+    while (inner := _affine_inner(node, dependences)) is not None:
         chain.append(node)
         node = inner
     return chain, node
 
 
-def _affine_inner(node: Node, origins: _Origins) -> Node | None:
-    """The operand that a per-column multiply or add scales or shifts; None for other nodes."""
+def _affine_inner(node: Node, dependences: _Dependences) -> Node | None:
+    """Return the operand that a per-column multiply or add scales or shifts; None for other nodes."""
     if node.op not in ("add", "subtract", "multiply", "divide", "negative") or not dtypes.is_float(node.dtype):
         return None
     if node.shape[1] == 1:
         return None
-    values = [i for i in node.inputs if i.shape == node.shape and i in origins.varying]
+    values = [i for i in node.inputs if i.shape == node.shape and i in dependences.varying]
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
     others = [i for i in node.inputs if i is not values[0]]
     # y - min(y) has to stay exactly zero where it is zero.
-    fixed = all(i.shape[0] == 1 and i not in origins.varying and i not in origins.extreme for i in others)
+    fixed = all(i.shape[0] == 1 and i not in dependences.varying and i not in dependences.extreme for i in others)
     return values[0] if fixed else None
 
 
 @dataclass(frozen=True)
-class _Origins:
-    """Dependences of values.
+class _Dependences:
+    """What values depend on, as sets of nodes.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class _Origins:
     extreme: set[Node]
 
 
-def _find_origins(roots: Iterable[Node]) -> _Origins:
+def _find_dependences(roots: Iterable[Node]) -> _Dependences:
     varying: set[Node] = set()
     extreme: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
@@ -117,19 +117,19 @@ def _find_origins(roots: Iterable[Node]) -> _Origins:
             varying.add(node)
         if any(i in extreme for i in inputs) or (node.op in ("max", "min") and inputs[0] in varying):
             extreme.add(node)
-    return _Origins(varying, extreme)
+    return _Dependences(varying, extreme)
 
 
 def fold_affine_chains(graph: Graph, notes: list[Note]) -> Graph:
     """Fold each chain of per-column multiply-adds once, at its last step."""
     users = g.users(graph.roots)
-    origins = _find_origins(graph.roots)
-    chained = {n for n in users if _affine_inner(n, origins) is not None}
+    dependences = _find_dependences(graph.roots)
+    chained = {n for n in users if _affine_inner(n, dependences) is not None}
     inner = {n for n in chained if n not in graph.roots and users[n] and all(u in chained for u in users[n])}
     outermost = [n for n in users if n in chained and n not in inner]
-    folds = {n: folded for n in outermost if (folded := fold_affine(n, origins)) is not n}
+    folds = {n: folded for n in outermost if (folded := fold_affine(n, dependences)) is not n}
     for node in folds:
-        steps = [n.op for n in reversed(affine_chain(node, origins)[0])]
+        steps = [n.op for n in reversed(affine_chain(node, dependences)[0])]
         notes.append(
             Note("per-column multiply-adds are one", " -> ".join(steps), f"{(len(steps) - 2) * node.size:.3g} FLOPs")
         )

@@ -42,7 +42,7 @@ class _Compact:
         self._found: dict[tuple[Node, int], Node | None] = {}
 
     def along(self, node: Node, axis: int) -> Node | None:
-        """The value with length one along an axis, or None where it is not constant along it."""
+        """Return the value with length one along an axis, or None where it is not constant along it."""
         if node.shape[axis] == 1:
             return node
         key = node, axis
@@ -65,13 +65,14 @@ class _Compact:
         return g.with_inputs(node, inputs, shape)
 
     def along_both(self, node: Node) -> Node:
-        """The value with length one along each axis on which it is constant."""
+        """Return the value with length one along each axis on which it is constant."""
         for axis in (0, 1):
             node = self.along(node, axis) or node
         return node
 
 
 def _before_broadcast(node: Node, compact: _Compact) -> Node:
+    """Return the node computed from operands before their broadcasts, or the node itself if none are broadcast."""
     if node.op == "matmul":
         return _product(node, compact)
     if node.reduction and node.op in ("sum", "max", "min") and node.inputs[0].shape[node.axis] > 1:

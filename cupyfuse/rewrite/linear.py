@@ -53,13 +53,15 @@ def linear_form(value: Node) -> Linear:
     dependent = _product_dependents([value])
 
     def full(node: Node) -> bool:
+        """Whether a node has the shape of the whole value; a single row without products counts as per-column."""
         return node.shape == value.shape and (node.shape[0] != 1 or node in dependent)
 
     def linear_inputs(node: Node) -> tuple[Node, ...]:
-        """The operands that depend on matrix products, if the node is linear in them."""
+        """Return the operands that depend on matrix products, if the node is linear in them."""
         inner = tuple(i for i in node.inputs if full(i) and i in dependent)
         if node.op in ("add", "subtract", "negative"):
             return inner
+        # The other operand is then a per-row value, a per-column value or a number.
         single = len(inner) == 1 and sum(map(full, node.inputs)) == 1
         divides = node.op == "divide" and single and node.inputs[0] is inner[0]
         return inner if divides or (node.op == "multiply" and single) else ()

@@ -1,4 +1,4 @@
-"""Reductions: over one element, composed of others, and recognised in written-out form."""
+"""Rewrites of reductions: drop those over one element, lower composed ones, recognise written-out ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..ir.operators import REDUCTIONS
 
 
 def drop_unit_reductions(node: Node) -> Node:
-    """A reduction along an axis of length 1 is the identity; exact, ±inf and NaN included.
+    """Drop reductions along an axis of length 1, which are the identity. Exact, ±inf and NaN included.
 
     That holds for sum, product, mean, max, min and logsumexp. expsum is exp(x - x), 1 for finite x and NaN otherwise;
     moment2 is (x - x)^2. Saves the reduction.

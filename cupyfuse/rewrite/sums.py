@@ -36,7 +36,7 @@ def _summed_term(term: Term, dtype: str) -> Node:
 
 
 def _matvec(matmul: Node, weights: Node | None) -> Node:
-    """sum_j matmul[:, j] * weights[j] as a matrix-vector product."""
+    """Return sum_j matmul[:, j] * weights[j] as a matrix-vector product; without weights, they are 1."""
     a, b = matmul.inputs
     scalar = weights if weights is not None and weights.shape == (1, 1) and b.shape[1] != 1 else None
     if scalar is not None:

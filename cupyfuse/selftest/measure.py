@@ -54,11 +54,13 @@ class Allowance:
             if self.quick and form.computed is not form:
                 error = error + QUICK_ERROR * np.abs(exact)
             if self.ulps > ROUNDING:
+                # Several operations, between which a factor may underflow.
                 error = error + LOST * form.computed.normal
             if flushing:
                 # A result below the smallest normal number is written as zero.
                 error = error + form.computed.normal
             if form.computed is not form and self.ulps:
+                # Storing rounds once more, to 16 bits.
                 error = error + form.ulp(np.abs(exact) + error) / 2
         return error
 

@@ -133,6 +133,7 @@ def _check_empty(target: Target, form: Format) -> int:
 
 
 def _check_along_rows(target: Target, form: Format, rows: Sequence[Row], length: int) -> int:
+    """Compare softmax and log_softmax of rows repeated to `length` elements; return the number compared."""
     given = _matrix(rows, length, form)
     what = f"rows of {length} elements"
     results = target.run(along_rows(), [given], form, what)
@@ -144,9 +145,9 @@ def _check_along_rows(target: Target, form: Format, rows: Sequence[Row], length:
             cells = row.expected[name].split(",")
             for i, cell in enumerate(cells):
                 expected = cell if length == len(cells) else _expected_when_repeated(cell, name)
-                for one in np.unique(got[i :: len(cells)].astype(np.float64)):
-                    _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(one), ulps)
-    return 2 * given.size
+                for found in np.unique(got[i :: len(cells)].astype(np.float64)):
+                    _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(found), ulps)
+    return len(results) * given.size
 
 
 def _check(target: Target, form: Format, name: str, given: str, expected: str, got: float, ulps: float) -> None:

@@ -61,7 +61,7 @@ def allows(expected: str, got: float, form: Format, ulps: float, flushing: bool)
     flushing : whether the engine flushes subnormal numbers to zero
     """
     for symbol in choices(expected, form):
-        if _is(symbol, got, form, ulps) or (flushing and _is_flushed(symbol, got, form, ulps)):
+        if _matches(symbol, got, form, ulps) or (flushing and _is_flushed(symbol, got, form, ulps)):
             return True
     return False
 
@@ -79,7 +79,8 @@ def _is_flushed(symbol: str, got: float, form: Format, ulps: float) -> bool:
     return small and math.copysign(1.0, got) == math.copysign(1.0, wanted)
 
 
-def _is(symbol: str, got: float, form: Format, ulps: float) -> bool:
+def _matches(symbol: str, got: float, form: Format, ulps: float) -> bool:
+    """Whether a result is what one symbol stands for, zeros with their sign."""
     if symbol == ANY_FINITE:
         return math.isfinite(got)
     wanted = value(symbol, form)

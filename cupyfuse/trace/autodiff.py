@@ -23,7 +23,7 @@ from . import Trace, Tracer, apply
 
 
 def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted: Sequence[Node]) -> list[Node | None]:
-    """Vector-Jacobian products of a graph.
+    """Compute the vector-Jacobian products of a graph, as nodes.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
         if shape[axis] == 1 != whole[axis]:
             if cotangent.shape[axis] != 1:
                 cotangent = g.reduce("sum", cotangent, axis)
-            else:
+            else:  # constant along the axis: its sum is a multiple
                 cotangent = g.pointwise("multiply", cotangent, g.count(whole[axis], axis))
     return cotangent
 
@@ -97,7 +97,7 @@ def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
 
 
 def _vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
-    """The cotangents of a node's inputs, None for zero."""
+    """Return the cotangents of a node's inputs, None for zero."""
     if node.op in POINTWISE:
         return _pointwise_vjp(node, cotangent, active)
     if node.op in REDUCTIONS:
@@ -181,7 +181,7 @@ def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
     partial = row.derivative(o, o.value(result), o.value(x))
     scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial)
     assert scaled is not None
-    if node.op in ("mean", "moment2"):
+    if node.op in ("mean", "moment2"):  # whose derivatives in the table leave out 1 / n
         return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
     return scaled
 
@@ -207,15 +207,15 @@ def _matmul_vjp(node: Node, cotangent: Node) -> list[Node | None]:
 
 
 def _reshape_vjp(node: Node, cotangent: Node) -> list[Node | None]:
-    same = cotangent.shape == (1, 1)
-    return [cotangent if same else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
+    uniform = cotangent.shape == (1, 1)
+    return [cotangent if uniform else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
 
 
 def _sloped_vjp(node: Node, cotangent: Node) -> list[Node | None]:
     value, *rest = node.inputs
     operands, slopes = rest[::2], rest[1::2]
     given = {value, *operands}
-    result: list[Node | None] = [None]
+    result: list[Node | None] = [None]  # in the order of the inputs, of which only each x has a gradient
     for x, slope in zip(operands, slopes, strict=True):
         scaled = scale_cotangent(cotangent, slope, given)
         result += [None if scaled is None else sum_to_shape(scaled, x.shape, node.shape), None]

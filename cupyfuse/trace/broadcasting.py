@@ -11,6 +11,8 @@ from .axes import Axes
 from .tracer import Tracer
 from .user_code import fail, user_line
 
+# Below, p is the position of an axis in the user's array, and a its place in the node: 0 for rows, 1 for columns.
+
 
 def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
     """Transpose operands so that their rows and columns agree; return their nodes and the axes of the result."""
@@ -45,12 +47,13 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
 
 
 def axis_labels(tracer: Tracer, rank: int) -> dict[int, int]:
-    """Rows (0) or columns (1) by the user's axes longer than one, in an array broadcast to `rank` dimensions."""
+    """Map the user's axes longer than one to rows (0) or columns (1), in an array broadcast to `rank` dimensions."""
     offset = rank - tracer.ndim
     return {offset + p: a for p, a in enumerate(tracer._axes) if a is not None and tracer._node.shape[a] != 1}
 
 
 def _consistent(labels: dict[int, int], assigned: list[int | None]) -> bool:
+    """Whether an operand's rows and columns agree with those assigned to the result's axes so far."""
     for p, a in labels.items():
         current = assigned[p]
         if (current is not None and current != a) or (current is None and a in assigned):
@@ -119,13 +122,13 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     if [n for n in shape if n != 1] == [n for n in x.shape if n != 1]:
         kept = [a for a, n in zip(x._axes, x.shape, strict=True) if n != 1]
         return x._view(tuple(kept.pop(0) if n != 1 else None for n in shape))
-    solid = [n for n in shape if n != 1]
-    if len(solid) > 2:
+    lengths = [n for n in shape if n != 1]
+    if len(lengths) > 2:
         fail(f"reshape to {shape}", "at most two dimensions may differ from 1")
-    if axis_labels(x, x.ndim) and list(axis_labels(x, x.ndim).values()) == [1, 0]:
+    if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix
         x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes))
-    rows, cols = (solid[0], solid[1]) if len(solid) == 2 else (1, solid[0] if solid else 1)
-    labels = [0, 1] if len(solid) == 2 else [1]
+    rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
+    labels = [0, 1] if len(lengths) == 2 else [1]
     x._viewed = True
     result = x._trace.array(
         g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
@@ -135,7 +138,7 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
 
 
 def matrix_node(x: Tracer) -> g.Node:
-    """The node of a two-dimensional tracer, with its first axis as rows."""
+    """Return the node of a two-dimensional tracer, with its first axis as rows."""
     labels = axis_labels(x, 2)
     transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
     return g.transpose(x._node) if transposed else x._node

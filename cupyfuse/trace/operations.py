@@ -153,7 +153,7 @@ def _reduced_axes(x: Tracer, positions: tuple[int, ...], keepdims: bool) -> Axes
 
 
 def count(x: Tracer, axis: Any) -> int:
-    """The number of elements that a reduction along `axis` combines."""
+    """Count the elements that a reduction along `axis` combines."""
     total = 1
     for p in normalize_axes(axis, x.ndim):
         total *= x.shape[p]
@@ -162,7 +162,7 @@ def count(x: Tracer, axis: Any) -> int:
 
 @recorded
 def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
-    """The variance with `ddof` fewer degrees of freedom."""
+    """Compute the variance with `ddof` fewer degrees of freedom."""
     _refuse_options("var", **options)
     if not dtypes.is_float(x._node.dtype):
         x = x.astype("float64")
@@ -191,7 +191,7 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 
 def power(base: Any, exponent: Any) -> Tracer:
-    """`numpy.power`, with its special cases for the exponents 2, 1/2, 1, -1."""
+    """Raise to a power as `numpy.power`, with its special cases for the exponents 2, 1/2, 1, -1."""
     if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument, np.generic)):
         if isinstance(base, Tracer) and not dtypes.is_float(base._node.dtype):
             return _integer_power(base, exponent)
@@ -207,7 +207,7 @@ def power(base: Any, exponent: Any) -> Tracer:
 
 
 def _integer_power(base: Tracer, exponent: float) -> Tracer:
-    """Powers of integers: small ones as products, float exponents in float64 as NumPy does."""
+    """Raise integers to a power: small ones by products, float exponents in float64 as NumPy does."""
     if isinstance(exponent, float):
         return power(base.astype("float64"), exponent)
     if base._node.dtype != "int64" or not 1 <= exponent <= 8:
@@ -227,7 +227,7 @@ def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
 
 @recorded
 def matmul(a: Any, b: Any) -> Tracer:
-    """`numpy.matmul` for vectors and matrices; a product with a vector becomes a weighted sum."""
+    """Multiply vectors and matrices as `numpy.matmul`; a product with a vector becomes a weighted sum."""
     trace = trace_of((a, b))
     a, b = as_tracer(a, trace), as_tracer(b, trace)
     for operand in (a, b):

@@ -47,6 +47,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
+        """Whether to save a row reduction: gradients need none of the products beneath it for anything else."""
         return products.isdisjoint(_reachable([reduction.inputs[0]], saved))
 
     def chosen(node: Node) -> bool:
@@ -56,7 +57,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
 
 
 def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
-    """The maxima and minima whose own elements gradients compare with them."""
+    """Find the maxima and minima that gradients compare with the elements they were taken of."""
 
     def stop(node: Node) -> bool:
         return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
@@ -82,13 +83,13 @@ def _is_exact(node: Node) -> bool:
 
 
 def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
-    """The values to save so that the roots can be recomputed bit for bit."""
+    """Choose the values to save so that the roots can be recomputed bit for bit."""
     found = [n for n in _reachable(roots, lambda n: saved(n) or not _is_exact(n)) if not saved(n) and not _is_exact(n)]
     return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
 
 
 def stored(node: Node) -> Node:
-    """The form in which a value is saved: 16-bit reductions in float32, as they were computed."""
+    """Return the form in which a value is saved: 16-bit reductions in float32, as they were computed."""
     return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
 
 

@@ -43,9 +43,9 @@ class Trace:
 
     def __init__(self) -> None:
         self.inputs: list[g.Node] = []
-        self.effects: dict[int, g.Node] = {}
+        self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by number of the argument
         self.calls: list[Call] = []
-        self._quiet = False
+        self._quiet = False  # whether operations belong to a call that is being recorded, or to none of the user's
 
     @contextmanager
     def call(self, name: str, operands: Iterable[Any]) -> Iterator[Callable[[Any], Any]]:

@@ -15,7 +15,7 @@ _SKIPPED = (_LIBRARY + os.sep, os.path.dirname(np.__file__) + os.sep)
 
 
 def user_line() -> str:
-    """File, line and text of the innermost frame outside this library and NumPy."""
+    """Return file, line and text of the innermost frame outside this library and NumPy."""
     import linecache
 
     frame = sys._getframe(1)

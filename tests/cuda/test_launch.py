@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cupyfuse.cuda.gemm import OwnersBlas
+from cupyfuse.cuda.gemm import ForeignBlas
 from cupyfuse.cuda.launch import launcher
 from cupyfuse.errors import EngineError
 
@@ -117,6 +117,6 @@ def test_kernels_of_other_runtimes_are_called(device: Device) -> None:
 def test_a_missing_cublas_is_named(device: Device) -> None:
     device.cuda.runtime = SimpleNamespace(memsetAsync=None)
     with pytest.raises(EngineError, match=r"cuBLAS.*not found.*libnothing\.so"):
-        OwnersBlas(lambda: 0, "libnothing.so")
+        ForeignBlas(lambda: 0, "libnothing.so")
     with pytest.raises(EngineError, match="cublasSetStream"):
-        OwnersBlas(lambda: 0, ctypes.util.find_library("c") or "libc.so.6")
+        ForeignBlas(lambda: 0, ctypes.util.find_library("c") or "libc.so.6")

@@ -256,7 +256,7 @@ def check(plan: Plan) -> None:
     """Steps read what is there, write what is asked for, and do in their domain what their kind can do."""
     there = set(plan.graph.inputs)
     for step in plan.steps:
-        for node in (*step.inputs, *step.rare):
+        for node in (*step.inputs, *step.repair_inputs):
             assert resolve(node) in there or resolve(node).op == "const", f"{step.kind} reads {node} before it exists"
         inside = set(step.nodes)
         for node in step.nodes:

@@ -48,7 +48,8 @@ REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh",
 TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
 
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
-TILES, PIECES, TURNED = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh", "kernels_cu/split_columns.cu"
+TILES, PIECES = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh"
+SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
 
 
 def halves(select: str) -> tuple[str, ...]:
@@ -160,24 +161,24 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a low part without its own scale", PIECES, "* 2048.0f", "* 1024.0f", halves("22_bits")),
     Mutant("a row of padding that is read", ROWS, "row < rows ? cols : 0", "cols", halves("22_bits")),
     Mutant("small elements that are not counted", PIECES, "< 0x1p-14f;", "< 0x1p-24f;", halves("small")),
-    Mutant("a column of padding that is read", TURNED, "row < rows ? cols : 0", "cols", halves("columns")),
+    Mutant("a column of padding that is read", SPLIT_COLUMNS, "row < rows ? cols : 0", "cols", halves("columns")),
     Mutant(
         "no barrier before warps share the largest elements of columns",
-        TURNED,
+        SPLIT_COLUMNS,
         "    slots[0][warp][lane] = top;\n    __syncthreads();",
         "    slots[0][warp][lane] = top;",
         halves("columns"),
     ),
     Mutant(
-        "atoms that are written before all lanes have turned theirs",
-        TURNED,
+        "atoms that are written before all lanes have transposed theirs",
+        SPLIT_COLUMNS,
         "        __syncwarp(0xffffffffu);\n        char* const to",
         "        char* const to",
         halves("columns"),
     ),
     Mutant(
         "a strip's atoms written over the next ones",
-        TURNED,
+        SPLIT_COLUMNS,
         "min(static_cast<i64>(4), groups - first / 8) * 128",
         "4 * 128",
         halves("columns"),
@@ -423,7 +424,7 @@ MUTANTS: tuple[Mutant, ...] = (
         kernels("normalised or softmax"),
     ),
     # Guards and stages
-    Mutant("a pack that is not computed again", STAGES, "if (!fine) {", "if (false) {", kernels("folded")),
+    Mutant("a pack that is not computed again", STAGES, "if (!finite) {", "if (false) {", kernels("folded")),
     Mutant("totals of a row that are not combined", STAGES, "team.reduce_first(totals);", "", kernels("reductions")),
     Mutant(
         "per-row results by a thread that lacks them",

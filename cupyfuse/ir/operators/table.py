@@ -22,7 +22,7 @@ LOST = 1024.0
 
 
 def combined(*parts: float) -> float:
-    """The ulps of a chain of operations without cancellation: two for each ulp of a part, and one last rounding."""
+    """Bound the ulps of a chain of operations without cancellation: two for each ulp of a part, and a last rounding."""
     return 2.0 * sum(parts) + ROUNDING
 
 
@@ -111,5 +111,5 @@ def like(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def zero(o: Any, y: Any, *x: Any) -> Partials:
-    """The derivative of a step function."""
+    """Return the derivative of a step function."""
     return (None,) * len(x)

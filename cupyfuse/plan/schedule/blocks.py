@@ -13,7 +13,7 @@ class NotRowwise(Exception):
 
 
 def rowwise_values(graph: Graph) -> set[Node]:
-    """The values with a row for each row of the results, computed from that row alone.
+    """Find the values with a row for each row of the results, computed from that row alone.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class _Rows:
         inputs = list(node.inputs)
         if node.op in ("matmul", "split_matmul"):
             self.mark(inputs.pop(0), by_row, node.op)
-            if node.op == "split_matmul":
+            if node.op == "split_matmul":  # left are the right split, the left operand, the right operand
                 self.mark(inputs.pop(1), by_row, node.op)
             for i in inputs:
                 self.mark(i, False, "a matrix product")
@@ -80,7 +80,7 @@ class _Rows:
 
 
 def with_rows(graph: Graph, rowwise: set[Node], rows: int) -> Graph:
-    """The graph with another number of rows in its rowwise values."""
+    """Return the graph with another number of rows in its rowwise values."""
     done: dict[Node, Node] = {}
 
     def resized(node: Node) -> Node:

@@ -12,7 +12,11 @@ from ...ir.graph import Graph, Node
 class Layout:
     """The memory layout of an argument, as rows x columns, as far as a plan depends on it.
 
-    Whether the stride between columns (between rows) is 1; whether it is C-contiguous; whether cuBLAS can read it.
+    Attributes
+    ----------
+    unit_cols, unit_rows : whether the stride between columns, or between rows, is 1
+    contiguous : whether it is C-contiguous
+    blas : whether cuBLAS can read it
     """
 
     unit_cols: bool = True
@@ -32,7 +36,7 @@ _SPLIT_BY_COLUMNS = 4096
 
 
 def resolve(node: Node) -> Node:
-    """The value in memory beneath transposes and reshapes."""
+    """Return the value in memory beneath transposes and reshapes."""
     while node.op in ("transpose", "reshape"):
         node = node.inputs[0]
     return node

@@ -10,17 +10,22 @@ from ...ir.graph import Graph, Node, Shape
 from .memory import resolve
 from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
-# Operators that are a step of their own.
-_ALONE = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
-_IN_MEMORY = {"input", "transpose", "reshape", *_ALONE}
+# The kind of step of each operator that is a step of its own.
+_SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
+_IN_MEMORY = {"input", "transpose", "reshape", *_SINGLE_STEPS}
 
 
 class Scheduler:
-    """The partition of one graph."""
+    """The partition of one graph.
+
+    A layer is a position in the order of steps: a step reads only what steps of lower layers have written. A domain is
+    the rows and columns that a step runs over. `_place_all` gives each value both; `run` collects the steps from the
+    results backwards.
+    """
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without what guards alone compute
+        self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without values that only guards read
         self.read_back: set[Node] = set()  # stored values that column steps read rather than recompute
         self._place_all()
         self.read_back = self._worth_reading_back()
@@ -28,9 +33,9 @@ class Scheduler:
             self._place_all()
 
     def _place_all(self) -> None:
-        self.reducing: dict[Node, bool] = {}  # whether a value follows a reduction within its step
+        self.after_reduction: dict[Node, bool] = {}  # whether a value depends on a reduction of its own step
         self.layer: dict[Node, int] = {}
-        self.home: dict[Node, Shape] = {}  # the domain of the row program that computes a value
+        self.row_domain: dict[Node, Shape] = {}  # the domain of the row program that computes a value
         self.column_group: dict[Node, tuple[int, Shape]] = {}  # layer and domain of the column step that computes it
         for node in g.topological(self.graph.roots):
             self._place(node)
@@ -41,12 +46,12 @@ class Scheduler:
         return node.op in _IN_MEMORY or node in self.column_group
 
     def _place(self, node: Node) -> None:
-        self.reducing[node] = False
+        self.after_reduction[node] = False
         if node.op in ("input", "const"):
             self.layer[node] = 0
         elif node.op in ("transpose", "reshape"):
             self.layer[node] = self.layer[node.inputs[0]]
-        elif node.op in _ALONE:
+        elif node.op in _SINGLE_STEPS:
             self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
         elif node.reduction and node.axis == 0:
             layer = 1 + max((self.layer[f] for f in self.frontier(node.inputs[0])), default=0)
@@ -62,27 +67,28 @@ class Scheduler:
             self.layer[node] = group[0]
             return
         inputs = [i for i in g.eager_inputs(node) if i.op != "const"]
-        reducing = [i for i in inputs if self.reducing[i]]
-        self.home[node] = node.inputs[0].shape if node.reduction else self._common_home(node, reducing)
-        repairs = node.op == "guard" and node.inputs[1].reduction
-        self.reducing[node] = node.reduction or repairs or any(self.home[i] == self.home[node] for i in reducing)
+        reduced = [i for i in inputs if self.after_reduction[i]]
+        self.row_domain[node] = node.inputs[0].shape if node.reduction else self._common_row_domain(node, reduced)
+        guarded_reduction = node.op == "guard" and node.inputs[1].reduction
+        same_step = any(self.row_domain[i] == self.row_domain[node] for i in reduced)
+        self.after_reduction[node] = node.reduction or guarded_reduction or same_step
         layer = 1
         for i in inputs:
-            separate = self.in_memory(i) or (self.reducing[i] and self.home[i] != self.home[node])
+            separate = self.in_memory(i) or (self.after_reduction[i] and self.row_domain[i] != self.row_domain[node])
             layer = max(layer, self.layer[i] + (1 if separate else 0))
-        for i in self.rare_reads(node):
-            beside = not self.in_memory(i) and self.home[i] == self.home[node]
-            layer = max(layer, self.layer[i] + (0 if beside else 1))
+        for i in self.guard_only_reads(node):
+            same_step = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
+            layer = max(layer, self.layer[i] + (0 if same_step else 1))
         self.layer[node] = layer
 
-    def _common_home(self, node: Node, reducing: list[Node]) -> Shape:
-        """The domain of the reductions that a value follows, if it can be computed in their step."""
-        homes = {self.home[i] for i in reducing}
-        fitting = [h for h in homes if h[0] == node.shape[0] and node.shape[1] in (h[1], 1)]
+    def _common_row_domain(self, node: Node, reduced: list[Node]) -> Shape:
+        """Return the domain of the operands' reductions if a value can be computed in their step, else its shape."""
+        domains = {self.row_domain[i] for i in reduced}
+        fitting = [h for h in domains if h[0] == node.shape[0] and node.shape[1] in (h[1], 1)]
         return max(fitting, key=lambda h: (h[1], h), default=node.shape)
 
-    def rare_reads(self, node: Node) -> list[Node]:
-        """The values in memory that only a guard's exact form reads."""
+    def guard_only_reads(self, node: Node) -> list[Node]:
+        """List the values that only a guard's exact form reads."""
         if node.op != "guard":
             return []
         exact = node.inputs[1]
@@ -97,7 +103,7 @@ class Scheduler:
         return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
     def _finishing_group(self, node: Node) -> tuple[int, Shape] | None:
-        """The column step that can compute a per-column value along with its reductions, if there is one."""
+        """Find the column step that can compute a per-column value along with its reductions, if there is one."""
         if not node.pointwise or node.shape[0] != 1:
             return None
         groups = set()
@@ -111,30 +117,31 @@ class Scheduler:
 
     def _from_arguments(self, node: Node) -> bool:
         """Whether a value is an argument, or pointwise work on arguments."""
-        return g.is_leaf(node) or (node.pointwise and self.layer[node] == 1 and not self.reducing[node])
+        return g.is_leaf(node) or (node.pointwise and self.layer[node] == 1 and not self.after_reduction[node])
 
     def frontier(self, operand: Node) -> Iterator[Node]:
-        """Yield the values that a column step reads to compute its operand; it cannot reduce along rows."""
+        """Yield the values that a column step reads to compute its operand; column steps cannot reduce along rows."""
 
         def inward(node: Node) -> Iterable[Node]:
-            return () if self._stops(node) else node.inputs
+            return () if self._column_step_reads(node) else node.inputs
 
         for node in g.topological([operand], inward):
-            if self._stops(node) and node.op != "const":
+            if self._column_step_reads(node) and node.op != "const":
                 yield node
 
-    def _stops(self, node: Node) -> bool:
+    def _column_step_reads(self, node: Node) -> bool:
+        """Whether a column step reads a value from memory rather than recompute it; also true of constants."""
         if self.in_memory(node) or node.op == "const":
             return True
-        return node.reduction or (self.reducing[node] and node.shape[1] == 1) or node in self.read_back
+        return node.reduction or (self.after_reduction[node] and node.shape[1] == 1) or node in self.read_back
 
     def _worth_reading_back(self) -> set[Node]:
-        """Values that are stored anyway and that column steps read, because they are smaller than their operands.
+        """Choose stored values that column steps read, since they take fewer bytes than what they are computed from.
 
         16-bit values are recomputed: stored ones are rounded.
         """
         stored = {resolve(n) for n in self.graph.roots}
-        stored |= {resolve(i) for n in self.live_set if n.op in _ALONE for i in n.inputs}
+        stored |= {resolve(i) for n in self.live_set if n.op in _SINGLE_STEPS for i in n.inputs}
         summed: dict[tuple[int, Shape], dict[Node, None]] = {}
         for node, group in self.column_group.items():
             if node.reduction and node in self.live_set:
@@ -149,9 +156,11 @@ class Scheduler:
 
     # Collecting the steps, from the results backwards
     def run(self) -> list[Step]:
+        """Return the steps in the order of their launches."""
+        # Values still to compute, by layer, kind ("row", "column" or an operator) and domain of their step.
         self.required: dict[tuple[int, str, Shape], dict[Node, None]] = {}
-        self.rounded: set[Node] = set()
-        self.wanted: set[Node] = set()
+        self.rounded: set[Node] = set()  # stored in their own dtype, not the wider one that they are computed in
+        self.stored: set[Node] = set()  # values that some step writes to memory
         for root in self.graph.roots:
             self._require(root)
             self._round(resolve(root))
@@ -173,37 +182,41 @@ class Scheduler:
         node = resolve(node)
         if node.op in ("input", "const"):
             return
-        self.wanted.add(node)
-        if node.op in _ALONE:
+        self.stored.add(node)
+        if node.op in _SINGLE_STEPS:
             key = (self.layer[node], node.op, (0, 0))
         elif node in self.column_group:
             key = (self.layer[node], "column", self.column_group[node][1])
         else:
-            key = (self.layer[node], "row", self.home[node])
+            key = (self.layer[node], "row", self.row_domain[node])
         self.required.setdefault(key, {})[node] = None
 
     def _row_step(self, roots: list[Node], layer: int, domain: Shape) -> Step:
+        """Build the row program that computes `roots`."""
+
         def read(node: Node) -> bool:
+            """Whether the step reads a value from memory rather than compute it."""
             if self.in_memory(node):
                 return True
-            if node in self.wanted and self.layer[node] < layer:
+            if node in self.stored and self.layer[node] < layer:
                 return True
-            return self.reducing[node] and self.home[node] != domain
+            return self.after_reduction[node] and self.row_domain[node] != domain
 
-        nodes, inputs, rare = self._collect(roots, read)
+        nodes, inputs, repair_inputs = self._collect(roots, read)
         if not any(n.reduction for n in nodes):
-            # The reductions that it follows are in memory: its domain is that of its own values.
+            # All reductions are in memory: the domain is that of the values left.
             domain = g.broadcast_shapes(*(n.shape for n in nodes))
-        return step_of("RowProgram", domain, nodes, inputs, roots, rare)
+        return step_of("RowProgram", domain, nodes, inputs, roots, repair_inputs)
 
     def _column_step(self, roots: list[Node], domain: Shape) -> Step:
+        """Build the step of the column reductions `roots`, and of the values computed along with them."""
         group = (self.layer[roots[0]], domain)
 
         def read(node: Node) -> bool:
-            return self.column_group.get(node) != group and self._stops(node)
+            return self.column_group.get(node) != group and self._column_step_reads(node)
 
-        nodes, inputs, rare = self._collect(roots, read)
-        return step_of("ColumnStats", domain, nodes, inputs, roots, rare)
+        nodes, inputs, repair_inputs = self._collect(roots, read)
+        return step_of("ColumnStats", domain, nodes, inputs, roots, repair_inputs)
 
     def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
         """Return the nodes of a step, the values that it always reads, and those that only guards read."""
@@ -213,38 +226,39 @@ class Scheduler:
             order = [n for n in walk if n.op != "const"]
             inside = [n for n in order if not stop(n)]
             outside = [n for n in order if stop(n)]
-            rare = dict.fromkeys(r for n in inside for r in self.rare_reads(n) if r not in order)
-            beside = [r for r in rare if not stop(r)]
-            if not beside:
+            repair_inputs = dict.fromkeys(r for n in inside for r in self.guard_only_reads(n) if r not in order)
+            computed_here = [r for r in repair_inputs if not stop(r)]
+            if not computed_here:
                 break
-            needed += beside
-        for node in (*outside, *rare):
+            needed += computed_here
+        for node in (*outside, *repair_inputs):
             self._require(node)
-        return inside, outside, list(rare)
+        return inside, outside, list(repair_inputs)
 
     def _single_step(self, node: Node) -> Step:
+        """Build the step of one matrix product, split or copy."""
         for i in node.inputs:
             self._require(i)
             if node.op in ("matmul", "split"):
                 self._round(resolve(i))
         self.rounded.update(i for i in node.inputs if i.op == "split")
         # The operands themselves are read only for elements that the split cannot hold.
-        rare = node.inputs[2:] if node.op == "split_matmul" else ()
-        inputs = [i for i in node.inputs if i not in rare]
+        repair_inputs = node.inputs[2:] if node.op == "split_matmul" else ()
+        inputs = [i for i in node.inputs if i not in repair_inputs]
         domain = node.inputs[0].shape if node.op == "split" else node.shape
-        return step_of(_ALONE[node.op], domain, [node], inputs, [node], list(rare))
+        return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, [node], list(repair_inputs))
 
     def _round(self, node: Node) -> None:
-        """Store a value in its own dtype, as results and operands of products are."""
+        """Mark a value to be stored in its own dtype, as results and operands of products are."""
         self.rounded.add(_copied(node))
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
-        """The dtype of each value in memory: its own if rounded, else the wider type that it is computed in."""
+        """Return the dtype of each value in memory: its own if rounded, else the wider one that it is computed in."""
         found: dict[Node, str] = {}
         for node in self.graph.inputs:
             found[node] = node.dtype
         for step in steps:
-            for node in (*step.outputs, *(resolve(i) for i in (*step.inputs, *step.rare))):
+            for node in (*step.outputs, *(resolve(i) for i in (*step.inputs, *step.repair_inputs))):
                 if node.op == "copy":
                     found[node] = found[resolve(node.inputs[0])]
                 else:
@@ -253,7 +267,7 @@ class Scheduler:
         return found
 
     def rounded_in_part(self, steps: list[Step]) -> set[Node]:
-        """16-bit values that some steps read from memory, where they are rounded, and others recompute."""
+        """Find 16-bit values that some steps read from memory, where they are rounded, and others recompute."""
         own = {n for n in self.rounded if dtypes.compute(n.dtype) != n.dtype and not _exact(n)}
         if not own:
             return own
@@ -261,13 +275,13 @@ class Scheduler:
         computed: set[Node] = set()
         for step in steps:
             if step.kind in ("RowProgram", "MatVec", "ColumnStats"):
-                read.update(_copied(resolve(i)) for i in (*step.inputs, *step.rare))
+                read.update(_copied(resolve(i)) for i in (*step.inputs, *step.repair_inputs))
                 computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
         return own & read & computed
 
 
 def _copied(node: Node) -> Node:
-    """The value in memory beneath copies and views."""
+    """Return the value in memory beneath copies and views."""
     while node.op == "copy":
         node = resolve(node.inputs[0])
     return node

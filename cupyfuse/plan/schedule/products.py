@@ -1,6 +1,6 @@
 """Choice of matrix products: cuBLAS in the operands' dtype, or the hi/lo split of float32 operands on tensor cores.
 
-x = (hi + 2**-11 lo) / s, with float16 numbers hi and lo and a power of two s for each row, keeps 22 of 24 bits. The
+x = inverse (hi + 2**-11 lo), with float16 numbers hi and lo and a power of two for each row, keeps 22 of 24 bits. The
 product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both low parts, is
 below the rounding of the result.
 """
@@ -26,7 +26,7 @@ _FIXED_WIDTH = 28  # cost of a tile beside its products, in columns
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
     """Replace each float32 product by the one that will run, with the reason in its field `how`.
 
-    `fixed` are the values that are prepacked.
+    `fixed` are the values that depend on bound arguments alone, so that their hi/lo splits can be prepacked.
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
     done: dict[Node, Node] = {}
@@ -34,19 +34,19 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     for node in g.topological(graph.roots):
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
-            kept = settings.keep_halves and node.inputs[1] in fixed, settings.keep_halves and node.inputs[0] in fixed
-            done[node] = _choose(done[node], settings, *kept, shared)
+            left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
+            done[node] = _choose(done[node], settings, right_prepacked, left_prepacked, shared)
     return graph.replace(done)
 
 
-# Operands transposed, split or rounded, which several products may share.
+# Operands that several products may share, by (one of "transposed", "split", "rounded"; the original).
 _Shared = dict[tuple[str, Node], Node]
 
 
-def _choose(node: Node, settings: Settings, right_kept: bool, left_kept: bool, shared: _Shared) -> Node:
+def _choose(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool, shared: _Shared) -> Node:
     if _rounds_operands(node, settings):
         return _round_operands(node, shared)
-    reason = _reason_against(node, settings, right_kept, left_kept)
+    reason = _reason_against(node, settings, right_prepacked, left_prepacked)
     if reason:
         return replace(node, how=reason)
     left, right = _operands(node, shared)
@@ -65,7 +65,7 @@ def _rounds_operands(node: Node, settings: Settings) -> bool:
 
 
 def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
-    """The operands of a product, the right one transposed: sums run along the rows of both."""
+    """Return the operands of a product, the right one transposed: sums run along the rows of both."""
     right = node.inputs[1]
     return node.inputs[0], shared.setdefault(("transposed", right), g.transpose(right))
 
@@ -78,8 +78,8 @@ def _round_operands(node: Node, shared: _Shared) -> Node:
     return Node("matmul", inputs, node.shape, "float32", how=how)
 
 
-def _reason_against(node: Node, settings: Settings, right_kept: bool, left_kept: bool) -> str:
-    """Why a product is left to cuBLAS; empty if the split is faster and as accurate."""
+def _reason_against(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool) -> str:
+    """Explain why a product is left to cuBLAS; empty if the split is faster and as accurate."""
     library = f"cuBLAS {node.dtype}"
     if node.dtype != "float32":
         return f"{library} with {'float64' if node.dtype == 'float64' else 'float32'} sums"
@@ -92,35 +92,36 @@ def _reason_against(node: Node, settings: Settings, right_kept: bool, left_kept:
         return f"{library}: the hi/lo split is not faster on an {settings.device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
-    fast, plain = split_time(node, settings.device, right_kept, left_kept), float32_time(node, settings.device)
+    fast = split_time(node, settings.device, right_prepacked, left_prepacked)
+    plain = float32_time(node, settings.device)
     if fast >= plain:
         return f"{library}: {plain * 1e6:.3g} us, where the hi/lo split would take {fast * 1e6:.3g} us"
     return ""
 
 
 def float32_time(node: Node, device: Device) -> float:
-    """Seconds of cuBLAS for a float32 product, at the rate measured for large ones."""
+    """Estimate the seconds of cuBLAS for a float32 product, at the rate measured for large ones."""
     return max(g.flops(node) / (0.76 * device.simt), _operand_bytes(node) / device.bandwidth) + 2e-6
 
 
-def split_time(node: Node, device: Device, right_kept: bool = False, left_kept: bool = False) -> float:
-    """Seconds of a split product, with the splits of operands that are not prepacked."""
+def split_time(node: Node, device: Device, right_prepacked: bool = False, left_prepacked: bool = False) -> float:
+    """Estimate the seconds of a split product, with the splits of operands that are not prepacked."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
     compute = max(flops / device.split, _operand_bytes(node) / device.bandwidth)
-    split = 8 * depth * (rows * (not left_kept) + cols * (not right_kept)) / (0.85 * device.bandwidth)
+    split = 8 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked)) / (0.85 * device.bandwidth)
     return compute + split + _OVERHEAD
 
 
 def tile_columns(rows: int, cols: int, width: int, processors: int) -> int:
-    """Columns that each multiprocessor computes in all its tiles, `_FIXED_WIDTH` for each tile included."""
+    """Count the columns that each multiprocessor computes in all its tiles, `_FIXED_WIDTH` for each tile included."""
     tiles = -(-rows // TILE_ROWS) * -(-cols // width)
     return -(-tiles // processors) * (_FIXED_WIDTH + width)
 
 
 def tile_width(rows: int, cols: int, processors: int) -> int:
-    """The tile width with which a product takes the least time on so many multiprocessors."""
+    """Choose the tile width with which a product takes the least time on so many multiprocessors."""
     return min(TILE_WIDTHS, key=lambda width: tile_columns(rows, cols, width, processors))
 
 

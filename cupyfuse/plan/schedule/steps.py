@@ -15,7 +15,8 @@ from .memory import resolve
 class Step:
     """One step of a plan (see `Plan.steps`), over `domain`, the rows and columns of its elements.
 
-    It computes the values `nodes` from `inputs`, writes `outputs`, and reads `rare` in guards only.
+    It computes the values `nodes` from `inputs` and writes `outputs`. It reads `repair_inputs` only where results need
+    repair: in the exact forms of guards, and for elements that the hi/lo split cannot hold.
     """
 
     kind: str
@@ -28,7 +29,7 @@ class Step:
     nodes: tuple[Node, ...] = field(repr=False)
     inputs: tuple[Node, ...] = field(repr=False)
     outputs: tuple[Node, ...] = field(repr=False)
-    rare: tuple[Node, ...] = field(default=(), repr=False)
+    repair_inputs: tuple[Node, ...] = field(default=(), repr=False)
 
     @property
     def how(self) -> str:
@@ -37,7 +38,7 @@ class Step:
 
 
 def step_of(
-    kind: str, domain: Shape, nodes: list[Node], inputs: list[Node], outputs: list[Node], rare: list[Node]
+    kind: str, domain: Shape, nodes: list[Node], inputs: list[Node], outputs: list[Node], repair_inputs: list[Node]
 ) -> Step:
     if kind == "RowProgram" and _is_matvec(nodes, domain):
         kind = "MatVec"
@@ -52,7 +53,7 @@ def step_of(
         nodes=tuple(nodes),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
-        rare=tuple(rare),
+        repair_inputs=tuple(repair_inputs),
     )
 
 
@@ -84,14 +85,17 @@ def fuse_splits(steps: list[Step]) -> list[Step]:
             own = [n for s in splits for n in s.outputs]
             nodes = [*own, *step.nodes]
             inputs = [*(i for s in splits for i in s.inputs), *(i for i in step.inputs if i not in own)]
-            rare = [n for n in step.rare if n not in inputs]
-            step = step_of("Gemm", step.domain, nodes, inputs, [*own, *step.outputs], rare)
+            repair_inputs = [n for n in step.repair_inputs if n not in inputs]
+            step = step_of("Gemm", step.domain, nodes, inputs, [*own, *step.outputs], repair_inputs)
         result.append(step)
     return [*result, *waiting.values()]
 
 
 def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
-    """Fuse steps on scalar arguments into the last row program: BatchNorm's counter then costs no launch of its own."""
+    """Fuse steps on scalar arguments, such as BatchNorm's counter, into the last row program with a reduction.
+
+    They then cost no launch of their own.
+    """
     hosts = [s for s in steps if s.kind in ("RowProgram", "MatVec") and any(n.reduction for n in s.nodes)]
     if not hosts or hosts[-1].domain[0] == 0:
         return steps
@@ -102,9 +106,9 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
         if s.kind == "RowProgram"
         and s.domain == (1, 1) != host.domain
         and all(g.is_leaf(i) for i in s.inputs)
-        and not s.rare
-        and not {resolve(i) for i in s.inputs} & {resolve(i) for i in (*host.inputs, *host.rare)}
-        and not any(resolve(i) in s.outputs for other in steps for i in (*other.inputs, *other.rare))
+        and not s.repair_inputs
+        and not {resolve(i) for i in s.inputs} & {resolve(i) for i in (*host.inputs, *host.repair_inputs)}
+        and not any(resolve(i) in s.outputs for other in steps for i in (*other.inputs, *other.repair_inputs))
     ]
     if not scalar:
         return steps
@@ -121,12 +125,12 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
 
 
 def column_launches(domain: Shape) -> int:
-    """Launches of a column step: one, and one that merges if blocks share the rows."""
+    """Count the launches of a column step: one, and one that merges if blocks share the rows."""
     return 1 if column_splits(domain) == 1 else 2
 
 
 def column_splits(domain: Shape) -> int:
-    """Number of blocks that share the rows of a strip of columns: a power of two, so that few kernels are compiled."""
+    """Choose how many blocks share the rows of a strip of columns: a power of two, so that few kernels are compiled."""
     rows, cols = domain
     strips = max(1, -(-cols // 32))
     splits = 1

@@ -18,7 +18,7 @@ import torch
 
 from ... import devices
 from ...cuda.compile import check_process, load_together
-from ...cuda.gemm import Gemm, Operand, OwnersBlas, library_name
+from ...cuda.gemm import ForeignBlas, Gemm, Operand, library_name
 from ...cuda.kernel import Kernel
 from ...cuda.runtime import Function, load_unless_capturing
 from ...devices import Device
@@ -154,8 +154,8 @@ def runtime_of(index: int) -> TorchRuntime:
 
 
 @lru_cache(maxsize=1)
-def _blas() -> OwnersBlas:
+def _blas() -> ForeignBlas:
     """Return PyTorch's cuBLAS: the library that its own depends on, where the system can tell."""
     own = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     major = str(torch.version.cuda).partition(".")[0]
-    return OwnersBlas(torch._C._cuda_getCurrentBlasHandle, str(own) if own.exists() else library_name(major))
+    return ForeignBlas(torch._C._cuda_getCurrentBlasHandle, str(own) if own.exists() else library_name(major))

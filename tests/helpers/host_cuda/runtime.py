@@ -15,7 +15,7 @@ import numpy as np
 
 from cupyfuse import dtypes
 from cupyfuse.cuda.kernel import Kernel
-from cupyfuse.cuda.runtime import ArraysLikeNumpys
+from cupyfuse.cuda.runtime import NumpyLikeArrays
 from cupyfuse.devices import Device
 from host_cuda.library import HostCudaError, Library
 
@@ -96,7 +96,7 @@ def _unpoison(address: int, nbytes: int) -> None:
     _PROCESS.__asan_unpoison_memory_region(ctypes.c_void_p(address), ctypes.c_size_t(nbytes))
 
 
-class HostRuntime(ArraysLikeNumpys):
+class HostRuntime(NumpyLikeArrays):
     """A `cupyfuse.cuda.runtime.Runtime` without a GPU.
 
     Attributes
