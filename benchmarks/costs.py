@@ -92,11 +92,12 @@ class _Chain:
         from cupyfuse.torch.chains.runtime import device_of
         from cupyfuse.torch.cost.estimate import estimate
 
-        graded = [bool(t.requires_grad) for t in self._tensors]
+        requires_grad = [bool(t.requires_grad) for t in self._tensors]
         precision = self._torch.get_float32_matmul_precision()
         chain, metas = self._question.chain, self._question.metas
         device = device_of(self._tensors[0])
-        found = estimate(chain, metas, graded=graded, precision=precision, device=device, compiled=compiled)
+        options = {"precision": precision, "device": device, "compiled": compiled}
+        found = estimate(chain, metas, requires_grad=requires_grad, **options)
         if found.reason:
             return {}
         values = (found.ours.gpu, found.ours.host, found.theirs.gpu, found.theirs.host)
