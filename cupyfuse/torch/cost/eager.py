@@ -1,4 +1,4 @@
-"""The time of a chain in PyTorch eager: a table of its kernels, operation by operation."""
+"""Estimate the time of a chain in PyTorch eager, by a table of the kernels of each operation."""
 
 from __future__ import annotations
 

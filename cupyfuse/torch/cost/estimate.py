@@ -1,4 +1,4 @@
-"""Estimates: what a chain takes of the GPU and of the host, through this library and without it.
+"""Estimate what a chain takes of the GPU and of the host, through this library and without it.
 
 GPU times are rooflines: bytes over the bandwidth that is reached, FLOPs over the rate that is reached, and a floor for
 each launch. Host times count launches and calls.

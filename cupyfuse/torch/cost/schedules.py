@@ -1,4 +1,4 @@
-"""Times of schedules: of the plan that this library would run, and of the kernels that Inductor would.
+"""Estimate times of schedules: of the plan that this library would run, and of the kernels that Inductor would.
 
 Inductor's schedule is that of the chain as it is written, nothing rewritten, with every product by cuBLAS.
 """

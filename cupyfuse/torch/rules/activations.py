@@ -1,4 +1,4 @@
-"""Activations, and exponentials that are normalised along a dimension."""
+"""Rules of activations, and of softmax and its like along a dimension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elements chosen by labels along a dimension, and the losses of classes.
+"""Rules that index with labels along a dimension: gather, one_hot, and the losses over classes.
 
 A label is compared with the positions along its dimension, and what it chooses is summed among zeros: infinities and
 NaN elsewhere stay out, and the gradient goes to the chosen element alone. A label that is out of range chooses NaN,

@@ -1,4 +1,4 @@
-"""Losses element by element, and similarities."""
+"""Rules of elementwise losses and of similarities."""
 
 from __future__ import annotations
 

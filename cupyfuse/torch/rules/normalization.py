@@ -1,4 +1,4 @@
-"""Normalisation by the moments of rows or columns."""
+"""Rules of normalisation: layer, RMS, group, instance and batch norm, and `normalize`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls draw random numbers, as PyTorch's dispatcher tags its operators."""
+"""Tell which calls draw random numbers, by the tags of PyTorch's operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums and the like, extremes, moments, norms."""
+"""Rules of reductions: sums, products, extremes, moments, norms."""
 
 from __future__ import annotations
 

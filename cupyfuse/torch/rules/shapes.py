@@ -1,4 +1,4 @@
-"""Views of the same elements, and what changes nothing."""
+"""Rules of views (reshape, permute, indexing) and of operations that change nothing."""
 
 from __future__ import annotations
 
