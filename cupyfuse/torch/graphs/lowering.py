@@ -176,9 +176,9 @@ class _Lowerer:
                     self.graph.erase_node(node)
         return new
 
-    def _saved(self, fused: FusedChain, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
-        """The values saved for the backward pass; None where others would have changed what it reads."""
-        needs = [graded and bool(t.requires_grad) for t in tensors]
+    def _saved(self, fused: FusedChain, tensors: Sequence[Any], grad: bool, changed: set[int]) -> str | None:
+        """Choose what is saved for the backward pass, as text; None where others would change what that reads."""
+        needs = [grad and bool(t.requires_grad) for t in tensors]
         if not any(needs) or (self.lowering.differentiates and not changed):
             return "[]"
         chain = fused.with_hints()
