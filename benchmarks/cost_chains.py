@@ -1,4 +1,4 @@
-"""The chains on which the cost model is held beside measurements. Imported only where PyTorch is installed."""
+"""The chains on which the cost model is compared with measurements. Imported only where PyTorch is installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Builder:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of chain; called with a dtype and a shape, it returns the chain and its inputs' shapes and dtypes."""
+    """A chain for any shape: called with a dtype and a shape, it returns the chain and its inputs' metas."""
 
     name: str
     inputs: str  # shapes in letters, of (m, k, n) for chains with products, of (m, n) for others; stars mark weights
@@ -130,8 +130,8 @@ PLAN: tuple[tuple[Recipe, tuple[str, ...], tuple[Shape, ...]], ...] = (
 
 
 @dataclass(frozen=True)
-class Question:
-    """A chain for inputs of one shape and dtype."""
+class SizedChain:
+    """A chain for inputs of one shape and dtype; `shape` is (M, K, N) for products, else (M, N)."""
 
     name: str
     dtype: str
@@ -140,13 +140,13 @@ class Question:
     metas: tuple[Meta, ...]
 
 
-def questions() -> Iterator[Question]:
+def sized_chains() -> Iterator[SizedChain]:
     """Yield the chains of `PLAN` in its order."""
-    for recipe, kinds, shapes in PLAN:
+    for recipe, dtypes, shapes in PLAN:
         for shape in shapes:
-            for dtype in kinds:
+            for dtype in dtypes:
                 chain, metas = recipe(dtype, shape)
-                yield Question(recipe.name, dtype, shape, chain, tuple(metas))
+                yield SizedChain(recipe.name, dtype, shape, chain, tuple(metas))
 
 
 def as_written(chain: Chain) -> Callable[..., list[Any]]:

@@ -1,4 +1,4 @@
-"""The cost model beside measurements: chains through the library, through PyTorch eager and through Inductor.
+"""Compare the cost model with measurements: chains through the library, PyTorch eager and Inductor.
 
 Each chain is measured alone. What Inductor adds to a compiled graph for it is its host time less that of a compiled
 function of the same inputs that computes nothing. In training the weights change before each call, as an optimizer
@@ -49,14 +49,14 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     torch = lab.need_torch().torch
     shares = {EAGER: 1.0} if lab.compile_missing else {EAGER: 0.5, INDUCTOR: 1.0}
     for rival, share in shares.items():
-        for question, training in itertools.product(cost_chains.questions(), (False, True)):
+        for sized, training in itertools.product(cost_chains.sized_chains(), (False, True)):
             if time.perf_counter() - began >= share * options.seconds:
                 break
             group = f"{'Training' if training else 'Inference'} beside {rival}"
-            case = Case(group, question.name, question.shape, question.dtype)
+            case = Case(group, sized.name, sized.shape, sized.dtype)
             with torch.set_grad_enabled(training):
                 try:
-                    chain = _Chain(lab, question, training, options.seed)
+                    chain = _Chain(lab, sized, training, options.seed)
                     case.facts = chain.predicted(rival == INDUCTOR)
                 except Exception as error:  # out of memory, for one
                     case.results = [Result(OURS, failure=describe(error)), Result(rival)]
@@ -68,35 +68,37 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
 
 
 class _Chain:
-    """A chain with tensors to call it with."""
+    """A chain with tensors to call it with, and each rival's call of it."""
 
-    def __init__(self, lab: Lab, question: Any, training: bool, seed: int):
+    def __init__(self, lab: Lab, sized: Any, training: bool, seed: int):
         from .cost_chains import as_written
 
         self._rivals = lab.need_torch()
         self._torch = torch = self._rivals.torch
-        self._question, self._training = question, training
+        self._sized, self._training = sized, training
         torch.manual_seed(seed)
-        place = self._rivals.device_type()
+        device = self._rivals.device_type()
         self._tensors: list[Any] = []
-        for number, (shape, dtype) in enumerate(question.metas):
-            values = torch.rand(shape, device=place) + 0.5 if len(shape) == 1 else torch.randn(shape, device=place)
-            scale = shape[-1] ** -0.5 if len(shape) > 1 and number in question.chain.fixed else 1.0
-            statistics = question.name == "head_softmax" and number in (3, 4)  # no gradient is wanted of these
+        for number, (shape, dtype) in enumerate(sized.metas):
+            # Vectors are biases, scales and variances: positive. Weights keep the variance of what they multiply.
+            values = torch.rand(shape, device=device) + 0.5 if len(shape) == 1 else torch.randn(shape, device=device)
+            scale = shape[-1] ** -0.5 if len(shape) > 1 and number in sized.chain.fixed else 1.0
+            statistics = sized.name == "head_softmax" and number in (3, 4)  # running, without gradients
             tensor = (values * scale).to(getattr(torch, dtype))
             self._tensors.append(tensor.requires_grad_(training and not statistics))
-        self._written = as_written(question.chain)
+        self._written = as_written(sized.chain)
 
     def predicted(self, compiled: bool) -> dict[str, float]:
         """Return the model's estimates in microseconds; empty where it makes none."""
         from cupyfuse.torch.chains.runtime import device_of
         from cupyfuse.torch.cost.estimate import estimate
 
-        graded = [bool(t.requires_grad) for t in self._tensors]
+        requires_grad = [bool(t.requires_grad) for t in self._tensors]
         precision = self._torch.get_float32_matmul_precision()
-        chain, metas = self._question.chain, self._question.metas
+        chain, metas = self._sized.chain, self._sized.metas
         device = device_of(self._tensors[0])
-        found = estimate(chain, metas, graded=graded, precision=precision, device=device, compiled=compiled)
+        options = {"precision": precision, "device": device, "compiled": compiled}
+        found = estimate(chain, metas, requires_grad=requires_grad, **options)
         if found.reason:
             return {}
         values = (found.ours.gpu, found.ours.host, found.theirs.gpu, found.theirs.host)
@@ -111,7 +113,7 @@ class _Chain:
     def _ours(self) -> Call:
         from cupyfuse.torch.chains.runner import Runner
 
-        runner = Runner(self._question.chain)
+        runner = Runner(self._sized.chain)
         runner(self._tensors)
         if runner.refusals:
             raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
@@ -143,7 +145,7 @@ class _Chain:
             return forward
         torch = self._torch
         wanted = [t for t in self._tensors if t.requires_grad]
-        changed = [self._tensors[k] for k in self._question.chain.fixed if self._tensors[k].requires_grad]
+        changed = [self._tensors[k] for k in self._sized.chain.fixed if self._tensors[k].requires_grad]
         with torch.no_grad():
             cotangents = [torch.ones_like(o) for o in (like() if like else self._written(*self._tensors))]
 

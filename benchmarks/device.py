@@ -1,4 +1,4 @@
-"""The GPU as timing needs it: events, L2 eviction, a kernel that holds the stream, graphs. All through CuPy."""
+"""Control the GPU for timing: events, L2 eviction, a kernel that holds the stream, graphs. All through CuPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The heads trained on several GPUs: losses beside PyTorch's own, and times per step.
+"""Train the heads on several GPUs: losses compared with PyTorch's own, and times per step.
 
     python -m benchmarks distributed                        # a process for each GPU; without any, two on the CPU
     torchrun --nproc-per-node 2 -m benchmarks.distributed   # the same, in processes that are there
@@ -129,7 +129,7 @@ def plan(heads: Sequence[str], dtypes: Sequence[str], forms: Sequence[str]) -> l
 
 
 @functools.lru_cache(maxsize=1)
-def load_models(head: str, shape: tuple[int, int, int], dtype: Any, place: Any) -> list[Any]:
+def load_models(head: str, shape: tuple[int, int, int], dtype: Any, device: Any) -> list[Any]:
     """Return the plain model and the drop-in one, with the same parameters in every process."""
     import torch
 
@@ -138,7 +138,7 @@ def load_models(head: str, shape: tuple[int, int, int], dtype: Any, place: Any) 
     source, built = load(head, shape), []
     for model in (source.Model, source.ModelNew):
         torch.manual_seed(0)
-        built.append(model(*source.get_init_inputs()).to(place, dtype))
+        built.append(model(*source.get_init_inputs()).to(device, dtype))
     return built
 
 
@@ -155,17 +155,18 @@ class Worker:
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local = int(os.environ.get("LOCAL_RANK", self.rank))
         self.gpu = torch.cuda.is_available() and torch.cuda.device_count() > local
-        self.place = torch.device("cuda", local) if self.gpu else torch.device("cpu")
+        self.device = torch.device("cuda", local) if self.gpu else torch.device("cpu")
         if self.gpu:
-            torch.cuda.set_device(self.place)
-        more = {"device_id": self.place} if self.gpu else {}
-        self.dist.init_process_group("nccl" if self.gpu else "gloo", timeout=STUCK, **more)
+            torch.cuda.set_device(self.device)
+        bound = {"device_id": self.device} if self.gpu else {}
+        self.dist.init_process_group("nccl" if self.gpu else "gloo", timeout=STUCK, **bound)
+        # By head, dtype and wrapper: `_train`'s results for PyTorch in float64, then in the dtype.
         self._references: dict[Any, tuple[tuple[list[float], list[Any]], ...]] = {}
 
     def broadcast(self, value: Any) -> Any:
         """Return the first process's value."""
         held = [value]
-        self.dist.broadcast_object_list(held, src=0, device=self.place)
+        self.dist.broadcast_object_list(held, src=0, device=self.device)
         return held[0]
 
     def environment(self) -> dict[str, Any]:
@@ -174,7 +175,7 @@ class Worker:
         else:
             import cupy
 
-            found = environment.collect(cupy, self.torch.cuda.get_device_name(self.place))
+            found = environment.collect(cupy, self.torch.cuda.get_device_name(self.device))
         return {**found, "processes": self.count}
 
     def run(self, row: Row) -> None:
@@ -193,7 +194,7 @@ class Worker:
     def _measure(self, row: Row) -> None:
         torch, dtype = self.torch, getattr(self.torch, row.dtype)
         torch._dynamo.reset()
-        plain, drop_in = load_models(row.head, self.shape, dtype, self.place)
+        plain, drop_in = load_models(row.head, self.shape, dtype, self.device)
         key = (row.head, row.dtype, row.wrapper)
         if key not in self._references:
             self._references.clear()
@@ -239,12 +240,12 @@ class Worker:
 
     def _wrap(self, module: Any, wrapper: str, by_layer: bool = True) -> Any:
         if wrapper == "DDP":
-            places = [self.place] if self.gpu else None
-            return self.torch.nn.parallel.DistributedDataParallel(module, device_ids=places)
+            device_ids = [self.device] if self.gpu else None
+            return self.torch.nn.parallel.DistributedDataParallel(module, device_ids=device_ids)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(self.place.type, (self.count,))
+        mesh = init_device_mesh(self.device.type, (self.count,))
         # The linear layer's parameters apart from the others', as a layer of a larger model would have them.
         for part in module.children() if by_layer else ():
             if isinstance(part, self.torch.nn.Linear):
@@ -253,9 +254,10 @@ class Worker:
 
     def _batch(self, step: int, dtype: Any) -> Any:
         generator = self.torch.Generator().manual_seed(1000 * step + self.rank)
-        return self.torch.randn(self.shape[:2], generator=generator).to(self.place, dtype)
+        return self.torch.randn(self.shape[:2], generator=generator).to(self.device, dtype)
 
     def _step(self, module: Any, optimizer: Any, x: Any) -> Any:
+        """Take one training step towards outputs of 0.3, and return the loss (float32 or float64)."""
         optimizer.zero_grad()
         y = module(x)
         loss = (y.to(self.torch.promote_types(y.dtype, self.torch.float32)) - 0.3).square().sum(1).mean()
@@ -284,7 +286,7 @@ class Worker:
                 self._step(module, optimizer, x)
             self._synchronize()
             found.append((time.perf_counter() - begun) * 1e3 / steps)
-        median = torch.tensor(sorted(found[1:])[runs // 2], device=self.place)
+        median = torch.tensor(sorted(found[1:])[runs // 2], device=self.device)
         self.dist.all_reduce(median, self.dist.ReduceOp.MAX)
         return float(median)
 

@@ -1,4 +1,4 @@
-"""What a measurement was made with: the GPU, the driver, the versions, the commit."""
+"""Describe what a measurement was made with: the GPU, the driver, the versions, the commit."""
 
 from __future__ import annotations
 

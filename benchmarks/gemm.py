@@ -146,8 +146,8 @@ class Product:
         return self._returning(call, precision, torch)
 
 
-def plan(options: argparse.Namespace) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
-    """Yield group and name of each case, its family and its shape (M, K, N)."""
+def operand_cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
+    """Yield each case as (group, name, family, shape), the shape being (M, K, N)."""
     for family in options.families:
         yield "Families of data", family, family, options.shape
     for family in options.families:
@@ -158,7 +158,7 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[str, str, str, tuple[int
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every family at one shape, then the sweep over K."""
-    for group, name, family, shape in plan(options):
+    for group, name, family, shape in operand_cases(options):
         lab.release()
         x, weight = (lab.cupy.asarray(operand) for operand in families.draw(family, shape, options.seed))
         product = Product(lab, x, weight)

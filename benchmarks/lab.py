@@ -1,4 +1,4 @@
-"""The laboratory: a case's rivals compute the same, are checked against float64, then timed in turn."""
+"""Run a case of a benchmark: its rivals compute the same, are checked against float64, then timed in turn."""
 
 from __future__ import annotations
 

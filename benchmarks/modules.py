@@ -1,4 +1,4 @@
-"""Modules around those of libraries, for `networks`. Imports PyTorch."""
+"""Wrapper modules around models of transformers and timm, for `networks`. Imports PyTorch."""
 
 from __future__ import annotations
 

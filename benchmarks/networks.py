@@ -72,7 +72,7 @@ def _normal(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: 
 
 
 def _transformers(model: str, config: str, tiny: dict[str, Any], **settings: Any) -> Callable[[bool], Any]:
-    """Make a builder from a configuration class: the published base model's defaults but for these settings."""
+    """Make a builder of a transformers model: its configuration class with `settings`, and `tiny` if small."""
 
     def build(small: bool) -> Any:
         import transformers

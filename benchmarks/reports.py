@@ -300,6 +300,7 @@ def _count_failures(cases: Sequence[Case]) -> list[str]:
 
 
 def whole_models(report: Report) -> list[str]:
+    """Write the lines of the report on whole models; cases that time ran out for are named at the end."""
     measured = dataclasses.replace(report, cases=[case for case in report.cases if not case.unmeasured])
     present = {case.name.partition(",")[0] for case in measured.cases}
     lines = _explain(models.FIGURES, _HOW_MODELS, "milliseconds")

@@ -1,4 +1,4 @@
-"""Time on the GPU and on the host: rivals in turn, order statistics of what they took.
+"""Measure times on the GPU and on the host: rivals in turn, order statistics of their samples.
 
 The figures of a call are the methods of `Contest`; `report.FIGURES` says in words what each means.
 """
@@ -105,7 +105,10 @@ class Contest:
     def _take(
         self, sample: Callable[[str, Cost], float], cost: Callable[[Cost], float], low: int, high: int
     ) -> dict[str, Summary]:
-        """Take `low` to `high` samples of a `cost` in microseconds, in turns that start with another rival each."""
+        """Sample all rivals in turn, each `low` to `high` times as its budget allows; turns rotate who is first.
+
+        `cost` is the estimated time of one sample in microseconds. A rival that raises moves to `failures`.
+        """
         running = {name: c for name, c in self._costs.items() if name not in self.failures}
         counts = {name: clamp(self._budget_us / cost(c), low, high) for name, c in running.items()}
         samples: dict[str, list[float]] = {name: [] for name in counts}

@@ -1,4 +1,4 @@
-"""The heads as PyTorch modules: `cupyfuse.torch.fuse(model)` beside eager and compiled ones, on the same parameters.
+"""Time the heads as PyTorch modules: `cupyfuse.torch.fuse(model)` against eager and compiled, same parameters.
 
 The models are those of `examples/kernel_benchmark`. Unless a case says otherwise a module is used as a newcomer would:
 left in training mode, gradients enabled.
@@ -82,17 +82,17 @@ def require_whole(module: Any) -> None:
 
 
 class Head:
-    """One head: its parameters, and how each rival runs it."""
+    """One head: its parameters, its results and gradients in float64, and how each rival runs it."""
 
     def __init__(self, lab: Lab, name: str, options: argparse.Namespace):
         self._lab, self._name, self._options = lab, name, options
         self._torch = lab.need_torch()
         torch = self._torch.torch
         source = self._torch.load(name, options.shape)
-        place, dtype = self._torch.device_type(), getattr(torch, options.dtype)
+        device, dtype = self._torch.device_type(), getattr(torch, options.dtype)
         torch.manual_seed(options.seed)
-        self._module = source.Model(*source.get_init_inputs()).to(place, dtype)
-        self._x = source.get_inputs()[0].to(place, dtype)
+        self._module = source.Model(*source.get_init_inputs()).to(device, dtype)
+        self._x = source.get_inputs()[0].to(device, dtype)
         self._fused = fused(self._module)
         self._compiled: dict[str, Callable[..., Any]] = {}
         self._parameters = dict(self._module.named_parameters())
@@ -103,10 +103,10 @@ class Head:
             self._inferred = [exact.eval()(self._x.double())]
         with torch.enable_grad():
             out = exact.train()(self._x.double())
-            self._cotangent = torch.randn(out.shape, device=place).to(dtype)
+            self._cotangent = torch.randn(out.shape, device=device).to(dtype)
             (out * self._cotangent.double()).sum().backward()
         self._expected = [out.detach(), *(b.double() for b in exact.buffers())]
-        # The gradient of a bias before BatchNorm in training is zero, and what is computed noise.
+        # BatchNorm in training makes the gradient of a bias before it zero: rivals compute rounding noise.
         self._gradients = {n: p.grad for n, p in exact.named_parameters() if not (self._initial and n == "gemm.bias")}
         self._size = out.numel() * self._x.element_size()
 

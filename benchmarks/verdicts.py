@@ -1,4 +1,4 @@
-"""What reports must show, as data: a bound on a figure of cupyfuse, alone or beside that of a rival."""
+"""Requirements on reports, as data: a bound on a figure of cupyfuse, or on its ratio to a rival's."""
 
 from __future__ import annotations
 

@@ -89,4 +89,4 @@ def every_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     from cupyfuse.torch.cost import decision
     from cupyfuse.torch.graphs import partition
 
-    monkeypatch.setattr(decision, "judge_for", lambda *args, **kwargs: partition.anything)
+    monkeypatch.setattr(decision, "judge_for", lambda *args, **kwargs: partition.judge_without_costs)

@@ -20,7 +20,7 @@ _PREFIX = "cupyfuse."  # of our own options
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
-    """The backend "cupyfuse" of `torch.compile`.
+    """Fuse a graph's chains and compile it with Inductor: the backend "cupyfuse" of `torch.compile`.
 
     Parameters
     ----------
@@ -80,12 +80,14 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
 
 
 def _import(graph: Graph) -> ImportedGraph:
+    """Import a graph after rewriting it: no idle dropouts, no operations in place that chains could grow over."""
     remove_idle_dropouts(graph)
     functionalise(graph)
     return ImportedGraph(graph)
 
 
 def _copy(module: GraphModule) -> Graph:
+    """Copy a graph with what `graph_copy` leaves out: the sources of its inputs and its code generator."""
     graph = Graph(module)
     mapping: dict[Any, Any] = {}
     result = graph.graph_copy(module.graph, mapping)

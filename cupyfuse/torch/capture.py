@@ -67,23 +67,23 @@ class Capture:
         return self._direct.budget.used
 
     def parts(self, path: str) -> list[Part]:
-        """What was fused and what was left, for `explain`; parts of recaptured graphs are counted, not repeated."""
+        """List the fused chains and the operations left to PyTorch; recaptures of a graph count in `Part.captures`."""
         by_chain: dict[Any, list[Runner]] = {}
         for runner in self.runners:
             by_chain.setdefault(id(runner.chain), []).append(runner)
         found: dict[Any, Part] = {}
         for partition in list(self.partitions):
             operations = partition.captured.operations
-            graph = tuple((o.path, o.name) for o in operations)
-            occurred: Counter[Any] = Counter()
+            graph = tuple((o.path, o.name) for o in operations)  # equal for captures of the same code
+            seen: Counter[Any] = Counter()
             for fused in partition.chains:
                 where = operations[fused.members[0]].path
                 plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.executors)
                 part = Part(where, fused.chain.operations, plans, "", fused.note)
-                _count(found, graph, part, occurred)
+                _count(found, graph, part, seen)
             for k, reason in partition.left.items():
                 if reason != NO_TENSOR:
-                    _count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), occurred)
+                    _count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         return [*found.values(), *refusals(path, self.runners)]
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
@@ -108,14 +108,14 @@ class Capture:
         return replayed
 
 
-def _count(found: dict[Any, Part], graph: Any, part: Part, occurred: Counter[Any]) -> None:
-    """Add a part of a graph, or count one more capture of it."""
+def _count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[Any]) -> None:
+    """Add a part of a graph, or count one more capture of it; `seen` tells equal parts of one capture apart."""
     key = (graph, part.module, part.operations, part.reason)
-    occurred[key] += 1
-    before = found.get((key, occurred[key]))
+    seen[key] += 1
+    before = found.get((key, seen[key]))
     if before is not None:
         part = replace(part, plans=before.plans + part.plans, captures=before.captures + 1)
-    found[key, occurred[key]] = part
+    found[key, seen[key]] = part
 
 
 def _call(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Copies of modules under PyTorch's distributed wrappers.
+"""Keep the state of PyTorch's distributed wrappers in copies of modules.
 
 `fully_shard` and `replicate` keep their state in a table by module, and swap parameters in the modules' own
 dictionaries, which copies share: a copy that is entered into the table takes part as the original does.
@@ -18,7 +18,7 @@ def is_fsdp(module: Any) -> bool:
 
 
 def share_state(original: Any, copy: Any) -> None:
-    """Enter a copy of a module into the table of distributed states, if the module is in it."""
+    """Enter a copy of a module into the table of distributed states, with the state that the original has there."""
     states: Any = sys.modules.get("torch.distributed._composable_state")
     if states is None or isinstance(original, states._State):
         return

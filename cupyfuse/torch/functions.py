@@ -31,19 +31,22 @@ def _runner(steps: tuple[Step, ...], names: tuple[str, ...]) -> Runner:
 
 
 def chain_of(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[int] = frozenset()) -> Chain:
-    """Build the chain of steps, each on the result of the one before, the first on the first input."""
+    """Build the chain that applies each step to the result of the one before, the first to the first input.
+
+    `names` are those of the inputs, which steps refer to by `Ref`; `fixed` are the inputs that seldom change.
+    """
     calls: list[Call] = []
     updates: list[tuple[int, int]] = []
-    value, fresh = 0, len(names)
+    value, unused = 0, len(names)  # numbers: of the running value, and the next that stands for nothing yet
     for name, arguments, *named in steps:
         rule, filled = _resolve(name, (Ref(value), *arguments), dict(*named))
-        value, fresh = fresh, fresh + 1
+        value, unused = unused, unused + 1
         results = [value]
         for target in rule.updated(filled):
-            results.append(fresh if isinstance(target, Ref) else -1)
+            results.append(unused if isinstance(target, Ref) else -1)
             if results[-1] >= 0:
-                updates.append((target.number, fresh))
-                fresh += 1
+                updates.append((target.number, unused))
+                unused += 1
         calls.append(Call(rule.name, filled, tuple(results)))
     changing = {target for target, _ in updates}
     return Chain(names, tuple(calls), (value,), tuple(updates), fixed - changing)

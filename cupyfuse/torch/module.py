@@ -117,7 +117,7 @@ def _attach_capture(module: Any, choices: _Choices) -> None:
 
 @functools.cache
 def fused_class(original: Any) -> Any:
-    """The class of fused modules of a class: a subclass of it, with its name."""
+    """Make the subclass of a module class whose instances run fused, once for each class and by its name."""
     names: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,

@@ -55,9 +55,9 @@ class _DropIn(nn.Module):
     def _run(
         self, steps: tuple[Step, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...], sign: float = 1.0
     ) -> Tensor:
-        """Run a chain of which all inputs but the first are the module's own.
+        """Run steps as one chain, whose inputs after the first are the module's parameters.
 
-        `sign` is that of a constant among the steps which may be 0.0 or -0.0: as steps, these are equal.
+        `sign` tells apart, in the cache of runners, steps with a constant 0.0 and with -0.0, which compare equal.
         """
         own: _Runners = self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
         key = steps, sign

@@ -71,7 +71,7 @@ def test_errors(shape: tuple[int, ...], size: int, words: str) -> None:
         cf.avg_pool1d(np.ones(shape), size)
 
 
-@pytest.mark.parametrize("layout", ["turned", "reversed", "row_gap", "fortran"])
+@pytest.mark.parametrize("layout", ["transposed", "reversed", "row_gap", "fortran"])
 def test_a_product_with_a_reshape_of_an_argument_that_is_not_contiguous(
     engine: Engine, layout: str, rng: np.random.Generator
 ) -> None:

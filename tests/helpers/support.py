@@ -103,7 +103,7 @@ class Engine:
 
 NUMPY, HOST, CUDA = Engine("numpy"), Engine("host"), Engine("cuda")
 
-LAYOUTS = ("contiguous", "fortran", "row_gap", "column_gap", "reversed", "offset", "misaligned", "turned")
+LAYOUTS = ("contiguous", "fortran", "row_gap", "column_gap", "reversed", "offset", "misaligned", "transposed")
 
 
 def lay_out(xp: Any, values: np.ndarray[Any, Any], layout: str) -> Any:
@@ -124,7 +124,7 @@ def lay_out(xp: Any, values: np.ndarray[Any, Any], layout: str) -> Any:
         target = xp.empty(shape, values.dtype)[(slice(None, None, -1),) * len(shape)]
     elif layout == "offset":
         target = xp.empty((values.size + 1,), values.dtype)[1:].reshape(shape)
-    elif layout == "turned":
+    elif layout == "transposed":
         target = xp.empty(shape[::-1], values.dtype).transpose()
     else:
         assert layout == "misaligned"  # an address that is no multiple of the item size: NumPy alone can make one

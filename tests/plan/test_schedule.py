@@ -157,7 +157,7 @@ VIEWS: dict[str, tuple[Any, bool]] = {  # a view, and whether kernels can read i
     "rows backwards": (BASE[::-1], True),
     "columns apart": (BASE[:, ::2], False),
     "columns backwards": (BASE[:, ::-1], False),
-    "turned": (BASE[:32].T, False),
+    "transposed": (BASE[:32].T, False),
     "one row repeated": (np.broadcast_to(BASE[0], (64, 64)), True),
     "one column": (BASE[:, :1], True),
     "one value repeated": (np.broadcast_to(np.float32(1), (64, 64)), False),
@@ -175,7 +175,7 @@ def test_arguments_are_copied_only_where_their_rows_cannot_be_read(name: str) ->
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_products_take_turned_matrices_as_they_are(layout: str) -> None:
+def test_products_take_transposed_matrices_as_they_are(layout: str) -> None:
     """cuBLAS reads either orientation, and rows apart; it cannot read gaps within both, or backwards."""
     x = lay_out(np, np.zeros((64, 32), np.float32), layout)
     kinds = [s.kind for s in cf.fuse(lambda x, w: x @ w.T).plan(x, np.zeros((48, 32), np.float32)).steps]
@@ -184,8 +184,8 @@ def test_products_take_turned_matrices_as_they_are(layout: str) -> None:
 
 
 def test_a_copy_serves_every_reader() -> None:
-    turned = BASE[:32].T
-    steps = cf.fuse(lambda x: (cf.softmax(x, axis=1), cf.relu(x).sum(axis=1), x.sum(axis=0))).plan(turned).steps
+    transposed = BASE[:32].T
+    steps = cf.fuse(lambda x: (cf.softmax(x, axis=1), cf.relu(x).sum(axis=1), x.sum(axis=0))).plan(transposed).steps
     assert [s.kind for s in steps].count("Copy") <= 1
 
 
@@ -200,8 +200,8 @@ def test_a_copy_serves_every_reader() -> None:
         ("x.sum(axis=0, keepdims=True).T @ r[None]", "ColumnStats Gemm"),
     ],
 )
-def test_computed_values_are_copied_where_rows_of_them_turned_are_read(text: str, kinds: str) -> None:
-    """A kernel reads neighbouring columns; a vector turned is the vector, and a product takes either."""
+def test_computed_values_are_copied_where_rows_of_them_transposed_are_read(text: str, kinds: str) -> None:
+    """A kernel reads neighbouring columns; a vector transposed is the vector, and a product takes either."""
     assert sorted(s.kind for s in plan_of(text).steps) == sorted(kinds.split())
 
 

@@ -415,7 +415,7 @@ def test_options_become_names_and_settings():
     assert (command.file_name(given), given.bytes) == ("rows", rows.DEFAULTS["bytes"][1])
     given = command.parse(["gemm", "--families", "positive,head", "--shape", "4x5x6", "--depths", "1,9"])
     assert (command.file_name(given), command.stated_options(given)["families"]) == ("gemm", "positive head")
-    assert [shape for *_, shape in gemm.plan(given)] == [(4, 5, 6), (4, 5, 6), (256, 1, 512), (256, 9, 512)]
+    assert [shape for *_, shape in gemm.operand_cases(given)] == [(4, 5, 6), (4, 5, 6), (256, 1, 512), (256, 9, 512)]
     assert command.parse(["gemm", "--quick"]).depths == gemm.DEFAULTS["depths"][1]
 
 

@@ -76,18 +76,18 @@ def test_a_case_without_figures_is_told_of(tmp_path):
 
 
 def test_chains_run_as_they_are_written(small):
-    for question in cost_chains.questions():
-        tensors = [torch.randn(shape).to(getattr(torch, dtype)) for shape, dtype in question.metas]
-        found = cost_chains.as_written(question.chain)(*tensors)
-        for got, want in zip(found, question.chain.eager(tensors), strict=True):
+    for sized in cost_chains.sized_chains():
+        tensors = [torch.randn(shape).to(getattr(torch, dtype)) for shape, dtype in sized.metas]
+        found = cost_chains.as_written(sized.chain)(*tensors)
+        for got, want in zip(found, sized.chain.eager(tensors), strict=True):
             torch.testing.assert_close(got, want)
 
 
 def test_all_chains_of_the_plan_are_estimated():
     from cupyfuse.torch.cost.estimate import estimate
 
-    for question in cost_chains.questions():
-        assert not estimate(question.chain, question.metas).reason, question
+    for sized in cost_chains.sized_chains():
+        assert not estimate(sized.chain, sized.metas).reason, sized
 
 
 def test_the_cases_run(torch_lab, hasty, on_cpu, small):

@@ -424,11 +424,11 @@ PAIRS: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("turned", [False, True])
-def test_constants_that_python_holds_equal(name: str, turned: bool) -> None:
+@pytest.mark.parametrize("swapped", [False, True])
+def test_constants_that_python_holds_equal(name: str, swapped: bool) -> None:
     """Modules of equal form share plans; those whose constants differ in type or sign are of other forms."""
     first, second, x = PAIRS[name]
-    for function in (second, first) if turned else (first, second):
+    for function in (second, first) if swapped else (first, second):
         wanted, got = function(x), ct.fuse(Code(lambda m, y, f=function: f(y)))(x)
         assert got.dtype is wanted.dtype
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0)

@@ -138,11 +138,11 @@ def _two_draws(x: Any) -> Any:
     return F.dropout(h, 0.5), F.dropout(x, 0.5), (h * 2).logsumexp(-1)
 
 
-def _turned(x: Any) -> Any:
+def _transposed(x: Any) -> Any:
     return torch.softmax(x * 2, -1).t()
 
 
-def _turned_before(x: Any) -> Any:
+def _transposed_before(x: Any) -> Any:
     y = F.gelu(x.t()) * 2
     return y, y.t().view(-1)
 
@@ -155,7 +155,7 @@ def _by_its_size(x: Any) -> Any:
 BETWEEN = [
     _overwritten, _overwritten_beneath, _parts_overwritten, _overwritten_between, _overwritten_later,
     _overwritten_and_returned, _without_gradients, _with_gradients_within, _shifted, _autocast_between, _two_draws,
-    _turned, _turned_before, _by_its_size,
+    _transposed, _transposed_before, _by_its_size,
 ]  # fmt: skip
 
 

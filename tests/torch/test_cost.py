@@ -25,7 +25,7 @@ MODES = [(compiled, training) for compiled in (False, True) for training in (Fal
 
 def of(build, dtype, shape, training=False, **options):
     chain, metas = build(dtype, shape)
-    return estimate(chain, metas, graded=[training] * len(metas), **options)
+    return estimate(chain, metas, requires_grad=[training] * len(metas), **options)
 
 
 # Decisions ----------------------------------------------------------------------------------------------------------
@@ -191,8 +191,8 @@ def test_training_takes_more_than_inference(build, compiled):
 
 def test_a_gradient_of_the_input_alone_costs_less_than_all():
     chain, metas = chains.mlp("float32", BERT)
-    some = estimate(chain, metas, graded=[True] + [False] * 6)
-    whole = estimate(chain, metas, graded=[True] * 7)
+    some = estimate(chain, metas, requires_grad=[True] + [False] * 6)
+    whole = estimate(chain, metas, requires_grad=[True] * 7)
     assert some.ours.gpu < whole.ours.gpu and some.theirs.gpu < whole.theirs.gpu
 
 
@@ -260,7 +260,7 @@ def unhashable():
         (untraceable()[0], [], {}),
         (untraceable()[0], None, {}),
         (*chains.softmax("complex64", (4, 8)), {}),
-        (*chains.softmax("float32", (4, 8)), {"graded": [True, True]}),
+        (*chains.softmax("float32", (4, 8)), {"requires_grad": [True, True]}),
         (*chains.softmax("float32", (4, 8)), {"precision": object(), "device": 3}),
     ],
 )

@@ -59,7 +59,7 @@ def test_instance_norm() -> None:
 @pytest.mark.parametrize("track", [False, True])
 @pytest.mark.parametrize("momentum", [None, 0.1, 0.0, 1.0])
 def test_batch_norm_as_a_module(affine: bool, track: bool, momentum: float | None) -> None:
-    """Several steps of training, then inference; PyTorch's own module beside it."""
+    """Results and running statistics agree with PyTorch's module over steps of training, then inference."""
     for dtype in DTYPES:
         module = torch.nn.BatchNorm1d(6, eps=1e-3, momentum=momentum, affine=affine, track_running_stats=track)
         module = module.to(dtype)

@@ -152,7 +152,7 @@ def test_what_is_not_known_counts_as_drawing() -> None:
 
 
 def test_the_functions_that_draw_are_known() -> None:
-    """Of `torch.nn.functional`: those whose text asks for random numbers, themselves or by another of them."""
+    """Functions of `torch.nn.functional` whose source calls a generator, or another such function, are listed."""
     for name, function in vars(F).items():
         if isinstance(function, types.FunctionType) and not name.startswith("_") and function.__module__ == F.__name__:
             if "lambda" in function.__code__.co_name or not function.__code__.co_filename.endswith("functional.py"):

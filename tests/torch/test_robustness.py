@@ -591,7 +591,9 @@ def test_results_of_any_type(pack: Any) -> None:
         empty.append(1)
 
 
-def test_modes_that_watch_functions(device: str) -> None:
+def test_function_modes_see_every_call(device: str) -> None:
+    """A mode that replaces GELU by ReLU does so in a fused module too, also in one captured before."""
+
     class Exchanging(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return torch.relu(*args) if func is F.gelu else func(*args, **(kwargs or {}))

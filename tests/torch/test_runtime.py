@@ -66,17 +66,17 @@ class Place:
             return self.load(plan, tensors)(tensors, outs or [None] * len(plan.outputs))
 
 
-LAYOUTS = ("contiguous", "turned", "row_gap", "column_gap", "offset", "expanded")
+LAYOUTS = ("contiguous", "transposed", "row_gap", "column_gap", "offset", "expanded")
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
     """An equal tensor (`expanded`: with equal rows), lying in memory as `layout` says."""
     shape = tensor.shape
-    if layout == "contiguous" or tensor.dim() < (2 if layout in ("turned", "row_gap", "expanded") else 1):
+    if layout == "contiguous" or tensor.dim() < (2 if layout in ("transposed", "row_gap", "expanded") else 1):
         return tensor.clone()
     if layout == "expanded":
         return tensor[:1].clone().expand(shape)
-    if layout == "turned":
+    if layout == "transposed":
         target = torch.empty(shape[::-1], dtype=tensor.dtype, device=tensor.device).t()
     elif layout == "row_gap":
         target = torch.empty((shape[0], shape[1] + 3), dtype=tensor.dtype, device=tensor.device)[:, : shape[1]]
@@ -194,7 +194,7 @@ def test_products(place: Place, function: Callable[..., Any], dtype: str, rng: n
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_of_every_layout(place: Place, layout: str, rng: np.random.Generator) -> None:
-    for dtype in ("float32", "float64") if layout == "turned" else ("float32",):
+    for dtype in ("float32", "float64") if layout == "transposed" else ("float32",):
         x, w, b = (normal(rng, s, dtype) for s in ((20, 34), (18, 34), (18,)))
         check_function(place, dense, [place.tensor(x, layout), place.tensor(w, layout), place.tensor(b)], 64)
 
@@ -208,10 +208,10 @@ def test_products_of_nothing(place: Place, shape: tuple[int, int, int], rng: np.
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_results_on_other_axes(place: Place, dtype: str, rng: np.random.Generator) -> None:
-    def turned(x: Any, w: Any) -> Any:
+    def transposed(x: Any, w: Any) -> Any:
         return np.exp(x).T, (x @ w).T * 2, x.sum(axis=1), x.sum(axis=1)[:, None].T, x[:, None] + 1, x.sum()
 
-    got = check_function(place, turned, place.tensors(normal(rng, (6, 20), dtype), normal(rng, (20, 8), dtype)), 64)
+    got = check_function(place, transposed, place.tensors(normal(rng, (6, 20), dtype), normal(rng, (20, 8), dtype)), 64)
     assert [tuple(g.shape) for g in got] == [(20, 6), (8, 6), (6,), (1, 6), (6, 1, 20), ()]
 
 
@@ -272,7 +272,7 @@ def test_blocks_of_rows(place: Place, rows: int, rng: np.random.Generator) -> No
 # What is written to -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["contiguous", "turned", "row_gap", "column_gap", "offset"])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "row_gap", "column_gap", "offset"])
 def test_results_go_where_they_are_asked(place: Place, layout: str, rng: np.random.Generator) -> None:
     tensors = place.tensors(normal(rng, (12, 66)), normal(rng, 66))
     expected = place.run(tail, tensors)
@@ -465,7 +465,7 @@ def test_a_new_thread_needs_no_preparation(gpu: Place) -> None:
 
 
 def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
-    """A graph of the call, and what each replay writes."""
+    """Capture a call; return the CUDA graph, and the results that each replay overwrites."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -479,22 +479,23 @@ def captured(call: Callable[[], Any]) -> tuple[Any, Any]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", ["tail", "head", "dense", "turned", "blocks"])
+@pytest.mark.parametrize("name", ["tail", "head", "dense", "transposed", "blocks"])
 def test_calls_are_captured_and_replayed(gpu: Place, name: str, dtype: str) -> None:
-    function = {"tail": tail, "turned": lambda x, w, b: np.exp(x @ w.T + b).T}.get(
+    function = {"tail": tail, "transposed": lambda x, w, b: np.exp(x @ w.T + b).T}.get(
         name, dense if name == "dense" else head
     )
     shapes = ((600, 256), (256,)) if name == "tail" else ((600, 256), (384, 256), (384,))
     tensors = standard(*shapes, dtype=getattr(torch, dtype))
     tensors = [t / 16 for t in tensors]
-    if name == "turned":
-        tensors[0] = laid_out(tensors[0], "column_gap")  # which is copied by a step of its own
+    if name == "transposed":
+        tensors[0] = laid_out(tensors[0], "column_gap")  # which a step of the plan copies
     plan = gpu.plan(function, tensors, max_workspace=200 << 10 if name == "blocks" else DEFAULT_WORKSPACE)
     assert (plan.blocks is not None) == (name == "blocks")
     execute, none = gpu.load(plan, tensors), [None] * len(plan.outputs)
     graph, results = captured(lambda: execute(tensors, none))
     for _ in range(3):
         tensors[0].copy_(torch.randn_like(tensors[0]) / 16)
+        # Fill memory that the allocator holds free with NaN: a replay must not read it.
         taken = [torch.full((1 << 20,), torch.nan, device="cuda") for _ in range(8)]
         for result in results:
             result.fill_(torch.nan)

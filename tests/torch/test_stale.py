@@ -378,6 +378,7 @@ def test_memory_that_comes_and_goes(head: Any, device: str) -> None:
 
 
 def test_storages_stay_resizable() -> None:
+    """`to_numpy` shares memory; `Tensor.numpy` would forbid resizing, which sharding does with parameters."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         t = torch.randn(3, 4).to(dtype)
         view = to_numpy(t)

@@ -250,7 +250,7 @@ def test_changes_in_place(engine: Engine, text: str, rng: np.random.Generator) -
 
 def test_an_argument_changed_in_every_layout(engine: Engine, rng: np.random.Generator) -> None:
     fused = cf.fuse(change("x += y; return x.sum(axis=1)"))
-    for layout in ("contiguous", "fortran", "row_gap", "column_gap", "reversed", "offset", "turned", "misaligned"):
+    for layout in ("contiguous", "fortran", "row_gap", "column_gap", "reversed", "offset", "transposed", "misaligned"):
         x, y = normal(rng, (5, 7)), normal(rng, (5, 7))
         a = engine.array(x, layout)
         fused(a, engine.array(y))

@@ -1,4 +1,4 @@
-"""An executor as one node of PyTorch's autograd graph."""
+"""The autograd function that makes an executor one node of PyTorch's graph."""
 
 from __future__ import annotations
 

@@ -30,6 +30,13 @@ class _LoadedPlan(NamedTuple):
     inputs: list[int]
 
 
+class _Dependence(NamedTuple):
+    """Which gradients there are, for the cotangents that are given and the gradients that are wanted."""
+
+    any_computed: bool
+    zero: list[int]  # inputs that the outputs depend on through step functions alone
+
+
 class Backward:
     """The vector-Jacobian product of a chain, for inputs of fixed shapes and dtypes.
 
@@ -65,10 +72,10 @@ class Backward:
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
         self._loaded: dict[Hashable, _LoadedPlan] = {}
-        self._dependence: dict[Hashable, tuple[bool, list[int]]] = {}
+        self._dependence: dict[Hashable, _Dependence] = {}
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
-        """The nodes that depend on inputs whose gradient is wanted."""
+        """Find the nodes that depend on inputs whose gradient is wanted."""
         found = {n for n, need in zip(self._inputs, needs, strict=True) if need}
         for node in g.topological(self._outputs):
             if any(i in found for i in _differentiable_inputs(node)):
@@ -76,21 +83,20 @@ class Backward:
         return found
 
     def _gradients(self, given: Flags, wanted: Flags) -> list[Node | None]:
-        """The gradient of each input from the given cotangents; None where it is zero or not wanted."""
+        """Derive the gradient of each input from the given cotangents; None where it is zero or not wanted."""
         cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
         sources = [n for n, want in zip(self._inputs, wanted, strict=True) if want]
         found = iter(gradients(self._outputs, cotangents, sources))
         return [next(found) if want else None for want in wanted]
 
-    def _find_dependence(self, given: Flags, wanted: Flags) -> tuple[bool, list[int]]:
-        """Whether any gradient has to be computed, and the inputs whose gradient is zero: those of step functions."""
+    def _find_dependence(self, given: Flags, wanted: Flags) -> _Dependence:
         if not (any(given) and any(wanted)):
-            return False, []
+            return _Dependence(False, [])
         roots = self._gradients(given, wanted)
         outputs = [n for n, present in zip(self._outputs, given, strict=True) if present]
         above = set(g.topological(outputs, _differentiable_inputs))
         zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in above]
-        return any(root is not None for root in roots), zero
+        return _Dependence(any(root is not None for root in roots), zero)
 
     def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
         """Compute the gradients, one for each input of the chain; None where nothing depends on it.
@@ -99,18 +105,18 @@ class Backward:
         ----------
         tensors : the inputs in `inputs`, then the values in `saved`
         cotangents : one for each output, or None for zero
-        wanted : for each input, whether its gradient is
+        wanted : for each input, whether its gradient is wanted
         """
         given = tuple(c is not None and d for c, d in zip(cotangents, self.differentiable, strict=True))
         choice = given, tuple(wanted)
         if choice not in self._dependence:
             self._dependence[choice] = self._find_dependence(*choice)
-        flows, zero = self._dependence[choice]
+        dependence = self._dependence[choice]
         pairs = [(v, c) for v, c, present in zip(self.traced.outputs, cotangents, given, strict=True) if present]
         result: list[Any] = [None] * len(self._inputs)
-        for k in zero:
+        for k in dependence.zero:
             result[k] = self._zeros(k, pairs[0][1].device)
-        if not flows:
+        if not dependence.any_computed:
             return result
         arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
         key = (*choice, tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
@@ -123,6 +129,7 @@ class Backward:
         return result
 
     def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
+        """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
         roots = {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
         leaves = [(self._inputs[k], self.traced.chain.names[k]) for k in self.inputs]
         leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]

@@ -184,7 +184,7 @@ class TracedChain:
         return [self.values[n] for n in self.chain.outputs]
 
     def as_traced(self, saved: Sequence[g.Node] = (), in_place: bool = True) -> Traced:
-        """Return what a plan is made from: outputs, then updates unless they are made in place, then saved nodes."""
+        """Return the graph to plan: it yields outputs, then updates unless these are made in place, then `saved`."""
         results = [(v.tracer._node, v.tracer._axes) for v in self.outputs]
         effects: list[tuple[int, g.Node]] = []
         for k, n in self.chain.updates:
@@ -198,7 +198,7 @@ class TracedChain:
         return Traced(self.chain.name, graph, tuple(axes for _, axes in results), tuple(self.trace.calls))
 
     def computed(self) -> list[tuple[int, g.Node]]:
-        """List the computed nodes in order, each with the place of the call that first computes it."""
+        """List the computed nodes in order, each with the index of the call that first computes it."""
         found: list[tuple[int, g.Node]] = []
         seen: set[g.Node] = {v.tracer._node for v in self.inputs}
         for k, call in enumerate(self.chain.calls):
@@ -211,7 +211,7 @@ class TracedChain:
 
 
 def _like_target(value: Value, target: Value) -> g.Node:
-    """The node of an update, in the orientation and dtype of the input that it overwrites."""
+    """Transpose and cast the node of an update to the shape and dtype of the input that it overwrites."""
     node, want = value.tracer._node, target.tracer._node
     if node.shape != want.shape:
         node = g.transpose(node)

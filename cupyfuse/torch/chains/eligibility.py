@@ -1,4 +1,4 @@
-"""Which tensors an engine can take; chains on others are left to PyTorch."""
+"""Check whether an engine can take tensors; chains on others are left to PyTorch."""
 
 from __future__ import annotations
 

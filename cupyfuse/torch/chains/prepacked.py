@@ -266,7 +266,7 @@ class _CheckedBuffers(_Buffers):
     """Cached arrays with a fingerprint state for each stream and each captured graph."""
 
     def __init__(self, arrays: list[Any], device: int):
-        words = (_STATES + 1) * STATE_BYTES // 8
+        words = (_STATES + 1) * STATE_BYTES // 8  # of 8 bytes
         self._words = torch.zeros(words, dtype=torch.int64, device=arrays[0].device)
         self.address = self._words.data_ptr()
         self._free = list(range(self.address + STATE_BYTES, self.address + words * 8, STATE_BYTES))
@@ -275,7 +275,7 @@ class _CheckedBuffers(_Buffers):
         self._memory.append(self._words)
 
     def stream_state(self, stream: int) -> int:
-        """Return the address of a stream's state; 0 where none is left."""
+        """Return the address of a stream's fingerprint state; 0 where none is left."""
         state = self._states.get(stream)
         if state is None:
             self.use_on(stream)
@@ -283,7 +283,7 @@ class _CheckedBuffers(_Buffers):
         return state
 
     def graph_state(self, stream: int) -> int:
-        """Return the address of the state of one stream in the graph that is being captured; 0 where none is left.
+        """Return the address of a stream's state in the graph that is being captured; 0 where none is left.
 
         No wait for the allocation is needed: a capture begins when the GPU has done what came before.
         """
@@ -293,6 +293,7 @@ class _CheckedBuffers(_Buffers):
         return self._states.get((graph, stream)) or self._allocate_state((graph, stream))
 
     def _allocate_state(self, key: Any = None) -> int:
+        """Take a free state and return its address, 0 where none is left; without a key, no later call finds it."""
         if not self._free:
             return 0
         state = self._free.pop()

@@ -32,9 +32,10 @@ class Runner:
         self.budget = budget or Budget()
         self.refusals: dict[str, int] = {}
         self._fixed = sorted(chain.fixed)
-        self._moving = [k for k in range(len(chain.names)) if k not in chain.fixed]
-        # By the signature of the moving inputs, the executor that ran last; by that of all inputs, every executor.
+        self._varying = [k for k in range(len(chain.names)) if k not in chain.fixed]
+        # By the signature of the varying inputs: a call with the same weights as the last one hashes no more.
         self._latest: dict[Hashable, Executor] = {}
+        # By the signature of all inputs; a string says why they are left to PyTorch.
         self._executors: dict[Hashable, Executor | str] = {}
         self._lock = threading.RLock()
         self._by_sizes: dict[tuple[int, ...], Runner] = {}
@@ -83,37 +84,42 @@ class Runner:
         """Return the executor for these inputs, or why they are left to PyTorch."""
         if is_intercepted():
             return "a transform or a mode of PyTorch's is active"
-        signature = signature_of(self.chain, tensors, self._moving)
+        signature = signature_of(self.chain, tensors, self._varying)
         if isinstance(signature, str):
             return signature
-        graded = torch.is_grad_enabled()
-        key = (graded, self.options.current_precision(), torch.get_default_dtype(), signature)
+        grad = torch.is_grad_enabled()
+        key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature)
         executor = self._latest.get(key)
-        return executor if executor is not None and executor.is_current(tensors) else self._find(key, tensors, graded)
+        return (
+            executor
+            if executor is not None and executor.is_current(tensors)
+            else self._find_or_compile(key, tensors, grad)
+        )
 
-    def _find(self, key: Hashable, tensors: Tensors, graded: bool) -> Executor | str:
+    def _find_or_compile(self, key: Hashable, tensors: Tensors, grad: bool) -> Executor | str:
+        """Find the executor for all inputs, compile it if there is none, and bind the fixed inputs to it."""
         signature = signature_of(self.chain, tensors, self._fixed)
         if isinstance(signature, str):
             return signature
-        full = (key, signature, tuple(tensors[k].is_inference() for k in self._fixed))
+        full_key = (key, signature, tuple(tensors[k].is_inference() for k in self._fixed))
         with self._lock:
-            executor = self._executors.get(full)
+            executor = self._executors.get(full_key)
             if executor is None:
-                executor = self._compile(tensors, graded)
+                executor = self._compile(tensors, grad)
                 if len(self._executors) >= _MAX_EXECUTORS:
                     self._executors.clear()
                     self._latest.clear()
-                self._executors[full] = executor
+                self._executors[full_key] = executor
             if isinstance(executor, Executor):
                 executor.bind(tensors)
                 self._latest[key] = executor
         return executor
 
-    def _compile(self, tensors: Tensors, graded: bool) -> Executor | str:
+    def _compile(self, tensors: Tensors, grad: bool) -> Executor | str:
         reason = unsupported(self.chain, tensors)
         if reason:
             return reason
-        needs = tuple(graded and t.requires_grad for t in tensors)
+        needs = tuple(grad and t.requires_grad for t in tensors)
         try:
             return Executor(self.chain, self.options, tensors, needs, self.budget)
         except (TraceError, ValueError, TypeError) as error:

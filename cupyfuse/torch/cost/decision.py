@@ -8,7 +8,7 @@ from typing import Any
 from ..chains.chain import Chain, metas_of
 from ..chains.options import Options
 from ..chains.runtime import device_of
-from ..graphs.partition import Judge, Verdict, anything
+from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
 
 
@@ -21,14 +21,14 @@ def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge
     replayed : whether they run in CUDA graphs, where the host's time does not count
     """
     if not options.only_gains:
-        return anything
+        return judge_without_costs
 
     def judge(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
-        graded = any(t.requires_grad for t in outputs)
+        trained = any(t.requires_grad for t in outputs)
         found = estimate(
             chain,
             metas_of(inputs),
-            graded=tuple(bool(t.requires_grad) for t in inputs) if graded else (),
+            requires_grad=tuple(bool(t.requires_grad) for t in inputs) if trained else (),
             precision=options.current_precision(),
             device=device_of(inputs[0]),
             compiled=compiled,

@@ -1,4 +1,4 @@
-"""The time of a chain in PyTorch eager: a table of its kernels, operation by operation."""
+"""Estimate the time of a chain in PyTorch eager, by a table of the kernels of each operation."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ _TABLE: dict[str, Kernels] = {
 
 
 def _softmax(value: Any) -> Kernels:
-    """At the rates of "rows": up to 1024 columns a warp holds a row, beyond that a block reads it several times."""
+    """Describe PyTorch's softmax, at rates from the report "rows".
+
+    Up to 1024 columns a warp holds a row; beyond that a block reads it several times.
+    """
     wide = dtypes.ITEMSIZE[value.dtype] >= 4
     columns = value.shape[-1] if value.shape else 1
     if columns <= 1024:
@@ -83,7 +86,7 @@ def _softmax(value: Any) -> Kernels:
 
 
 def _kernels(call: Call, traced: TracedChain) -> Kernels | None:
-    """The kernels of a call; None for a view."""
+    """Look up the kernels of a call; None for a view."""
     rule = RULES[call.rule]
     operands = list(references(call.arguments))
     if rule.idle or (rule.view and operands and _size(traced, operands[0]) == _size(traced, call.results[0])):
@@ -96,9 +99,9 @@ def _kernels(call: Call, traced: TracedChain) -> Kernels | None:
     return found
 
 
-def eager_time(traced: TracedChain, graded: tuple[bool, ...], machine: Machine) -> Time:
+def eager_time(traced: TracedChain, requires_grad: tuple[bool, ...], machine: Machine) -> Time:
     """Estimate the forward pass, and the backward pass where gradients are wanted."""
-    dependent = {k for k, wanted in enumerate(graded) if wanted}
+    dependent = {k for k, wanted in enumerate(requires_grad) if wanted}
     times: list[Time] = []
     uses: dict[int, int] = {}
     for call in traced.chain.calls:
@@ -107,14 +110,16 @@ def eager_time(traced: TracedChain, graded: tuple[bool, ...], machine: Machine) 
             dependent.update(n for n in call.results if n >= 0)
         for n in flows:
             uses[n] = uses.get(n, 0) + 1
-        times.append((_product if RULES[call.rule].product else _operation)(call, flows, traced, machine))
+        time = _product_time if RULES[call.rule].product else _kernel_time
+        times.append(time(call, flows, traced, machine))
     # A value that several operations read gets the sum of their gradients.
     for n, count in uses.items():
         times += [Time(rates.LAUNCH + machine.memory(3.0 * _size(traced, n)), rates.EAGER)] * (count - 1)
     return total(times)
 
 
-def _operation(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:
+def _kernel_time(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:
+    """Estimate an operation bound by memory, and its gradients with respect to the operands `flows`."""
     kernels = _kernels(call, traced)
     if kernels is None:
         return Time(0.0, rates.EAGER_VIEW * (2 if flows else 1))
@@ -137,8 +142,8 @@ def _operation(call: Call, flows: list[int], traced: TracedChain, machine: Machi
     return Time(gpu, host)
 
 
-def _product(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:
-    """A matrix product; cuBLAS adds the bias as it stores the result."""
+def _product_time(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:
+    """Estimate a matrix product and its gradients; cuBLAS adds the bias as it stores the result."""
     numbers = list(references(call.arguments))
     if call.rule == "addmm":
         numbers = [*numbers[1:3], numbers[0]]

@@ -1,4 +1,4 @@
-"""Estimates: what a chain takes of the GPU and of the host, through this library and without it.
+"""Estimate what a chain takes of the GPU and of the host, through this library and without it.
 
 GPU times are rooflines: bytes over the bandwidth that is reached, FLOPs over the rate that is reached, and a floor for
 each launch. Host times count launches and calls.
@@ -70,7 +70,7 @@ def estimate(
     chain: Chain,
     metas: Sequence[Meta],
     *,
-    graded: Sequence[bool] = (),
+    requires_grad: Sequence[bool] = (),
     precision: str = "highest",
     device: Device | None = None,
     compiled: bool = False,
@@ -83,7 +83,8 @@ def estimate(
     Parameters
     ----------
     metas : shapes and dtypes of the inputs
-    graded : for each input, whether its gradient is wanted; then the backward pass counts too. Empty for inference
+    requires_grad : for each input, whether its gradient is wanted; then the backward pass counts too. Empty for
+        inference
     precision : of float32 products
     device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
         same as there, though the plan that runs may not be
@@ -91,7 +92,7 @@ def estimate(
     frozen : whether fixed inputs never change, so that prepacked weights are not checked
     """
     try:
-        wanted = tuple(map(bool, graded)) or (False,) * len(chain.names)
+        wanted = tuple(map(bool, requires_grad)) or (False,) * len(chain.names)
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
@@ -106,11 +107,11 @@ def estimate(
 
 
 def _compute(
-    chain: Chain, metas: Sequence[Meta], graded: tuple[bool, ...], machine: Machine, compiled: bool, frozen: bool
+    chain: Chain, metas: Sequence[Meta], requires_grad: tuple[bool, ...], machine: Machine, compiled: bool, frozen: bool
 ) -> Estimate:
     traced = chain.trace(metas)
     theirs = inductor_time if compiled else eager_time
-    return Estimate(our_time(traced, graded, machine, frozen), theirs(traced, graded, machine))
+    return Estimate(our_time(traced, requires_grad, machine, frozen), theirs(traced, requires_grad, machine))
 
 
 _cached = lru_cache(maxsize=4096)(_compute)

@@ -1,4 +1,4 @@
-"""Times of memory traffic and of matrix products on a GPU."""
+"""Estimate times of memory traffic and of matrix products on a GPU."""
 
 from __future__ import annotations
 

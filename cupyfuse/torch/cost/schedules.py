@@ -1,4 +1,4 @@
-"""Times of schedules: of the plan that this library would run, and of the kernels that Inductor would.
+"""Estimate times of schedules: of the plan that this library would run, and of the kernels that Inductor would.
 
 Inductor's schedule is that of the chain as it is written, nothing rewritten, with every product by cuBLAS.
 """
@@ -39,20 +39,20 @@ _INDUCTOR = _Executor(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT)
 # Ours ---------------------------------------------------------------------------------------------------------------
 
 
-def our_time(traced: TracedChain, graded: Flags, machine: Machine, frozen: bool) -> Time:
+def our_time(traced: TracedChain, requires_grad: Flags, machine: Machine, frozen: bool) -> Time:
     """Estimate the plan that would run, without blocks of rows, which cost little beside their work."""
     fixed = traced.chain.fixed
     settings = Settings(machine.precision, machine.device, max_workspace=1 << 62)
     plan = build(traced.as_traced(), None, settings, fixed)
     times = [Time(0.0, rates.CALL), *(_our_step(step, machine) for step in plan.steps)]
     if plan.prepare is not None:
-        if any(graded[n.argument] for n in plan.prepare.graph.inputs):  # a training step has them prepacked once
+        if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):  # a training step has them prepacked once
             times += [_our_step(step, machine) for step in plan.prepare.steps]
         elif not frozen:
             launches = 1 + plan.prepare.launches
             times.append(Time(rates.CHECK * launches, rates.OUR_LAUNCH * launches))
-    if any(graded):
-        times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward(plan.steps, traced, graded, machine, _OURS)]
+    if any(requires_grad):
+        times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward(plan.steps, traced, requires_grad, machine, _OURS)]
     return total(times)
 
 
@@ -90,13 +90,15 @@ def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> floa
 # Inductor's ---------------------------------------------------------------------------------------------------------
 
 
-def inductor_time(traced: TracedChain, graded: Flags, machine: Machine) -> Time:
+def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -> Time:
     """Estimate Inductor's kernels: the same grouping of row work, products and their biases by cuBLAS."""
     steps = schedule(traced.as_traced().graph, {}).steps
     products = {n for s in steps if s.kind == "Gemm" for n in s.outputs}
     steps = [s for s in steps if not _is_bias(s, products)]
     forward = [_inductor_step(step, machine) for step in steps]
-    return total([total(forward), *([_backward(steps, traced, graded, machine, _INDUCTOR)] if any(graded) else [])])
+    return total(
+        [total(forward), *([_backward(steps, traced, requires_grad, machine, _INDUCTOR)] if any(requires_grad) else [])]
+    )
 
 
 def _is_bias(step: Step, products: set[Node]) -> bool:
@@ -127,12 +129,14 @@ def _inductor_step(step: Step, machine: Machine) -> Time:
 # Backward -----------------------------------------------------------------------------------------------------------
 
 
-def _backward(steps: Sequence[Step], traced: TracedChain, graded: Flags, machine: Machine, executor: _Executor) -> Time:
+def _backward(
+    steps: Sequence[Step], traced: TracedChain, requires_grad: Flags, machine: Machine, executor: _Executor
+) -> Time:
     """Estimate the backward pass of a forward schedule: two products for one, and row work from its inputs anew.
 
     Gradients that neither writes, as those of weights that algebra has taken out of a product, are written at least.
     """
-    dependent = _dependent(steps, traced, graded)
+    dependent = _dependent(steps, traced, requires_grad)
     launch = executor.launch
     times: list[Time] = []
     written: set[Node] = set()
@@ -154,7 +158,7 @@ def _backward(steps: Sequence[Step], traced: TracedChain, graded: Flags, machine
                 moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
                 times.append(Time(2 * rates.LAUNCH + machine.memory(moved, rates.COLUMNS), 2 * launch))
             written.update(map(resolve, reads))
-    wanted = [resolve(v.tracer._node) for v, want in zip(traced.inputs, graded, strict=True) if want]
+    wanted = [resolve(v.tracer._node) for v, want in zip(traced.inputs, requires_grad, strict=True) if want]
     rest = _bytes(n for n in wanted if n not in written and n.shape[0] > 1)
     if rest:
         times.append(Time(rates.LAUNCH + machine.memory(rest), launch))
@@ -168,11 +172,12 @@ def _backward_product(sizes: tuple[int, int, int], dtype: str, machine: Machine,
     return Time(machine.product(*sizes, dtype) * executor.backward_product, executor.product)
 
 
-def _dependent(steps: Iterable[Step], traced: TracedChain, graded: Flags) -> set[Node]:
-    """The values of a schedule that depend on inputs whose gradient is wanted."""
-    numbers = {k for k, wanted in enumerate(graded) if wanted}
-    if any(graded[k] for k in traced.chain.fixed):
-        numbers |= set(range(len(graded), 2 * len(graded) + 64))  # prepacked weights
+def _dependent(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
+    """Find the values of a schedule that depend on inputs whose gradient is wanted."""
+    numbers = {k for k, wanted in enumerate(requires_grad) if wanted}
+    if any(requires_grad[k] for k in traced.chain.fixed):
+        # Prepacked weights are numbered after the inputs; the range has room for more than a chain makes.
+        numbers |= set(range(len(requires_grad), 2 * len(requires_grad) + 64))
     found: set[Node] = set()
     for node in g.topological([n for step in steps for n in step.outputs]):
         if node.argument in numbers if node.op == "input" else any(i in found for i in node.inputs):

@@ -35,7 +35,7 @@ class Cluster:
     updates: list[tuple[int, int]] = field(default_factory=list)
 
     def copy(self) -> Cluster:
-        """A cluster that can grow by itself; the trace is shared."""
+        """Copy all but the trace, so that a failed attempt to grow leaves the original as it was."""
         return Cluster([*self.members], self.trace, dict(self.values), [*self.inputs], [*self.calls], [*self.updates])
 
     @property
@@ -53,13 +53,14 @@ class Clusters(GraphSemantics):
     Attributes
     ----------
     clusters : list of Cluster
-    home : for each operation in a cluster, that cluster
+    cluster_of : for each operation in a cluster, that cluster
     """
 
     def __init__(self, captured: CapturedGraph):
         super().__init__(captured)
         self.clusters: list[Cluster] = []
-        self.home: dict[int, Cluster] = {}
+        self.cluster_of: dict[int, Cluster] = {}
+        # A fused view would be a copy, which misses writes to the memory; `as_strided` reads memory as it lies.
         unfused = [o for k, o in enumerate(captured.operations) if k not in self.fusible]
         changed = {self.storages[n] for o in unfused for n in o.written}
         strided = {self.storages[n] for o in captured.operations if o.name.startswith("as_strided") for n in o.read}
@@ -77,8 +78,8 @@ class Clusters(GraphSemantics):
         used = set(references(self.captured.result))
         for k, operation in enumerate(self.captured.operations):
             for number in operation.read:
-                maker = self.home.get(self.producer.get(number, -1))
-                if maker is None or maker is not self.home.get(k):
+                maker = self.cluster_of.get(self.producer.get(number, -1))
+                if maker is None or maker is not self.cluster_of.get(k):
                     used.add(number)
         return used
 
@@ -86,7 +87,7 @@ class Clusters(GraphSemantics):
         """Leave a cluster's operations to PyTorch."""
         self.clusters.remove(cluster)
         for member in cluster.members:
-            del self.home[member]
+            del self.cluster_of[member]
             self.left[member] = VIEW if rules.RULES[self.fusible[member].call.rule].idle else reason
 
     def input_name(self, number: int) -> str:
@@ -97,8 +98,8 @@ class Clusters(GraphSemantics):
 
     # Growing
     def _place(self, k: int, operation: Operation) -> None:
-        """Add an operation to the clusters of what it reads, or to a new one."""
-        homes = (self.home.get(self.producer.get(number, -1)) for number in operation.read)
+        """Add an operation to the clusters of what it reads, merged if there are several, or to a new one."""
+        homes = (self.cluster_of.get(self.producer.get(number, -1)) for number in operation.read)
         near = list({id(c): c for c in homes if c is not None}.values())
         if operation.view and not near and any(n not in self.captured.parameters for n in operation.read):
             self.left[k] = VIEW
@@ -116,7 +117,7 @@ class Clusters(GraphSemantics):
                 reason = str(error).splitlines()[0]
                 continue
             self.clusters = [c for c in self.clusters if c not in choice] + [merged]
-            self.home.update(dict.fromkeys(merged.members, merged))
+            self.cluster_of.update(dict.fromkeys(merged.members, merged))
             return
         self.left[k] = reason
 
@@ -155,6 +156,7 @@ class Clusters(GraphSemantics):
         return merged
 
     def _add(self, cluster: Cluster, k: int) -> None:
+        """Trace operation `k` at the end of a cluster; under autocast, with its operands cast if need be."""
         fusible = self.fusible[k]
         try:
             self._trace(cluster, fusible.call, k)
@@ -163,12 +165,12 @@ class Clusters(GraphSemantics):
                 raise
             self._trace(cluster, self._cast_operands(cluster, fusible.call), k)
         for target, number in fusible.updates:
-            self._check(cluster, number)
+            self._check_meta(cluster, number)
             cluster.updates.append((target, number))
         cluster.members.append(k)
 
     def _trace(self, cluster: Cluster, call: Call, k: int | None = None) -> None:
-        """Trace a call, and check the results that are those of operation `k`."""
+        """Trace a call; those of its results that are operation `k`'s must have PyTorch's shapes and dtypes."""
         arguments = [
             substitute(a, lambda ref: self._value(cluster, ref.number), lambda size: size_hint(size.of))
             for a in call.arguments
@@ -179,7 +181,7 @@ class Clusters(GraphSemantics):
                 cluster.values[number] = value
         for number in call.results if k is not None else ():
             if number in self.captured.operations[k or 0].results:
-                self._check(cluster, number)
+                self._check_meta(cluster, number)
         cluster.calls.append(call)
 
     def _cast_operands(self, cluster: Cluster, call: Call) -> Call:
@@ -208,8 +210,8 @@ class Clusters(GraphSemantics):
             cluster.inputs.append(number)
         return cluster.values[number]
 
-    def _check(self, cluster: Cluster, number: int) -> None:
-        """Require PyTorch's shape and dtype."""
+    def _check_meta(self, cluster: Cluster, number: int) -> None:
+        """Raise `TraceError` unless a traced value has the shape and dtype that PyTorch gave it."""
         value, tensor = cluster.values[number], self.captured.tensors[number]
         shape = concrete_sizes(tensor.shape)
         if tuple(value.shape) != shape or value.dtype != dtype_name(tensor.dtype):

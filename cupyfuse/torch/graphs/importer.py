@@ -49,9 +49,9 @@ class ImportedGraph:
         self.nodes: list[Any] = []
         self.operators: list[Node] = []
         self.getters: dict[int, list[Node]] = {}
-        self._numbers: dict[Node, Any] = {}  # a Ref, a Size, or a nested structure of them
+        self._stand_ins: dict[Node, Any] = {}  # a Ref, a Size, or a nested structure of them
         self._makers: dict[Node, int] = {}  # the operation of which a node is a result
-        self._transforms = 0  # of torch.func, around the operation
+        self._transforms = 0  # depth of torch.func transforms at the current node
         for node in graph.nodes:
             self._import(node)
 
@@ -65,24 +65,24 @@ class ImportedGraph:
             if isinstance(example, torch.Tensor):
                 self._import_input(node, example)
             elif isinstance(example, torch.SymInt):
-                self._numbers[node] = Size(node)
+                self._stand_ins[node] = Size(node)
         elif node.op == "output":
             self.captured.result = self._with_refs(node.args)
-        elif node.target is operator.getitem and isinstance(self._numbers.get(node.args[0]), (tuple, list)):
+        elif node.target is operator.getitem and isinstance(self._stand_ins.get(node.args[0]), (tuple, list)):
             source: Any = node.args[0]
-            self._numbers[node] = self._numbers[source][node.args[1]]
+            self._stand_ins[node] = self._stand_ins[source][node.args[1]]
             self._makers[node] = self._makers[source]
             self.getters.setdefault(self._makers[node], []).append(node)
-            if isinstance(self._numbers[node], Ref):
-                self.nodes[self._numbers[node].number] = node
+            if isinstance(self._stand_ins[node], Ref):
+                self.nodes[self._stand_ins[node].number] = node
             elif isinstance(node.meta.get("example_value"), torch.SymInt):
-                self._numbers[node] = Size(node)
+                self._stand_ins[node] = Size(node)
         else:
             self._import_operation(node, example)
 
     def _import_input(self, node: Node, example: Any) -> None:
         number = self._add(example, node)
-        self._numbers[node] = Ref(number)
+        self._stand_ins[node] = Ref(number)
         if is_state(node) or isinstance(example, torch.nn.Parameter):
             self.captured.parameters[number] = _path(node) or node.name
         else:
@@ -107,7 +107,7 @@ class ImportedGraph:
         operation.left = self._reason_left(operation, node, target)
         operation.after = frozenset(self._makers[n] for n in node.all_input_nodes if n in self._makers)
         self._makers[node] = len(self.captured.operations)
-        self._numbers[node] = results
+        self._stand_ins[node] = results
         self.captured.operations.append(operation)
         self.operators.append(node)
 
@@ -127,8 +127,7 @@ class ImportedGraph:
             written = operation.read[:1] if out is None else tuple(references(out))
             operation.written, operation.ordered = frozenset(written), True
         if operation.name in KEEPS_STATISTICS:
-            statistics, updated = _running_statistics(operation)
-            operation.written = frozenset(statistics if updated else ())
+            operation.written = frozenset(_updated_statistics(operation))
         operation.drawn = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
         if (not operation.read and not symbolic) or operation.drawn:
             operation.ordered = True
@@ -188,18 +187,19 @@ class ImportedGraph:
 
     def _with_refs(self, tree: Any) -> Any:
         def leaf(value: Any) -> Any:
-            return self._numbers.get(value, value) if isinstance(value, Node) else value
+            return self._stand_ins.get(value, value) if isinstance(value, Node) else value
 
         return torch.fx.node.map_aggregate(tree, leaf)
 
 
-def _running_statistics(operation: Operation) -> tuple[set[int], bool]:
-    """The statistics that a normalisation may update, unseen in its name and schema, and whether it does."""
+def _updated_statistics(operation: Operation) -> set[int]:
+    """Find the running statistics that a normalisation updates, which its name and schema do not show."""
     python = isinstance(operation.target, types.FunctionType)
     flag = "use_input_stats" if operation.name == "instance_norm" else "training"
     named = {**dict(zip(_PYTHON if python else _BUILT_IN, operation.args, strict=False)), **operation.kwargs}
-    updated = named.get(flag, named.get("flag", flag == "use_input_stats")) is not False
-    return set(references([named.get("running_mean"), named.get("running_var")])), updated
+    if named.get(flag, named.get("flag", flag == "use_input_stats")) is False:
+        return set()
+    return set(references([named.get("running_mean"), named.get("running_var")]))
 
 
 def _nesting(operation: Operation) -> int:

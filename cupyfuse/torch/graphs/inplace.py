@@ -1,4 +1,4 @@
-"""Operations in place: recognise them, and make them return new values.
+"""Functionalise a captured graph: recognise operations in place, and make them return new values.
 
 `functionalise` does so where nothing else aliases the operand, so that chains can grow over them; `restore_in_place`
 undoes it for those that no chain took.

@@ -49,7 +49,7 @@ class Direct:
         self.runners: list[Runner] = []
 
     def call(self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str) -> list[Node]:
-        """Add the call by `add(target, arguments, example)`; one node for each output of the chain."""
+        """Add the call by `add(target, arguments, example)`; return a node for each output of the chain."""
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
@@ -74,7 +74,7 @@ class AsOperator:
     def call(
         self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
-        """Add the call, which saves `saved` (see `custom_op.saves`); one node for each output of the chain."""
+        """Add the call, which saves `saved` (see `custom_op.saves`); return a node for each output of the chain."""
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
@@ -176,9 +176,9 @@ class _Lowerer:
                     self.graph.erase_node(node)
         return new
 
-    def _saved(self, fused: FusedChain, tensors: Sequence[Any], graded: bool, changed: set[int]) -> str | None:
-        """The values saved for the backward pass; None where others would have changed what it reads."""
-        needs = [graded and bool(t.requires_grad) for t in tensors]
+    def _saved(self, fused: FusedChain, tensors: Sequence[Any], grad: bool, changed: set[int]) -> str | None:
+        """Choose what is saved for the backward pass, as text; None where others would change what that reads."""
+        needs = [grad and bool(t.requires_grad) for t in tensors]
         if not any(needs) or (self.lowering.differentiates and not changed):
             return "[]"
         chain = fused.with_hints()
@@ -191,9 +191,10 @@ class _Lowerer:
 
 
 def _order_in_memory(tensor: Any) -> list[int] | None:
-    """The order of a tensor's dimensions in memory, empty for C order; None if there are gaps or overlaps."""
+    """Order a dense tensor's dimensions by stride, outermost first; [] for C order, None for gaps or overlaps."""
     strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in tensor.stride()]
     order = sorted(range(tensor.dim()), key=lambda k: -strides[k])
+    # Sizes may be symbolic: an order holds if each stride is provably the product of the sizes inside of it.
     for found in (list(range(tensor.dim())), order):
         expected: Any = 1
         for k in reversed(found):

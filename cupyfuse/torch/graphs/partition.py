@@ -74,8 +74,8 @@ class Verdict:
 Judge = Callable[[Chain, Sequence[Any], Sequence[Any]], Verdict]
 
 
-def anything(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
-    """Judge every chain of two operations or one reduction worth running, whatever it costs."""
+def judge_without_costs(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
+    """Accept chains of several operations, or of one reduction, without estimating their time."""
     working = [rules.RULES[c.rule] for c in chain.calls if not rules.RULES[c.rule].idle]
     if len(working) > 1 or working[0].reduces:
         return Verdict(True)
@@ -85,7 +85,7 @@ def anything(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Ver
     return Verdict(False, "one operation alone gains nothing")
 
 
-def partition(captured: CapturedGraph, judge: Judge = anything) -> Partition:
+def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Partition:
     """Partition a captured graph into the chains that gain and what is left to PyTorch.
 
     Parameters
@@ -111,7 +111,7 @@ def partition(captured: CapturedGraph, judge: Judge = anything) -> Partition:
             chain = _chain(clusters, cluster, used) if losing else chain
             assert chain is not None
             fused.update(dict.fromkeys(cluster.members, replace(chain, note=verdict.text)))
-    return Partition(captured, _ordered(clusters, fused), clusters.left)
+    return Partition(captured, _topological_order(clusters, fused), clusters.left)
 
 
 def _judge(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
@@ -124,7 +124,7 @@ def _judge(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, 
 
 
 def _chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain | None:
-    """A cluster as a chain whose outputs are what is used outside; None if all of that are views of other memory."""
+    """Build the chain of a cluster, whose outputs are the values in `used`; None if views are all that is used."""
     outputs, views = _outputs(clusters, cluster, [n for n in dict.fromkeys(cluster.produced) if n in used])
     if not outputs and not cluster.updates:
         return None
@@ -174,8 +174,9 @@ def _outputs(clusters: Clusters, cluster: Cluster, wanted: Iterable[int]) -> tup
     return list(outputs), list(views)
 
 
-def _ordered(clusters: Clusters, fused: dict[int, FusedChain]) -> list[FusedChain | int]:
-    """Chains and single operations, each after what it needs, else in the order of the graph."""
+def _topological_order(clusters: Clusters, fused: dict[int, FusedChain]) -> list[FusedChain | int]:
+    """Sort chains and single operations, each after those it needs, ties in the order of the graph."""
+    # A chain goes by the number of its last operation.
     group = {k: (fused[k].members[-1] if k in fused else k) for k in range(len(clusters.captured.operations))}
     needs: dict[int, set[int]] = {}
     for k, own in group.items():

@@ -1,4 +1,4 @@
-"""Activations, and exponentials that are normalised along a dimension."""
+"""Rules of activations, and of softmax and its like along a dimension."""
 
 from __future__ import annotations
 
@@ -136,7 +136,10 @@ def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _relative_to_max(x: Tracer, axis: int | None) -> tuple[Tracer, Tracer, Tracer]:
-    """The maximum, a constant for gradients since results do not depend on it, x - maximum, and its sum of exp."""
+    """Return max(x), x - max(x) and sum(exp(x - max(x))) along an axis, None for both.
+
+    The maximum is a constant for gradients: softmax and logsumexp do not depend on what is subtracted.
+    """
     top = trace.reduce("max", x, axis, keepdims=True)
     top = top._trace.array(g.stop_gradient(top._node), top._axes)
     distance = x - top
@@ -146,34 +149,35 @@ def _relative_to_max(x: Tracer, axis: int | None) -> tuple[Tracer, Tracer, Trace
 
 
 def log_normalizer(input: Value, dim: int, name: str) -> tuple[Value, Value]:
-    """The maximum along a dimension, and the logarithm of the sum of exponentials relative to it."""
+    """Return max(x) and log(sum(exp(x - max(x)))) along a dimension; their sum is logsumexp(x)."""
     dims = normalize_dims(dim, input.ndim, name)
     top, _, total = _relative_to_max(*matrix_along(require_float(input, name), dims, name))
     shape = reduced_shape(input.shape, dims, True)
     return Value(top, shape), Value(trace.apply("log", total), shape)
 
 
-def _normalize(value: Value, dim: int | None, name: str, logarithmic: bool = False) -> Value:
+def _softmax(value: Value, dim: int | None, name: str, log: bool = False) -> Value:
+    """Trace softmax, or its logarithm, along a dimension; None stands for the one that `_implicit_dim` picks."""
     dims = normalize_dims(_implicit_dim(dim, value.ndim), value.ndim, name)
     x, axis = matrix_along(require_float(value, name), dims, name)
     if 0 in value.shape:
         return value
     _, distance, total = _relative_to_max(x, axis)
-    result = distance - trace.apply("log", total) if logarithmic else trace.apply("exp", distance) / total
+    result = distance - trace.apply("log", total) if log else trace.apply("exp", distance) / total
     return Value(result, value.shape)
 
 
 @rule(eager=_eager(torch.softmax), reduces=True)
 def softmax(input: Value, dim: int | None = None, dtype: str | None = None) -> Value:
-    return _normalize(input.astype(dtype), dim, "softmax")
+    return _softmax(input.astype(dtype), dim, "softmax")
 
 
 @rule(eager=_eager(torch.log_softmax), reduces=True)
 def log_softmax(input: Value, dim: int | None = None, dtype: str | None = None) -> Value:
     """NaN along a dimension with +inf or NaN, as PyTorch has it."""
-    return _normalize(input.astype(dtype), dim, "log_softmax", logarithmic=True)
+    return _softmax(input.astype(dtype), dim, "log_softmax", log=True)
 
 
 @rule(eager=_eager(F.softmin), reduces=True)
 def softmin(input: Value, dim: int | None = None, dtype: str | None = None) -> Value:
-    return _normalize(-require_float(input.astype(dtype), "softmin"), dim, "softmin")
+    return _softmax(-require_float(input.astype(dtype), "softmin"), dim, "softmin")

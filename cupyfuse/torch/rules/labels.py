@@ -1,4 +1,4 @@
-"""Elements chosen by labels along a dimension, and the losses of classes.
+"""Rules that index with labels along a dimension: gather, one_hot, and the losses over classes.
 
 A label is compared with the positions along its dimension, and what it chooses is summed among zeros: infinities and
 NaN elsewhere stay out, and the gradient goes to the chosen element alone. A label that is out of range chooses NaN,
@@ -36,7 +36,7 @@ def pick(value: Value, dim: int, index: Value) -> Value:
 
 @rule(reduces=True)
 def gather(input: Value, dim: int, index: Value) -> Value:
-    """One element along a dimension for each place along the others."""
+    """Pick one element along a dimension for each index of the other dimensions."""
     if index.ndim != input.ndim or not input.ndim:
         refuse("gather", f"an index of shape {index.shape} in an input of shape {input.shape}")
     (p,) = normalize_dims(dim, input.ndim, "gather")
@@ -56,7 +56,7 @@ overload("gather", "take_along_dim", adapt=_with_dim)
 
 @rule()
 def one_hot(input: Value, num_classes: int = -1) -> Value:
-    """A label that is out of range gives zeros."""
+    """Trace `one_hot`; a label that is out of range gives zeros, where PyTorch raises an error."""
     if num_classes < 1:
         refuse("one_hot", "the number of classes depends on values")
     if input.dtype != "int64":
@@ -92,7 +92,7 @@ def loss(function: Callable[..., Any], **properties: Any) -> Callable[[Callable[
 
 
 def reduce_loss(values: Value, reduction: str) -> Value:
-    """A loss element by element, or the sum or the mean of all elements."""
+    """Reduce a loss by element to its sum or its mean; "none" returns it as it is."""
     if reduction == "none":
         return values
     if reduction not in REDUCTIONS:
@@ -101,6 +101,7 @@ def reduce_loss(values: Value, reduction: str) -> Value:
 
 
 def _class_dim(name: str, input: Value, weight: Value | None) -> int:
+    """Return the dimension of the classes, 0 for a vector and else 1; refuse operands that do not fit it."""
     if not input.ndim or not is_float(input.dtype):
         refuse(name, f"an input of shape {input.shape}, {input.dtype}")
     dim = 0 if input.ndim == 1 else 1
@@ -114,7 +115,7 @@ def _class_dim(name: str, input: Value, weight: Value | None) -> int:
 
 
 def _with_class_dim(name: str, input: Value, target: Value, dim: int) -> Value:
-    """The labels with a dimension of length one in the place of the classes."""
+    """Insert a dimension of length one into the labels, where the input has its classes."""
     if target.shape != (*input.shape[:dim], *input.shape[dim + 1 :]):
         refuse(name, f"labels of shape {target.shape} for an input of shape {input.shape}")
     if target.dtype != "int64":

@@ -53,7 +53,7 @@ overload("matmul", T.__rmatmul__, adapt=swapped)
 
 @rule(product=True)
 def addmm(input: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float = 1) -> Value:
-    """A beta of 0 leaves the first operand out, NaN and all."""
+    """Trace beta * input + alpha * mat1 @ mat2; a beta of 0 ignores `input`, NaN included."""
     if mat1.ndim != 2 or mat2.ndim != 2:
         refuse("addmm", f"shapes {mat1.shape} and {mat2.shape} do not fit")
     y = multiply_matrices(mat1, mat2, "addmm")

@@ -1,4 +1,4 @@
-"""Losses element by element, and similarities."""
+"""Rules of elementwise losses and of similarities."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .values import Value, pointwise, refuse, require_float, stop_gradient, with
 
 
 def _error(name: str, input: Value, target: Value) -> Value:
+    """Subtract the target from the input, which must have the dtype of the result."""
     # Beside a wider target PyTorch's result has one dtype or the other, depending on the reduction.
     if not is_float(input.dtype) or promote(input, target) != input.dtype:
         refuse(name, f"operands of {input.dtype} and {target.dtype}")
@@ -26,7 +27,7 @@ def _error(name: str, input: Value, target: Value) -> Value:
 
 
 def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
-    """PyTorch's function, which has no parameter `weight` in older versions."""
+    """Wrap a loss of PyTorch's so that `weight` is passed only if given: older versions have no such parameter."""
 
     def call(x: Any, target: Any, reduction: str, weight: Any, **options: Any) -> Any:
         return function(x, target, reduction=reduction, **options, **({} if weight is None else {"weight": weight}))

@@ -1,4 +1,4 @@
-"""Normalisation by the moments of rows or columns."""
+"""Rules of normalisation: layer, RMS, group, instance and batch norm, and `normalize`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .values import Operand, Value, pointwise, refuse, require_float
 
 
 def _standardize(value: Value, first: int, eps: float, name: str, centred: bool = True) -> Value:
-    """(x - mean) / sqrt(variance + eps) over the dimensions from `first` on; with a mean of 0 unless `centred`."""
+    """Compute (x - mean) / sqrt(variance + eps) over the dimensions from `first` on; not `centred`: with mean 0."""
     x, axis = matrix_along(require_float(value, name), range(first, value.ndim), name)
     if centred:
         spread = trace.variance(x, axis, keepdims=True)
@@ -220,13 +220,17 @@ def batch_norm_module(
     momentum: float | None = 0.1,
     eps: float = 1e-5,
 ) -> tuple[Value, Value | None, Value | None, Value | None]:
-    """`torch.nn.BatchNorm1d` as a whole; a momentum of None keeps a cumulative average."""
+    """Trace `torch.nn.BatchNorm1d`, its counter included; a momentum of None keeps a cumulative average.
+
+    Returns the result and the new values of `updates`.
+    """
     new_count = num_batches_tracked + 1 if training and num_batches_tracked is not None else None
     factor: Operand = 0.0 if momentum is None else momentum
     if momentum is None and new_count is not None:
         floats = [r.dtype for r in (running_mean, running_var) if r is not None and is_float(r.dtype)]
         factor = pointwise("reciprocal", new_count.astype("float64" if "float64" in floats else "float32"))
     if not training and running_mean is None and running_var is None:
+        # Without running statistics the module normalises by the batch's, in inference as well.
         y, *_ = batch_norm(input, None, None, weight, bias, True, 0.0, eps)
         return y, None, None, None
     y, mean, var = batch_norm(input, running_mean, running_var, weight, bias, training, factor, eps)

@@ -106,11 +106,11 @@ def inplace_result(result: Any, dtype: torch.dtype) -> Found | Refused:
 
 
 def _by_signature(rule: str, target: Any) -> Adapter:
-    """An adapter that binds arguments by a Python function's own signature, then by canonical names."""
+    """Make an adapter that binds arguments by a Python function's own signature, then by canonical names."""
 
     def adapt(*args: Any, **kwargs: Any) -> Adapted:
         signature = RULES[rule].signature
-        own = _signature(target)
+        own = _signature(target)  # its order of parameters may differ from the rule's
         if own is not None:
             bound = own.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -120,7 +120,7 @@ def _by_signature(rule: str, target: Any) -> Adapter:
             kwargs.pop(name, None)
         inplace = bool(kwargs.pop("inplace", False))
         if "size_average" in kwargs:
-            raise TypeError("size_average")
+            raise TypeError("size_average")  # deprecated: `find` refuses the call
         canonical = signature.bind(*args, **kwargs)
         canonical.apply_defaults()
         return Adapted(tuple(canonical.arguments.values()), inplace=inplace)

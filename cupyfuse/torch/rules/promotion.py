@@ -15,7 +15,7 @@ def is_number(operand: Any) -> bool:
 
 
 def promote(*operands: Any) -> str:
-    """The common dtype of traced values and Python numbers.
+    """Promote the dtypes of traced values and Python numbers to that of their result.
 
     Tensors with dimensions decide, unless those without are of a higher category (bool, integer, floating point), and
     these in turn unless the numbers are.
@@ -24,7 +24,7 @@ def promote(*operands: Any) -> str:
     with_dimensions = _widest(v.dtype for v in tensors if v.ndim)
     without = _widest(v.dtype for v in tensors if not v.ndim)
     numbers = _widest(_number_dtype(v) for v in operands if is_number(v))
-    return _decided(_decided(with_dimensions, without), numbers) or "bool"
+    return _higher_category(_higher_category(with_dimensions, without), numbers) or "bool"
 
 
 def default_float() -> str:
@@ -41,10 +41,11 @@ def _number_dtype(value: Any) -> str:
 
 
 def _category(dtype: str) -> int:
+    """Rank a dtype: 0 for bool, 1 for integers, 2 for floating point."""
     return 2 if is_float(dtype) else ("bool", "int64").index(dtype)
 
 
-def _decided(first: str, second: str) -> str:
+def _higher_category(first: str, second: str) -> str:
     """The first dtype, unless there is none or the second is of a higher category."""
     if not first or not second:
         return first or second
@@ -52,6 +53,7 @@ def _decided(first: str, second: str) -> str:
 
 
 def _widest(dtypes: Iterable[str]) -> str:
+    """Promote dtypes as PyTorch does tensors of equal rank: float16 with bfloat16 is float32; "" for no dtypes."""
     result = ""
     for dtype in dtypes:
         if not result or _category(dtype) > _category(result):

@@ -1,4 +1,4 @@
-"""Which calls draw random numbers, as PyTorch's dispatcher tags its operators."""
+"""Tell which calls draw random numbers, by the tags of PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -91,12 +91,13 @@ def _draws_by_tags(overloads: list[Any], args: tuple[Any, ...], kwargs: Mapping[
     for overload in overloads:
         schema = overload._schema
         switches = _SWITCHES.get(schema.name.partition("::")[2].rstrip("_"))
-        if switches is not None and _is_off(dict(_bind(schema.arguments, args, kwargs)), *switches):
+        if switches is not None and _drawing_is_off(dict(_bind(schema.arguments, args, kwargs)), *switches):
             return False
     return True
 
 
 def _bind(parameters: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Pair the parameters of an operator's schema with arguments, or with their defaults; misfits are no error."""
     for k, parameter in enumerate(parameters):
         if k < len(args):
             yield parameter.name, args[k]
@@ -114,13 +115,14 @@ def _function_is_off(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, 
     except (TypeError, ValueError):
         return False
     bound.apply_defaults()
-    return _is_off(bound.arguments, *_FUNCTIONAL[function.__name__])
+    return _drawing_is_off(bound.arguments, *_FUNCTIONAL[function.__name__])
 
 
-def _is_off(bound: Mapping[str, Any], probability: str, training: str) -> bool:
-    """Whether a probability of exactly zero, or a training flag that is False, turns drawing off.
+def _drawing_is_off(bound: Mapping[str, Any], probability: str, training: str) -> bool:
+    """Whether a probability of exactly zero, or a training flag that is False, keeps a call from drawing.
 
-    A probability that is no number, or a flag that is no bool, belongs to another overload.
+    `probability` and `training` are the names of the parameters, empty where the function has none. A
+    probability that is no number, or a flag that is no bool, belongs to another overload.
     """
     p, train = bound.get(probability), bound.get(training)
     if (probability and type(p) not in (int, float)) or (training and type(train) is not bool):

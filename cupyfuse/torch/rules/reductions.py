@@ -1,4 +1,4 @@
-"""Sums and the like, extremes, moments, norms."""
+"""Rules of reductions: sums, products, extremes, moments, norms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient
 
 
 def _with_gradient(extreme: g.Node, x: g.Node, gradient: str) -> g.Node:
-    """An extreme of x, in one step or two, that hands on its gradient in the named way."""
+    """Set the rule for ties of an extreme of x (see `adjoints.extreme_adjoint`), which is one reduction or two."""
     inner = extreme.inputs[0]
     if inner is not x:
         # All elements that equal the extreme share its gradient, whichever row they are in.
@@ -108,10 +108,11 @@ def logsumexp(input: Value, dim: int | tuple[int, ...], keepdim: bool = False) -
 
 
 def _enter_extremes(name: str) -> None:
-    """PyTorch's `max` is three functions: of all elements, along a dimension, of two tensors; `amax` is a fourth."""
+    """Enter rules for PyTorch's `max` (of all elements, along a dimension, of two tensors) and `amax`; or `min`."""
     function = getattr(torch, name)
 
-    def choose(input: Any, *args: Any, **kwargs: Any) -> Any:
+    def resolve(input: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adapt `max(x)`, `max(x, other)` and `max(x, dim)`: each has a rule of its own."""
         given = [*args, *kwargs.values()]
         if not given:
             return Adapted((input,), name)
@@ -119,7 +120,7 @@ def _enter_extremes(name: str) -> None:
             return Adapted((input, given[0]), f"{name}imum")
         return Adapted(_dim_and_keepdim(input, *args, **kwargs), f"{name}_dim")
 
-    @rule(name=name, adapt=choose, reduces=True)
+    @rule(name=name, adapt=resolve, reduces=True)
     def of_all(input: Value) -> Value:
         return reduce_dims(name, require_float(input, name), None, gradient="chosen")
 
@@ -149,8 +150,8 @@ leave_unfused(
 # Moments ------------------------------------------------------------------------------------------------------------
 
 
-def _correction(input: Any, *args: Any, **kwargs: Any) -> Any:
-    """PyTorch's take `(dim, unbiased, keepdim)`, `(unbiased)`, or `(dim, *, correction, keepdim)`."""
+def _variance_arguments(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Adapt PyTorch's `(dim, unbiased, keepdim)`, `(unbiased)` and `(dim, *, correction, keepdim)`."""
     given = dict(zip(("dim", "unbiased", "keepdim"), args, strict=False))
     if args and isinstance(args[0], bool):
         given = {"unbiased": args[0]}
@@ -163,12 +164,12 @@ def _correction(input: Any, *args: Any, **kwargs: Any) -> Any:
     return input, dim, int(unbiased) if correction is None else correction, keepdim
 
 
-@rule(adapt=_correction, reduces=True)
+@rule(adapt=_variance_arguments, reduces=True)
 def var(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> Value:
     return _variance(input, dim, correction, keepdim, "var")
 
 
-@rule(adapt=_correction, reduces=True)
+@rule(adapt=_variance_arguments, reduces=True)
 def std(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> Value:
     return _sqrt(_variance(input, dim, correction, keepdim, "std"), masked=True)
 

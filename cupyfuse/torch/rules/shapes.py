@@ -1,4 +1,4 @@
-"""Views of the same elements, and what changes nothing."""
+"""Rules of views (reshape, permute, indexing) and of operations that change nothing."""
 
 from __future__ import annotations
 
@@ -206,8 +206,8 @@ leave_unfused("tensors put side by side", "cat", "concat", "concatenate", "stack
 _INDICES = {"new": None, "all": slice(None), "rest": Ellipsis}
 
 
-def _whole_dims(input: Any, index: Any) -> Any:
-    """Indices as a chain can store them: names of `_INDICES`, and integers."""
+def _storable_index(input: Any, index: Any) -> Any:
+    """Encode an index as a chain can store it: names in `_INDICES`, and integers; refuse parts of dimensions."""
     items: list[str | int] = []
     for item in index if isinstance(index, tuple) else (index,):
         if item is None or item is Ellipsis:
@@ -225,7 +225,7 @@ def _index_eager(x: Any, index: tuple[Any, ...]) -> Any:
     return x[tuple(_INDICES[i] if isinstance(i, str) else i for i in index)]
 
 
-@view(operator.getitem, T.__getitem__, eager=_index_eager, adapt=_whole_dims)
+@view(operator.getitem, T.__getitem__, eager=_index_eager, adapt=_storable_index)
 def getitem(input: Value, index: tuple[Any, ...]) -> Value:
     """New dimensions, and the only element of dimensions of length one."""
     indexed = len(index) - index.count("new") - index.count("rest")

@@ -40,7 +40,7 @@ def symbolic(tree: Any) -> Iterator[Size]:
 
 
 def substitute(argument: Any, ref: Callable[[Ref], Any], size: Callable[[Size], Any]) -> Any:
-    """An argument with something else in the places of its `Ref` and `Size`."""
+    """Replace every `Ref` and `Size` in an argument by what `ref` and `size` return for it."""
     if isinstance(argument, Ref):
         return ref(argument)
     if isinstance(argument, Size):
