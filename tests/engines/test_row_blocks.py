@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chains import Chain, chains
-from hypothesis import given
+from searched import EXAMPLES, searched
 from support import HEADS, Engine, Head
 
 import cupyfuse as cf
@@ -82,10 +82,14 @@ def test_what_cannot_be_cut_is_computed_whole_and_says_why(
         np.testing.assert_allclose(engine.host(result), value, rtol=1e-3, atol=1e-4)
 
 
-@given(chain=chains(("float32", "float64")))
-def test_random_chains_in_blocks(chain: Chain) -> None:
-    arguments = [a.copy() for a in chain.arrays]
-    chain.check(cf.fuse(chain.function, max_workspace=300)(*arguments), arguments)
+@pytest.mark.parametrize("part", range(2))
+def test_random_chains_in_blocks(part: int) -> None:
+    @searched(part, EXAMPLES // 10, chain=chains(("float32", "float64")))
+    def check(chain: Chain) -> None:
+        arguments = [a.copy() for a in chain.arrays]
+        chain.check(cf.fuse(chain.function, max_workspace=300)(*arguments), arguments)
+
+    check()
 
 
 def test_a_vocabulary_takes_little_workspace() -> None:

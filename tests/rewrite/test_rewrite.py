@@ -526,7 +526,8 @@ def test_a_chain_is_folded_once_and_where_it_ends() -> None:
 def test_simplifying_is_idempotent() -> None:
     for head in HEADS:
         columns = [cf.spec(7)] * (len(head.bound) - 3) + [cf.spec(1)] * (len(head.bound) > 2)
-        trace, _ = cf.fuse(head.function).trace((SPECS["x"], SPECS["w"], SPECS["b"], *columns))
+        fused = cf.fuse(head.function)
+        trace, _ = fused.trace(fused.bind_arguments((SPECS["x"], SPECS["w"], SPECS["b"], *columns), {}))
         once, _ = rewrite.simplify(trace.graph)
         twice, _ = rewrite.simplify(once)
         assert ops(once) == ops(twice)

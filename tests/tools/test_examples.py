@@ -14,8 +14,11 @@ import torch
 from support import ROOT
 
 EXAMPLES = ROOT / "examples"
+# examples/heads is a package, which scripts import.
 SCRIPTS = sorted(
-    path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("[a-z]*.py") if path.name != "common.py"
+    path.relative_to(EXAMPLES).as_posix()
+    for path in EXAMPLES.rglob("[a-z]*.py")
+    if path.name != "common.py" and path.parent.name != "heads"
 )
 KERNEL_BENCHMARK = sorted((EXAMPLES / "kernel_benchmark").glob("*.py"))
 
