@@ -43,10 +43,13 @@ def check(mutant: Mutant, root: Path = ROOT) -> Outcome:
         for part in COPIED:
             source = root / part
             if source.is_dir():
-                shutil.copytree(source, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, copy / part)  # with its bytecode, which still fits what is not broken
             else:
                 shutil.copy(source, copy / part)
         mutant.apply(copy)
+        broken = copy / mutant.file
+        for stale in (broken.parent / "__pycache__").glob(f"{broken.stem}.*"):
+            stale.unlink()
         status, output = run_pytest(copy, mutant.tests)
     seconds = time.perf_counter() - start
     # 1: tests failed. 2 to 5: no test ran, or pytest itself failed, which shows nothing; below 0: a crash.
