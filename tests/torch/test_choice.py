@@ -11,6 +11,7 @@ import torch_models as models
 from torch import nn
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.chains import compiled, executor
 from cupyfuse.torch.chains.prepacked import Budget
 
 pytestmark = [pytest.mark.choice, pytest.mark.usefixtures("fresh_dynamo")]
@@ -90,3 +91,13 @@ def test_what_is_let_go_does_not_count() -> None:
     assert budget.used == 10 and not budget.allows(6, -1) and budget.allows(5, -1)
     del kept
     assert budget.used == 0 and budget.allows(15, -1)
+
+
+def test_what_cannot_be_planned_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ValueError("no plan")
+
+    monkeypatch.setattr(compiled, "build", refuse)
+    layer, x, before = ct.LinearSoftmax(7, 11), torch.randn(3, 7), set(executor._compiled)
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias).softmax(-1))
+    assert set(executor._compiled) == before

@@ -46,8 +46,9 @@ class Executor:
                 while len(_compiled) >= _MAX_COMPILED:
                     del _compiled[next(iter(_compiled))]
                 traced = chain.trace(metas_of(tensors))
-                compiled = _compiled[key] = CompiledChain(traced, tensors, settings, needs, prepacked=prepacked)
+                compiled = CompiledChain(traced, tensors, settings, needs, prepacked=prepacked)
             self._compiled, self.plan = compiled, compiled.plan
+            _compiled[key] = compiled  # not before it has a plan
             matrices = compiled.matrices(tensors)
             self._weights = None
             if self.plan.prepare is not None:
