@@ -6,6 +6,7 @@
 ...     return cf.softmax(cf.linear(x, weight, bias), axis=1)
 """
 
+from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
 
 from .api.arrays import Spec, spec
@@ -44,7 +45,6 @@ from .api.functions import (
     var,
 )
 from .api.fuse import Bound, Fused, fuse
-from .cuda.sources import plan_sources
 from .errors import EngineError, TraceError
 from .plan.plan import Plan, set_emitter
 from .plan.schedule import Step
@@ -52,7 +52,14 @@ from .settings import precision
 
 __version__ = "0.1.0"
 
-set_emitter(plan_sources)
+
+def _emit(plan: Plan, inline: bool) -> _Sequence[str]:
+    from .cuda.sources import plan_sources  # not before somebody asks for source: NumPy's engine needs no CUDA C
+
+    return plan_sources(plan, inline)
+
+
+set_emitter(_emit)
 
 # `cupyfuse.heads` is a folder of the package where it is installed, and `examples/heads` in a checkout.
 _EXAMPLES = _Path(__file__).resolve().parent.parent / "examples"

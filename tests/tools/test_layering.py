@@ -131,6 +131,11 @@ def test_importing_the_package_loads_numpy_alone() -> None:
     assert run(f"import cupyfuse; {LOADED}").split() == []
 
 
+def test_importing_the_package_loads_nothing_that_writes_cuda() -> None:
+    code = "import sys, cupyfuse; print(*(m for m in sys.modules if m.startswith('cupyfuse.cuda')))"
+    assert run(code).split() == []
+
+
 def test_working_with_numpy_arrays_loads_numpy_alone() -> None:
     assert run(f"{WORK}\n{LOADED}").splitlines()[-1].split() == []
 

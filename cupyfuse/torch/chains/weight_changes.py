@@ -68,6 +68,7 @@ class FixedInputs:
     def __init__(self, numbers: Sequence[int], prepacked: Sequence[int], trained: Sequence[int]):
         self._numbers, self._prepacked, self._trained = numbers, frozenset(prepacked), trained
         self._seen: list[_Seen] = []
+        self._sources: list[tuple[int, Any]] = []  # the prepacked ones and their tensors: every call compares them
         self._steps = 0
         self.gradients: list[tuple[int, Counter]] = []
 
@@ -85,6 +86,7 @@ class FixedInputs:
             version = t._version if k in self._prepacked and not t.is_inference() else -1
             seen.append(_Seen(k, t, t.detach(), t.dtype, t.requires_grad, version, counter, counter.value))
         self._seen = seen
+        self._sources = [(s.number, s.tensor) for s in seen if s.number in self._prepacked]
 
     def unchanged(self, tensors: Tensors) -> bool:
         """Whether these are the recorded tensors, with no sign of a change."""
@@ -114,7 +116,7 @@ class FixedInputs:
 
     def same_tensors(self, tensors: Tensors) -> bool:
         """Whether the prepacked inputs are the recorded tensors, changed or not."""
-        return all(tensors[s.number] is s.tensor for s in self._seen if s.number in self._prepacked)
+        return all(tensors[k] is tensor for k, tensor in self._sources)
 
     def expire(self) -> None:
         """Have `unchanged` answer False."""
@@ -123,3 +125,4 @@ class FixedInputs:
     def forget(self) -> None:
         """Let go of the tensors; the next ones count as replaced."""
         self._seen = [s._replace(tensor=None, alias=None) for s in self._seen]
+        self._sources = [(k, None) for k, _ in self._sources]
