@@ -232,7 +232,7 @@ class CudaExecutable:
             as_written &= out is None and result.direct
             written.append(array)
             addresses.append(address(array))
-        memory = self._launch(addresses)
+        memory = self._launch(addresses, runtime.stream())
         if not as_written:
             written = [self._deliver(*each) for each in zip(self._results, written, outs, strict=True)]
         if self._copies or self._overwritten:
@@ -240,12 +240,14 @@ class CudaExecutable:
         del memory  # effects read it
         return written
 
-    def run_if_changed(self, arrays: Sequence[Any], results: Sequence[Any], flag: int) -> None:
-        """Recompute `results`, arrays of `allocate`, unless the device finds 0 at the address `flag`."""
-        address = self.runtime.address
-        self._launch([*map(address, arrays), *map(address, results), flag])
+    def run_if_changed(self, arguments: Sequence[int], results: Sequence[int], flag: int, stream: Any) -> Any:
+        """Recompute `results`, arrays of `allocate`, unless the device finds 0 at `flag`; all are addresses.
 
-    def _launch(self, addresses: Addresses) -> Any:
+        Returns the workspace, which a recording of the launches needs for as long as it is replayed.
+        """
+        return self._launch([*arguments, *results, flag], stream)
+
+    def _launch(self, addresses: Addresses, stream: Any) -> Any:
         """Launch all steps, and return the workspace, to be kept until its values have been read.
 
         `addresses` holds those of arguments, results and flag, in the order of their slots; the rest is filled in here.
@@ -257,7 +259,6 @@ class CudaExecutable:
             start = memory.ptr
             for slot, offset in self._temporaries:
                 addresses[slot] = start + offset
-        stream = self.runtime.stream()
         for launch in self._launches:
             launch(addresses, stream)
         return memory

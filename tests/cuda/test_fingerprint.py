@@ -245,10 +245,11 @@ def test_conditional_plans(device: Engine) -> None:
         flag = device.array(np.zeros(1, np.uint32))
         for result in results:
             result[...] = -7
-        execute.run_if_changed(arrays, results, runtime.address(flag))
+        addresses = [[runtime.address(a) for a in each] for each in (arrays, results)]
+        execute.run_if_changed(*addresses, runtime.address(flag), runtime.stream())
         assert all((device.host(r) == -7).all() for r in results), name
         flag[0] = 1
-        execute.run_if_changed(arrays, results, runtime.address(flag))
+        execute.run_if_changed(*addresses, runtime.address(flag), runtime.stream())
         for result, want in zip(results, expected, strict=True):
             assert_equal(device.host(result), device.host(want))
         templates |= {step.kind for step in plan.steps}

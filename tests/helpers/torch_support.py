@@ -66,5 +66,8 @@ class OnHost(TensorMemory):
         kind = dtypes.to_numpy(dtype_name(dtype))
         return lambda: from_numpy(np.asarray(HOST.runtime.empty(shape, kind)))
 
+    def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return launch
+
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Tensor:
         return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(dtype_name(dtype)), strides))

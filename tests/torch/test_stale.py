@@ -37,6 +37,11 @@ class Launching(OnHost):
     def __init__(self) -> None:
         super().__init__()
         self.stream = lambda: SimpleNamespace(ptr=self.current)
+        self.recordings = 0
+
+    def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        self.recordings += 1
+        return super().record(launch)
 
 
 @pytest.fixture
@@ -62,7 +67,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
 
 
 @pytest.fixture(params=["cpu", "host", pytest.param("cuda", marks=gpu)])
-def device(request: pytest.FixtureRequest) -> str:
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(prepacked, "_CALLS_BEFORE_RECORDING", 1)  # so that most calls replay a recording
     if request.param == "cuda" and (missing_gpu() or not torch.cuda.is_available()):
         pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
     if request.param == "host":
@@ -453,6 +459,27 @@ def test_more_streams_than_states(host: Launching, monkeypatch: pytest.MonkeyPat
         host.current = turn % 5
         agree(fused, plain, x)
         data_copy(layer(plain).weight), data_copy(layer(fused).weight)
+
+
+def test_a_check_is_recorded_once_its_arguments_stay_the_same(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepacked, "_CALLS_BEFORE_RECORDING", 3)
+    plain, fused, x = pair(models.HeadSum, "cpu")
+    for call in range(8):
+        agree(fused, plain, x)
+        assert host.recordings == (call >= 3)
+    data_copy(layer(plain).weight), data_copy(layer(fused).weight)
+    agree(fused, plain, x)
+    assert host.recordings == 1, "the replay finds a change that the host does not know of"
+    in_place(layer(plain).weight), in_place(layer(fused).weight)
+    for call in range(6):
+        agree(fused, plain, x)
+        assert host.recordings == 1 + (call >= 3)
+    host.current = 1
+    agree(fused, plain, x)
+    assert host.recordings == 2, "another stream has a state of its own"
+    for module in (plain, fused):
+        layer(module).weight = nn.Parameter(layer(module).weight.detach() * -1.5)
+    agree(fused, plain, x)
 
 
 def test_graphs_have_states_of_their_own(host: Launching, monkeypatch: pytest.MonkeyPatch) -> None:

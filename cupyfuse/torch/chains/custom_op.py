@@ -1,8 +1,12 @@
 """Chains as operators of PyTorch's, for compiled graphs to call.
 
 `cupyfuse::chain` takes the chain as text, so that a graph which holds it can be stored and run by another process. It
-returns the chain's outputs, the new values of its updates, and the values that its backward pass,
-`cupyfuse::chain_backward`, reads. Only compiled chains are cached, nothing of weights: the compiler owns the memory.
+returns the chain's outputs, the new values of its updates, and the values that its backward pass reads.
+
+It is composite: tracing for a compiled graph goes through it and records `cupyfuse::chain_forward` and
+`cupyfuse::chain_backward`, which know nothing of autograd. PyTorch's dispatcher reaches these in 3 us; an operator with
+a registered autograd formula takes 14, with or without gradients. Only compiled chains are cached, nothing of weights:
+the compiler owns the memory.
 """
 
 from __future__ import annotations
@@ -31,7 +35,10 @@ from .tensors import Tensors, as_base
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _CONTIGUOUS = torch.contiguous_format
-_LIBRARY.define("chain(Tensor[] inputs, SymInt[] sizes, str chain, str saved, str options) -> Tensor[]", tags=_TAGS)
+for _name in ("chain", "chain_forward"):
+    _LIBRARY.define(
+        f"{_name}(Tensor[] inputs, SymInt[] sizes, str chain, str saved, str options) -> Tensor[]", tags=_TAGS
+    )
 _LIBRARY.define(
     "chain_backward(Tensor[] inputs, Tensor[] saved, Tensor?[] gradients, SymInt[] sizes, str chain, str saves, "
     "bool[] needs, str options) -> Tensor[]",
@@ -170,40 +177,44 @@ def _fake_backward(
     return [torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need]
 
 
-def _set_up_context(ctx: Any, inputs: Any, output: Any) -> None:
-    tensors, sizes, text, ctx.saves, ctx.options = inputs
-    ctx.text, ctx.sizes, ctx.count = text, list(sizes), len(tensors)
-    chain = Chain.from_json(text)
-    ctx.outputs = len(chain.outputs)
-    ctx.mark_non_differentiable(*output[ctx.outputs :])
-    ctx.set_materialize_grads(False)
-    concrete = chain.with_sizes(concrete_sizes(sizes)).to_json()
-    read = backward_inputs(concrete, ctx.saves, tensors, _needs(ctx, tensors))
-    # Of the others only shape and dtype are kept: their memory may be freed or overwritten.
-    kept = [t if k in read else t.detach().new_empty(()).expand(t.shape) for k, t in enumerate(tensors)]
-    ctx.save_for_backward(*kept, *output[len(output) - len(json.loads(ctx.saves)) :])
+class _ChainOperator(torch.autograd.Function):
+    """The operators as one node of autograd's graph; `saves` says what the backward pass reads."""
+
+    @staticmethod
+    def forward(ctx: Any, sizes: Any, text: str, saves: str, options: str, *tensors: Any) -> Any:
+        results = torch.ops.cupyfuse.chain_forward(list(tensors), sizes, text, saves, options)
+        chain = Chain.from_json(text)
+        ctx.text, ctx.sizes, ctx.saves, ctx.options = text, sizes, saves, options
+        ctx.outputs = len(chain.outputs)
+        ctx.mark_non_differentiable(*results[ctx.outputs :])
+        ctx.set_materialize_grads(False)
+        concrete = chain.with_sizes(concrete_sizes(sizes)).to_json()
+        read = backward_inputs(concrete, saves, tensors, ctx.needs_input_grad[4:])
+        # Of the others only shape and dtype are kept: their memory may be freed or overwritten.
+        kept = [t if k in read else t.detach().new_empty(()).expand(t.shape) for k, t in enumerate(tensors)]
+        ctx.save_for_backward(*kept, *results[len(results) - len(json.loads(saves)) :])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        needs = ctx.needs_input_grad[4:]
+        inputs, saved = list(ctx.saved_tensors[: len(needs)]), list(ctx.saved_tensors[len(needs) :])
+        given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
+        arguments = (inputs, saved, given, ctx.sizes, ctx.text, ctx.saves, list(needs), ctx.options)
+        found = iter(torch.ops.cupyfuse.chain_backward(*arguments))
+        return None, None, None, None, *(next(found) if need else None for need in needs)
 
 
-def _needs(ctx: Any, tensors: Tensors) -> list[bool]:
-    """For each of the inputs, whether its gradient is wanted."""
-    needs = ctx.needs_input_grad[0]
-    return list(needs) if isinstance(needs, (list, tuple)) else [t.requires_grad for t in tensors]
+def _differentiable(inputs: list[Any], sizes: list[Any], chain: str, saved: str, options: str) -> list[Any]:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        return list(_ChainOperator.apply(sizes, chain, saved, options, *inputs))
+    results: list[Any] = torch.ops.cupyfuse.chain_forward(inputs, sizes, chain, saved, options)
+    return results
 
 
-def _differentiate(ctx: Any, gradients: list[Any]) -> Any:
-    tensors = ctx.saved_tensors
-    inputs, saved = list(tensors[: ctx.count]), list(tensors[ctx.count :])
-    needs = _needs(ctx, inputs)
-    given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
-    arguments = (inputs, saved, given, ctx.sizes, ctx.text, ctx.saves, needs, ctx.options)
-    found = iter(torch.ops.cupyfuse.chain_backward(*arguments))
-    # A list of numbers counts as one argument, an empty one as a list of tensors.
-    return [next(found) if need else None for need in needs], None if ctx.sizes else [], None, None, None
-
-
-for _name, _implementation in (("chain", _run), ("chain_backward", _run_backward)):
+_LIBRARY.impl("chain", _differentiable, "CompositeImplicitAutograd")
+for _name, _implementation in (("chain_forward", _run), ("chain_backward", _run_backward)):
     for _key in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, _implementation, _key)
-torch.library.register_fake("cupyfuse::chain", fake, lib=_LIBRARY)
+torch.library.register_fake("cupyfuse::chain_forward", fake, lib=_LIBRARY)
 torch.library.register_fake("cupyfuse::chain_backward", _fake_backward, lib=_LIBRARY)
-torch.library.register_autograd("cupyfuse::chain", _differentiate, setup_context=_set_up_context, lib=_LIBRARY)

@@ -8,7 +8,10 @@ for replays of CUDA graphs. The fingerprint samples the elements; changes that t
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ from .runtime import is_capturing, load, runtime_of
 from .tensors import Tensors
 
 _STATES = 32  # streams and captured graphs that one cache serves; further ones prepack in every call
+_CALLS_BEFORE_RECORDING = 10  # recording takes the host as long as about ten calls
 _FREE_SHARE = 0.25  # of the free memory, for one cache: the model allocates more later
 
 # Buffers that captured graphs read, by the fixed inputs that the same graphs read.
@@ -189,16 +193,26 @@ class CheckedCache(Uncached):
             state = buffers.stream_state(stream.ptr)
         if not state:
             return self.compute(matrices)
-        arguments = self._taken_by_plan(matrices)
-        self._fingerprint([t.data_ptr() for t in arguments], self._token, state, buffers.address, stream)
-        self._execute.run_if_changed(arguments, buffers.arrays, state + CHANGED_AT)
+        addresses = [matrices[k].data_ptr() for k in self.needed]
+        check = functools.partial(self._check, addresses, self._token, state, buffers)
+        if capturing:
+            check(stream)
+        else:
+            # The state and the buffers are always the same ones for a stream.
+            buffers.recordings[stream.ptr](self._runtime, check, (self._token, *addresses), stream)
         return buffers.arrays
+
+    def _check(self, addresses: list[int], token: int, state: int, buffers: _CheckedBuffers, stream: Any) -> Any:
+        """Launch the fingerprint, and the kernels that prepack if it differs; return the workspace of these."""
+        self._fingerprint(addresses, token, state, buffers.address, stream)
+        return self._execute.run_if_changed(addresses, buffers.addresses, state + CHANGED_AT, stream)
 
     def compute(self, matrices: Tensors) -> list[Any]:
         with self._runtime.made_current():
             arrays: list[Any] = self._execute.allocate()
             flag = torch.ones(1, dtype=torch.int32, device=self._runtime.place)
-            self._execute.run_if_changed(self._taken_by_plan(matrices), arrays, flag.data_ptr())
+            addresses, results = ([t.data_ptr() for t in each] for each in (self._taken_by_plan(matrices), arrays))
+            self._execute.run_if_changed(addresses, results, flag.data_ptr(), self._runtime.stream())
         return arrays
 
     def invalidate(self, replaced: bool) -> None:
@@ -269,6 +283,8 @@ class _CheckedBuffers(_Buffers):
         words = (_STATES + 1) * STATE_BYTES // 8  # of 8 bytes
         self._words = torch.zeros(words, dtype=torch.int64, device=arrays[0].device)
         self.address = self._words.data_ptr()
+        self.addresses = [array.data_ptr() for array in arrays]
+        self.recordings: defaultdict[int, _Recording] = defaultdict(_Recording)  # by stream
         self._free = list(range(self.address + STATE_BYTES, self.address + words * 8, STATE_BYTES))
         self._states: dict[Any, int] = {}
         super().__init__(arrays, device)
@@ -305,6 +321,30 @@ class _CheckedBuffers(_Buffers):
         """Have the device find every input changed."""
         with torch.inference_mode(False), torch.no_grad():
             self._words[:1].zero_()
+
+
+class _Recording:
+    """Launches of one stream, recorded as a CUDA graph once their arguments have stayed the same for some calls.
+
+    The check of a few weights is four launches, which take the host longer than all that follows them.
+    """
+
+    def __init__(self) -> None:
+        self._arguments: tuple[int, ...] = ()
+        self._calls = 0
+        self._replay: Callable[[Any], None] | None = None
+
+    def __call__(self, runtime: Any, launch: Callable[[Any], Any], arguments: tuple[int, ...], stream: Any) -> None:
+        """Run `launch(stream)`, or its recording if it has one for the same arguments."""
+        if arguments != self._arguments:
+            self._arguments, self._calls, self._replay = arguments, 0, None
+        if self._replay is None:
+            self._calls += 1
+            if self._calls <= _CALLS_BEFORE_RECORDING:
+                launch(stream)
+                return
+            self._replay = runtime.record(launch)
+        self._replay(stream)
 
 
 def _graph_in_capture() -> int | None:

@@ -136,6 +136,20 @@ class TorchRuntime(TensorMemory):
         tensor = self._empty((nbytes,), (1,), torch.uint8)
         return SimpleNamespace(ptr=tensor.data_ptr(), tensor=tensor)
 
+    def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], None]:
+        """Record what `launch(stream)` launches as a CUDA graph; the returned function replays it on a stream."""
+        import cupy
+
+        with self.made_current():
+            stream = cupy.cuda.Stream(non_blocking=True)
+            # Nothing but this stream is captured: other threads, and allocations, go on as before.
+            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+            try:
+                memory = launch(stream)
+            finally:
+                graph = stream.end_capture()
+        return _Replay(graph, memory)
+
     def function(self, kernel: Kernel) -> Function:
         return load_unless_capturing(kernel, self._index, is_capturing())
 
@@ -145,6 +159,16 @@ class TorchRuntime(TensorMemory):
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, _blas())
+
+
+class _Replay:
+    """A recorded CUDA graph, and the memory that its launches work on."""
+
+    def __init__(self, graph: Any, memory: Any):
+        self._graph, self._memory = graph, memory
+
+    def __call__(self, stream: Any) -> None:
+        self._graph.launch(stream)
 
 
 @lru_cache(maxsize=64)
