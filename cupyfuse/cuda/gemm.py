@@ -169,10 +169,7 @@ class ForeignBlas:
         handle = self._handle()
         # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
         self._set_mode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
-        status = self._gemm(handle, *arguments)
-        if narrow:
-            self._set_mode(handle, _DEFAULT_MODE)
-        _check("cublasGemmEx", status)
+        _check("cublasGemmEx", self._gemm(handle, *arguments))
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, stream.ptr)

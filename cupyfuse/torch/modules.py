@@ -8,6 +8,7 @@ submodule of another class, a compiler at work.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, ClassVar, TypeAlias
 
@@ -30,6 +31,7 @@ class _Runners:
 
     def __init__(self) -> None:
         self.by_steps: dict[Any, Runner] = {}
+        self.latest: dict[bool, tuple[Any, Runner]] = {}  # steps after a linear layer, by whether that has a bias
 
     @property
     def runners(self) -> list[Runner]:
@@ -52,33 +54,39 @@ class _DropIn(nn.Module):
     explain = OfferedMethod(explain)
     refresh = OfferedMethod(refresh)
 
-    def _run(
-        self, steps: tuple[Step, ...], names: tuple[str, ...], tensors: tuple[Tensor, ...], sign: float = 1.0
-    ) -> Tensor:
-        """Run steps as one chain, whose inputs after the first are the module's parameters.
+    def _runners(self) -> _Runners:
+        return self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
+
+    def _runner(self, steps: tuple[Step, ...], names: tuple[str, ...], sign: float = 1.0) -> Runner:
+        """Return the runner of steps as one chain, whose inputs after the first are the module's parameters.
 
         `sign` tells apart, in the cache of runners, steps with a constant 0.0 and with -0.0, which compare equal.
         """
-        own: _Runners = self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
-        key = steps, sign
-        runner = own.by_steps.get(key)
+        by_steps = self._runners().by_steps
+        runner = by_steps.get((steps, sign))
         if runner is None:
             fixed = frozenset(range(1, len(names)))
-            runner = own.by_steps.setdefault(key, Runner(chain_of(steps, names, fixed)))
-        result: Tensor = runner(tensors)[0]
-        return result
+            runner = by_steps.setdefault((steps, sign), Runner(chain_of(steps, names, fixed)))
+        return runner
 
     def _linear_then(self, x: Tensor, layer: nn.Linear, steps: tuple[Step, ...], sign: float = 1.0) -> Tensor:
-        """Run a linear layer, the submodule `linear` or the module itself, and the steps that follow it."""
-        if _needs_eager(x, *(((layer, nn.Linear),) if layer is not self else ())):
+        """Run a linear layer, the submodule `linear` or the module itself, and the steps that follow it.
+
+        Steps that are the same object as in the last call are looked up by that, which is fast.
+        """
+        if _is_watched(x) or (layer is not self and not _is_plain(layer, nn.Linear)):
             return apply_steps(steps, (layer(x) if layer is not self else nn.Linear.forward(layer, x),))
-        prefix = "linear." if layer is not self else ""
-        if layer.bias is None:
-            steps = (("linear", (_WEIGHT,)), *steps)
-            return self._run(steps, ("input", f"{prefix}weight"), (x, layer.weight), sign)
-        steps = (("linear", (_WEIGHT, _BIAS)), *steps)
-        names = ("input", f"{prefix}weight", f"{prefix}bias")
-        return self._run(steps, names, (x, layer.weight, layer.bias), sign)
+        weight, bias = _parameter(layer, "weight"), _parameter(layer, "bias")
+        biased = bias is not None
+        latest = self._runners().latest
+        known, runner = latest.get(biased) or (None, None)
+        if known is not steps or runner is None:
+            prefix = "linear." if layer is not self else ""
+            names = ("input", f"{prefix}weight", f"{prefix}bias")[: 2 + biased]
+            runner = self._runner((("linear", (_WEIGHT, _BIAS)[: 1 + biased]), *steps), names, sign)
+            latest[biased] = steps, runner
+        result: Tensor = runner((x, weight, bias) if biased else (x, weight))[0]
+        return result
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         # Tensors move to another device or dtype: weights prepacked from the old ones should not keep memory.
@@ -90,20 +98,32 @@ class _DropIn(nn.Module):
         return {k: v for k, v in state.items() if k != "_cupyfuse"}
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+def _parameter(layer: nn.Module, name: str) -> Any:
+    """Read a parameter; `layer.weight` takes three times as long."""
+    parameters = layer.__dict__["_parameters"]
+    return parameters[name] if name in parameters and name not in layer.__dict__ else getattr(layer, name)
 
 
-def _needs_eager(x: Any, *layers: tuple[nn.Module, type[nn.Module]]) -> bool:
-    """Whether a call has to go through the submodules themselves."""
-    if torch.compiler.is_dynamo_compiling() or not isinstance(x, torch.Tensor) or hooks._has_any_global_hook():
-        return True
-    if torch._C._is_any_autocast_enabled():  # PyTorch chooses the dtypes
-        return True
-    for layer, expected in layers:
-        own = layer.__dict__
-        if type(layer) is not expected or "forward" in own or any(own.get(name) for name in _HOOKS):
-            return True
-    return False
+def _is_watched(x: Any) -> bool:
+    """Whether something wants to see, or changes, the operations on `x`."""
+    return (
+        torch.compiler.is_dynamo_compiling()
+        or not isinstance(x, torch.Tensor)
+        or hooks._has_any_global_hook()
+        or torch._C._is_any_autocast_enabled()  # PyTorch chooses the dtypes
+    )
+
+
+def _is_plain(layer: nn.Module, expected: type[nn.Module]) -> bool:
+    """Whether a call of a submodule does what its class says, and nothing besides."""
+    own = layer.__dict__
+    return type(layer) is expected and not (
+        "forward" in own
+        or own.get("_forward_hooks")
+        or own.get("_forward_pre_hooks")
+        or own.get("_backward_hooks")
+        or own.get("_backward_pre_hooks")
+    )
 
 
 class HeadLogSumExp(_DropIn):
@@ -138,10 +158,16 @@ class HeadLogSumExp(_DropIn):
         self.negative_slope, self.approximate = negative_slope, approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        leaky: Step = ("leaky_relu", (float(self.negative_slope),))
-        gelu: Step = ("gelu", (), (("approximate", self.approximate),))
-        steps = (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
-        return self._linear_then(x, self.linear, steps, math.copysign(1.0, self.negative_slope))
+        sign = math.copysign(1.0, self.negative_slope)
+        steps = self._steps(float(self.negative_slope), sign, self.approximate)
+        return self._linear_then(x, self.linear, steps, sign)
+
+    @staticmethod
+    @functools.lru_cache(maxsize=256)
+    def _steps(negative_slope: float, sign: float, approximate: str) -> tuple[Step, ...]:
+        leaky: Step = ("leaky_relu", (negative_slope,))
+        gelu: Step = ("gelu", (), (("approximate", approximate),))
+        return (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
 
 
 class HeadSum(_DropIn):
@@ -208,7 +234,8 @@ class HeadSoftmax(_DropIn):
         self.scale = nn.Parameter(torch.ones(scale_shape, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if _needs_eager(x, (self.gemm, nn.Linear), (self.bn, nn.BatchNorm1d)) or x.dim() != 2:
+        plain = _is_plain(self.gemm, nn.Linear) and _is_plain(self.bn, nn.BatchNorm1d)
+        if _is_watched(x) or not plain or x.dim() != 2:
             return torch.softmax(self.scale * self.bn(self.gemm(x)), dim=1)
         bn = self.bn
         tensors: dict[str, Any] = {
@@ -230,7 +257,8 @@ class HeadSoftmax(_DropIn):
             ("mul", (scale,)),
             ("softmax", (1,)),
         )
-        return self._run(steps, ("input", *given), (x, *given.values()))
+        result: Tensor = self._runner(steps, ("input", *given))((x, *given.values()))[0]
+        return result
 
 
 # Linear layers with what follows them ------------------------------------------------------------------------------
@@ -291,11 +319,11 @@ class Softmax(nn.Softmax):
     """`torch.nn.Softmax`, fused."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) if self.dim is None or _needs_eager(input) else softmax(input, self.dim)
+        return super().forward(input) if self.dim is None or _is_watched(input) else softmax(input, self.dim)
 
 
 class LogSoftmax(nn.LogSoftmax):
     """`torch.nn.LogSoftmax`, fused."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) if self.dim is None or _needs_eager(input) else log_softmax(input, self.dim)
+        return super().forward(input) if self.dim is None or _is_watched(input) else log_softmax(input, self.dim)

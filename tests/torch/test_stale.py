@@ -201,7 +201,7 @@ def test_drop_in_modules(kind: Any, device: str) -> None:
     module, x = kind(k, n).to(device).eval(), torch.randn(rows, k, device=device)
 
     def plain(x: Any) -> Any:
-        with mock.patch("cupyfuse.torch.modules._needs_eager", return_value=True):
+        with mock.patch("cupyfuse.torch.modules._is_watched", return_value=True):
             return module(x)
 
     for way in WAYS:

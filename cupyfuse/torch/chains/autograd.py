@@ -21,10 +21,12 @@ class _ChainFunction(torch.autograd.Function):
         if not all(backward.differentiable):
             constant = [t for t, depends in zip(outputs, backward.differentiable, strict=True) if not depends]
             ctx.mark_non_differentiable(*constant)
-        # Leaves that only second derivatives read may change until these are asked for, as in PyTorch's own graph.
-        second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
-        ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
-        ctx.inputs = [*backward.inputs, *(k for k, t in second_order if not t.is_leaf)]
+        ctx.inputs, ctx.leaves = backward.inputs, []
+        if backward.second_order_inputs:
+            # Leaves that only second derivatives read may change until these are asked for, as in PyTorch's own graph.
+            second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
+            ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
+            ctx.inputs = [*backward.inputs, *(k for k, t in second_order if not t.is_leaf)]
         ctx.save_for_backward(*[tensors[k] for k in ctx.inputs], *saved)
         return tuple(outputs)
 

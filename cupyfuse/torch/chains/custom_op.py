@@ -198,7 +198,8 @@ class _ChainOperator(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         needs = ctx.needs_input_grad[4:]
-        inputs, saved = list(ctx.saved_tensors[: len(needs)]), list(ctx.saved_tensors[len(needs) :])
+        kept = ctx.saved_tensors  # checkpointing allows one read
+        inputs, saved = list(kept[: len(needs)]), list(kept[len(needs) :])
         given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
         arguments = (inputs, saved, given, ctx.sizes, ctx.text, ctx.saves, list(needs), ctx.options)
         found = iter(torch.ops.cupyfuse.chain_backward(*arguments))
