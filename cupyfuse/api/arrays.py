@@ -5,6 +5,7 @@ An array library is imported only once one of its arrays has arrived.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import dtypes
-from ..plan.schedule import Layout
+from ..plan.schedule import Layout, row_stride
 
 _DLPACK_CPU, _DLPACK_CUDA = (1, 3), (2, 13)  # device types: (CPU, pinned), (CUDA, managed)
 
@@ -147,8 +148,9 @@ def _exporter(value: Any) -> Callable[[Any], Any]:
 def layout(array: Any) -> Layout:
     """Return the memory layout of an array, as far as plans depend on it."""
     if isinstance(array, Spec):
-        rows, cols = (1, 1, *array.shape)[-2:]
-        return Layout(unit_rows=rows <= 1 or cols <= 1) if array.ndim == 2 else _SCALAR
+        shape = (1, 1, *array.shape)
+        rows, cols = math.prod(shape[:-1]), shape[-1]
+        return Layout(unit_rows=rows <= 1 or cols <= 1) if array.ndim >= 2 else _SCALAR
     itemsize = array.dtype.itemsize
     if any(s % itemsize for s in array.strides):
         return _UNREADABLE
@@ -156,7 +158,12 @@ def layout(array: Any) -> Layout:
 
 
 def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: bool) -> Layout:
-    """Return the layout of an array of at most two dimensions from its strides in elements."""
+    """Return the layout of an array from its strides in elements."""
+    if len(shape) > 2:
+        down = row_stride(shape, strides)
+        if down is None:
+            return _UNFOLDABLE
+        shape, strides = (math.prod(shape[:-1]), shape[-1]), (down, strides[-1])
     if len(shape) == 2:
         rows, cols = shape
         down, across = strides
@@ -173,6 +180,7 @@ def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: boo
 _BLAS_LIMIT = 1 << 31  # cuBLAS takes leading dimensions as 32-bit integers
 _SCALAR = Layout(unit_rows=True)
 _UNREADABLE = Layout(unit_cols=False, unit_rows=False, contiguous=False, blas=False)
+_UNFOLDABLE = Layout(unit_cols=False, unit_rows=False, contiguous=False, blas=False, foldable=False)
 
 
 def overlap(a: Any, b: Any) -> bool:

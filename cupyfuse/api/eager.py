@@ -1,7 +1,7 @@
 """Eager calls of the public functions: on arrays of any rank and library, on lists and on numbers.
 
-Fused functions take arrays of at most two dimensions. Functions along axes get those axes moved last and merged into
-columns; for others, all leading axes are merged into rows.
+Arrays of more than two dimensions become rows x columns before the call. Functions along axes get those axes moved last
+and merged into columns; for others, all leading axes are merged into rows.
 """
 
 from __future__ import annotations

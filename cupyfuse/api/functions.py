@@ -179,7 +179,7 @@ def avg_pool1d(x: Any, kernel_size: int) -> Any:
     columns = x.shape[1]
     if kernel_size < 1 or columns % kernel_size:
         raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {kernel_size}")
-    return Tracer(x._trace, g.average_pool(trace.matrix_node(x), int(kernel_size)), (0, 1))
+    return x._trace.array(g.average_pool(trace.matrix_node(x), int(kernel_size)), (0, 1))
 
 
 # Activations --------------------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def fuse(
     Parameters
     ----------
     fn : callable
-        Takes arrays of at most two dimensions, and returns one array or a tuple, list or dict of arrays.
+        Takes arrays of any number of dimensions, and returns one array or a tuple, list or dict of arrays.
     precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
         Precision of float32 matrix products (see `precision`); by default that of the surrounding `with` block.
     max_workspace : int, optional

@@ -40,6 +40,10 @@ class Operand:
     row_stride: int
     col_stride: int
 
+    @property
+    def transposed(self) -> Operand:
+        return Operand(self.cols, self.rows, self.col_stride, self.row_stride)
+
     def for_blas(self) -> tuple[int, int]:
         """(operation, leading dimension) with which column-major cuBLAS sees the transpose of this matrix."""
         by_rows = self.col_stride == 1 or self.cols <= 1
@@ -48,11 +52,23 @@ class Operand:
         return _TRANSPOSED, max(self.col_stride if self.cols > 1 else self.rows, self.rows, 1)
 
 
+@dataclass(frozen=True)
+class BatchSteps:
+    """Batches of a product, and the elements from the operands of one to those of the next: 0 for one for all."""
+
+    count: int
+    left: int
+    right: int
+
+
 class Blas(Protocol):
     """A cuBLAS handle and the way to call it. Streams are those of `Runtime.stream`."""
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
         """Call cublasGemmEx with all arguments but the handle, in full precision; `narrow` results have 16 bits."""
+
+    def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+        """Call cublasGemmStridedBatchedEx, likewise."""
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         """Set memory to zeros."""
@@ -72,12 +88,25 @@ class Gemm:
     precision : str
         For float32 operands, one of `settings.PRECISIONS`.
     blas : Blas
+    steps : BatchSteps, optional
+        For a product for each of several batches; `a` and `b` are those of the first.
     """
 
-    def __init__(self, a: Operand, b: Operand, dtype: str, out_dtype: str, precision: str, blas: Blas):
+    def __init__(
+        self,
+        a: Operand,
+        b: Operand,
+        dtype: str,
+        out_dtype: str,
+        precision: str,
+        blas: Blas,
+        steps: BatchSteps | None = None,
+    ):
         self._blas = blas
+        self._multiply = blas.multiply if steps is None else blas.multiply_batches
         self.m, self.k, self.n = a.rows, a.cols, b.cols
-        self._out_bytes = self.m * self.n * {"float64": 8, "float32": 4}.get(out_dtype, 2)
+        self._size = self.m * self.n * (1 if steps is None else steps.count)
+        self._out_bytes = self._size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
         (op_a, ld_a), (op_b, ld_b) = a.for_blas(), b.for_blas()
         kind, out_kind = _TYPES[dtype], _TYPES[out_dtype]
         self._narrow = out_dtype in ("float16", "bfloat16")
@@ -89,19 +118,23 @@ class Gemm:
             alpha, beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
         # cuBLAS is column-major: it computes C' = B' A'. The addresses go between these parts of its arguments.
         self._until_b = (op_b, op_a, self.n, self.m, self.k, alpha)
-        self._until_a = (kind, ld_b)
-        self._until_c = (kind, ld_a, beta)
-        self._last = (out_kind, self.n, compute, _DEFAULT_ALGORITHM)
+        self._until_a: tuple[int, ...] = (kind, ld_b)
+        self._until_c: tuple[int, ...] = (kind, ld_a, beta)
+        self._last: tuple[int, ...] = (out_kind, self.n, compute, _DEFAULT_ALGORITHM)
+        if steps is not None:
+            self._until_a = (kind, ld_b, steps.right)
+            self._until_c = (kind, ld_a, steps.left, beta)
+            self._last = (out_kind, self.n, self.m * self.n, steps.count, compute, _DEFAULT_ALGORITHM)
 
     def __call__(self, a: int, b: int, c: int, stream: Any = None) -> None:
         """Launch; the arguments are device addresses."""
-        if self.m == 0 or self.n == 0:
+        if self._size == 0:
             return
         if self.k == 0:
             self._blas.clear(c, self._out_bytes, stream)
             return
         arguments = (*self._until_b, b, *self._until_a, a, *self._until_c, c, *self._last)
-        self._blas.multiply(arguments, self._narrow, stream)
+        self._multiply(arguments, self._narrow, stream)
 
 
 class CupyBlas:
@@ -114,32 +147,39 @@ class CupyBlas:
         from cupy import cuda
 
         self._gemm, self._handle = cuda.cublas.gemmEx, cuda.device.get_cublas_handle
+        self._batched_gemm = cuda.cublas.gemmStridedBatchedEx
         self._mode, self._set_mode = cuda.cublas.getMathMode, cuda.cublas.setMathMode
         self._clear, self._stream = cuda.runtime.memsetAsync, cuda.get_current_stream
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+        self._call(self._gemm, "cublasGemmEx", arguments, narrow)
+
+    def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+        self._call(self._batched_gemm, "cublasGemmStridedBatchedEx", arguments, narrow)
+
+    def _call(self, function: Callable[..., Any], name: str, arguments: tuple[Any, ...], narrow: bool) -> None:
         handle = self._handle()
         if not narrow:
-            self._launch(handle, arguments)
+            self._launch(function, name, handle, arguments)
             return
         mode = self._mode(handle)
         self._set_mode(handle, mode | _NO_REDUCED_PRECISION_REDUCTION)
         try:
-            self._launch(handle, arguments)
+            self._launch(function, name, handle, arguments)
         finally:
             self._set_mode(handle, mode)
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, self._stream().ptr)
 
-    def _launch(self, handle: int, arguments: tuple[Any, ...]) -> None:
+    def _launch(self, function: Callable[..., Any], name: str, handle: int, arguments: tuple[Any, ...]) -> None:
         try:
-            self._gemm(handle, *arguments)
+            function(handle, *arguments)
         except NotImplementedError:  # CuPy's answer while a graph is captured
             library = _cupy_cublas()
             # Setting the stream gives the handle its own workspace back, which outlives every graph.
             _check("cublasSetStream", library.cublasSetStream_v2(handle, self._stream().ptr))
-            _check("cublasGemmEx", library.cublasGemmEx(handle, *arguments))
+            _check(name, getattr(library, name)(handle, *arguments))
 
 
 class ForeignBlas:
@@ -164,12 +204,18 @@ class ForeignBlas:
         functions = _library(library)
         self._handle, self._clear = handle, cuda.runtime.memsetAsync
         self._gemm, self._set_mode = functions.cublasGemmEx, functions.cublasSetMathMode
+        self._batched_gemm = functions.cublasGemmStridedBatchedEx
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
         handle = self._handle()
         # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
         self._set_mode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
         _check("cublasGemmEx", self._gemm(handle, *arguments))
+
+    def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+        handle = self._handle()
+        self._set_mode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
+        _check("cublasGemmStridedBatchedEx", self._batched_gemm(handle, *arguments))
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, stream.ptr)
@@ -205,7 +251,7 @@ def library_name(major: int | str) -> str:
 
 def _library(name: str) -> Any:
     """Load cuBLAS from a library, or from one that depends on it."""
-    pointer, number = ctypes.c_void_p, ctypes.c_int
+    pointer, number, step = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
     try:
         library = ctypes.CDLL(name)
         library.cublasSetStream_v2.argtypes = [pointer, pointer]
@@ -214,6 +260,11 @@ def _library(name: str) -> Any:
             *(pointer, number, number, number, number, number),
             *(pointer, pointer, number, number, pointer, number, number),
             *(pointer, pointer, number, number, number, number),
+        ]
+        library.cublasGemmStridedBatchedEx.argtypes = [
+            *(pointer, number, number, number, number, number),
+            *(pointer, pointer, number, number, step, pointer, number, number, step),
+            *(pointer, pointer, number, number, step, number, number, number),
         ]
     except (OSError, AttributeError) as error:  # no such file, no such function
         raise EngineError(f"cuBLAS was not found: {error}") from error

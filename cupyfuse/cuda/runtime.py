@@ -16,7 +16,7 @@ from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
 from .compile import check_process, load, load_together
-from .gemm import CupyBlas, Gemm, Operand
+from .gemm import BatchSteps, CupyBlas, Gemm, Operand
 from .kernel import Kernel
 
 Function = Callable[..., Any]
@@ -79,9 +79,18 @@ class Runtime(Protocol):
         """Load a kernel; the result takes the grid, the block, the arguments, `kernel.shared` and the stream."""
 
     def product(
-        self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str
+        self,
+        left: Operand,
+        right: Operand,
+        dtype: str,
+        out_dtype: str,
+        precision: str,
+        steps: BatchSteps | None = None,
     ) -> Callable[[int, int, int, Any], None]:
-        """Prepare a matrix product, to be called with the addresses of operands and result, and the stream."""
+        """Prepare a matrix product, to be called with the addresses of operands and result, and the stream.
+
+        `steps` are those of a product for each of several batches.
+        """
 
 
 class NumpyLikeArrays:
@@ -168,8 +177,16 @@ class CupyRuntime(NumpyLikeArrays):
         if not self.is_capturing():
             load_together(kernels, self._device)
 
-    def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas())
+    def product(
+        self,
+        left: Operand,
+        right: Operand,
+        dtype: str,
+        out_dtype: str,
+        precision: str,
+        steps: BatchSteps | None = None,
+    ) -> Gemm:
+        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps)
 
 
 def load_unless_capturing(kernel: Kernel, device: int, capturing: bool) -> Function:

@@ -13,6 +13,14 @@ from .emit import emit
 from .kernel import Kernel, inlined
 from .program import Program
 
+# Steps that a library runs.
+_LIBRARY = {
+    "matmul": "cuBLAS gemmEx",
+    "batched_matmul": "cuBLAS gemmStridedBatchedEx",
+    "copy": "a device copy",
+    "strided": "a device copy",
+}
+
 
 def emit_kernels(program: Program, config: Config, conditional: bool = False) -> tuple[Kernel, ...]:
     """Emit the kernels of a step, in launch order: one, and one that merges where blocks share the rows of a column."""
@@ -35,9 +43,8 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
     for step in plan.steps:
         if step.kind in ("Gemm", "Split", "Copy"):
             for node in step.nodes:
-                if node.op in ("matmul", "copy"):
-                    library = "cuBLAS gemmEx" if node.op == "matmul" else "a device copy"
-                    texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {library}")
+                if node.op in _LIBRARY:
+                    texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY[node.op]}")
                 else:
                     texts += [finish(k.source) for k in split.kernels_of(node)]
         else:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
-from ..cuda.gemm import Operand
+from ..cuda.gemm import BatchSteps, Operand
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import Split, SplitProduct
+from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, resolve
+from ..plan.schedule import Step, contiguous_strides, resolve, row_stride
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
@@ -56,11 +57,14 @@ class CudaExecutable:
         self.plan = plan
         self.runtime = runtime
         self._places: dict[Node, Place] = {}
+        self._strides: dict[Node, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # shapes and strides of arguments
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
         self._workspace = 0
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument(array)
+            if array.ndim > 2:
+                self._strides[node] = tuple(array.shape), tuple(runtime.strides(array))
         self._results = []
         for o in plan.outputs:
             base = resolve(o.node)
@@ -91,7 +95,8 @@ class CudaExecutable:
         strides = self.runtime.strides(array)
         if len(strides) == 2:
             return Place(self._slot(), strides[0], strides[1])
-        return Place(self._slot(), 0, strides[0] if strides else 0)
+        # Rows without one stride are only copied, by all strides.
+        return Place(self._slot(), row_stride(array.shape, strides) or 0, strides[-1] if strides else 0)
 
     def _temporary(self, nbytes: int) -> int:
         """Reserve memory in the workspace; returns the slot of its address."""
@@ -137,7 +142,11 @@ class CudaExecutable:
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
-            kinds = {"matmul": self._gemm, "split": self._split, "split_matmul": self._split_product}
+            kinds = {
+                **dict.fromkeys(("matmul", "batched_matmul"), self._gemm),
+                "split": self._split,
+                "split_matmul": self._split_product,
+            }
             return [kinds[node.op](node) for node in step.nodes]
         if step.kind == "Copy":
             return [self._copy(step)]
@@ -148,15 +157,14 @@ class CudaExecutable:
         storage = self.plan.scheduled.storage
         left, right, target = self._place(a), self._place(b), self._place(node)
         x, y, z = left.slot, right.slot, target.slot
+        if node.batches is None:
+            first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
+            steps = None
+        else:
+            first, second, steps = _batched_operands(node.batches)
 
         def bind(runtime: Runtime, _: int) -> Launch:
-            product = runtime.product(
-                Operand(*a.shape, left.row_stride, left.col_stride),
-                Operand(*b.shape, right.row_stride, right.col_stride),
-                storage[resolve(a)],
-                storage[node],
-                self.plan.precision,
-            )
+            product = runtime.product(first, second, storage[resolve(a)], storage[node], self.plan.precision, steps)
             return lambda at, stream: product(at[x], at[y], at[z], stream)
 
         return LaunchSpec(bind)
@@ -189,12 +197,29 @@ class CudaExecutable:
 
     def _copy(self, step: Step) -> LaunchSpec:
         (node,) = step.outputs
-        source, target = self._place(node.inputs[0]), self._place(node)
+        (value,) = node.inputs
+        source, target = self._place(value).slot, self._place(node).slot
+        shape, strides, offset = self._source(node)
+        dtype = self.runtime.dtype(self.plan.scheduled.storage[node])
+        whole = contiguous_strides(shape)
+        start = offset * dtypes.ITEMSIZE[self.plan.scheduled.storage[node]]
 
         def launch(addresses: Addresses, stream: Any) -> None:
-            self.runtime.copy(self._view(node, target, addresses), self._view(node, source, addresses))
+            view = self.runtime.view
+            copied = view(addresses[source] + start, shape, dtype, strides)
+            self.runtime.copy(view(addresses[target], shape, dtype, whole), copied)
 
         return LaunchSpec(lambda runtime, _: launch)
+
+    def _source(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Return the shape, the strides and the first element of what a copy reads."""
+        (value,) = node.inputs
+        if node.op == "strided":
+            return tuple(n for n, _ in node.dims), tuple(s for _, s in node.dims), node.offset
+        if value in self._strides:
+            return *self._strides[value], 0
+        place = self._place(value)
+        return node.shape, (place.row_stride, place.col_stride), 0
 
     def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
         """Return the memory of a value at `place` as an array."""
@@ -281,6 +306,18 @@ class CudaExecutable:
         for arg, node in self._copies:
             value = self._view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
+
+
+def _batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchSteps]:
+    """Return the matrices of the first batch, and the elements between those of two batches."""
+    (_, *left), (_, *right) = batches.operand(0), batches.operand(1)
+    first, second = (Operand(rows, cols, cols, 1) for rows, cols in (left, right))
+    steps = [0 if one else x.rows * x.cols for x, one in zip((first, second), batches.shared, strict=True)]
+    return (
+        first.transposed if batches.transposed[0] else first,
+        second.transposed if batches.transposed[1] else second,
+        BatchSteps(batches.count, *steps),
+    )
 
 
 def _view_of(node: Node, base: Any) -> Any:

@@ -6,6 +6,7 @@ fit in the processor's caches. 16-bit floats are widened to float32 on reading a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..plan.plan import Plan
@@ -53,13 +55,16 @@ class NumpyExecutable:
                 out[...] = value
                 results.append(out)
         for arg, node in plan.graph.effects:
-            _matrix(arrays[arg])[...] = _view_of(node, memory)
+            arrays[arg][...] = _view_of(node, memory).reshape(arrays[arg].shape)
         return results
 
 
 def _matrix(array: Array) -> Array:
-    """View an array as rows x columns; a vector is one row."""
-    return array if array.ndim == 2 else array[None, :] if array.ndim == 1 else array.reshape(1, 1)
+    """View an array as rows x columns; a vector is one row. Rows without one stride are copied (see `Layout`)."""
+    if array.ndim == 2:
+        return array
+    shape = (1, 1, *array.shape)
+    return array.reshape(math.prod(shape[:-1]), shape[-1])
 
 
 def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
@@ -70,6 +75,20 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
     return memory[node]
 
 
+def _strided(node: Node, source: Array) -> Array:
+    """Copy elements from regular places of a C-contiguous array."""
+    first = source.reshape(-1)[node.offset :]
+    strides = [stride * source.itemsize for _, stride in node.dims]
+    view = np.lib.stride_tricks.as_strided(first, [n for n, _ in node.dims], strides, writeable=False)
+    return np.ascontiguousarray(view).reshape(node.shape)
+
+
+def _batched_product(batches: Batches, *operands: Array) -> Array:
+    stacks = [x.reshape(batches.operand(k)) for k, x in enumerate(operands)]
+    left, right = (x.swapaxes(1, 2) if t else x for x, t in zip(stacks, batches.transposed, strict=True))
+    return np.matmul(left, right).reshape(batches.count * batches.rows, batches.cols)
+
+
 def _widen(array: Array) -> Array:
     return array.astype(np.float32) if array.dtype.itemsize == 2 else array
 
@@ -78,10 +97,12 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
     if step.kind == "Gemm":
         (node,) = step.outputs
         a, b = (_widen(_view_of(i, memory)) for i in node.inputs)
-        memory[node] = np.matmul(a, b).astype(dtypes.to_numpy(storage[node]), copy=False)
+        product = np.matmul(a, b) if node.batches is None else _batched_product(node.batches, a, b)
+        memory[node] = product.astype(dtypes.to_numpy(storage[node]), copy=False)
     elif step.kind == "Copy":
         (node,) = step.outputs
-        memory[node] = np.ascontiguousarray(_view_of(node.inputs[0], memory))
+        source = _view_of(node.inputs[0], memory)
+        memory[node] = np.ascontiguousarray(source) if node.op == "copy" else _strided(node, source)
     else:
         for node in step.outputs:
             memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))

@@ -1,7 +1,7 @@
 """The graph of a chain: a small SSA form over two-dimensional values.
 
 Every value is rows x columns: full (R, C), per-row (R, 1), per-column (1, C), or scalar (1, 1). The tracer maps the
-axes of the user's arrays (one-dimensional, transposed, with new axes) to these.
+axes of the user's arrays (one-dimensional, transposed, with new axes, more than two) to these.
 
 Operators:
 
@@ -15,9 +15,12 @@ stop_gradient         the input as a constant for differentiation
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
+batched_matmul        products of `batches.count` pairs of matrices, which lie one below the other in each operand
 split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
 split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
 transpose, reshape    another view of the same elements
+strided               a copy of regular places of the input, permuted, repeated or cut: `dims` are pairs (length,
+                      stride); strides and `offset` count elements of the input in C order
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
 ====================  ==================================================================================================
@@ -31,6 +34,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from .. import dtypes
+from .batches import Batches
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
@@ -55,6 +59,8 @@ class Node:
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
     how : of a matrix product: how it is computed, and why
+    dims, offset : of a strided copy: see above
+    batches : of a batched product
     """
 
     op: str
@@ -70,6 +76,9 @@ class Node:
     partial: bool = False
     by_columns: bool = False
     how: str = ""
+    dims: tuple[tuple[int, int], ...] = ()
+    offset: int = 0
+    batches: Batches | None = None
 
     def __repr__(self) -> str:
         extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
@@ -224,8 +233,14 @@ def matmul(a: Node, b: Node) -> Node:
     return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted((a, b)))
 
 
+def batched_matmul(a: Node, b: Node, batches: Batches) -> Node:
+    shape = (batches.count * batches.rows, batches.cols)
+    how = f"cuBLAS {a.dtype}, {batches.count} products in strided batches"
+    return Node("batched_matmul", (a, b), shape, promoted((a, b)), how=how, batches=batches)
+
+
 def is_product(node: Node) -> bool:
-    return node.op in ("matmul", "split_matmul")
+    return node.op in ("matmul", "split_matmul", "batched_matmul")
 
 
 def split(node: Node) -> Node:
@@ -257,6 +272,11 @@ def reshape(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
 
 
+def strided(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offset: int = 0) -> Node:
+    """Copy elements from regular places: dimensions permuted, repeated (with stride 0), or cut."""
+    return Node("strided", (node,), shape, node.dtype, dims=tuple(dims), offset=offset)
+
+
 def average_pool(node: Node, width: int) -> Node:
     """Means of groups of `width` neighbouring columns: (R, C) -> (R, C / width)."""
     rows, cols = node.shape
@@ -280,7 +300,8 @@ def operation(node: Node) -> tuple[object, ...]:
     """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
     own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
-    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how
+    layout = (node.by_columns, node.how, node.dims, node.offset, node.batches)
+    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, *layout
 
 
 def signature(node: Node) -> tuple[object, ...]:
@@ -351,6 +372,8 @@ def flops(node: Node) -> int:
     """Count the floating-point operations of a node; functions cost what the operator tables say."""
     if node.op == "matmul":
         return 2 * node.size * node.inputs[0].shape[1]
+    if node.batches is not None:
+        return 2 * node.size * node.batches.depth
     if node.op == "split_matmul":
         return 3 * 2 * node.size * node.inputs[2].shape[1]
     if node.op == "split":

@@ -9,13 +9,14 @@ from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..rewrite import simplify
 from ..settings import Settings
+from ..trace import Axes
 from .plan import Blocks, Output, Plan, Traced
 from .schedule import Layout, NotRowwise, choose_products, resolve, rounded, rowwise_values, schedule, with_rows
 from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
-_READ_STORED = ("matmul", "split_matmul", "split", "copy")
+_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided")
 
 
 def build(
@@ -36,7 +37,8 @@ def build(
 
     def plan_of(graph: Graph) -> Plan:
         scheduled = schedule(graph, layouts)
-        outputs = tuple(Output(n, axes) for n, axes in zip(scheduled.graph.outputs, traced.axes, strict=True))
+        results = zip(scheduled.graph.outputs, traced.axes, strict=True)
+        outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
         return Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)
 
     plan = plan_of(graph)
@@ -53,7 +55,7 @@ def _plan_inputs(name: str, graph: Graph, layouts: dict[int, Layout] | None, set
     if not graph.outputs:
         return None
     scheduled = schedule(graph, layouts)
-    outputs = tuple(Output(n, (0, 1)) for n in scheduled.graph.outputs)
+    outputs = tuple(Output(n, Axes.of((0, 1), n.shape)) for n in scheduled.graph.outputs)
     return Plan(name, settings, scheduled.graph, scheduled, outputs, (), ())
 
 
@@ -63,7 +65,7 @@ def _in_blocks(
     """Cut a plan into blocks of nearly equal size that fit; None if it fits once common values are split off."""
     graph = insert_copies(graph, layouts or {})
     by_row = rowwise_values(graph)
-    if any(o.axes[:1] != (0,) for o in plan.outputs):
+    if any(o.axes.labels[:1] != (0,) or not o.axes.single for o in plan.outputs):
         raise NotRowwise("the rows of a result are not along its first dimension")
     graph, common = _split_off(graph, _computed_from(graph, lambda n: n not in by_row), "common", cheap=False)
     by_row = rowwise_values(graph)

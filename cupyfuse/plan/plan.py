@@ -10,7 +10,7 @@ from .. import devices, dtypes
 from ..ir.graph import Graph, Node
 from ..rewrite import Note
 from ..settings import Settings
-from ..trace import Axes, Call
+from ..trace import Axes, Call, Labels
 from .report import report
 from .schedule import Schedule, Step, resolve
 
@@ -26,14 +26,14 @@ def set_emitter(emitter: Emitter) -> None:
 
 @dataclass(frozen=True)
 class Output:
-    """A result of the function: a value, and the order of the user's axes in it."""
+    """A result of the function: a value, and the user's axes in it."""
 
     node: Node
     axes: Axes
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(1 if a is None else self.node.shape[a] for a in self.axes)
+        return self.axes.shape
 
     @property
     def dtype(self) -> str:
@@ -42,14 +42,16 @@ class Output:
     @property
     def direct(self) -> bool:
         """Whether the user's array, C-contiguous, is the value's memory as the step writes it."""
-        order = [a for a in self.axes if a is not None and self.node.shape[a] != 1]
-        return resolve(self.node) is self.node and order == sorted(order)
+        rows, cols = self.axes.long
+        return resolve(self.node) is self.node and list(rows + cols) == sorted(rows + cols)
 
     def presented(self, matrix: Any) -> Any:
         """Return a view of the value (rows x columns) with the user's axes."""
-        order = [a for a in self.axes if a is not None]
-        rest = [a for a in (0, 1) if a not in order]
-        return (matrix.T if order + rest == [1, 0] else matrix).reshape(self.shape)
+        held = self.axes.rows + self.axes.cols
+        single = len(self.axes.rows) == 1 == len(self.axes.cols)
+        view = matrix if single else matrix.reshape([self.shape[p] for p in held])
+        order = sorted(range(len(held)), key=held.__getitem__)
+        return (view if order == list(range(len(held))) else view.transpose(order)).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Traced:
 
     name: str
     graph: Graph
-    axes: tuple[Axes, ...]
+    axes: tuple[Axes | Labels, ...]
     calls: tuple[Call, ...]
 
 

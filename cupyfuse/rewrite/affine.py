@@ -111,7 +111,7 @@ def _find_dependences(roots: Iterable[Node]) -> _Dependences:
     extreme: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
         inputs = g.eager_inputs(node)
-        matrix = node.op == "matmul" or (node.op == "input" and node.ndim == 2)
+        matrix = node.op == "matmul" or (node.op == "input" and node.ndim >= 2)
         column_reduction = node.reduction and node.axis == 0
         if matrix or (not column_reduction and any(i in varying for i in inputs)):
             varying.add(node)

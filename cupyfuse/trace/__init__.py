@@ -2,13 +2,15 @@
 
 A `Tracer` behaves like an array of known shape and dtype; each operation on it adds a node to the graph of its `Trace`.
 From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `tracer`
-(operators and methods, which call the trace), `broadcasting` (and reshapes), `operations`, `numpy_functions`, and
-`trace`, which binds them together. `autodiff` and `saved` build backward passes.
+(operators and methods, which call the trace), `folds` (arrays of several dimensions as rows x columns), `broadcasting`
+(and reshapes), `operations`, `products`, `shape_functions`, `numpy_functions`, and `trace`, which binds them together.
+`autodiff` and `saved` build backward passes.
 """
 
-from .axes import Axes, normalize_axes
+from .axes import Axes, Labels, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
-from .operations import apply, as_tracer, clip, matmul, power, reduce, variance
+from .operations import apply, as_tracer, clip, power, reduce, variance
+from .products import matmul
 from .trace import Call, Trace
 from .tracer import Tracer
 from .user_code import fail, user_line
@@ -17,6 +19,7 @@ from .value import ScalarArgument
 __all__ = [
     "Axes",
     "Call",
+    "Labels",
     "ScalarArgument",
     "Trace",
     "Tracer",

@@ -1,4 +1,7 @@
-"""Broadcasting and reshaping of traced arrays: shapes, and how the user's axes map to rows and columns."""
+"""Broadcasting and reshaping of traced arrays: shapes, and how the user's axes map to rows and columns.
+
+Where rows and columns of all operands are one axis each, operands agree by transposes alone; otherwise see `folds`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,8 @@ import math
 import numpy as np
 
 from ..ir import graph as g
-from .axes import Axes
+from .axes import Axes, Labels
+from .folds import choose_fold, in_fold, refolded
 from .tracer import Tracer
 from .user_code import fail, user_line
 
@@ -15,7 +19,7 @@ from .user_code import fail, user_line
 
 
 def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
-    """Transpose operands so that their rows and columns agree; return their nodes and the axes of the result."""
+    """Bring operands to common rows and columns; return their nodes and the axes of the result."""
     rank = max(t.ndim for t in operands)
     shapes = [t.shape for t in operands]
     try:
@@ -25,31 +29,38 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
             f"{operation}: operands could not be broadcast together with shapes {' '.join(map(str, shapes))}\n"
             f"  at {user_line()}"
         ) from None
-    if sum(n != 1 for n in result) > 2:
-        fail(operation, f"its result has shape {result}; at most two dimensions may differ from 1")
+    if sum(n != 1 for n in result) > 2 or not all(t._axes.single for t in operands):
+        fold = choose_fold(sorted(operands, key=_precedence), result)
+        return [in_fold(t, fold) for t in operands], fold
     assigned: list[int | None] = [None] * rank
-    # Matrices keep their orientation before vectors, computed values before arguments, whose transpose is free.
-    order = sorted(
-        range(len(operands)),
-        key=lambda i: (-sum(n != 1 for n in shapes[i]), g.is_leaf(operands[i]._node)),
-    )
+    order = sorted(range(len(operands)), key=lambda i: _precedence(operands[i]))
     nodes = [t._node for t in operands]
     for i in order:
-        labels = axis_labels(operands[i], rank)
-        if not _consistent(labels, assigned):
-            labels = {p: 1 - a for p, a in labels.items()}
-            if not _consistent(labels, assigned):
+        own = axis_labels(operands[i], rank)
+        if not _consistent(own, assigned):
+            own = {p: 1 - a for p, a in own.items()}
+            if not _consistent(own, assigned):
                 fail(operation, f"its operands of shapes {shapes} mix rows and columns")
             nodes[i] = g.transpose(nodes[i])
-        for p, a in labels.items():
+        for p, a in own.items():
             assigned[p] = a
-    return nodes, _complete(assigned, operands)
+    labels = _complete(assigned, operands)
+    return nodes, Axes(result, *(tuple(p for p, a in enumerate(labels) if a == k) for k in (0, 1)))
+
+
+def _precedence(x: Tracer) -> tuple[int, bool]:
+    """Rank an operand: matrices keep their orientation before vectors, computed values before arguments.
+
+    The transpose of an argument is free.
+    """
+    return -sum(n != 1 for n in x.shape), g.is_leaf(x._node)
 
 
 def axis_labels(tracer: Tracer, rank: int) -> dict[int, int]:
     """Map the user's axes longer than one to rows (0) or columns (1), in an array broadcast to `rank` dimensions."""
     offset = rank - tracer.ndim
-    return {offset + p: a for p, a in enumerate(tracer._axes) if a is not None and tracer._node.shape[a] != 1}
+    labels = enumerate(tracer._axes.labels)
+    return {offset + p: a for p, a in labels if a is not None and tracer.shape[p] != 1}
 
 
 def _consistent(labels: dict[int, int], assigned: list[int | None]) -> bool:
@@ -61,22 +72,19 @@ def _consistent(labels: dict[int, int], assigned: list[int | None]) -> bool:
     return True
 
 
-def _complete(assigned: list[int | None], operands: list[Tracer]) -> Axes:
+def _complete(assigned: list[int | None], operands: list[Tracer]) -> Labels:
     """Label axes of length one as operands of full rank do."""
     for tracer in operands:
         if tracer.ndim == len(assigned):
-            for p, a in enumerate(tracer._axes):
+            for p, a in enumerate(tracer._axes.labels):
                 if assigned[p] is None and a is not None and a not in assigned:
                     assigned[p] = a
     return tuple(assigned)
 
 
 def relabel(tracer: Tracer, axes: Axes) -> Tracer:
-    """Map an array to the given axes, transposing its node if needed."""
-    want = {p: a for p, a in enumerate(axes) if a is not None and tracer.shape[p] != 1}
-    have = axis_labels(tracer, len(axes))
-    node = tracer._node if have == want else g.transpose(tracer._node)
-    return tracer._trace.array(node, axes)
+    """Map an array to the given axes."""
+    return refolded(tracer, axes)
 
 
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
@@ -94,9 +102,10 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
         fits = False
     if not fits:
         raise ValueError(f"an array of shape {tracer.shape} cannot be broadcast to {shape}\n  at {user_line()}")
-    if sum(n != 1 for n in shape) > 2:
-        fail("broadcast_to", f"at most two dimensions of {shape} may differ from 1")
     rank = len(shape)
+    if sum(n != 1 for n in shape) > 2 or not tracer._axes.single:
+        fold = choose_fold([tracer], shape)
+        return tracer._trace.array(g.broadcast(in_fold(tracer, fold), fold.node_shape), fold)
     assigned: list[int | None] = [None] * rank
     for p, a in axis_labels(tracer, rank).items():
         assigned[p] = a
@@ -117,22 +126,42 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
         shape = tuple(x.size // rest if n == -1 else n for n in shape)
     if min(shape, default=0) < 0 or math.prod(shape) != x.size:
         raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {wanted}\n  at {user_line()}")
+    if order == "F":
+        return reshape(x.transpose(), shape[::-1]).transpose()
     if order != "C":
-        fail(f"reshape with order={order!r}", "only C order is supported")
+        fail(
+            f"reshape with order={order!r}", "the orders C and F do not depend on how an array lies in memory; use one"
+        )
     if [n for n in shape if n != 1] == [n for n in x.shape if n != 1]:
-        kept = [a for a, n in zip(x._axes, x.shape, strict=True) if n != 1]
-        return x._view(tuple(kept.pop(0) if n != 1 else None for n in shape))
+        kept = [p for p, n in enumerate(x.shape) if n != 1]
+        return x._view([kept.pop(0) if n != 1 else None for n in shape])
     lengths = [n for n in shape if n != 1]
-    if len(lengths) > 2:
-        fail(f"reshape to {shape}", "at most two dimensions may differ from 1")
+    if len(lengths) > 2 or not x._axes.single:
+        return _refolded(x, shape)
     if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix
-        x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes))
+        x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes.labels))
     rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
     labels = [0, 1] if len(lengths) == 2 else [1]
     x._viewed = True
     result = x._trace.array(
         g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
     )
+    result._viewed = True
+    return result
+
+
+def _refolded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """Reshape an array of several axes along rows or columns: under its own rows and columns, if they fit the shape."""
+    order = tuple(p for p, n in enumerate(x.shape) if n != 1)
+    rows, cols = x._axes.long
+    if rows + cols != order:
+        x = refolded(x, Axes(x.shape, order[:-1], order[-1:]))
+    long = tuple(p for p, n in enumerate(shape) if n != 1)
+    splits = [Axes(shape, long[:k], long[k:]) for k in reversed(range(len(long) + 1))]
+    own = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
+    fold = own or splits[min(1, len(splits) - 1)]
+    x._viewed = True
+    result = x._trace.array(g.reshape(x._node, fold.node_shape), fold)
     result._viewed = True
     return result
 

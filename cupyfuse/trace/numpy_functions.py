@@ -12,7 +12,9 @@ from ..ir import graph as g
 from ..ir.operators import POINTWISE
 from .axes import normalize_axes
 from .broadcasting import broadcast_to, expand, reshape
-from .operations import apply, as_tracer, clip, dot, mask_logic, matmul, power, reduce, trace_of, variance
+from .operations import apply, as_tracer, clip, mask_logic, power, reduce, trace_of, variance
+from .products import dot, matmul
+from .shape_functions import SHAPE_FUNCTIONS
 from .tracer import Tracer
 from .user_code import fail, user_line
 
@@ -208,6 +210,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
+    **SHAPE_FUNCTIONS,
 }
 
 

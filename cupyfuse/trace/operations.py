@@ -11,8 +11,9 @@ import numpy as np
 from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
-from .axes import Axes, normalize_axes
-from .broadcasting import align, matrix_node
+from .axes import normalize_axes
+from .broadcasting import align
+from .folds import Conversion, fold_along, refolded
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
 from .value import ScalarArgument
@@ -133,7 +134,13 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         return reduce("sum", x, axis, keepdims) - np.inf
     if op in ("max", "min", "expsum") and any(x.shape[p] == 0 for p in positions):
         raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
-    labels = sorted({x._axes[p] for p in positions} - {None}, reverse=True)  # type: ignore[type-var]
+    fold = fold_along(x, positions)
+    if op in _IN_PARTS and _covered(x, positions) and Conversion.to(x, fold).cost() > x.size:
+        # What is left is smaller to copy.
+        x = _reduced(op, x, _covered(x, positions), positions)
+        fold = fold_along(x, positions)
+    x = refolded(x, fold)
+    labels = _covered(x, positions)
     node = x._node
     if op == "mean" and len(labels) == 2:
         total = g.reduce("sum", g.reduce("sum", node, 1), 0)
@@ -142,14 +149,29 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         node = g.pointwise("exp", g.pointwise("subtract", node, g.stop_gradient(node)))
     else:
         for label in labels:
-            node = g.reduce(op, node, label)  # type: ignore[arg-type]
-    return x._trace.array(node, _reduced_axes(x, positions, keepdims))
+            node = g.reduce(op, node, label)
+    return x._trace.array(node, x._axes.reduced(positions, keepdims))
 
 
-def _reduced_axes(x: Tracer, positions: tuple[int, ...], keepdims: bool) -> Axes:
-    if keepdims:
-        return x._axes
-    return tuple(a for p, a in enumerate(x._axes) if p not in positions)
+# Reductions of which those of parts can be reduced again.
+_IN_PARTS = ("sum", "prod", "mean", "max", "min", "logsumexp")
+
+
+def _reduced(op: str, x: Tracer, labels: list[int], positions: tuple[int, ...]) -> Tracer:
+    """Reduce along all rows (0) or all columns (1) alone, and keep the axes."""
+    node = x._node
+    for label in labels:
+        node = g.reduce(op, node, label)
+    done = [p for label in labels for p in (x._axes.rows, x._axes.cols)[label] if p in positions]
+    return x._trace.array(node, x._axes.reduced(done, keepdims=True))
+
+
+def _covered(x: Tracer, positions: tuple[int, ...]) -> list[int]:
+    """Return which of rows (0) and columns (1) have no axes but those given, columns first."""
+    held = enumerate(zip(x._axes.long, (x._axes.rows, x._axes.cols), strict=True))
+    return [a for a, (long, axes) in held if set(long) <= set(positions) & set(axes) and set(axes) & set(positions)][
+        ::-1
+    ]
 
 
 def count(x: Tracer, axis: Any) -> int:
@@ -168,7 +190,7 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
         x = x.astype("float64")
     positions = normalize_axes(axis, x.ndim)
     n = count(x, axis)
-    if len(positions) == 1 and x._axes[positions[0]] == 0 and x.shape[positions[0]] > 1:
+    if len(positions) == 1 and x._axes.rows == positions and x.shape[positions[0]] > 1:
         result = reduce("moment2", x, axis, keepdims)
     else:
         centred = x - reduce("mean", x, axis, keepdims=True)
@@ -223,38 +245,3 @@ def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
         if not isinstance(o, bool) and not (isinstance(o, Tracer) and o._node.dtype == "bool"):
             fail(f"the operator {symbol}", "it works on masks (comparisons); got another dtype")
     return apply(op, *operands)
-
-
-@recorded
-def matmul(a: Any, b: Any) -> Tracer:
-    """Multiply vectors and matrices as `numpy.matmul`; a product with a vector becomes a weighted sum."""
-    trace = trace_of((a, b))
-    a, b = as_tracer(a, trace), as_tracer(b, trace)
-    for operand in (a, b):
-        if operand.ndim == 0:
-            raise ValueError(
-                f"matmul: operands need 1 or 2 dimensions, got shapes {a.shape} and {b.shape}\n  at {user_line()}"
-            )
-        if operand.ndim > 2:
-            fail("matmul", f"operands need 1 or 2 dimensions, got shapes {a.shape} and {b.shape}")
-        if not dtypes.is_float(operand._node.dtype):
-            fail("matmul", f"float operands are expected, got {operand._node.dtype}")
-    if a.shape[-1] != b.shape[0]:
-        raise ValueError(
-            f"matmul: the last dimension of {a.shape} must equal the first of {b.shape} "
-            f"({a.shape[-1]} != {b.shape[0]})\n  at {user_line()}"
-        )
-    if a.ndim == 1 and b.ndim == 1:
-        return reduce("sum", apply("multiply", a, b), 0)
-    if b.ndim == 1:
-        return reduce("sum", apply("multiply", a, trace.array(b._node, (None, *b._axes))), 1)
-    if a.ndim == 1:
-        return reduce("sum", apply("multiply", trace.array(a._node, (*a._axes, None)), b), 0)
-    return trace.array(g.matmul(matrix_node(a), matrix_node(b)), (0, 1))
-
-
-def dot(a: Any, b: Any) -> Tracer:
-    """`numpy.dot`; numbers take part in promotion as arrays do."""
-    trace = trace_of((a, b))
-    a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace) for o in (a, b))
-    return matmul(a, b) if a.ndim and b.ndim else apply("multiply", a, b)

@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import TraceError
 from ..ir import graph as g
-from . import broadcasting, numpy_functions, operations
-from .axes import Axes
+from . import broadcasting, numpy_functions, operations, products
+from .axes import Axes, Labels
 from .tracer import Tracer
 
 
@@ -32,8 +31,8 @@ class Trace:
     variance = staticmethod(operations.variance)
     clip = staticmethod(operations.clip)
     power = staticmethod(operations.power)
-    matmul = staticmethod(operations.matmul)
-    dot = staticmethod(operations.dot)
+    matmul = staticmethod(products.matmul)
+    dot = staticmethod(products.dot)
     mask_logic = staticmethod(operations.mask_logic)
     reshape = staticmethod(broadcasting.reshape)
     expand = staticmethod(broadcasting.expand)
@@ -45,6 +44,7 @@ class Trace:
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by number of the argument
         self.calls: list[Call] = []
+        self.folded: dict[tuple[object, ...], g.Node] = {}  # strided copies, by what they copy
         self._quiet = False  # whether operations belong to a call that is being recorded, or to none of the user's
 
     @contextmanager
@@ -70,24 +70,20 @@ class Trace:
             reads = sum(n.nbytes for n in set(before) if n.op != "const")
             self.calls.append(Call(name, reads, sum(n.nbytes for n in results), sum(g.flops(n) for n in fresh)))
 
-    def array(self, node: g.Node, axes: Axes) -> Tracer:
+    def array(self, node: g.Node, axes: Axes | Labels) -> Tracer:
         """Make a tracer of a node."""
-        return Tracer(self, node, axes)
+        return Tracer(self, node, Axes.of(axes, node.shape))
 
     def tracer_of(self, value: Any) -> Tracer:
         """Make a tracer of a number; tracers of this trace are returned unchanged."""
         return operations.as_tracer(value, self)
 
     def argument(self, name: str, shape: tuple[int, ...], dtype: str) -> Tracer:
-        """Make a tracer for an array argument of rank 0, 1 or 2."""
-        if len(shape) > 2:
-            raise TraceError(
-                f"argument {name!r} has {len(shape)} dimensions, shape {shape}: fused functions take arrays of at most "
-                "2; reshape it to (rows, columns) first, for example x.reshape(-1, x.shape[-1])"
-            )
-        node_shape = ((1, 1), (1, *shape), shape)[len(shape)]
-        node = g.argument(len(self.inputs), name, node_shape, dtype, len(shape))  # type: ignore[arg-type]
+        """Make a tracer for an array argument: all axes but the last are rows, and a vector is one row."""
+        rank = len(shape)
+        axes = Axes(shape, tuple(range(rank - 1)), tuple(range(rank))[-1:])
+        node = g.argument(len(self.inputs), name, axes.node_shape, dtype, rank)
         self.inputs.append(node)
-        tracer = self.array(node, ((), (1,), (0, 1))[len(shape)])
+        tracer = self.array(node, axes)
         tracer._origin = node
         return tracer

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
 from .. import dtypes
 from ..ir import graph as g
-from .axes import Axes, normalize_axes
+from .axes import Axes, Labels, normalize_axes
 from .user_code import fail, user_line
 from .value import TracedValue
 
@@ -17,8 +17,9 @@ class TraceProtocol(Protocol):
     """The operations that a tracer delegates to its trace; `Trace` implements them."""
 
     effects: dict[int, g.Node]
+    folded: dict[tuple[object, ...], g.Node]
 
-    def array(self, node: g.Node, axes: Axes) -> Tracer: ...
+    def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
     def call(self, name: str, operands: Iterable[Any]) -> AbstractContextManager[Callable[[Any], Any]]: ...
 
@@ -55,6 +56,12 @@ class Tracer(TracedValue):
     @property
     def T(self) -> Tracer:
         return self.transpose()
+
+    @property
+    def mT(self) -> Tracer:
+        if self.ndim < 2:
+            raise ValueError(f"mT: at least 2 dimensions are expected, got shape {self.shape}\n  at {user_line()}")
+        return self.swapaxes(-2, -1)
 
     # Operators
     def __add__(self, other: Any) -> Tracer:
@@ -147,7 +154,7 @@ class Tracer(TracedValue):
             fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
         extra = new.ndim - self.ndim
         if assigned and extra > 0 and new.shape[:extra] == (1,) * extra:
-            new = self._trace.array(new._node, new._axes[extra:])
+            new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
         if new.shape != self.shape:
             new = self._trace.expand(new, self.shape)
         kinds = {"bool": 0, "int64": 1}
@@ -206,7 +213,7 @@ class Tracer(TracedValue):
         if Ellipsis not in items:
             items.append(Ellipsis)
         axes: list[int | None] = []
-        rest = list(self._axes)
+        rest: list[int | None] = list(range(self.ndim))
         for item in items:
             if item is None:
                 axes.append(None)
@@ -215,11 +222,12 @@ class Tracer(TracedValue):
                 axes, rest = axes + rest[:count], rest[count:]
             else:
                 axes.append(rest.pop(0))
-        return self._view(tuple(axes))
+        return self._view(axes)
 
-    def _view(self, axes: Axes) -> Tracer:
+    def _view(self, order: Sequence[int | None]) -> Tracer:
+        """Permute axes, drop those of length one, and add new ones (None)."""
         self._viewed = True
-        view = self._trace.array(self._node, axes)
+        view = self._trace.array(self._node, self._axes.picked(order))
         view._viewed = True
         return view
 
@@ -229,7 +237,13 @@ class Tracer(TracedValue):
         order = tuple(order) or tuple(reversed(range(self.ndim)))
         if sorted(i + self.ndim * (i < 0) for i in order) != list(range(self.ndim)):
             raise ValueError(f"axes {order} do not match an array of {self.ndim} dimensions\n  at {user_line()}")
-        return self._view(tuple(self._axes[i] for i in order))
+        return self._view([i % self.ndim for i in order])
+
+    def swapaxes(self, axis1: Any, axis2: Any) -> Tracer:
+        order = list(range(self.ndim))
+        (a,), (b,) = (normalize_axes(axis, self.ndim, "swapaxes") for axis in (axis1, axis2))
+        order[a], order[b] = order[b], order[a]
+        return self._view(order)
 
     def squeeze(self, axis: Any = None) -> Tracer:
         if axis is None:
@@ -240,7 +254,7 @@ class Tracer(TracedValue):
                 raise ValueError(
                     f"squeeze: axis {axis} of an array of shape {self.shape} is longer than one\n  at {user_line()}"
                 )
-        return self._view(tuple(a for i, a in enumerate(self._axes) if i not in drop))
+        return self._view([i for i in range(self.ndim) if i not in drop])
 
     def reshape(self, *shape: Any, order: str = "C") -> Tracer:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):

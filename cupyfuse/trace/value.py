@@ -34,11 +34,11 @@ class TracedValue:
     # Known while tracing
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(1 if a is None else self._node.shape[a] for a in self._axes)
+        return self._axes.shape
 
     @property
     def ndim(self) -> int:
-        return len(self._axes)
+        return len(self._axes.shape)
 
     @property
     def size(self) -> int:
@@ -49,7 +49,7 @@ class TracedValue:
         return dtypes.to_numpy(self._node.dtype)
 
     def __len__(self) -> int:
-        if not self._axes:
+        if not self.ndim:
             raise TypeError("len() of a 0-d array")
         return self.shape[0]
 

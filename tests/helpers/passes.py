@@ -32,7 +32,7 @@ class Passes:
     def __init__(self, function: Callable[..., Any], examples: Sequence[Any], wanted: Sequence[int] | None = None):
         traced, _ = cf.fuse(function).trace(tuple(examples))
         graph = traced.graph
-        self.outputs, self.axes = graph.outputs, traced.axes
+        self.outputs, self.axes = graph.outputs, tuple(axes.labels for axes in traced.axes)
         self.wanted = range(len(graph.inputs)) if wanted is None else wanted
         cotangents = [g.argument(0, "c", n.shape, n.dtype) for n in self.outputs]
         found = gradients(self.outputs, cotangents, [graph.inputs[k] for k in self.wanted])

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
 from .blocks import NotRowwise, rowwise_values, with_rows
-from .memory import Layout, insert_copies, resolve, results_in_memory, rounded
+from .memory import (
+    Layout,
+    contiguous_strides,
+    insert_copies,
+    resolve,
+    results_in_memory,
+    rounded,
+    row_stride,
+)
 from .partition import Scheduler
 from .products import choose_products
 from .steps import Step, column_launches, column_splits, with_bytes
@@ -29,7 +37,9 @@ __all__ = [
     "choose_products",
     "column_launches",
     "column_splits",
+    "contiguous_strides",
     "resolve",
+    "row_stride",
     "rounded",
     "rowwise_values",
     "schedule",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...ir import graph as g
@@ -17,18 +20,22 @@ class Layout:
     unit_cols, unit_rows : whether the stride between columns, or between rows, is 1
     contiguous : whether it is C-contiguous
     blas : whether cuBLAS can read it
+    foldable : whether its rows have one stride, as the leading axes of an array of more dimensions may not
     """
 
     unit_cols: bool = True
     unit_rows: bool = False
     contiguous: bool = True
     blas: bool = True
+    foldable: bool = True
 
     @property
     def transposed(self) -> Layout:
         return Layout(self.unit_rows, self.unit_cols, False, self.blas)
 
 
+# Operators that copy a value, in the dtype in which it is stored.
+COPIES = ("copy", "strided")
 # A column-major operand with at least so many rows, or with no fewer rows than columns, is split without a copy. Fewer
 # rows make too few blocks for two passes: 2048 x 8192 takes 90 us on an H200, 75 us with a copy. Larger ones are in
 # docs/gemm.md.
@@ -40,6 +47,20 @@ def resolve(node: Node) -> Node:
     while node.op in ("transpose", "reshape"):
         node = node.inputs[0]
     return node
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a C-contiguous array, in elements."""
+    return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))
+
+
+def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """Return the one stride of the rows of an array, all axes but the last; None if they have several."""
+    rows = [(n, s) for n, s in zip(shape[:-1], strides[:-1], strict=True) if n != 1]
+    if not rows or 0 in shape:
+        return 0
+    one = all(outer == n * inner for (_, outer), (n, inner) in itertools.pairwise(rows))
+    return rows[-1][1] if one else None
 
 
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
@@ -81,11 +102,13 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         inputs = tuple(done[i] for i in node.inputs)
-        if node.op == "reshape" and not contiguous(inputs[0]):
-            inputs = (copied(inputs[0]),)
+        if node.op in ("reshape", "strided", "batched_matmul"):
+            inputs = tuple(i if contiguous(i) else copied(i) for i in inputs)
         elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "split")):
             inputs = tuple(readable(node, i) for i in inputs)
         done[node] = g.with_inputs(node, inputs)
+        if node.op == "input" and not layout_of(node, layouts).foldable:
+            done[node] = copied(node)
         if node.op == "split" and not readable_by_rows(inputs[0], layouts):
             done[node] = replace(done[node], by_columns=True)
     return graph.replace(done)

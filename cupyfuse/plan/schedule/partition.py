@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable, Iterator
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
-from .memory import resolve
+from .memory import COPIES, resolve
 from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
-_SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
+_SINGLE_STEPS = {
+    **dict.fromkeys(("matmul", "batched_matmul", "split_matmul"), "Gemm"),
+    "split": "Split",
+    **dict.fromkeys(COPIES, "Copy"),
+}
 _IN_MEMORY = {"input", "transpose", "reshape", *_SINGLE_STEPS}
 
 
@@ -239,7 +243,7 @@ class Scheduler:
         """Build the step of one matrix product, split or copy."""
         for i in node.inputs:
             self._require(i)
-            if node.op in ("matmul", "split"):
+            if node.op in ("matmul", "batched_matmul", "split"):
                 self._round(resolve(i))
         self.rounded.update(i for i in node.inputs if i.op == "split")
         # The operands themselves are read only for elements that the split cannot hold.
@@ -259,7 +263,7 @@ class Scheduler:
             found[node] = node.dtype
         for step in steps:
             for node in (*step.outputs, *(resolve(i) for i in (*step.inputs, *step.repair_inputs))):
-                if node.op == "copy":
+                if node.op in COPIES:
                     found[node] = found[resolve(node.inputs[0])]
                 else:
                     exact = node in self.rounded or node.op == "input"
@@ -282,7 +286,7 @@ class Scheduler:
 
 def _copied(node: Node) -> Node:
     """Return the value in memory beneath copies and views."""
-    while node.op == "copy":
+    while node.op in COPIES:
         node = resolve(node.inputs[0])
     return node
 

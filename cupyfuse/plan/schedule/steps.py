@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -145,6 +146,16 @@ def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
     def nbytes(nodes: Iterable[Node]) -> int:
         return sum(n.size * dtypes.ITEMSIZE[storage[resolve(n)]] for n in dict.fromkeys(nodes))
 
+    (last,) = step.nodes[-1:]
+    if last.op == "strided":
+        # A part is read; what is repeated is read once.
+        elements = math.prod(n for n, stride in last.dims if stride)
+        return replace(
+            step,
+            reads=elements * dtypes.ITEMSIZE[storage[last]],
+            writes=nbytes(step.outputs),
+            launches=int(last.size > 0),
+        )
     launches = column_launches(step.domain) if step.kind == "ColumnStats" else step.launches
     if step.domain[0] * step.domain[1] == 0 and all(n.size == 0 for n in step.outputs):
         launches = 0

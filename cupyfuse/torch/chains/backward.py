@@ -182,7 +182,8 @@ def cotangent_matrix(value: Value, cotangent: Any) -> Any:
     """Lay out the cotangent of a value as its node: rows x columns."""
     tracer = value.tracer
     matrix = cotangent.reshape(tracer.shape)
-    if [a for a in tracer._axes if a is not None] == [1, 0]:
-        kept = [k for k, a in enumerate(tracer._axes) if a is not None]
+    labels = tracer._axes.labels
+    if [a for a in labels if a is not None] == [1, 0]:
+        kept = [k for k, a in enumerate(labels) if a is not None]
         matrix = matrix.reshape([matrix.shape[k] for k in kept]).t()
     return matrix.reshape(tracer._node.shape)

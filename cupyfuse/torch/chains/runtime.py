@@ -18,7 +18,7 @@ import torch
 
 from ... import devices
 from ...cuda.compile import check_process, load_together
-from ...cuda.gemm import ForeignBlas, Gemm, Operand, library_name
+from ...cuda.gemm import BatchSteps, ForeignBlas, Gemm, Operand, library_name
 from ...cuda.kernel import Kernel
 from ...cuda.runtime import Function, load_unless_capturing
 from ...devices import Device
@@ -157,8 +157,16 @@ class TorchRuntime(TensorMemory):
         if not is_capturing():
             load_together(kernels, self._index)
 
-    def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, _blas())
+    def product(
+        self,
+        left: Operand,
+        right: Operand,
+        dtype: str,
+        out_dtype: str,
+        precision: str,
+        steps: BatchSteps | None = None,
+    ) -> Gemm:
+        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps)
 
 
 class _Replay:

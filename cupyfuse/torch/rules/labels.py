@@ -129,7 +129,7 @@ def _as_vector_along(value: Value, axis: int) -> Value:
     node = value.tracer._node
     if node.shape[axis] != 1 or node.size == 1:
         return value
-    axes = tuple(None if a is None else 1 - a for a in value.tracer._axes)
+    axes = tuple(None if a is None else 1 - a for a in value.tracer._axes.labels)
     return Value(value.tracer._trace.array(g.transpose(node), axes), value.shape)
 
 

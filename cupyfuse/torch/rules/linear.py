@@ -10,7 +10,7 @@ import torch
 
 from ... import trace
 from ...ir import graph as g
-from ...trace import Axes, Tracer, matrix_node
+from ...trace import matrix_node
 from .table import F, Refused, leave_unfused, overload, rule, swapped, two
 from .values import Value, broadcast_shapes, refuse, require_float
 
@@ -81,14 +81,13 @@ def _pool(op: str, input: Value, width: int, name: str) -> Value:
         refuse(name, f"windows of {width} do not divide {columns} columns")
     rows = math.prod(input.shape[:-1])
     node = matrix_node(require_float(input, name).as_matrix((rows, columns)))
-    axes: Axes = (0, 1)
     if op == "mean":
         pooled = g.average_pool(node, width)
     else:
         # The gradient is that of one element: the first, or the last NaN.
         groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1, gradient="last")
         pooled = g.reshape(groups, (rows, columns // width))
-    return Value(Tracer(input.tracer._trace, pooled, axes), (*input.shape[:-1], columns // width))
+    return Value(input.tracer._trace.array(pooled, (0, 1)), (*input.shape[:-1], columns // width))
 
 
 def _only(size: Any) -> Any:

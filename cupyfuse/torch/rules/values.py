@@ -20,6 +20,7 @@ from ...ir.operators import POINTWISE
 from ...trace import Trace, Tracer
 from ...trace.broadcasting import align as align_nodes
 from ...trace.broadcasting import expand
+from ...trace.folds import refold
 from .promotion import default_float, promote
 
 Shape = tuple[int, ...]
@@ -140,28 +141,13 @@ def _is_argument(tracer: Tracer) -> bool:
     return node.op == "input"
 
 
-# Up to so many operations on arguments are recomputed under another fold rather than written to memory and read back.
-_CHEAP = 8
-
-
 def _recompute(tracer: Tracer, fold: Fold) -> Tracer | None:
     """Recompute pointwise work on arguments under another fold; None for anything else."""
-    labels = [a for a in tracer._axes if a is not None]
-    if labels != sorted(labels):
+    rows, cols = tracer._axes.rows, tracer._axes.cols
+    if list(rows + cols) != sorted(rows + cols):
         return None
-    done: dict[g.Node, g.Node] = {}
-    for node in g.topological([tracer._node]):
-        if node.size == 1 != math.prod(fold):
-            done[node] = node
-        elif node.op == "input":
-            done[node] = g.reshape(node, fold)
-        elif node.op == "reshape":
-            done[node] = done[node.inputs[0]]
-        elif node.pointwise and len(done) < _CHEAP and all(i.size in (1, node.size) for i in node.inputs):
-            done[node] = g.with_inputs(node, [done[i] for i in node.inputs], fold)
-        else:
-            return None
-    return tracer._trace.array(done[tracer._node], (0, 1))
+    node = refold(tracer._node, fold)
+    return None if node is None else tracer._trace.array(node, (0, 1))
 
 
 # Broadcasting -------------------------------------------------------------------------------------------------------

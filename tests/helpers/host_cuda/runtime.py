@@ -182,18 +182,22 @@ class HostRuntime(NumpyLikeArrays):
 
         return run
 
-    def product(self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str) -> Callable[..., None]:
+    def product(
+        self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str, steps: Any = None
+    ) -> Callable[..., None]:
         kind, out_kind = dtypes.to_numpy(dtype), dtypes.to_numpy(out_dtype)
         wide = dtypes.to_numpy(dtypes.compute(dtype))
 
         def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
             if self.dry:
                 return
+            count, between = (1, (0, 0)) if steps is None else (steps.count, (steps.left, steps.right))
             x, y = (
-                self.view(at, (o.rows, o.cols), kind, (o.row_stride, o.col_stride)) for at, o in ((a, left), (b, right))
+                self.view(at, (count, o.rows, o.cols), kind, (step, o.row_stride, o.col_stride))
+                for at, o, step in ((a, left, between[0]), (b, right, between[1]))
             )
-            shape = (left.rows, right.cols)
-            target = self.view(c, shape, out_kind, (right.cols, 1))
+            shape = (count, left.rows, right.cols)
+            target = self.view(c, shape, out_kind, (left.rows * right.cols, right.cols, 1))
             if any(np.may_share_memory(target, operand) for operand in (x, y)):
                 raise HostCudaError("a product is written over one of its operands, which cuBLAS does not allow")
             with np.errstate(all="ignore"):

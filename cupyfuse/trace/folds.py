@@ -1,0 +1,207 @@
+"""Folds: arrays of any number of dimensions as rows x columns that operations can share.
+
+An array of more dimensions than two is held with several of its axes folded into rows, or into columns. Operands of one
+operation need one fold. Refolding an argument, or any value that is in memory anyway, is a view as long as the axes
+keep their order; what else there is costs a copy, a step of its own in the plan. So each operation chooses the fold for
+which the least memory is written and read again.
+
+Axes are numbered as in the broadcast shape of all operands. An operand under a fold has length one, or all elements,
+along the rows, and so along the columns: one that varies along some of the axes of the rows is repeated along the
+others, by a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..ir import graph as g
+from .axes import Axes
+from .tracer import Tracer
+
+_FREE = 1e-3  # of an element: what decides between views
+
+# Up to so many operations on arguments are recomputed under another fold rather than written to memory and read back.
+_CHEAP = 8
+
+
+def refold(node: g.Node, shape: g.Shape) -> g.Node | None:
+    """Reshape a value by recomputing pointwise work on arguments; None for anything else."""
+    done: dict[g.Node, g.Node] = {}
+    for each in g.topological([node]):
+        if each.size == 1 != shape[0] * shape[1]:
+            done[each] = each
+        elif each.op == "input":
+            done[each] = g.reshape(each, shape)
+        elif each.op == "reshape":
+            done[each] = done[each.inputs[0]]
+        elif each.pointwise and len(done) < _CHEAP and all(i.size in (1, each.size) for i in each.inputs):
+            done[each] = g.with_inputs(each, [done[i] for i in each.inputs], shape)
+        else:
+            return None
+    return done[node]
+
+
+def _in_memory(node: g.Node) -> bool:
+    """Whether a value is in memory however it is read."""
+    while node.op in ("transpose", "reshape"):
+        node = node.inputs[0]
+    return node.op in ("input", "const", "strided") or g.is_product(node) or (node.reduction and node.axis == 0)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The way of an operand, broadcast to a shape, to a fold of that shape.
+
+    Attributes
+    ----------
+    x : Tracer
+    shape : tuple of int
+    rows, cols : tuple of int
+        The axes along rows and columns of the converted operand, none where it has length one.
+    """
+
+    x: Tracer
+    shape: tuple[int, ...]
+    rows: tuple[int, ...]
+    cols: tuple[int, ...]
+
+    @classmethod
+    def to(cls, x: Tracer, fold: Axes) -> Conversion:
+        extra = len(fold.shape) - x.ndim
+        own = {p + extra for p, n in enumerate(x.shape) if n != 1}
+        rows, cols = (axes if own.intersection(axes) else () for axes in fold.long)
+        return cls(x, fold.shape, rows, cols)
+
+    @property
+    def held(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The axes along rows and columns of the operand as it is."""
+        extra = len(self.shape) - self.x.ndim
+        rows, cols = self.x._axes.long
+        return tuple(p + extra for p in rows), tuple(p + extra for p in cols)
+
+    @property
+    def node_shape(self) -> g.Shape:
+        return self._length(self.rows), self._length(self.cols)
+
+    def _length(self, axes: Iterable[int]) -> int:
+        return Axes(self.shape, (), ()).length(axes)
+
+    @property
+    def way(self) -> str:
+        """What the conversion is: nothing, or the name of an operator."""
+        rows, cols = self.held
+        if (rows, cols) == (self.rows, self.cols):
+            return ""
+        if (rows, cols) == (self.cols, self.rows):
+            return "transpose"
+        return "reshape" if rows + cols == self.rows + self.cols else "strided"
+
+    def cost(self) -> float:
+        """Count the elements that the conversion writes and reads again."""
+        way, node = self.way, self.x._node
+        if not way:
+            return 0.0
+        if way == "strided":
+            if self._key in self.x._trace.folded:
+                return _FREE
+            rows, cols = self.node_shape
+            return 2.0 * rows * cols + self._storing
+        if way == "transpose":
+            return _FREE if 1 in node.shape else 2.0 * node.size + self._storing
+        if self._storing and refold(node, self.node_shape) is not None:
+            return 2 * _FREE
+        return _FREE + self._storing
+
+    @property
+    def _storing(self) -> float:
+        return 0.0 if _in_memory(self.x._node) else 2.0 * self.x._node.size
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        dims, base = self._dims
+        return base, dims, self.node_shape
+
+    @property
+    def _dims(self) -> tuple[tuple[tuple[int, int], ...], g.Node]:
+        """The dimensions of the converted operand, each with its stride in memory; and what is in memory."""
+        rows, cols = self.held
+        node, order = self.x._node, rows + cols
+        if node.op == "transpose":
+            node, order = node.inputs[0], cols + rows
+        strides: dict[int, int] = {}
+        stride = 1
+        for p in reversed(order):
+            strides[p] = stride
+            stride *= self.shape[p]
+        return tuple((self.shape[p], strides.get(p, 0)) for p in self.rows + self.cols), node
+
+    def node(self) -> g.Node:
+        """Convert."""
+        way, node = self.way, self.x._node
+        if not way:
+            return node
+        if way == "transpose":
+            return g.transpose(node)
+        if way == "reshape":
+            recomputed = None if _in_memory(node) else refold(node, self.node_shape)
+            return g.reshape(node, self.node_shape) if recomputed is None else recomputed
+        folded = self.x._trace.folded
+        if self._key not in folded:
+            dims, base = self._dims
+            folded[self._key] = g.strided(base, dims, self.node_shape)
+        return folded[self._key]
+
+
+def choose_fold(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Axes:
+    """Choose the fold of a shape to which operands come with the least traffic."""
+    axes = tuple(p for p, n in enumerate(shape) if n != 1)
+    candidates = [fold for x in operands for fold in _extended(x, shape, axes)]
+    candidates += [Axes(shape, axes[:k], axes[k:]) for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)) if k >= 0]
+    return cheapest(operands, candidates)
+
+
+def cheapest(operands: Sequence[Tracer], folds: Iterable[Axes]) -> Axes:
+    """Return the fold to which operands come with the least traffic; the first of several."""
+    return min(dict.fromkeys(folds), key=lambda fold: sum(Conversion.to(x, fold).cost() for x in operands))
+
+
+def _extended(x: Tracer, shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[Axes]:
+    """Yield the fold of an operand, with the axes that it is broadcast along among the rows, and among the columns."""
+    extra = len(shape) - x.ndim
+    rows, cols = (tuple(p + extra for p in held) for held in x._axes.long)
+    missing = [p for p in axes if p not in rows + cols]
+    yield Axes(shape, _inserted(rows, missing), cols)
+    yield Axes(shape, rows, _inserted(cols, missing))
+
+
+def _inserted(axes: tuple[int, ...], missing: Iterable[int]) -> tuple[int, ...]:
+    result = list(axes)
+    for p in missing:
+        before = next((k for k, other in enumerate(result) if other > p), len(result))
+        result.insert(before, p)
+    return tuple(result)
+
+
+def in_fold(x: Tracer, fold: Axes) -> g.Node:
+    """Return an operand's node under a fold of a shape that it broadcasts to."""
+    return Conversion.to(x, fold).node()
+
+
+def fold_along(x: Tracer, positions: Iterable[int]) -> Axes:
+    """Choose a fold whose rows have either some of the given axes, or others, not both; and so its columns."""
+    inside = {p for p in positions if x.shape[p] != 1}
+    held = x._axes.long
+    if all(inside.isdisjoint(axes) or inside.issuperset(axes) for axes in held):
+        return x._axes
+    orders = [held[0] + held[1], tuple(sorted(held[0] + held[1]))]
+    folds = []
+    for order in orders:
+        reduced, kept = (tuple(p for p in order if (p in inside) == wanted) for wanted in (True, False))
+        folds += [Axes(x.shape, kept, reduced), Axes(x.shape, reduced, kept)]
+    return cheapest([x], folds)
+
+
+def refolded(x: Tracer, fold: Axes) -> Tracer:
+    """Return an array under another fold of its shape."""
+    return x if fold is x._axes else x._trace.array(in_fold(x, fold), fold)

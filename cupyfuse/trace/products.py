@@ -1,0 +1,101 @@
+"""Products of traced arrays: vectors, matrices, and batches of matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..ir import graph as g
+from ..ir.batches import Batches
+from .axes import Axes
+from .broadcasting import matrix_node
+from .folds import cheapest, in_fold
+from .operations import apply, as_tracer, recorded, reduce, trace_of
+from .tracer import Tracer
+from .user_code import fail, user_line
+
+
+@recorded
+def matmul(a: Any, b: Any) -> Tracer:
+    """Multiply vectors, matrices, and batches as `numpy.matmul`; a product with a vector becomes a weighted sum."""
+    trace = trace_of((a, b))
+    a, b = as_tracer(a, trace), as_tracer(b, trace)
+    for operand in (a, b):
+        if operand.ndim == 0:
+            raise ValueError(
+                f"matmul: operands need at least 1 dimension, got shapes {a.shape} and {b.shape}\n  at {user_line()}"
+            )
+        if not dtypes.is_float(operand._node.dtype):
+            fail("matmul", f"float operands are expected, got {operand._node.dtype}")
+    depth = b.shape[max(b.ndim - 2, 0)]
+    if a.shape[-1] != depth:
+        raise ValueError(
+            f"matmul: the last dimension of {a.shape} must equal the {'first' if b.ndim <= 2 else 'last but one'} of "
+            f"{b.shape} ({a.shape[-1]} != {depth})\n  at {user_line()}"
+        )
+    if b.ndim == 1:
+        row = trace.array(b._node, b._axes.picked((None,) * (a.ndim > 1) + (0,)))
+        return reduce("sum", apply("multiply", a, row), a.ndim - 1)
+    if a.ndim == 1:
+        return reduce("sum", apply("multiply", trace.array(a._node, a._axes.picked((0, None))), b), b.ndim - 2)
+    if any(n != 1 for n in b.shape[:-2]):
+        return _multiply_batches(a, b)
+    if a.ndim == 2 == b.ndim and a._axes.single and b._axes.single:
+        return trace.array(g.matmul(matrix_node(a), matrix_node(b)), (0, 1))
+    matrix = trace.array(b._node, b._axes.picked((b.ndim - 2, b.ndim - 1)))
+    shape = (1,) * (b.ndim - a.ndim) + a.shape[:-1] + b.shape[-1:]
+    return trace.array(
+        g.matmul(in_fold(a, _by_rows(a.shape)), in_fold(matrix, _by_rows(matrix.shape))), _by_rows(shape)
+    )
+
+
+def _by_rows(shape: tuple[int, ...]) -> Axes:
+    """Fold all axes but the last into rows."""
+    last = len(shape) - 1
+    return Axes(shape, tuple(range(last)), (last,))
+
+
+def _multiply_batches(a: Tracer, b: Tracer) -> Tracer:
+    """Multiply matrices of several batches; an operand of one matrix for all batches is not repeated."""
+    try:
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise ValueError(
+            f"matmul: the batches of shapes {a.shape} and {b.shape} cannot be broadcast together\n  at {user_line()}"
+        ) from None
+    dtype = g.promoted((a._node, b._node))
+    nodes, transposed, shared = [], [], []
+    for x in (a.astype(dtype, copy=False), b.astype(dtype, copy=False)):
+        matrix = x.shape[-2:]
+        one = all(n == 1 for n in x.shape[:-2])
+        shape = (*((1,) * len(batch) if one else batch), *matrix)
+        leading, (down, across) = tuple(range(len(batch))), (len(batch), len(batch) + 1)
+        straight, turned = Axes(shape, (*leading, down), (across,)), Axes(shape, (*leading, across), (down,))
+        fold = cheapest([x], [straight, turned])
+        node = in_fold(x, fold)
+        nodes.append(g.broadcast(node, fold.node_shape))
+        transposed.append(fold is turned)
+        shared.append(one)
+    count, rows, depth, cols = int(np.prod(batch)), a.shape[-2], a.shape[-1], b.shape[-1]
+    left, right = transposed
+    batches = Batches(count, rows, depth, cols, (left, right), (shared[0], shared[1]))
+    return a._trace.array(g.batched_matmul(nodes[0], nodes[1], batches), _by_rows((*batch, rows, cols)))
+
+
+def dot(a: Any, b: Any) -> Tracer:
+    """`numpy.dot`; numbers take part in promotion as arrays do."""
+    trace = trace_of((a, b))
+    a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace) for o in (a, b))
+    if not (a.ndim and b.ndim):
+        return apply("multiply", a, b)
+    if b.ndim <= 2:
+        return matmul(a, b)
+    # The sum runs along the last axis but one of b: all its others are columns.
+    others = (*range(b.ndim - 2), b.ndim - 1)
+    columns = trace.array(b._node, b._axes.picked((b.ndim - 2, *others)))
+    shape = tuple(b.shape[p] for p in others)
+    product = matmul(a, trace.reshape(columns, (b.shape[-2], math.prod(shape)), "C"))
+    return trace.reshape(product, (*a.shape[:-1], *shape), "C")
