@@ -19,6 +19,7 @@ _LIBRARY = {
     "batched_matmul": "cuBLAS gemmStridedBatchedEx",
     "copy": "a device copy",
     "strided": "a device copy",
+    "put": "a device copy, and one to a part of it",
 }
 
 

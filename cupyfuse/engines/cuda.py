@@ -197,8 +197,9 @@ class CudaExecutable:
 
     def _copy(self, step: Step) -> LaunchSpec:
         (node,) = step.outputs
-        (value,) = node.inputs
-        source, target = self._place(value).slot, self._place(node).slot
+        if node.op == "put":
+            return self._put(node)
+        source, target = self._place(node.inputs[0]).slot, self._place(node).slot
         shape, strides, offset = self._source(node)
         dtype = self.runtime.dtype(self.plan.scheduled.storage[node])
         whole = contiguous_strides(shape)
@@ -208,6 +209,23 @@ class CudaExecutable:
             view = self.runtime.view
             copied = view(addresses[source] + start, shape, dtype, strides)
             self.runtime.copy(view(addresses[target], shape, dtype, whole), copied)
+
+        return LaunchSpec(lambda runtime, _: launch)
+
+    def _put(self, node: Node) -> LaunchSpec:
+        whole, value = (self._place(i).slot for i in node.inputs)
+        target = self._place(node).slot
+        name = self.plan.scheduled.storage[node]
+        dtype, start = self.runtime.dtype(name), node.offset * dtypes.ITEMSIZE[name]
+        lengths, strides = zip(*node.dims, strict=True)
+        all_strides, value_strides = contiguous_strides(node.shape), contiguous_strides(lengths)
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            view, copy = self.runtime.view, self.runtime.copy
+            all_old = view(addresses[whole], node.shape, dtype, all_strides)
+            copy(view(addresses[target], node.shape, dtype, all_strides), all_old)
+            part = view(addresses[target] + start, lengths, dtype, strides)
+            copy(part, view(addresses[value], lengths, dtype, value_strides))
 
         return LaunchSpec(lambda runtime, _: launch)
 

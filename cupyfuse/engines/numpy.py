@@ -75,12 +75,10 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
     return memory[node]
 
 
-def _strided(node: Node, source: Array) -> Array:
-    """Copy elements from regular places of a C-contiguous array."""
-    first = source.reshape(-1)[node.offset :]
-    strides = [stride * source.itemsize for _, stride in node.dims]
-    view = np.lib.stride_tricks.as_strided(first, [n for n, _ in node.dims], strides, writeable=False)
-    return np.ascontiguousarray(view).reshape(node.shape)
+def _places(node: Node, array: Array) -> Array:
+    """View the places of a strided copy in a C-contiguous array."""
+    strides = [stride * array.itemsize for _, stride in node.dims]
+    return np.lib.stride_tricks.as_strided(array.reshape(-1)[node.offset :], [n for n, _ in node.dims], strides)
 
 
 def _batched_product(batches: Batches, *operands: Array) -> Array:
@@ -102,7 +100,14 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
     elif step.kind == "Copy":
         (node,) = step.outputs
         source = _view_of(node.inputs[0], memory)
-        memory[node] = np.ascontiguousarray(source) if node.op == "copy" else _strided(node, source)
+        if node.op == "put":
+            memory[node] = np.array(source, order="C")
+            part = _places(node, memory[node])
+            part[...] = _view_of(node.inputs[1], memory).reshape(part.shape)
+        elif node.op == "strided":
+            memory[node] = _places(node, source).copy().reshape(node.shape)
+        else:
+            memory[node] = np.ascontiguousarray(source)
     else:
         for node in step.outputs:
             memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))

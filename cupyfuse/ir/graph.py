@@ -16,6 +16,7 @@ a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
 batched_matmul        products of `batches.count` pairs of matrices, which lie one below the other in each operand
+put                   the first input with regular places replaced by the second, likewise
 split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
 split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
 transpose, reshape    another view of the same elements
@@ -59,7 +60,7 @@ class Node:
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
     how : of a matrix product: how it is computed, and why
-    dims, offset : of a strided copy: see above
+    dims, offset : of a strided copy, and of put: see above
     batches : of a batched product
     """
 
@@ -261,6 +262,8 @@ def split_matmul(left: Node, right: Node) -> Node:
 
 
 def transpose(node: Node) -> Node:
+    if node.op == "const":
+        return node
     if node.op == "transpose":
         return node.inputs[0]
     if node.op == "positions":
@@ -275,6 +278,11 @@ def reshape(node: Node, shape: Shape) -> Node:
 def strided(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offset: int = 0) -> Node:
     """Copy elements from regular places: dimensions permuted, repeated (with stride 0), or cut."""
     return Node("strided", (node,), shape, node.dtype, dims=tuple(dims), offset=offset)
+
+
+def put(node: Node, value: Node, dims: Iterable[tuple[int, int]], offset: int) -> Node:
+    """Replace elements at regular places by those of a value, in its C order."""
+    return Node("put", (node, value), node.shape, node.dtype, dims=tuple(dims), offset=offset)
 
 
 def average_pool(node: Node, width: int) -> Node:

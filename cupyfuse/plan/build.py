@@ -16,7 +16,7 @@ from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
-_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided")
+_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put")
 
 
 def build(

@@ -3,8 +3,8 @@
 A `Tracer` behaves like an array of known shape and dtype; each operation on it adds a node to the graph of its `Trace`.
 From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `tracer`
 (operators and methods, which call the trace), `folds` (arrays of several dimensions as rows x columns), `broadcasting`
-(and reshapes), `operations`, `products`, `shape_functions`, `numpy_functions`, and `trace`, which binds them together.
-`autodiff` and `saved` build backward passes.
+(and reshapes), `operations`, `products`, `labels`, `parts`, `masked` and `indexing`, `shape_functions`,
+`numpy_functions`, and `trace`, which binds them together. `autodiff` and `saved` build backward passes.
 """
 
 from .axes import Axes, Labels, normalize_axes

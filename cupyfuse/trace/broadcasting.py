@@ -90,7 +90,8 @@ def relabel(tracer: Tracer, axes: Axes) -> Tracer:
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     """`numpy.broadcast_to`: another view of the same memory."""
     view = expand(tracer, shape)
-    tracer._viewed = view._viewed = True
+    tracer._share()
+    view._share()
     return view
 
 
@@ -142,11 +143,11 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
         x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes.labels))
     rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
     labels = [0, 1] if len(lengths) == 2 else [1]
-    x._viewed = True
+    x._share()
     result = x._trace.array(
         g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
     )
-    result._viewed = True
+    result._share()
     return result
 
 
@@ -160,9 +161,9 @@ def _refolded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     splits = [Axes(shape, long[:k], long[k:]) for k in reversed(range(len(long) + 1))]
     own = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
     fold = own or splits[min(1, len(splits) - 1)]
-    x._viewed = True
+    x._share()
     result = x._trace.array(g.reshape(x._node, fold.node_shape), fold)
-    result._viewed = True
+    result._share()
     return result
 
 

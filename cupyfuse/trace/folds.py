@@ -42,11 +42,25 @@ def refold(node: g.Node, shape: g.Shape) -> g.Node | None:
     return done[node]
 
 
-def _in_memory(node: g.Node) -> bool:
+def in_memory(node: g.Node) -> bool:
     """Whether a value is in memory however it is read."""
     while node.op in ("transpose", "reshape"):
         node = node.inputs[0]
-    return node.op in ("input", "const", "strided") or g.is_product(node) or (node.reduction and node.axis == 0)
+    return node.op in ("input", "const", "strided", "put") or g.is_product(node) or (node.reduction and node.axis == 0)
+
+
+def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
+    """Return what is in memory beneath an array, and the strides in it of the axes that are not of length one."""
+    rows, cols = x._axes.long
+    node, order = x._node, rows + cols
+    if node.op == "transpose":
+        node, order = node.inputs[0], cols + rows
+    strides: dict[int, int] = {}
+    stride = 1
+    for p in reversed(order):
+        strides[p] = stride
+        stride *= x.shape[p]
+    return node, strides
 
 
 @dataclass(frozen=True)
@@ -115,7 +129,7 @@ class Conversion:
 
     @property
     def _storing(self) -> float:
-        return 0.0 if _in_memory(self.x._node) else 2.0 * self.x._node.size
+        return 0.0 if in_memory(self.x._node) else 2.0 * self.x._node.size
 
     @property
     def _key(self) -> tuple[object, ...]:
@@ -125,16 +139,9 @@ class Conversion:
     @property
     def _dims(self) -> tuple[tuple[tuple[int, int], ...], g.Node]:
         """The dimensions of the converted operand, each with its stride in memory; and what is in memory."""
-        rows, cols = self.held
-        node, order = self.x._node, rows + cols
-        if node.op == "transpose":
-            node, order = node.inputs[0], cols + rows
-        strides: dict[int, int] = {}
-        stride = 1
-        for p in reversed(order):
-            strides[p] = stride
-            stride *= self.shape[p]
-        return tuple((self.shape[p], strides.get(p, 0)) for p in self.rows + self.cols), node
+        extra = len(self.shape) - self.x.ndim
+        node, strides = strides_of(self.x)
+        return tuple((self.shape[p], strides.get(p - extra, 0)) for p in self.rows + self.cols), node
 
     def node(self) -> g.Node:
         """Convert."""
@@ -144,7 +151,7 @@ class Conversion:
         if way == "transpose":
             return g.transpose(node)
         if way == "reshape":
-            recomputed = None if _in_memory(node) else refold(node, self.node_shape)
+            recomputed = None if in_memory(node) else refold(node, self.node_shape)
             return g.reshape(node, self.node_shape) if recomputed is None else recomputed
         folded = self.x._trace.folded
         if self._key not in folded:

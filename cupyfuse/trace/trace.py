@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir import graph as g
-from . import broadcasting, numpy_functions, operations, products
+from . import broadcasting, indexing, numpy_functions, operations, products
 from .axes import Axes, Labels
 from .tracer import Tracer
 
@@ -37,6 +37,8 @@ class Trace:
     reshape = staticmethod(broadcasting.reshape)
     expand = staticmethod(broadcasting.expand)
     relabel = staticmethod(broadcasting.relabel)
+    get = staticmethod(indexing.get)
+    assign = staticmethod(indexing.assign)
     call_ufunc = staticmethod(numpy_functions.call_ufunc)
     call_function = staticmethod(numpy_functions.call_function)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
@@ -11,6 +11,8 @@ from ..ir import graph as g
 from .axes import Axes, Labels, normalize_axes
 from .user_code import fail, user_line
 from .value import TracedValue
+
+_LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 
 
 class TraceProtocol(Protocol):
@@ -34,6 +36,8 @@ class TraceProtocol(Protocol):
     def reshape(self, x: Tracer, shape: tuple[int, ...], order: str) -> Tracer: ...
     def expand(self, x: Tracer, shape: tuple[int, ...]) -> Tracer: ...
     def relabel(self, x: Tracer, axes: Axes) -> Tracer: ...
+    def get(self, x: Tracer, index: Any) -> Any: ...
+    def assign(self, x: Tracer, index: Any, value: Any) -> None: ...
     def call_ufunc(self, name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
     def call_function(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
 
@@ -41,7 +45,9 @@ class TraceProtocol(Protocol):
 class Tracer(TracedValue):
     """A traced array: each operation on it adds a node to the graph."""
 
-    __slots__ = ("_origin", "_trace", "_viewed")
+    __slots__ = ("_get", "_origin", "_parent", "_put", "_selection", "_shared", "_trace", "_views")
+    _get: Callable[[Tracer, Any], Tracer]
+    _put: Callable[[Tracer, Any, Tracer], Tracer]
     __array_priority__ = 1000.0
     __hash__ = object.__hash__
 
@@ -51,7 +57,11 @@ class Tracer(TracedValue):
         self._axes = axes
         # The argument that an in-place operation on this array changes.
         self._origin: g.Node | None = None
-        self._viewed = False
+        self._shared = False
+        # Of a view: what it is a view of, and how its value and that one's are had from each other.
+        self._parent: Tracer | None = None
+        self._selection: Any = None
+        self._views: list[Tracer] = []
 
     @property
     def T(self) -> Tracer:
@@ -150,8 +160,11 @@ class Tracer(TracedValue):
     # In-place operators change the tracer itself, since other names of the user's function may refer to it.
     def _assign(self, value: Any, assigned: bool = False) -> Tracer:
         new = self._trace.tracer_of(value)
-        if self._viewed:
-            fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
+        if self._shared or self._root._shared:
+            fail(
+                "an in-place change of an array that shares memory with a reshaped or broadcast one",
+                "write y = y + 1 instead of y += 1, or reshape later",
+            )
         extra = new.ndim - self.ndim
         if assigned and extra > 0 and new.shape[:extra] == (1,) * extra:
             new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
@@ -163,11 +176,46 @@ class Tracer(TracedValue):
                 f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
                 "NumPy refuses it as well; convert the value with .astype first",
             )
-        aligned = self._trace.relabel(new, self._axes)
-        self._node = g.cast(aligned._node, self._node.dtype)
+        self._store(self._trace.array(g.cast(new._node, self._node.dtype), new._axes))
+        return self
+
+    def _store(self, new: Tracer) -> None:
+        """Take the value of an array of the same shape; a view passes it on to the array that it is a view of."""
+        if self._parent is not None:
+            self._parent._store(self._put(self._parent, self._selection, new))
+            return
+        self._set(self._trace.relabel(new, self._axes))
         if self._origin is not None:
             self._trace.effects[self._origin.argument] = self._node
-        return self
+
+    def _set(self, new: Tracer) -> None:
+        """Take a value, and let views take theirs from it."""
+        self._node, self._axes = new._node, new._axes
+        for view in self._views:
+            view._set(view._get(self, view._selection))
+
+    @property
+    def _root(self) -> Tracer:
+        """The array that this one is a view of, through any number of views; itself if it is none."""
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        return root
+
+    def _linked(self, get: Any, put: Any, selection: Any) -> Tracer:
+        """Make a view: `get(array, selection)`, which is assigned to by `put(array, selection, value)`."""
+        view: Tracer = get(self, selection)
+        view._parent, view._get, view._put, view._selection = self, get, put, selection
+        self._views.append(view)
+        return view
+
+    def _share(self) -> None:
+        """Note that another array may share memory with this one; neither can be changed in place then."""
+        self._shared = self._root._shared = True
+
+    def _is_view(self, array: Tracer, selection: Any) -> bool:
+        """Whether this is that part of an array, so that it follows all changes of the array."""
+        return self._parent is array and self._selection == selection
 
     def __iadd__(self, other: Any) -> Tracer:
         return self._assign(self + other)
@@ -194,42 +242,25 @@ class Tracer(TracedValue):
         return self._assign(self @ other)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        whole = index if isinstance(index, tuple) else (index,)
-        if not all(i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in whole):
-            fail("assignment to part of an array", "choose with np.where, or assign the whole x[...]")
-        self._assign(value, assigned=True)
+        self._trace.assign(self, index, value)
 
     # Views
-    def __getitem__(self, index: Any) -> Tracer:
-        items = list(index) if isinstance(index, tuple) else [index]
-        for item in items:
-            if not (item is None or item is Ellipsis or (isinstance(item, slice) and item == slice(None))):
-                fail(
-                    f"indexing with {item!r}", "only None, ... and : are supported; slice the argument before the call"
-                )
-        present = sum(i is not None and i is not Ellipsis for i in items)
-        if present > self.ndim or items.count(Ellipsis) > 1:
-            raise IndexError(f"too many indices for an array of {self.ndim} dimensions\n  at {user_line()}")
-        if Ellipsis not in items:
-            items.append(Ellipsis)
-        axes: list[int | None] = []
-        rest: list[int | None] = list(range(self.ndim))
-        for item in items:
-            if item is None:
-                axes.append(None)
-            elif item is Ellipsis:
-                count = self.ndim - present
-                axes, rest = axes + rest[:count], rest[count:]
-            else:
-                axes.append(rest.pop(0))
-        return self._view(axes)
+    def __getitem__(self, index: Any) -> Any:
+        return self._trace.get(self, index)
+
+    def __iter__(self) -> Iterator[Tracer]:
+        if not self.ndim:
+            raise TypeError(f"iteration over a 0-d array\n  at {user_line()}")
+        if len(self) > _LONGEST_ITERATION:
+            fail(
+                f"an iteration over {len(self)} rows",
+                "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",
+            )
+        return iter([self[i] for i in range(len(self))])
 
     def _view(self, order: Sequence[int | None]) -> Tracer:
         """Permute axes, drop those of length one, and add new ones (None)."""
-        self._viewed = True
-        view = self._trace.array(self._node, self._axes.picked(order))
-        view._viewed = True
-        return view
+        return self._linked(_pick_axes, _put_back_axes, tuple(order))
 
     def transpose(self, *order: Any) -> Tracer:
         if len(order) == 1 and (order[0] is None or isinstance(order[0], (tuple, list))):
@@ -329,3 +360,13 @@ class Tracer(TracedValue):
         return self._trace.call_ufunc(
             str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options
         )
+
+
+def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:
+    return x._trace.array(x._node, x._axes.picked(order))
+
+
+def _put_back_axes(x: Tracer, order: Sequence[int | None], value: Tracer) -> Tracer:
+    """Return an array of which `value` is the view with its axes in another order."""
+    aligned = x._trace.relabel(value, x._axes.picked(order))
+    return x._trace.array(aligned._node, x._axes)

@@ -79,7 +79,7 @@ class TracedValue:
             "values are not known while the function is traced; use NumPy or cupyfuse functions on the array itself",
         )
 
-    __float__ = __int__ = __index__ = __complex__ = __array__ = __iter__ = item = tolist = __dlpack__ = _needs_value
+    __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = __dlpack__ = _needs_value
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):

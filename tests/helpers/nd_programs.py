@@ -106,6 +106,74 @@ class Program:
             shape.insert(int(self.rng.integers(0, len(shape) + 1)), 1)
         return lambda x, a: x.reshape(shape)
 
+    def indices(self, x: Array) -> tuple[Any, ...]:
+        """An index of slices, integers, new axes and an ellipsis."""
+        items: list[Any] = []
+        for n in x.shape:
+            kind = self.rng.random()
+            if kind < 0.2 and n:
+                items.append(int(self.rng.integers(-n, n)))
+            elif kind < 0.5:
+                items.append(slice(None))
+            else:
+                ends = [None if self.rng.random() < 0.3 else int(self.rng.integers(-n - 1, n + 2)) for _ in "ab"]
+                items.append(slice(*ends, self.rng.choice([None, 1, 2, 3, -1, -2])))
+        if self.rng.random() < 0.2:
+            items.insert(int(self.rng.integers(0, len(items) + 1)), None)
+        if items and self.rng.random() < 0.2:
+            items[-1] = Ellipsis
+        return tuple(items)
+
+    def part(self, x: Array) -> Step | None:
+        index = self.indices(x)
+        return lambda x, a: x[index] * 1.0
+
+    def assignment(self, x: Array) -> Step | None:
+        index = self.indices(x)
+        shape = np.asarray(x[index]).shape
+        k = self.operand(tuple(1 if self.rng.random() < 0.3 else n for n in shape))
+        way = self.rng.random()
+
+        def step(x: Any, a: list[Any]) -> Any:
+            y = x.copy() if hasattr(x, "copy") and x.ndim else x * 1.0 + np.zeros_like(x)
+            if way < 0.3:
+                y[index] = 2.0
+            elif way < 0.5:
+                y[index] *= 3.0
+            else:
+                y[index] = a[k]
+            return y
+
+        return step if x.ndim else None
+
+    def masked(self, x: Array) -> Step | None:
+        number = float(self.rng.standard_normal())
+
+        def step(x: Any, a: list[Any]) -> Any:
+            y = x.copy()
+            y[y > number] *= -1.0
+            return y + x[x < number].sum()
+
+        return step if x.ndim else None
+
+    def view(self, x: Array) -> Step | None:
+        """A view that follows, or makes, a change in place."""
+        if not x.ndim:
+            return None
+        index = self.indices(x)
+        first = bool(self.rng.random() < 0.5)
+
+        def step(x: Any, a: list[Any]) -> Any:
+            y = x.copy()
+            z = y[index]
+            if first:
+                y *= 2.0
+            elif np.ndim(z):
+                z += 1.0
+            return y + np.sum(z)
+
+        return step
+
     def new_axis(self, x: Array) -> Step | None:
         if x.ndim > 4:
             return None
@@ -131,5 +199,5 @@ class Program:
 
 STEPS = (
     *("pointwise", "binary", "binary", "reduction", "normalisation", "permutation", "movement", "reshape"),
-    *("new_axis", "product", "batched_product"),
+    *("new_axis", "product", "batched_product", "part", "part", "assignment", "masked", "view"),
 )

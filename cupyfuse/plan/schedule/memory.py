@@ -35,7 +35,7 @@ class Layout:
 
 
 # Operators that copy a value, in the dtype in which it is stored.
-COPIES = ("copy", "strided")
+COPIES = ("copy", "strided", "put")
 # A column-major operand with at least so many rows, or with no fewer rows than columns, is split without a copy. Fewer
 # rows make too few blocks for two passes: 2048 x 8192 takes 90 us on an H200, 75 us with a copy. Larger ones are in
 # docs/gemm.md.
@@ -102,7 +102,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         inputs = tuple(done[i] for i in node.inputs)
-        if node.op in ("reshape", "strided", "batched_matmul"):
+        if node.op in ("reshape", "strided", "put", "batched_matmul"):
             inputs = tuple(i if contiguous(i) else copied(i) for i in inputs)
         elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "split")):
             inputs = tuple(readable(node, i) for i in inputs)

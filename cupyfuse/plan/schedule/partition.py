@@ -243,7 +243,7 @@ class Scheduler:
         """Build the step of one matrix product, split or copy."""
         for i in node.inputs:
             self._require(i)
-            if node.op in ("matmul", "batched_matmul", "split"):
+            if node.op in ("matmul", "batched_matmul", "split", "put"):
                 self._round(resolve(i))
         self.rounded.update(i for i in node.inputs if i.op == "split")
         # The operands themselves are read only for elements that the split cannot hold.

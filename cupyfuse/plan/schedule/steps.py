@@ -49,7 +49,7 @@ def step_of(
         reads=0,
         writes=0,
         flops=sum(g.flops(n) for n in nodes),
-        launches=sum(2 if n.op == "split_matmul" else 1 for n in nodes) if kind == "Gemm" else 1,
+        launches=sum(2 if n.op in ("split_matmul", "put") else 1 for n in nodes) if kind in ("Gemm", "Copy") else 1,
         domain=domain,
         nodes=tuple(nodes),
         inputs=tuple(inputs),

@@ -1,0 +1,81 @@
+"""Labels: elements picked by integer arrays, one along an axis for each index of the other axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import dtypes
+from ..ir import graph as g
+from .axes import Axes
+from .broadcasting import expand
+from .operations import apply, reduce
+from .tracer import TraceProtocol, Tracer
+from .user_code import fail, user_line
+
+
+def gather(x: Tracer, items: Sequence[Any]) -> Tracer:
+    """`y[np.arange(n), labels]`: one element of each row, at an axis indexed by labels."""
+    labels = [p for p, i in enumerate(items) if isinstance(i, Tracer)]
+    if len(items) != x.ndim or len(labels) != 1 or items[labels[0]]._node.dtype != "int64":
+        fail(
+            "indexing with arrays",
+            "labels (an integer array of the arguments) along one axis beside np.arange along all others are fused, as "
+            "in y[np.arange(len(y)), labels]; slice, or use np.take_along_axis or np.where",
+        )
+    (axis,) = labels
+    others = [p for p in range(x.ndim) if p != axis]
+    index: Tracer = items[axis]
+    ranges = [np.asarray(items[p]) for p in others]
+    try:
+        shape = np.broadcast_shapes(index.shape, *(r.shape for r in ranges))
+    except ValueError:
+        raise IndexError(f"indexing arrays could not be broadcast together\n  at {user_line()}") from None
+    expected = tuple(x.shape[p] for p in others)
+    if shape != expected or not all(_is_range(r, d, shape) for d, r in enumerate(ranges)):
+        fail(
+            "indexing with arrays beside labels",
+            f"np.arange along each of the other axes, of lengths {expected}, is expected in their order",
+        )
+    return pick(x, expand(index, shape)[(*[slice(None)] * axis, None)], axis).squeeze(axis)
+
+
+def _is_range(indices: np.ndarray[Any, Any], axis: int, shape: tuple[int, ...]) -> bool:
+    expected = np.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
+    return indices.dtype.kind in "iu" and bool((np.broadcast_to(indices, shape) == expected).all())
+
+
+def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
+    """Return the element at a label along an axis, which keeps length one.
+
+    A label is compared with the positions along its axis, and what it chooses is summed among zeros: infinities and NaN
+    elsewhere stay out, and a gradient goes to the chosen element alone. A label that is out of range chooses NaN, where
+    NumPy raises an error.
+    """
+    if not dtypes.is_float(x._node.dtype):
+        fail("labels in an array of integers", "convert it with .astype(np.float64) first")
+    n = x.shape[axis]
+    place = apply("where", index < 0, index + n, index)
+    here = positions(x._trace, x.ndim, axis, n)
+    found = reduce("sum", apply("where", apply("equal", here, place), x, 0.0), axis, keepdims=True)
+    return apply("where", apply("logical_and", place >= 0, place < n), found, np.nan).astype(x._node.dtype)
+
+
+def positions(trace: TraceProtocol, ndim: int, axis: int, n: int) -> Tracer:
+    """Return 0, 1, 2, ... along one axis of an array of `ndim` dimensions."""
+    node = g.positions(n, 1, "int64")
+    return trace.array(node, Axes(tuple(n if p == axis else 1 for p in range(ndim)), (), (axis,)))
+
+
+def take_along_axis(x: Tracer, indices: Any, axis: Any = -1) -> Tracer:
+    """`numpy.take_along_axis` for one index in each row."""
+    if axis is None:
+        fail("np.take_along_axis with axis=None", "give the axis; ravel the array first for all elements")
+    p = range(x.ndim)[axis]
+    if not isinstance(indices, Tracer) or indices._node.dtype != "int64" or indices.ndim != x.ndim:
+        fail("np.take_along_axis", f"indices have to be an int64 array of the arguments, of {x.ndim} dimensions")
+    if indices.shape[p] != 1:
+        fail("np.take_along_axis", f"one index in each row is fused, got {indices.shape[p]} along axis {axis}")
+    return pick(x, indices, p)

@@ -1,0 +1,131 @@
+"""Elements that a mask selects: how many there are depends on values, so that only some operations can use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .. import dtypes
+from ..ir import graph as g
+from .operations import apply, reduce
+from .tracer import Tracer
+from .user_code import fail
+
+
+class Masked:
+    """`x[mask]`: pointwise work on it, its sum and mean, and assignment to the same elements of an array.
+
+    Attributes
+    ----------
+    whole : Tracer
+        The array, of which the elements outside of the mask are not used.
+    mask : Tracer
+        The mask, with an axis of length one for each axis of the array that it does not have.
+    ndim : int
+        Axes that the mask has.
+    """
+
+    __slots__ = ("mask", "ndim", "whole")
+    __array_priority__ = 1001.0
+    __hash__ = object.__hash__
+
+    def __init__(self, whole: Tracer, mask: Tracer, ndim: int):
+        self.whole, self.mask, self.ndim = whole, mask, ndim
+
+    def selects_as(self, mask: Tracer) -> bool:
+        return self.mask._axes == mask._axes and _are_equal(self.mask._node, mask._node)
+
+    def _apply(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Masked:
+        """Apply pointwise work to the whole arrays."""
+        wholes = []
+        for o in operands:
+            if isinstance(o, Masked):
+                if not o.selects_as(self.mask) or o.whole.shape != self.whole.shape:
+                    _refuse("an operation on elements of different masks")
+                wholes.append(o.whole)
+            elif np.ndim(o) == 0 if not isinstance(o, Tracer) else o.ndim == 0:
+                wholes.append(o)
+            else:
+                _refuse("an operation on masked elements and an array")
+        return Masked(function(*wholes), self.mask, self.ndim)
+
+    def __neg__(self) -> Masked:
+        return self._apply(np.negative, (self,))
+
+    def __abs__(self) -> Masked:
+        return self._apply(np.absolute, (self,))
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__" or options.get("out") is not None:
+            _refuse(f"np.{ufunc.__name__} of masked elements with out= or as .{method}")
+        call = self.whole._trace.call_ufunc
+        return self._apply(lambda *x: call(ufunc.__name__, "__call__", x, dict(options)), inputs)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
+        if func not in (np.sum, np.mean) or args[:1] != (self,):
+            _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
+        return getattr(self, func.__name__)(*args[1:], **options)
+
+    def sum(self, axis: Any = None, keepdims: Any = False) -> Tracer:
+        self._check_axis("sum", axis, keepdims)
+        zero = False if self.whole._node.dtype == "bool" else 0
+        chosen = apply("where", self.mask, self.whole, zero)
+        return reduce("sum", chosen, None if axis is None else tuple(range(self.ndim)))
+
+    def mean(self, axis: Any = None, keepdims: Any = False) -> Tracer:
+        dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
+        total = Masked(self.whole.astype(dtype), self.mask, self.ndim).sum(axis, keepdims)
+        selected = reduce("sum", self.mask, None)
+        others = self.whole.size // self.mask.size if axis is None and self.mask.size else 1
+        return (total / (selected * others).astype("float64")).astype(dtype)
+
+    def _check_axis(self, name: str, axis: Any, keepdims: Any) -> None:
+        if keepdims or not (axis is None or (axis == 0 and type(axis) is int)):
+            _refuse(f"{name} of masked elements along axis {axis}" + " with keepdims" * bool(keepdims))
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _refuse(f".{name} of masked elements")
+
+    def _unknown(self, *_: Any) -> NoReturn:
+        _refuse("a use of masked elements")
+
+    __bool__ = __len__ = __iter__ = __array__ = __float__ = __int__ = __getitem__ = __setitem__ = _unknown
+
+
+def _are_equal(a: g.Node, b: g.Node) -> bool:
+    """Whether two values are computed in the same way from the same ones."""
+    first: dict[object, g.Node] = {}
+    done: dict[g.Node, g.Node] = {}
+    for node in g.topological((a, b)):
+        same = g.with_inputs(node, [done[i] for i in node.inputs])
+        done[node] = first.setdefault(g.signature(same), same)
+    return done[a] is done[b]
+
+
+def _refuse(operation: str) -> NoReturn:
+    fail(
+        operation,
+        "their number depends on values; pointwise work with numbers and with elements of the same mask, sum, mean and "
+        "x[mask] = ... are fused; otherwise choose with np.where",
+    )
+
+
+def _operator(name: str, reflected: bool) -> Callable[[Masked, Any], Masked]:
+    def method(self: Masked, other: Any) -> Masked:
+        operands = (other, self) if reflected else (self, other)
+        return self._apply(lambda a, b: getattr(np, name)(a, b), operands)
+
+    return method
+
+
+for _symbol, _name in {
+    **{"add": "add", "sub": "subtract", "mul": "multiply", "truediv": "true_divide", "pow": "power"},
+    **{"gt": "greater", "ge": "greater_equal", "lt": "less", "le": "less_equal", "eq": "equal", "ne": "not_equal"},
+}.items():
+    setattr(Masked, f"__{_symbol}__", _operator(_name, reflected=False))
+    if _symbol in ("add", "sub", "mul", "truediv", "pow"):
+        setattr(Masked, f"__r{_symbol}__", _operator(_name, reflected=True))

@@ -1,0 +1,176 @@
+"""Indexing: parts, labels, masks, and assignment to them, as NumPy does it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support import LAYOUTS, Engine, assert_close, assert_equal, normal, sprinkle
+
+import cupyfuse as cf
+
+SHAPES = {"m": (5, 7), "v": (7,), "x": (4, 5, 6)}
+
+
+def same(engine: Engine, text: str, arguments: dict[str, Any], exact: bool = False) -> None:
+    """The results, and what the caller's arrays hold afterwards, are NumPy's."""
+    scope: dict[str, Any] = {"np": np, "cf": cf}
+    lines = text.split("; ")
+    lines[-1] = lines[-1] if lines[-1].startswith("return") else f"return {lines[-1]}"
+    exec(f"def function({', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines), scope)
+    plain, fused = [a.copy() for a in arguments.values()], engine.arrays(arguments.values())
+    expected, actual = scope["function"](*plain), engine.host(cf.fuse(scope["function"])(*fused))
+    for a, e in [(actual, expected), *zip(engine.host(fused), plain, strict=True)]:
+        assert (np.shape(a), np.asarray(a).dtype) == (np.shape(e), np.asarray(e).dtype)
+        if exact:
+            assert_equal(a, e)
+        else:
+            assert_close(a, e, 1e-12 * (1 + np.abs(np.asarray(e, np.float64))))
+
+
+@pytest.fixture
+def arguments(rng: np.random.Generator) -> dict[str, Any]:
+    drawn: dict[str, Any] = {name: normal(rng, shape, "float64") for name, shape in SHAPES.items()}
+    return drawn | {"lab": rng.integers(0, 7, 5)}
+
+
+PARTS = (
+    "m[0]; m[-1]; m[:, 1]; m[1:3]; m[::-1]; m[:, ::2]; m[-2:, 1:-1]; m[1, 2]; m[..., 0]; m[None, 2]; "
+    "m[1, ..., None]; v[1:]; "
+    "v[::-2]; v[3]; m[:, None, 2:4]; m[5:]; m[2:2]; m[:, 7:]; m[np.int64(2)]; (m * 2)[1:, 1:]; m[:, 1:3] * m[:, :2]; "
+    "np.exp(m)[:, 1:3]; (m - m.mean(1, keepdims=True))[1:3, ::2]; (m @ m.T)[1:, ::2]; m.T[1:3]; "
+    "m.T[::2, 1:] + 1; m[2:][:2][0]; "
+    "cf.softmax(m, axis=1)[:, :3]; m.sum(0)[1:]; m.sum(1)[::-1]; m[:, 1:] - m[:, :-1]; m[1:] @ m[:3].T; "
+    "m[:, None][0]; "
+    "x[0]; x[:, 1]; x[..., 2]; x[1:3, ::2, ::-1]; x[:, 1:, 0]; x.transpose(1, 0, 2)[1:3, :, 2:]; x[1, 2, 3]; x[3:1]; "
+    "(x * 2)[:, :, 1:4].sum(1); (x + x[:1])[1:, 0]; x.reshape(20, 6)[3:7].sum(); x[::2].mean((0, 2)); "
+    "x[:, 0:0].sum(1); "
+    "x[:, ::-1] @ m.T[:6]; (m > 0)[1:, ::3]; lab[1:]; lab[::-1] * 2; sum(row for row in m); [*x][2]; "
+    "np.diag(v); np.diag(m); "
+    "np.diag(v, 1); np.diag(v, -2); np.diag(m, 2); np.diag(m, -1); np.diag(m, 9); np.diagonal(x, 1, 0, 2); "
+    "np.diagonal(x); "
+    "np.diagonal(m.T, -1); np.diag(lab); np.diag(v > 0, 1)"
+)
+CHOICES = (
+    "m[np.arange(5), lab]; m[np.arange(len(m)), lab - 7]; m.T[lab, np.arange(5)]; "
+    "-cf.log_softmax(m, axis=1)[np.arange(5), lab]; "
+    "np.take_along_axis(m, lab[:, None], 1); np.take_along_axis(m.T, lab[None], 0); m[[*range(5)], lab]; "
+    "x[np.arange(4)[:, None], np.arange(5), np.minimum(lab, 5)[None]]; "
+    "x[:, 0, 0].sum() + (m * 2)[np.arange(5), lab].mean(); "
+    "m[m > 0].sum(); m[m > 0].mean(); (m[m > 0] * 2 + 1).mean(); m[lab > 3].sum(); m[lab > 3].mean(0); "
+    "m[lab > 3].sum(axis=0); "
+    "np.mean(np.exp(m[m < 0])); np.sum(m[m > 0] - m[m > 0] ** 2); (m > 0)[m < 1].sum(); lab[lab > 2].mean()"
+)
+CHANGES = (
+    "m[0] = 1.0; m * 2 | m[1:3, 2] = v[:2]; m + 1 | m[:, ::2] = m[:, 1:5]; m | m[::-1] = m * 2; m | "
+    "m[m > 0] = 0; m * 1 | "
+    "m[m > 0] *= 2; m.sum() | m[1:] += m[:-1]; m.sum(0) | m[:, 1:3] *= 2.0; m * 2 | r = m[1]; r += 1; m * 2 | "
+    "z = m.T; z[2] += 1; m - 1 | z = m * 2; z[:, 0] = 0; w = z[:, 1:]; z[0] = 5; w | "
+    "z = m.copy(); z[2] = np.nan; z | "
+    "z = np.zeros_like(m); z[:, 1:] = m[:, 1:] - m[:, :-1]; z | z = m.copy(); z[m > 0] = m[m > 0] * 2; z | "
+    "z = m.copy(); z[:, 3:] = z[:, :4]; z | z = m.copy(); z[1:3] = v; z | z = m.copy(); z[lab > 3] = v; z | "
+    "z = m + 0; z[0, 0] += 5; z | "
+    "z = m.copy(); z[::2, ::3] = 1; z | z = m.copy(); z[:, :, None][1:2] = 4; z | "
+    "z = m + 0; z[..., 0] = m[..., 1]; z | "
+    "z = m + 1; w = z[1:]; w *= 2; z -= 1; w | z = m.copy(); z[3:1] = 7; z | "
+    "z = m.copy(); z[1:4:2] = m[:2]; z[::-1] | "
+    "z = m.copy(); z[::-2, 1] = m[::2, 0]; z | x[:, 1] = x[:, 0]; x * 2 | x[:, :, 1:3] = 0; x | "
+    "x[:, ::2] -= x[:, ::2] * 2; x | "
+    "z = x.transpose(2, 0, 1); z[1:3] = z[:2] * 2; x.sum(1) | z = x.copy(); z[z > 0] /= 2; z | "
+    "lab[1:3] = 0; lab * 2 | "
+    "z = x.copy(); z[x[:, :, 0] > 0] = 7; z | z = m > 0; z[1] = True; z | z = m.copy(); z[None, 1:2] = v; z | "
+    "m[...] = 3; m + v"
+)
+
+
+@pytest.mark.parametrize("text", PARTS.split("; "))
+def test_parts(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
+    same(engine, text, arguments)
+
+
+@pytest.mark.parametrize("text", CHOICES.split("; "))
+def test_labels_and_masks(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
+    same(engine, text, arguments)
+
+
+@pytest.mark.parametrize("text", CHANGES.split(" | "))
+def test_assignment_to_parts(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
+    same(engine, text, arguments)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_dtypes(engine: Engine, dtype: str, rng: np.random.Generator) -> None:
+    """Copies keep every bit, NaN, infinities and -0.0 among them."""
+    m = sprinkle(rng, normal(rng, (5, 7), dtype), 0.3)
+    for text in (
+        "m[1:, ::-2]",
+        "m.T[2:5]",
+        "z = m.copy(); z[1:, 2:] = m[:-1, :-2]; z",
+        "z = m.copy(); z[::2] = -0.0; z",
+    ):
+        same(engine, text, {"m": m}, exact=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(engine: Engine, layout: str, rng: np.random.Generator) -> None:
+    x = normal(rng, (4, 5, 6))
+    for function in (lambda x: x[1:, ::2, ::-1], lambda x: x[:, 1] * 2, lambda x: x.transpose(2, 0, 1)[1:3, :, -1]):
+        assert_equal(engine.host(cf.fuse(function)(engine.array(x, layout))), function(x))
+
+    def change(x: Any) -> Any:
+        x[1:, ::2] = x[:-1, ::2]
+        return x[0]
+
+    held = engine.array(x, layout)
+    cf.fuse(change)(held)
+    change(x)
+    assert_equal(engine.host(held), x)
+
+
+def test_infinities_beside_a_label_stay_out(engine: Engine) -> None:
+    m = np.array([[np.inf, 1.0, -np.inf], [2.0, np.nan, 3.0]])
+    picked = cf.fuse(lambda m, lab: m[np.arange(2), lab])
+    for labels in ([1, 2], [0, 1], [2, 0]):
+        index = np.array(labels)
+        assert_equal(engine.host(picked(engine.array(m), engine.array(index))), m[np.arange(2), index])
+
+
+def test_a_label_out_of_range_chooses_nan(engine: Engine) -> None:
+    m, labels = np.ones((3, 4)), np.array([4, -5, -4])
+    result = cf.fuse(lambda m, lab: m[np.arange(3), lab])(engine.array(m), engine.array(labels))
+    assert_equal(engine.host(result), np.array([np.nan, np.nan, 1.0]))
+
+
+def test_results_do_not_share_memory_with_arguments(engine: Engine) -> None:
+    m = engine.array(np.ones((3, 4)))
+    row = cf.fuse(lambda m: m[1])(m)
+    row += 1
+    assert_equal(engine.host(m), np.ones((3, 4)))
+
+
+# What a plan costs ----------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_of_labels_reads_the_logits_once() -> None:
+    def loss(y: Any, labels: Any) -> Any:
+        return (cf.logsumexp(y, axis=1) - y[np.arange(len(y)), labels]).mean()
+
+    plan = cf.fuse(loss).plan(cf.spec((64, 1000), "float32"), cf.spec((64,), "int64"))
+    assert [s.kind for s in plan.steps][:1] == ["RowProgram"] and "Copy" not in [s.kind for s in plan.steps]
+    assert plan.reads < 1.1 * 64 * 1000 * 4
+
+
+def test_pointwise_work_is_done_for_the_part_alone() -> None:
+    plan = cf.fuse(lambda x: np.exp(x)[:, :10]).plan(cf.spec((64, 1000), "float32"))
+    assert plan.reads == 2 * 64 * 10 * 4 and plan.writes == 2 * 64 * 10 * 4
+
+
+def test_a_number_is_assigned_without_a_copy() -> None:
+    def change(x: Any) -> Any:
+        y = x * 2
+        y[:, ::2] = 0
+        y[x > 3] = 1
+        return y
+
+    assert [s.kind for s in cf.fuse(change).plan(cf.spec((64, 100), "float32")).steps] == ["RowProgram"]
