@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,20 +40,34 @@ class RowBlocks:
         return [*arrays, *self._common(_inputs(plan, arrays), [None] * len(plan.outputs))]
 
     def _rows(self, arrays: Sequence[Any], rows: slice) -> list[Any]:
-        return [a[rows] if cut else a for a, cut in zip(arrays, self._cut, strict=True)]
+        return [_matrix(a)[rows] if cut else a for a, cut in zip(arrays, self._cut, strict=True)]
 
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
         """Run; `outs` holds, for each result, an array to write it to, or None to allocate one."""
         results = [
-            self._block.empty(o.shape, o.dtype) if out is None else out
+            self._block.empty(o.shape, o.dtype)
+            if out is None or (o.axes.folded and not out.flags.c_contiguous)
+            else out
             for o, out in zip(self.plan.outputs, outs, strict=True)
+        ]
+        targets = [
+            r.reshape(o.node.shape) if o.axes.folded else r for o, r in zip(self.plan.outputs, results, strict=True)
         ]
         arrays = self._with_common(arrays)
         for start in self._starts:
             rows = slice(start, start + self._starts.step)
             execute = self._last if start == self._starts[-1] else self._block
-            execute(self._rows(arrays, rows), [r[rows] for r in results])
+            execute(self._rows(arrays, rows), [r[rows] for r in targets])
+        for k, out in enumerate(outs):
+            if out is not None and results[k] is not out:
+                out[...] = results[k]
+                results[k] = out
         return results
+
+
+def _matrix(array: Any) -> Any:
+    """View an array of more than two dimensions as rows x columns."""
+    return array if array.ndim <= 2 else array.reshape(math.prod(array.shape[:-1]), array.shape[-1])
 
 
 def _inputs(plan: Plan, arrays: Sequence[Any]) -> list[Any]:

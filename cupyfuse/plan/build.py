@@ -63,12 +63,15 @@ def _in_blocks(
     graph: Graph, plan: Plan, plan_of: Callable[[Graph], Plan], layouts: dict[int, Layout] | None
 ) -> Blocks | None:
     """Cut a plan into blocks of nearly equal size that fit; None if it fits once common values are split off."""
-    graph = insert_copies(graph, layouts or {})
+    layouts = layouts or {}
+    graph = insert_copies(graph, layouts)
     by_row = rowwise_values(graph)
-    if any(o.axes.labels[:1] != (0,) or not o.axes.single for o in plan.outputs):
+    if any(not o.axes.in_order if o.axes.folded else o.axes.labels[:1] != (0,) for o in plan.outputs):
         raise NotRowwise("the rows of a result are not along its first dimension")
     graph, common = _split_off(graph, _computed_from(graph, lambda n: n not in by_row), "common", cheap=False)
     by_row = rowwise_values(graph)
+    if any(n.argument in layouts and not layouts[n.argument].foldable for n in graph.inputs if n in by_row):
+        raise NotRowwise("the rows of an argument have several strides")
     total, most = graph.outputs[0].shape[0], plan.settings.max_workspace
     whole, one = (plan_of(with_rows(graph, by_row, n)).workspace for n in (total, 1))
     if whole <= most:

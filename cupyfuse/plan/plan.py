@@ -42,8 +42,7 @@ class Output:
     @property
     def direct(self) -> bool:
         """Whether the user's array, C-contiguous, is the value's memory as the step writes it."""
-        rows, cols = self.axes.long
-        return resolve(self.node) is self.node and list(rows + cols) == sorted(rows + cols)
+        return resolve(self.node) is self.node and self.axes.in_order
 
     def presented(self, matrix: Any) -> Any:
         """Return a view of the value (rows x columns) with the user's axes."""

@@ -37,11 +37,14 @@ class Axes:
 
     @classmethod
     def of(cls, labels: Axes | Labels, shape: tuple[int, int]) -> Axes:
-        """Make axes for a node of a shape, of which each user's axis is all rows, all columns, or neither."""
+        """Make axes for a node of a shape, of which each user's axis is all rows, all columns, or neither.
+
+        Axes of another number of rows, as of a block of them, are those of a matrix if several are folded.
+        """
         if isinstance(labels, Axes):
             if labels.node_shape == shape:
                 return labels
-            labels = labels.labels
+            labels = (0, 1) if labels.folded else labels.labels
         rows, cols = (tuple(p for p, a in enumerate(labels) if a == k) for k in (0, 1))
         return cls(tuple(1 if a is None else shape[a] for a in labels), rows, cols)
 
@@ -62,6 +65,17 @@ class Axes:
     def single(self) -> bool:
         """Whether rows and columns are one axis each at most, not counting those of length one."""
         return max(map(len, self.long)) <= 1
+
+    @property
+    def folded(self) -> bool:
+        """Whether rows or columns are several axes."""
+        return max(len(self.rows), len(self.cols)) > 1
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the elements are in memory as in a C-contiguous array of the user's shape."""
+        rows, cols = self.long
+        return list(rows + cols) == sorted(rows + cols)
 
     def _long(self, axes: Iterable[int]) -> tuple[int, ...]:
         return tuple(p for p in axes if self.shape[p] != 1)

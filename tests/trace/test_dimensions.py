@@ -237,3 +237,26 @@ def test_errors_name_shapes_and_line() -> None:
     ):
         with pytest.raises(ValueError, match=f"(?s){words}.*test_dimensions.py"):
             cf.fuse(function)(x, y)
+
+
+def test_blocks_of_rows(engine: Engine, rng: np.random.Generator) -> None:
+    """Leading axes are rows in blocks, too, whichever way the argument and `out` lie in memory."""
+
+    def head(x: Any, w: Any) -> Any:
+        y = x @ w
+        return cf.softmax(y, axis=-1), y.max(-1)
+
+    x, w = normal(rng, (6, 50, 8), "float64"), normal(rng, (8, 64), "float64")
+    fused = cf.fuse(head, max_workspace=64 * 8 * 130)
+    expected = cf.fuse(head)(x, w)
+    for layout in ("contiguous", "row_gap", "fortran"):
+        out = tuple(engine.array(np.empty(e.shape), layout) for e in expected)
+        fused(engine.array(x, layout), engine.array(w), out=out)
+        for a, e in zip(engine.host(out), expected, strict=True):
+            assert_close(a, e, 1e-12)
+    plan = fused.plan(x, w)
+    assert plan.blocks is not None and plan.blocks.count == 3 and plan.blocks.rows == 128
+    for a, e in zip(engine.host(fused(*engine.arrays([x, w]))), expected, strict=True):
+        assert_close(a, e, 1e-12)
+    assert "several strides" in fused.plan(np.asfortranarray(x), w).whole
+    assert "several strides" not in fused.plan(x[:, :, ::-1], w).whole

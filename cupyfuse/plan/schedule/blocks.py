@@ -43,7 +43,7 @@ class _Rows:
     def mark_rowwise(self, node: Node, reader: str) -> None:
         if node.op == "const" or node.shape[0] == 1:
             return
-        if node.op == "input" and node.ndim != 2:
+        if node.op == "input" and node.ndim < 2:
             raise NotRowwise(f"{reader} takes a vector for a matrix")
         self.rowwise.add(node)
 
