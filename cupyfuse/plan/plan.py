@@ -46,11 +46,13 @@ class Output:
 
     def presented(self, matrix: Any) -> Any:
         """Return a view of the value (rows x columns) with the user's axes."""
-        held = self.axes.rows + self.axes.cols
-        single = len(self.axes.rows) == 1 == len(self.axes.cols)
-        view = matrix if single else matrix.reshape([self.shape[p] for p in held])
+        rows, cols = self.axes.rows, self.axes.cols
+        if not self.axes.folded:
+            transposed = rows and cols and rows > cols
+            return (matrix.T if transposed else matrix).reshape(self.shape)
+        held = rows + cols
         order = sorted(range(len(held)), key=held.__getitem__)
-        return (view if order == list(range(len(held))) else view.transpose(order)).reshape(self.shape)
+        return matrix.reshape([self.shape[p] for p in held]).transpose(order).reshape(self.shape)
 
 
 @dataclass(frozen=True)
