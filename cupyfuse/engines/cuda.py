@@ -137,6 +137,9 @@ class CudaExecutable:
             return self._place(node.inputs[0]).transposed
         if node.op == "reshape":
             return Place(self._place(node.inputs[0]).slot, node.shape[1], 1)
+        if node.op == "part":
+            (row, down), (col, across) = node.dims
+            return self._place(node.inputs[0]).part(row, down, col, across)
         return self._places[node]
 
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
@@ -237,7 +240,7 @@ class CudaExecutable:
         if value in self._strides:
             return *self._strides[value], 0
         place = self._place(value)
-        return node.shape, (place.row_stride, place.col_stride), 0
+        return node.shape, (place.row_stride, place.col_stride), place.offset
 
     def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
         """Return the memory of a value at `place` as an array."""

@@ -28,15 +28,21 @@ Launch = Callable[[Addresses, Any], None]  # (addresses, stream)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies: the slot of its address, and its strides in elements."""
+    """Where a value lies: the slot of an address, its strides, and where it begins from there, in elements."""
 
     slot: int
     row_stride: int
     col_stride: int
+    offset: int = 0
 
     @property
     def transposed(self) -> Place:
-        return Place(self.slot, self.col_stride, self.row_stride)
+        return Place(self.slot, self.col_stride, self.row_stride, self.offset)
+
+    def part(self, row: int, down: int, col: int, across: int) -> Place:
+        """Begin at a row and a column, and take every `down`-th row and every `across`-th column."""
+        start = self.offset + row * self.row_stride + col * self.col_stride
+        return Place(self.slot, self.row_stride * down, self.col_stride * across, start)
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,13 @@ class KernelLaunch:
         # The struct that the kernel takes: its members, with 0 for addresses, and its format, eight bytes a member.
         self.members: list[Any] = []
         self.format = ""
-        self.pointers: list[tuple[int, int]] = []  # (index of the member, slot of the address)
-        self.vector_slots: list[tuple[int, int]] = []  # (slot, itemsize) of arrays that are accessed in vectors
+        self.pointers: list[tuple[int, int, int]] = []  # (index of the member, slot of the address, bytes from there)
+        self.vector_slots: list[tuple[int, int, int]] = []  # (slot, bytes, itemsize) of what is accessed in vectors
         self.strides = 0  # bitwise or of all row strides, whose common powers of two limit the vector width
         for parameter in self.program.parameters:
             self._add_member(parameter, None if parameter.is_number else place(parameter.node))
         self.widest = fitting_vec(self.program, self.strides)
-        self.unaligned = max((self.widest * size for _, size in self.vector_slots), default=1) - 1  # bits of addresses
+        self.unaligned = max((self.widest * size for *_, size in self.vector_slots), default=1) - 1  # bits of addresses
         self.config = default_config(self.program, self.widest)
         self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
 
@@ -96,7 +102,8 @@ class KernelLaunch:
             self.members.append(float(parameter.node.value))
             self.format += "d"
             return
-        self.pointers.append((len(self.members), place.slot))
+        start = place.offset * dtypes.ITEMSIZE[parameter.dtype]
+        self.pointers.append((len(self.members), place.slot, start))
         self.members.append(0)
         self.format += "Q" + "q" * parameter.has_rows + "q" * parameter.has_cols
         if parameter.has_rows:
@@ -104,7 +111,7 @@ class KernelLaunch:
         if parameter.has_cols:
             self.members.append(place.col_stride)
         if parameter.place in (FULL, COLUMN):
-            self.vector_slots.append((place.slot, dtypes.ITEMSIZE[parameter.dtype]))
+            self.vector_slots.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
         if parameter.place == FULL and self.rows > 1:
             self.strides |= abs(place.row_stride)
 
@@ -123,8 +130,8 @@ class KernelLaunch:
 
         def launch(addresses: Addresses, stream: Any) -> None:
             together = 0  # a low bit is set if it is in any address
-            for slot, _ in vector_slots:
-                together |= addresses[slot]
+            for slot, start, _ in vector_slots:
+                together |= addresses[slot] + start
             if together & unaligned:
                 vec = self._aligned_vec(addresses)
                 if vec not in variants:
@@ -140,7 +147,7 @@ class KernelLaunch:
     def _aligned_vec(self, addresses: Addresses) -> int:
         """Return the widest vector that every pointer is aligned to."""
         vec = self.widest
-        while vec > 1 and any(addresses[slot] % (vec * size) for slot, size in self.vector_slots):
+        while vec > 1 and any((addresses[slot] + start) % (vec * size) for slot, start, size in self.vector_slots):
             vec //= 2
         return vec
 
@@ -149,14 +156,14 @@ class KernelLaunch:
         template, form = [*self.members, self.rows, self.cols], self.format + "qq"
         pointers = self.pointers.copy()
         if self.program.by_columns:
-            pointers.append((len(template), partial))
+            pointers.append((len(template), partial, 0))
             template += [0, config.shares]
             form += "Qq"
             grids = [(-(-self.cols // config.group), config.shares), (-(-self.cols // config.threads), 1)]
         else:
             grids = [(row_blocks(config, self.rows, self.cols, runtime.processors), 1)]
         if self.flag >= 0:
-            pointers.append((len(template), self.flag))
+            pointers.append((len(template), self.flag, 0))
             template.append(0)
             form += "Q"
         runs = [
@@ -166,8 +173,8 @@ class KernelLaunch:
 
         def launch(addresses: Addresses, stream: Any) -> None:
             members = template.copy()
-            for index, slot in pointers:
-                members[index] = addresses[slot]
+            for index, slot, start in pointers:
+                members[index] = addresses[slot] + start
             for run in runs:
                 run(members, stream)
 

@@ -72,6 +72,11 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
         return _view_of(node.inputs[0], memory).T
     if node.op == "reshape":
         return _view_of(node.inputs[0], memory).reshape(node.shape)
+    if node.op == "part":
+        ((row, down), (col, across)), (rows, cols) = node.dims, node.shape
+        array = _view_of(node.inputs[0], memory)
+        steps = (down * array.strides[0], across * array.strides[1])
+        return np.lib.stride_tricks.as_strided(array[row:, col:], (rows, cols), steps)
     return memory[node]
 
 

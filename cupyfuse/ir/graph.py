@@ -20,8 +20,8 @@ put                   the first input with regular places replaced by the second
 split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
 split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
 transpose, reshape    another view of the same elements
-strided               a copy of regular places of the input, permuted, repeated or cut: `dims` are pairs (length,
-                      stride); strides and `offset` count elements of the input in C order
+part                  a view of rows and columns at regular distances: `dims` are (first, step) of each
+strided               a copy of regular places of the input's elements in C order: pairs (length, stride), `offset`
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
 ====================  ==================================================================================================
@@ -40,6 +40,8 @@ from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
 
+# Operators that are views of their input in memory.
+VIEWS = ("transpose", "reshape", "part")
 # Operators that pass on their one input: in another dtype, in a larger shape, without its gradient.
 PASS_THROUGH = ("cast", "broadcast", "stop_gradient")
 
@@ -60,7 +62,7 @@ class Node:
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
     how : of a matrix product: how it is computed, and why
-    dims, offset : of a strided copy, and of put: see above
+    dims, offset : of a part, a strided copy, and of put: see above
     batches : of a batched product
     """
 
@@ -275,6 +277,11 @@ def reshape(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
 
 
+def part(node: Node, rows: tuple[int, int, int], cols: tuple[int, int, int]) -> Node:
+    """View rows and columns, given as (first, step, count)."""
+    return Node("part", (node,), (rows[2], cols[2]), node.dtype, dims=(rows[:2], cols[:2]))
+
+
 def strided(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offset: int = 0) -> Node:
     """Copy elements from regular places: dimensions permuted, repeated (with stride 0), or cut."""
     return Node("strided", (node,), shape, node.dtype, dims=tuple(dims), offset=offset)
@@ -371,7 +378,7 @@ def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
 
 def is_leaf(node: Node) -> bool:
     """Whether a node is an argument, a constant, or a view of one, readable before anything runs."""
-    while node.op in ("transpose", "reshape"):
+    while node.op in VIEWS:
         node = node.inputs[0]
     return node.op in ("input", "const")
 

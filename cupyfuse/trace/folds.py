@@ -44,7 +44,7 @@ def refold(node: g.Node, shape: g.Shape) -> g.Node | None:
 
 def in_memory(node: g.Node) -> bool:
     """Whether a value is in memory however it is read."""
-    while node.op in ("transpose", "reshape"):
+    while node.op in g.VIEWS:
         node = node.inputs[0]
     return node.op in ("input", "const", "strided", "put") or g.is_product(node) or (node.reduction and node.axis == 0)
 

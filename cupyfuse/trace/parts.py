@@ -113,7 +113,10 @@ def _flat(cuts: list[tuple[int, int, int, int]], shape: tuple[int, ...]) -> _Fla
     dims: list[tuple[int, int]] = []
     offset, stride = 0, 1
     for p, start, step, count in reversed(cuts):
-        dims.insert(0, (count, step * stride))
+        if dims and step * stride == dims[0][0] * dims[0][1]:
+            dims[0] = (count * dims[0][0], dims[0][1])  # one dimension, as of all rows
+        elif count != 1:
+            dims.insert(0, (count, step * stride))
         offset += start * stride
         stride *= shape[p]
     return tuple(dims), offset
@@ -146,6 +149,8 @@ class _Cut:
 
     def _positions(self, node: g.Node) -> g.Node:
         dims, offset = (self.rows, self.cols)[node.axis]
+        if not dims:
+            return g.cast(g.const(offset), node.dtype)
         if len(dims) != 1:
             return self._copied(node, tuple(n if node.shape[a] != 1 else 1 for a, n in enumerate(self.shape)))  # type: ignore[arg-type]
         count, step = dims[0]
@@ -167,6 +172,12 @@ class _Cut:
             offset += first_col * across
         if shape == node.shape and offset == 0 and _is_whole(dims):
             return node
+        if len(row_dims) <= 1 and len(col_dims) <= 1:
+            rows, cols = (
+                (0, 1, 1) if node.shape[a] == 1 else (first, *(flat[0][::-1] if flat else (1, 1)))
+                for a, (flat, first) in enumerate((self.rows, self.cols))
+            )
+            return g.part(node, rows, cols)
         return g.strided(base, dims or [(1, 0)], shape, offset)
 
 

@@ -50,7 +50,8 @@ PARTS = (
     "np.diag(v); np.diag(m); "
     "np.diag(v, 1); np.diag(v, -2); np.diag(m, 2); np.diag(m, -1); np.diag(m, 9); np.diagonal(x, 1, 0, 2); "
     "np.diagonal(x); "
-    "np.diagonal(m.T, -1); np.diag(lab); np.diag(v > 0, 1)"
+    "np.diagonal(m.T, -1); np.diag(lab); np.diag(v > 0, 1); "
+    "np.diag(v)[2]; np.diag(v)[2:3, ::2]; np.diag(v, 1)[::-2, 1:]; np.diag(v).reshape(7, 7, 1)[1:, 2]"
 )
 CHOICES = (
     "m[np.arange(5), lab]; m[np.arange(len(m)), lab - 7]; m.T[lab, np.arange(5)]; "
@@ -163,7 +164,27 @@ def test_the_loss_of_labels_reads_the_logits_once() -> None:
 
 def test_pointwise_work_is_done_for_the_part_alone() -> None:
     plan = cf.fuse(lambda x: np.exp(x)[:, :10]).plan(cf.spec((64, 1000), "float32"))
-    assert plan.reads == 2 * 64 * 10 * 4 and plan.writes == 2 * 64 * 10 * 4
+    assert [s.kind for s in plan.steps] == ["RowProgram"] and plan.reads == plan.writes == 64 * 10 * 4
+
+
+def test_parts_of_rows_and_columns_are_read_in_place() -> None:
+    def gated(x: Any, w: Any) -> Any:
+        y = x @ w
+        return y[:, :32] * cf.sigmoid(y[:, 32:])
+
+    assert [s.kind for s in cf.fuse(gated).plan(cf.spec((16, 8), "float32"), cf.spec((8, 64), "float32")).steps] == [
+        "Gemm",
+        "RowProgram",
+    ]
+    plan = cf.fuse(lambda x: x[1:] - x[:-1:]).plan(cf.spec((16, 8), "float32"))
+    assert [s.kind for s in plan.steps] == ["RowProgram"]
+    plan = cf.fuse(lambda x: x[..., :4] * x[..., 4:]).plan(cf.spec((2, 16, 8), "float32"))
+    assert [s.kind for s in plan.steps] == ["RowProgram"]
+    # Kernels read columns that lie side by side.
+    assert [s.kind for s in cf.fuse(lambda x: x[:, ::2] + 1).plan(cf.spec((16, 8), "float32")).steps] == [
+        "Copy",
+        "RowProgram",
+    ]
 
 
 def test_a_number_is_assigned_without_a_copy() -> None:

@@ -43,8 +43,8 @@ _SPLIT_BY_COLUMNS = 4096
 
 
 def resolve(node: Node) -> Node:
-    """Return the value in memory beneath transposes and reshapes."""
-    while node.op in ("transpose", "reshape"):
+    """Return the value in memory beneath views."""
+    while node.op in g.VIEWS:
         node = node.inputs[0]
     return node
 
@@ -66,6 +66,14 @@ def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     if node.op == "transpose":
         return layout_of(node.inputs[0], layouts).transposed
+    if node.op == "part":
+        whole, ((_, down), (_, across)) = layout_of(node.inputs[0], layouts), node.dims
+        return Layout(
+            whole.unit_cols and (across == 1 or node.shape[1] <= 1),
+            whole.unit_rows and (down == 1 or node.shape[0] <= 1),
+            contiguous=False,
+            blas=False,
+        )
     if node.op == "input":
         return layouts.get(node.argument) or Layout(unit_rows=min(node.shape) <= 1)
     return Layout(unit_rows=min(node.shape) <= 1)
@@ -91,8 +99,10 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         return layout_of(value, layouts).contiguous
 
     def readable(reader: Node, value: Node) -> Node:
-        if value.op not in ("input", "transpose"):
+        if value.op not in ("input", "transpose", "part"):
             return value
+        if reader.op in ("matmul", "split") and _is_part(value):
+            return copied(value)
         layout = layout_of(value, layouts)
         if layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts):
             return value
@@ -114,13 +124,21 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     return graph.replace(done)
 
 
+def _is_part(node: Node) -> bool:
+    while node.op in g.VIEWS:
+        if node.op == "part":
+            return True
+        node = node.inputs[0]
+    return False
+
+
 def results_in_memory(graph: Graph) -> Graph:
     """Copy results that are arguments, views, constants or the same value as another result, by a row program."""
     used: set[Node] = set()
 
     def own(node: Node) -> Node:
         base = resolve(node)
-        fresh = base.op not in ("input", "const") and base not in used
+        fresh = base.op not in ("input", "const") and base not in used and not _is_part(node)
         result = node if fresh else Node("cast", (node,), node.shape, node.dtype)
         used.add(resolve(result))
         return result

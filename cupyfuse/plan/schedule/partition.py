@@ -16,7 +16,7 @@ _SINGLE_STEPS = {
     "split": "Split",
     **dict.fromkeys(COPIES, "Copy"),
 }
-_IN_MEMORY = {"input", "transpose", "reshape", *_SINGLE_STEPS}
+_IN_MEMORY = {"input", *g.VIEWS, *_SINGLE_STEPS}
 
 
 class Scheduler:
@@ -53,7 +53,7 @@ class Scheduler:
         self.after_reduction[node] = False
         if node.op in ("input", "const"):
             self.layer[node] = 0
-        elif node.op in ("transpose", "reshape"):
+        elif node.op in g.VIEWS:
             self.layer[node] = self.layer[node.inputs[0]]
         elif node.op in _SINGLE_STEPS:
             self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
