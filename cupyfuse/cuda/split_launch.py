@@ -1,4 +1,4 @@
-"""Launches of products by the hi/lo split: split the operands, multiply, repair."""
+"""Launches of products on fp16 tensor cores: split the operands, multiply, repair."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan.schedule.products import TILE_ROWS, tile_width
-from .launch import launcher
+from .gemm import Operand
+from .kernel import Kernel
+from .launch import Launch, launcher
 from .runtime import Runtime
 from .split import (
     GEMM_THREADS,
     REPAIR_THREADS,
+    SCALE_COLUMNS,
+    SCALE_THREADS,
     WARPS_A_TILE,
     gemm_kernel,
     inverse_at,
+    padded,
     repair_kernel,
+    scale_kernel,
     split_columns_kernel,
     split_rows_kernel,
 )
@@ -23,20 +29,23 @@ from .split import (
 
 
 class Split:
-    """The hi/lo split of a (rows, cols) float32 matrix.
+    """The split of a (rows, cols) float32 matrix.
 
     Parameters
     ----------
     rows, cols : int
     strides : tuple of int
         In elements, from row to row and from column to column; one of them is 1.
+    parts : int
+        2 for hi and lo, 1 for hi alone.
     conditional : bool
         Write nothing where a flag on the device is 0.
     """
 
-    def __init__(self, rows: int, cols: int, strides: tuple[int, int], conditional: bool = False):
+    def __init__(self, rows: int, cols: int, strides: tuple[int, int], parts: int = 2, conditional: bool = False):
         self._by_rows = strides[1] == 1 or cols <= 1
-        self.kernel = (split_rows_kernel if self._by_rows else split_columns_kernel)(conditional)
+        self.kernel = (split_rows_kernel if self._by_rows else split_columns_kernel)(conditional, parts)
+        self._inverse = inverse_at(rows, cols, parts)
         self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
         self._form = "QqQQqq" + "Q" * conditional
 
@@ -46,7 +55,7 @@ class Split:
         blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32)
         block = (kernel.config.threads, 1, 1)
         run = launcher(runtime.function(kernel), (blocks, 1, 1), block, self._form, kernel.shared)
-        inverse = inverse_at(*self._shape)
+        inverse = self._inverse
 
         def launch(matrix: int, tiles: int, stream: Any = None, *flag: int) -> None:
             run((matrix, stride, tiles, tiles + inverse, *self._shape, *flag), stream)
@@ -55,7 +64,7 @@ class Split:
 
 
 class SplitProduct:
-    """C = A B' of float32 matrices that are split.
+    """C = A B' of float32 matrices that are split into hi and lo.
 
     Parameters
     ----------
@@ -87,8 +96,7 @@ class SplitProduct:
         gemm, repair = self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
         run_gemm = launcher(runtime.function(gemm), grid, block, "QQQqqQQQq", gemm.shared)
-        grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
-        run_repair = launcher(runtime.function(repair), grid, block, "QqqQqQqqQqQqQq", repair.shared)
+        run_repair = _repair_launcher(runtime, repair, self._processors)
         offset_a, offset_b = inverse_at(m, k), inverse_at(n, k)
 
         def launch(
@@ -100,3 +108,47 @@ class SplitProduct:
             run_repair((x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, width), stream)
 
         return launch
+
+
+class RoundedProduct:
+    """C = A B' of float32 matrices that are split into one part: cuBLAS's fp16 product, its scales undone, repaired.
+
+    Parameters and attributes are those of `SplitProduct`.
+    """
+
+    def __init__(self, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], processors: int):
+        m, n, _ = shape
+        self._tiles = -(-m // TILE_ROWS) * -(-n // SCALE_COLUMNS)
+        self.kernels = scale_kernel(), repair_kernel()
+        self.workspace = self._tiles * WARPS_A_TILE * 4
+        self._shape, self._left, self._right, self._processors = shape, left, right, processors
+
+    def load(self, runtime: Runtime) -> Callable[..., None]:
+        """Load the kernels; call them with the addresses of the parts of both operands, A, B, C and the workspace."""
+        (m, n, k), left, right = self._shape, self._left, self._right
+        depth = padded(k)
+        product = runtime.product(
+            Operand(m, depth, depth, 1), Operand(depth, n, 1, depth), "float16", "float32", "ieee"
+        )
+        scale, repair = self.kernels
+        run_scale = launcher(
+            runtime.function(scale), (self._tiles, 1, 1), (SCALE_THREADS, 1, 1), "QqqQQQ", scale.shared
+        )
+        run_repair = _repair_launcher(runtime, repair, self._processors)
+        offset_a, offset_b = inverse_at(m, k, 1), inverse_at(n, k, 1)
+
+        def launch(
+            parts: Sequence[int], operands: Sequence[int], target: int, workspace: int, stream: Any = None
+        ) -> None:
+            (a, b), (x, y) = parts, operands
+            inverse_a, inverse_b = a + offset_a, b + offset_b
+            product(a, b, target, stream)
+            run_scale((target, m, n, inverse_a, inverse_b, workspace), stream)
+            run_repair((x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, SCALE_COLUMNS), stream)
+
+        return launch
+
+
+def _repair_launcher(runtime: Runtime, kernel: Kernel, processors: int) -> Launch:
+    grid, block = (processors, 1, 1), (REPAIR_THREADS, 1, 1)
+    return launcher(runtime.function(kernel), grid, block, "QqqQqQqqQqQqQq", kernel.shared)

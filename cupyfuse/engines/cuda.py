@@ -14,7 +14,7 @@ from typing import Any
 from .. import dtypes
 from ..cuda.gemm import Operand
 from ..cuda.runtime import Runtime
-from ..cuda.split_launch import Split, SplitProduct
+from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, resolve
@@ -165,7 +165,7 @@ class CudaExecutable:
         (matrix,) = node.inputs
         source, target = self._place(matrix), self._place(node)
         x, y, flag = source.slot, target.slot, self._flag
-        split = Split(*matrix.shape, (source.row_stride, source.col_stride), conditional=flag >= 0)
+        split = Split(*matrix.shape, (source.row_stride, source.col_stride), node.parts, conditional=flag >= 0)
 
         def bind(runtime: Runtime, _: int) -> Launch:
             launch = split.load(runtime)
@@ -179,7 +179,8 @@ class CudaExecutable:
         places = [self._place(i) for i in (*node.inputs, node)]
         a, b, x, y, z = (p.slot for p in places)
         left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
-        product = SplitProduct((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
+        multiply = SplitProduct if node.parts == 2 else RoundedProduct
+        product = multiply((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
 
         def bind(runtime: Runtime, workspace: int) -> Launch:
             launch = product.load(runtime)

@@ -15,8 +15,8 @@ stop_gradient         the input as a constant for differentiation
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
-split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
-split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
+split                 a float32 matrix as `parts` float16 ones and a scale for each row (`kernels_cu/split_pieces.cuh`)
+split_matmul          (R, K) x (C, K)^T from splits; inputs: both splits, both operands
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
@@ -54,6 +54,7 @@ class Node:
     gradient : of an extreme: which elements get its gradient, see `adjoints.extreme_adjoint`
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
+    parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
     how : of a matrix product: how it is computed, and why
     """
 
@@ -69,6 +70,7 @@ class Node:
     gradient: str = ""
     partial: bool = False
     by_columns: bool = False
+    parts: int = 0
     how: str = ""
 
     def __repr__(self) -> str:
@@ -228,21 +230,21 @@ def is_product(node: Node) -> bool:
     return node.op in ("matmul", "split_matmul")
 
 
-def split(node: Node) -> Node:
-    """Split a float32 matrix into hi and lo: rows scaled by a power of two, elements as sums of two float16 numbers."""
-    return Node("split", (node,), split_shape(node.shape), "float16")
+def split(node: Node, parts: int = 2) -> Node:
+    """Split a float32 matrix: a power of two scales each row, and each element is the sum of `parts` float16 numbers."""
+    return Node("split", (node,), split_shape(node.shape, parts), "float16", parts=parts)
 
 
-def split_shape(shape: Shape) -> Shape:
-    """Return the shape of a hi/lo split in memory: whole tiles of 8 rows x 64 columns, and one float for each row."""
+def split_shape(shape: Shape, parts: int = 2) -> Shape:
+    """Return the shape of a split in memory: whole tiles of 8 rows x 64 columns, and one float for each row."""
     rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
-    return rows, 2 * cols + 2
+    return rows, parts * cols + 2
 
 
-def split_matmul(left: Node, right: Node) -> Node:
-    """`left @ right.T` of float32 matrices from their hi/lo splits."""
+def split_matmul(left: Node, right: Node, parts: int = 2) -> Node:
+    """`left @ right.T` of float32 matrices from their splits."""
     shape = (left.shape[0], right.shape[0])
-    return Node("split_matmul", (split(left), split(right), left, right), shape, "float32")
+    return Node("split_matmul", (split(left, parts), split(right, parts), left, right), shape, "float32", parts=parts)
 
 
 def transpose(node: Node) -> Node:
@@ -280,7 +282,7 @@ def operation(node: Node) -> tuple[object, ...]:
     """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
     own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
-    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how
+    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.parts, node.how
 
 
 def signature(node: Node) -> tuple[object, ...]:
@@ -352,7 +354,8 @@ def flops(node: Node) -> int:
     if node.op == "matmul":
         return 2 * node.size * node.inputs[0].shape[1]
     if node.op == "split_matmul":
-        return 3 * 2 * node.size * node.inputs[2].shape[1]
+        products = 3 if node.parts == 2 else 1
+        return products * 2 * node.size * node.inputs[2].shape[1]
     if node.op == "split":
         return 5 * node.inputs[0].size
     if node.op in POINTWISE:

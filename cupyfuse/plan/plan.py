@@ -205,9 +205,10 @@ class Plan:
         dtype = step.nodes[-1].dtype
         peak = device.simt64 if dtype == "float64" else device.simt
         if step.kind == "Gemm" and dtype != "float64":
-            split = step.nodes[-1].op == "split_matmul"
-            fast = device.tf32 if dtype == "float32" and self.precision == "tf32" else device.half
-            peak = fast if split or dtype != "float32" or self.precision in ("medium", "tf32") else device.simt
+            if step.nodes[-1].op == "split_matmul" or dtype != "float32":
+                peak = device.half
+            elif self.precision in ("high", "medium", "tf32"):
+                peak = max(device.tf32, device.simt)
         return max((step.reads + step.writes) / device.bandwidth, step.flops / peak)
 
     def source(self, inline: bool = False) -> str:

@@ -87,7 +87,7 @@ def with_rows(graph: Graph, rowwise: set[Node], rows: int) -> Graph:
         inputs = tuple(done[i] for i in node.inputs)
         if node not in rowwise:
             return g.with_inputs(node, inputs)
-        shape = g.split_shape(inputs[0].shape) if node.op == "split" else (rows, node.shape[1])
+        shape = g.split_shape(inputs[0].shape, node.parts) if node.op == "split" else (rows, node.shape[1])
         return g.with_inputs(node, inputs, shape)
 
     for node in g.topological([*graph.inputs, *graph.roots]):

@@ -64,11 +64,12 @@ def _our_step(step: Step, machine: Machine) -> Time:
     times = []
     for node in step.nodes:
         if node.op == "split":
-            times.append(Time(machine.memory(8.0 * node.inputs[0].size), rates.OUR_LAUNCH))
+            times.append(Time(machine.memory((4.0 + 2.0 * node.parts) * node.inputs[0].size), rates.OUR_LAUNCH))
         elif node.op == "matmul":
             times.append(Time(machine.product(*_sizes(node), node.inputs[0].dtype), rates.OUR_PRODUCT))
         else:
-            times.append(Time(machine.split_product(*_sizes(node), presplit=True), 2 * rates.OUR_LAUNCH))
+            host = 2 * rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT + 2 * rates.OUR_LAUNCH
+            times.append(Time(machine.split_product(*_sizes(node), node.parts, presplit=True), host))
     return total(times)
 
 
