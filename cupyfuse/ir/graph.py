@@ -231,7 +231,7 @@ def is_product(node: Node) -> bool:
 
 
 def split(node: Node, parts: int = 2) -> Node:
-    """Split a float32 matrix: a power of two scales each row, and each element is the sum of `parts` float16 numbers."""
+    """Split a float32 matrix: a power of two scales each row, an element is the sum of `parts` float16 numbers."""
     return Node("split", (node,), split_shape(node.shape, parts), "float16", parts=parts)
 
 

@@ -1,10 +1,10 @@
 """Choice of matrix products: cuBLAS in the operands' dtype, or float32 operands as float16 ones on tensor cores.
 
 At "highest", x = inverse (hi + 2**-11 lo), with float16 numbers hi and lo and a power of two for each row, keeps 22 of
-24 bits. The product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both low
-parts, is below the rounding of the result. At "high", "medium" and "tf32", x = inverse hi keeps 11 bits, as TF32 does,
-and the product is one of float16 matrices. Elements too small for float16 beside the largest of their row, infinities
-and NaN are repaired in float32 either way.
+24 bits. The product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both
+low parts, is below the rounding of the result. At "high", "medium" and "tf32", x = inverse hi keeps 11 bits, as TF32
+does, and the product is one of float16 matrices. Elements too small for float16 beside the largest of their row,
+infinities and NaN are repaired in float32 either way.
 """
 
 from __future__ import annotations
