@@ -17,6 +17,20 @@ struct Matrix {
     i64 rows;
 
     __device__ __forceinline__ bool marked(i64 row) const { return row < rows && SplitRow::of(inverse[row]).is_marked(); }
+
+    // Whether a thread of so many finds a marked row in its share. The scales are padded to 8 rows.
+    __device__ __forceinline__ bool any_marked(int threads) const {
+        bool any = false;
+#pragma unroll 4
+        for (i64 row = threadIdx.x * 4; row < rows; row += threads * 4) {
+            const Pack<float, 4> four = load_pack<4>(inverse + row);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                any |= row + j < rows && SplitRow::of(four.v[j]).is_marked();
+            }
+        }
+        return any;
+    }
 };
 
 struct Repair {
@@ -177,36 +191,53 @@ __device__ __forceinline__ void repair_element(const Matrix& a, i64 row, const M
     }
 }
 
-// Repair the flagged elements of tiles of this width. An element is flagged if its sum, which is C with the scales undone, is
+// Repair the flagged elements of a warp's part of a tile. An element is flagged if its sum, which is C with the scales undone, is
 // below the bounds of both rows added up; where C has underflowed, the sum is too small as well.
+__device__ __forceinline__ void repair_part(
+    const Matrix& a, const Matrix& b, i64 cols, float* c, const TileOrder& order, i64 part) {
+    const int lane = threadIdx.x % 32, width = order.columns;
+    i64 first_row, first_col;
+    order.at(static_cast<u32>(part / warps_a_tile), first_row, first_col);
+    first_row += part % warps_a_tile * rows_a_warp;
+    // Every warp looks at 32 elements at a time, and repairs the flagged ones together.
+    for (int at = threadIdx.x - lane; at < rows_a_warp * width; at += Repair::threads) {
+        const i64 row = first_row + (at + lane) / width, col = first_col + (at + lane) % width;
+        bool flagged = false;
+        if (at + lane < rows_a_warp * width && row < a.rows && col < b.rows && !a.marked(row) && !b.marked(col)) {
+            const SplitRow of_a = SplitRow::of(a.inverse[row]), of_b = SplitRow::of(b.inverse[col]);
+            const float sum = scaled(c[row * b.rows + col], 2 * 254 - of_a.exponent() - of_b.exponent());
+            flagged = fabsf(sum) < of_a.accurate_from() + of_b.accurate_from();
+        }
+        u32 lanes = __ballot_sync(0xffffffffu, flagged);
+        for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
+            if (lanes & 1) {
+                repair_element(a, first_row + (at + l) / width, b, first_col + (at + l) % width, cols, c);
+            }
+        }
+    }
+}
+
+// Repair the parts of tiles that have flags; a block looks at as many flags at a time as it has threads.
 __device__ __forceinline__ void repair_flagged(
-    const Matrix& a, const Matrix& b, i64 cols, float* c, const u32* flags, int width) {
+    const Matrix& a, const Matrix& b, i64 cols, float* c, const u32* flags, u32* marks, int width) {
     const TileOrder order(a.rows, b.rows, width);
-    const int lane = threadIdx.x % 32;
     const i64 parts = static_cast<i64>(order.count()) * warps_a_tile;
-    for (i64 part = blockIdx.x; part < parts; part += gridDim.x) {
-        if (flags[part] == 0) {
-            continue;
+    for (i64 first = blockIdx.x; first < parts; first += static_cast<i64>(gridDim.x) * Repair::threads) {
+        const i64 own = first + static_cast<i64>(threadIdx.x) * gridDim.x;
+        const u32 mask = __ballot_sync(0xffffffffu, own < parts && flags[own] != 0);
+        if (threadIdx.x % 32 == 0) {
+            marks[threadIdx.x / 32] = mask;
         }
-        i64 first_row, first_col;
-        order.at(static_cast<u32>(part / warps_a_tile), first_row, first_col);
-        first_row += part % warps_a_tile * rows_a_warp;
-        // Every warp looks at 32 elements at a time, and repairs the flagged ones together.
-        for (int at = threadIdx.x - lane; at < rows_a_warp * width; at += Repair::threads) {
-            const i64 row = first_row + (at + lane) / width, col = first_col + (at + lane) % width;
-            bool flagged = false;
-            if (at + lane < rows_a_warp * width && row < a.rows && col < b.rows && !a.marked(row) && !b.marked(col)) {
-                const SplitRow of_a = SplitRow::of(a.inverse[row]), of_b = SplitRow::of(b.inverse[col]);
-                const float sum = scaled(c[row * b.rows + col], 2 * 254 - of_a.exponent() - of_b.exponent());
-                flagged = fabsf(sum) < of_a.accurate_from() + of_b.accurate_from();
-            }
-            u32 lanes = __ballot_sync(0xffffffffu, flagged);
-            for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
-                if (lanes & 1) {
-                    repair_element(a, first_row + (at + l) / width, b, first_col + (at + l) % width, cols, c);
-                }
+        __syncthreads();
+        for (int at = 0; at < Repair::threads; ++at) {
+            const u32 rest = marks[at / 32] >> at % 32;
+            if (rest == 0) {
+                at |= 31;
+            } else if (rest & 1) {
+                repair_part(a, b, cols, c, order, first + static_cast<i64>(at) * gridDim.x);
             }
         }
+        __syncthreads();
     }
 }
 
@@ -216,13 +247,7 @@ __device__ __forceinline__ void split_repair(
     SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
     i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
     u32* marks = reinterpret_cast<u32*>(chosen + 16);
-    bool any = false;
-    for (i64 row = threadIdx.x; row < a.rows; row += Repair::threads) {
-        any |= a.marked(row);
-    }
-    for (i64 row = threadIdx.x; row < b.rows; row += Repair::threads) {
-        any |= b.marked(row);
-    }
+    const bool any = a.any_marked(Repair::threads) | b.any_marked(Repair::threads);
     const u32 mask = __ballot_sync(0xffffffffu, any);
     if (threadIdx.x % 32 == 0) {
         marks[threadIdx.x / 32] = mask;
@@ -236,7 +261,7 @@ __device__ __forceinline__ void split_repair(
         all |= marks[w];
     }
     __syncthreads();
-    repair_flagged(a, b, cols, c, flags, static_cast<int>(width));
+    repair_flagged(a, b, cols, c, flags, marks, static_cast<int>(width));
     if (all == 0) {
         return;
     }
