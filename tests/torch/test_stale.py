@@ -474,9 +474,14 @@ def test_a_check_is_recorded_once_its_arguments_stay_the_same(host: Launching, m
     for call in range(6):
         agree(fused, plain, x)
         assert host.recordings == 1 + (call >= 3)
+    for micro_batches in (5, 5, 5):
+        in_place(layer(plain).weight), in_place(layer(fused).weight)
+        for _ in range(micro_batches):
+            agree(fused, plain, x)
+    assert host.recordings == 3, "a recording that was used for few calls makes the next one wait longer"
     host.current = 1
     agree(fused, plain, x)
-    assert host.recordings == 2, "another stream has a state of its own"
+    assert host.recordings == 3, "another stream has a state of its own"
     for module in (plain, fused):
         layer(module).weight = nn.Parameter(layer(module).weight.detach() * -1.5)
     agree(fused, plain, x)

@@ -20,6 +20,7 @@ from ... import devices
 from ...cuda.compile import check_process, load_together
 from ...cuda.gemm import ForeignBlas, Gemm, Operand, library_name
 from ...cuda.kernel import Kernel
+from ...cuda.launch_graph import LaunchGraph
 from ...cuda.runtime import Function, load_unless_capturing
 from ...devices import Device
 from ...engines import row_blocks
@@ -137,18 +138,14 @@ class TorchRuntime(TensorMemory):
         return SimpleNamespace(ptr=tensor.data_ptr(), tensor=tensor)
 
     def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], None]:
-        """Record what `launch(stream)` launches as a CUDA graph; the returned function replays it on a stream."""
-        import cupy
+        """Record the kernels that `launch(stream)` launches; the returned function launches them on a stream.
 
+        What `launch` returns, the memory that they work on, is kept.
+        """
         with self.made_current():
-            stream = cupy.cuda.Stream(non_blocking=True)
-            # Nothing but this stream is captured: other threads, and allocations, go on as before.
-            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
-            try:
-                memory = launch(stream)
-            finally:
-                graph = stream.end_capture()
-        return _Replay(graph, memory)
+            graph = LaunchGraph()
+            graph.finish(launch(graph))
+        return graph
 
     def function(self, kernel: Kernel) -> Function:
         return load_unless_capturing(kernel, self._index, is_capturing())
@@ -159,16 +156,6 @@ class TorchRuntime(TensorMemory):
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, _blas())
-
-
-class _Replay:
-    """A recorded CUDA graph, and the memory that its launches work on."""
-
-    def __init__(self, graph: Any, memory: Any):
-        self._graph, self._memory = graph, memory
-
-    def __call__(self, stream: Any) -> None:
-        self._graph.launch(stream)
 
 
 @lru_cache(maxsize=64)
