@@ -1,8 +1,9 @@
 """Kernels of float32 products on fp16 tensor cores: of operands in two parts, hi and lo, or in one.
 
 `split_rows.cu` splits an operand and `split_columns.cu` a transposed one. Two parts are multiplied by `split_gemm.cu`
-on Hopper; of one part, cuBLAS computes the product and `split_scale.cu` undoes the scales. `split_repair.cu` recomputes
-what fp16 cannot hold. Here is what depends on the shape: the width of the tiles, and the text of one instruction.
+on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold. Of one part, cuBLAS computes the product, and
+`split_finish.cu` gives the factors that undo the scales, or repairs. Here is what depends on the shape: the width of
+the tiles, and the text of one instruction.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ ARCHITECTURE = "90a"
 WARPS_A_TILE = 8
 GEMM_THREADS = 384
 REPAIR_THREADS = 256
-SCALE_THREADS, SCALE_COLUMNS = 256, 128  # of split_scale
+FINISH_THREADS = 256
 _SHARED_BYTES = 232448  # most shared memory of a block
 _ROW_THREADS, _ROW_HELD = 256, 4  # of split_rows
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
@@ -79,9 +80,10 @@ def gemm_kernel(width: int) -> Kernel:
 
 
 @lru_cache
-def scale_kernel() -> Kernel:
-    """Return the kernel that undoes the scales of a product of operands in one part, and flags what needs repair."""
-    return _kernel("split_scale", "Target to;", "split_scale(p.to)", SCALE_THREADS)
+def finish_kernel() -> Kernel:
+    """Return the kernel that gives the factors for a product of operands in one part, or repairs it."""
+    members = "Matrix a; Matrix b; float* c; i64 cols; Factors factors;"
+    return _kernel("split_finish", members, "split_finish(p.a, p.b, p.c, p.cols, p.factors)", FINISH_THREADS)
 
 
 @lru_cache
@@ -100,7 +102,7 @@ def kernels_of(node: Node) -> list[Kernel]:
     if node.op == "split":
         return [(split_columns_kernel if node.by_columns else split_rows_kernel)(parts=node.parts)]
     if node.parts == 1:
-        return [scale_kernel(), repair_kernel()]
+        return [finish_kernel()]
     return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
 
 

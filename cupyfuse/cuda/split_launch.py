@@ -7,20 +7,18 @@ from typing import Any
 
 from ..plan.schedule.products import TILE_ROWS, tile_width
 from .gemm import Operand
-from .kernel import Kernel
-from .launch import Launch, launcher
+from .launch import launcher
 from .runtime import Runtime
 from .split import (
+    FINISH_THREADS,
     GEMM_THREADS,
     REPAIR_THREADS,
-    SCALE_COLUMNS,
-    SCALE_THREADS,
     WARPS_A_TILE,
+    finish_kernel,
     gemm_kernel,
     inverse_at,
     padded,
     repair_kernel,
-    scale_kernel,
     split_columns_kernel,
     split_rows_kernel,
 )
@@ -96,7 +94,8 @@ class SplitProduct:
         gemm, repair = self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
         run_gemm = launcher(runtime.function(gemm), grid, block, "QQQqqQQQq", gemm.shared)
-        run_repair = _repair_launcher(runtime, repair, self._processors)
+        grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
+        run_repair = launcher(runtime.function(repair), grid, block, "QqqQqQqqQqQqQq", repair.shared)
         offset_a, offset_b = inverse_at(m, k), inverse_at(n, k)
 
         def launch(
@@ -111,44 +110,36 @@ class SplitProduct:
 
 
 class RoundedProduct:
-    """C = A B' of float32 matrices that are split into one part: cuBLAS's fp16 product, its scales undone, repaired.
+    """C = A B' of float32 matrices that are split into one part, by cuBLAS's fp16 product, but for factors.
 
-    Parameters and attributes are those of `SplitProduct`.
+    Rows and columns of C are to be multiplied by the factors, see `split_finish.cu`. The parameters are those of
+    `SplitProduct`.
+
+    Attributes
+    ----------
+    kernels : tuple of Kernel
     """
 
     def __init__(self, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], processors: int):
-        m, n, _ = shape
-        self._tiles = -(-m // TILE_ROWS) * -(-n // SCALE_COLUMNS)
-        self.kernels = scale_kernel(), repair_kernel()
-        self.workspace = self._tiles * WARPS_A_TILE * 4
+        self.kernels = (finish_kernel(),)
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernels; call them with the addresses of the parts of both operands, A, B, C and the workspace."""
+        """Load the kernel; call with the addresses of both operands' parts, of A, B and C, and of the three factors."""
         (m, n, k), left, right = self._shape, self._left, self._right
         depth = padded(k)
-        product = runtime.product(
-            Operand(m, depth, depth, 1), Operand(depth, n, 1, depth), "float16", "float32", "ieee"
-        )
-        scale, repair = self.kernels
-        run_scale = launcher(
-            runtime.function(scale), (self._tiles, 1, 1), (SCALE_THREADS, 1, 1), "QqqQQQ", scale.shared
-        )
-        run_repair = _repair_launcher(runtime, repair, self._processors)
+        a_parts, b_parts = Operand(m, depth, depth, 1), Operand(depth, n, 1, depth)
+        product = runtime.product(a_parts, b_parts, "float16", "float32", "ieee")
+        (kernel,) = self.kernels
+        grid, block = (self._processors, 1, 1), (FINISH_THREADS, 1, 1)
+        finish = launcher(runtime.function(kernel), grid, block, "QqqQqQqqQqQqQQQ", kernel.shared)
         offset_a, offset_b = inverse_at(m, k, 1), inverse_at(n, k, 1)
 
         def launch(
-            parts: Sequence[int], operands: Sequence[int], target: int, workspace: int, stream: Any = None
+            parts: Sequence[int], operands: Sequence[int], target: int, factors: Sequence[int], stream: Any = None
         ) -> None:
             (a, b), (x, y) = parts, operands
-            inverse_a, inverse_b = a + offset_a, b + offset_b
             product(a, b, target, stream)
-            run_scale((target, m, n, inverse_a, inverse_b, workspace), stream)
-            run_repair((x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, SCALE_COLUMNS), stream)
+            finish((x, *left, a + offset_a, m, y, *right, b + offset_b, n, target, k, *factors), stream)
 
         return launch
-
-
-def _repair_launcher(runtime: Runtime, kernel: Kernel, processors: int) -> Launch:
-    grid, block = (processors, 1, 1), (REPAIR_THREADS, 1, 1)
-    return launcher(runtime.function(kernel), grid, block, "QqqQqQqqQqQqQq", kernel.shared)

@@ -138,7 +138,11 @@ class CudaExecutable:
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
             kinds = {"matmul": self._gemm, "split": self._split, "split_matmul": self._split_product}
-            return [kinds[node.op](node) for node in step.nodes]
+            specs = []
+            for node in step.nodes:
+                factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
+                specs.append(self._rounded_product(node, factors) if factors else kinds[node.op](node))
+            return specs
         if step.kind == "Copy":
             return [self._copy(step)]
         return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag).spec()]
@@ -179,14 +183,27 @@ class CudaExecutable:
         places = [self._place(i) for i in (*node.inputs, node)]
         a, b, x, y, z = (p.slot for p in places)
         left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
-        multiply = SplitProduct if node.parts == 2 else RoundedProduct
-        product = multiply((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
+        product = SplitProduct((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
 
         def bind(runtime: Runtime, workspace: int) -> Launch:
             launch = product.load(runtime)
             return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], at[workspace], stream)
 
         return LaunchSpec(bind, product.kernels, product.workspace)
+
+    def _rounded_product(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
+        places = [self._place(i) for i in (*node.inputs, node)]
+        a, b, x, y, z = (p.slot for p in places)
+        by_name = {n.name: self._place(n).slot for n in factors}
+        slots = [by_name[name] for name in ("row", "row_rest", "column")]
+        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
+        product = RoundedProduct((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            launch = product.load(runtime)
+            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], [at[s] for s in slots], stream)
+
+        return LaunchSpec(bind, product.kernels)
 
     def _copy(self, step: Step) -> LaunchSpec:
         (node,) = step.outputs

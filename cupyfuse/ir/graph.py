@@ -16,7 +16,9 @@ a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
 split                 a float32 matrix as `parts` float16 ones and a scale for each row (`kernels_cu/split_pieces.cuh`)
-split_matmul          (R, K) x (C, K)^T from splits; inputs: both splits, both operands
+split_matmul          (R, K) x (C, K)^T from splits; inputs: both splits, both operands; from splits of one part but for
+                      its factors
+factor                the `name` factor (row, row_rest, column) of a product from splits of one part, as a row or column
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
@@ -245,6 +247,19 @@ def split_matmul(left: Node, right: Node, parts: int = 2) -> Node:
     """`left @ right.T` of float32 matrices from their splits."""
     shape = (left.shape[0], right.shape[0])
     return Node("split_matmul", (split(left, parts), split(right, parts), left, right), shape, "float32", parts=parts)
+
+
+def with_factors(product: Node) -> Node:
+    """Multiply a product from splits of one part by its factors, in the order of `kernels_cu/split_finish.cu`."""
+    rows, cols = product.shape
+    row, rest, column = (
+        Node("factor", (product,), shape, "float32", name=name)
+        for name, shape in (("row", (rows, 1)), ("row_rest", (rows, 1)), ("column", (1, cols)))
+    )
+    value = product
+    for factor in (row, column, rest):
+        value = Node("multiply", (value, factor), product.shape, "float32")
+    return value
 
 
 def transpose(node: Node) -> Node:

@@ -1,4 +1,4 @@
-"""Products of float32 operands in one fp16 part: split, cuBLAS's product, scales, repair; on the CPU or on a GPU."""
+"""Products of float32 operands in one fp16 part: split, cuBLAS's product, factors or repair; on the CPU or on a GPU."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any]:
 
 
 def product(device: Engine, a: Any, b: Any, by: str = "rows") -> Any:
-    """The product as the engine makes it, written over NaN."""
+    """The product as the engine makes it, written over NaN, with its factors."""
     runtime = runtime_of(device)
     left, right = laid(device, a, by), laid(device, b, by)
     result = device.xp.empty((left.shape[0], right.shape[0]), F32)
@@ -63,9 +63,15 @@ def product(device: Engine, a: Any, b: Any, by: str = "rows") -> Any:
     parts = [split(device, m) for m in (left, right)]
     strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
     multiply = RoundedProduct((*result.shape, left.shape[1]), *strides, runtime.processors)
-    at, workspace = runtime.address, runtime.workspace(multiply.workspace)
-    multiply.load(runtime)([at(p) for p in parts], (at(left), at(right)), at(result), workspace.ptr)
-    return device.host(result)
+    at = runtime.address
+    factors = [device.xp.empty(n, F32) for n in (result.shape[0], result.shape[0], result.shape[1])]
+    for factor in factors:
+        factor[...] = np.nan
+    multiply.load(runtime)([at(p) for p in parts], (at(left), at(right)), at(result), [at(f) for f in factors])
+    row, rest, column = map(device.host, factors)
+    with np.errstate(all="ignore"):
+        found: Any = ((device.host(result) * row[:, None]) * column) * rest[:, None]
+    return found
 
 
 def error(actual: Any, a: Any, b: Any) -> float:

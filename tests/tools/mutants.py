@@ -48,12 +48,17 @@ REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh",
 TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
 
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
+EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
 TILES, PIECES = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh"
 SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
 
 
 def halves(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_halves.py", "-k", f"host and ({select})")
+
+
+def one_part(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_rounded.py", "-k", f"host and ({select})")
 
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
@@ -204,14 +209,23 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", halves("exponents")),
     Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", halves("magnitudes or nothing_else")),
     Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", halves("nothing_else")),
-    Mutant("marked rows of the last group", REPAIR, "if (count > 0) {", "if (count > 16) {", halves("repair")),
+    Mutant("marked rows of the last group", EXACT, "if (count > 0) {", "if (count > 16) {", halves("repair")),
     Mutant(
         "a barrier too few around gathered rows",
-        REPAIR,
+        EXACT,
         "            put();\n            __syncthreads();\n",
         "            put();\n",
         halves("repair"),
     ),
+    # Products in one part
+    Mutant("a factor of the odd half", FINISH, "power - power / 2", "power / 2", one_part("exact_as_tf32")),
+    Mutant(
+        "columns whose scales are too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")
+    ),
+    Mutant("marked rows that go unseen", FINISH, "of.is_marked() || ", "", one_part("repair")),
+    Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
+    Mutant("scales undone twice", FINISH, "factors, all != 0", "factors, false", one_part("nothing_else")),
+    Mutant("a marked row that is overwritten", FINISH, "small || marked || ", "small || ", one_part("repair")),
     # Barriers, and who may write when
     Mutant("no barrier before the slots are read", TEAMS, "        __syncthreads();\n", "", kernels("softmax")),
     Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("softmax")),

@@ -61,6 +61,9 @@ class _Rows:
                 self.mark(inputs.pop(1), by_row, node.op)
             for i in inputs:
                 self.mark(i, False, "a matrix product")
+        elif node.op == "factor":
+            if node.shape[0] > 1:  # those of columns are each block's own
+                self.mark(inputs[0], by_row, node.op)
         elif node.op == "split" or node.pointwise or node.op == "copy" or (node.reduction and node.axis == 1):
             for i in inputs:
                 self.mark(i, by_row, node.op)

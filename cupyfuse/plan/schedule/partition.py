@@ -12,7 +12,7 @@ from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
 _SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
-_IN_MEMORY = {"input", "transpose", "reshape", *_SINGLE_STEPS}
+_IN_MEMORY = {"input", "transpose", "reshape", "factor", *_SINGLE_STEPS}
 
 
 class Scheduler:
@@ -49,7 +49,7 @@ class Scheduler:
         self.after_reduction[node] = False
         if node.op in ("input", "const"):
             self.layer[node] = 0
-        elif node.op in ("transpose", "reshape"):
+        elif node.op in ("transpose", "reshape", "factor"):
             self.layer[node] = self.layer[node.inputs[0]]
         elif node.op in _SINGLE_STEPS:
             self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
@@ -161,6 +161,7 @@ class Scheduler:
         self.required: dict[tuple[int, str, Shape], dict[Node, None]] = {}
         self.rounded: set[Node] = set()  # stored in their own dtype, not the wider one that they are computed in
         self.stored: set[Node] = set()  # values that some step writes to memory
+        self.factors: dict[Node, dict[Node, None]] = {}  # those of products that are written with them
         for root in self.graph.roots:
             self._require(root)
             self._round(resolve(root))
@@ -183,6 +184,9 @@ class Scheduler:
         if node.op in ("input", "const"):
             return
         self.stored.add(node)
+        if node.op == "factor":
+            self.factors.setdefault(node.inputs[0], {})[node] = None
+            node = node.inputs[0]
         if node.op in _SINGLE_STEPS:
             key = (self.layer[node], node.op, (0, 0))
         elif node in self.column_group:
@@ -246,7 +250,8 @@ class Scheduler:
         repair_inputs = node.inputs[2:] if node.op == "split_matmul" else ()
         inputs = [i for i in node.inputs if i not in repair_inputs]
         domain = node.inputs[0].shape if node.op == "split" else node.shape
-        return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, [node], list(repair_inputs))
+        outputs = [node, *self.factors.get(node, ())]
+        return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, outputs, list(repair_inputs))
 
     def _round(self, node: Node) -> None:
         """Mark a value to be stored in its own dtype, as results and operands of products are."""

@@ -10,6 +10,7 @@ infinities and NaN are repaired in float32 either way.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from ...devices import Device
 from ...ir import graph as g
@@ -19,7 +20,7 @@ from ...settings import Settings
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
 # Seconds of more launches and of what cannot overlap at their ends: of hi/lo products, and of products of one part.
-_OVERHEAD, _ROUNDED_OVERHEAD = 8e-6, 12e-6
+_OVERHEAD, _ROUNDED_OVERHEAD = 8e-6, 8e-6
 # Of the peak rates, what cuBLAS reaches in large products, and of the bandwidth, what passes over operands reach.
 _FLOAT32_SHARE, _TF32_SHARE, _HALF_SHARE, _PASS_SHARE = 0.76, 0.83, 0.77, 0.85
 # Precisions that allow operands of 11 bits.
@@ -35,13 +36,15 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
     `fixed` are the values that depend on bound arguments alone, so that their splits can be prepacked.
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
+    results = set(graph.roots)
     done: dict[Node, Node] = {}
     shared: _Shared = {}
     for node in g.topological(graph.roots):
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
             left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
-            done[node] = _choose(done[node], settings, right_prepacked, left_prepacked, shared)
+            prepacked = _Prepacked(left_prepacked, right_prepacked)
+            done[node] = _choose(done[node], settings, prepacked, node in results, shared)
     return graph.replace(done)
 
 
@@ -49,22 +52,33 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
 _Shared = dict[tuple[str, Node], Node]
 
 
-def _choose(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool, shared: _Shared) -> Node:
+class _Prepacked(NamedTuple):
+    """Whether the splits of a product's operands are made beforehand."""
+
+    left: bool = False
+    right: bool = False
+
+
+def _choose(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool, shared: _Shared) -> Node:
     rounded = settings.precision in ROUNDED
-    against = _reason_against_rounding if rounded else _reason_against_splitting
-    reason = _library_reason(node, settings) or against(node, settings, right_prepacked, left_prepacked)
+    reason = _library_reason(node, settings)
+    if not reason and rounded:
+        reason = _reason_against_rounding(node, settings, prepacked, is_result)
+    elif not reason:
+        reason = _reason_against_splitting(node, settings, prepacked)
     if reason:
         return replace(node, how=reason)
     left, right = _operands(node, shared)
     product = g.split_matmul(left, right, 1 if rounded else 2)
-    parts = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
+    splits = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
     how = "fp16 hi/lo split on tensor cores: 3 products with float32 sums, special values repaired"
     if rounded:
         how = (
             "fp16 on tensor cores: operands rounded to 11 bits with a scale for each row, as the precision "
             f"{settings.precision!r} allows, float32 sums, special values repaired"
         )
-    return replace(product, inputs=(*parts, left, right), how=how)
+    product = replace(product, inputs=(*splits, left, right), how=how)
+    return g.with_factors(product) if rounded else product
 
 
 def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
@@ -83,7 +97,7 @@ def _library_reason(node: Node, settings: Settings) -> str:
     return library if settings.device is None else ""
 
 
-def _reason_against_splitting(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool) -> str:
+def _reason_against_splitting(node: Node, settings: Settings, prepacked: _Prepacked) -> str:
     """Explain why the hi/lo split is not faster, or not as accurate; empty if it is both."""
     device, library = settings.device, f"cuBLAS {node.dtype}"
     assert device is not None
@@ -91,17 +105,17 @@ def _reason_against_splitting(node: Node, settings: Settings, right_prepacked: b
         return f"{library}: the hi/lo split is not faster on an {device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
-    fast, plain = split_time(node, device, right_prepacked, left_prepacked), float32_time(node, device)
+    fast, plain = split_time(node, device, *prepacked), float32_time(node, device)
     if fast >= plain:
         return f"{library}: {plain * 1e6:.3g} us, where the hi/lo split would take {fast * 1e6:.3g} us"
     return ""
 
 
-def _reason_against_rounding(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool) -> str:
+def _reason_against_rounding(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool) -> str:
     """Explain why float16 operands with scales are not faster than cuBLAS; empty if they are."""
     device = settings.device
     assert device is not None
-    fast, plain = rounded_time(node, device, right_prepacked, left_prepacked), tf32_time(node, device)
+    fast, plain = rounded_time(node, device, *prepacked, is_result=is_result), tf32_time(node, device)
     if fast < 0.95 * plain:
         return ""
     kind = "TF32" if device.tf32 > device.simt else "float32"
@@ -122,19 +136,21 @@ def _library_time(node: Node, rate: float, device: Device) -> float:
     return max(2 * node.size * node.inputs[0].shape[1] / rate, _operand_bytes(node) / device.bandwidth) + 2e-6
 
 
-def rounded_time(node: Node, device: Device, right_prepacked: bool = False, left_prepacked: bool = False) -> float:
+def rounded_time(
+    node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False, is_result: bool = False
+) -> float:
     """Estimate the seconds of a product of float16 operands, with the splits of those that are not prepacked.
 
-    The product is written, scaled and read again.
+    The step that reads the product multiplies it by its factors; a result takes a pass for them.
     """
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     split = 6 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked))
-    passes = (split + 8 * rows * cols) / (_PASS_SHARE * device.bandwidth)
+    passes = (split + 8 * rows * cols * is_result) / (_PASS_SHARE * device.bandwidth)
     compute = 2 * rows * depth * cols / (_HALF_SHARE * device.half)
     return max(compute, _operand_bytes(node) / 2 / device.bandwidth) + passes + _ROUNDED_OVERHEAD
 
 
-def split_time(node: Node, device: Device, right_prepacked: bool = False, left_prepacked: bool = False) -> float:
+def split_time(node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False) -> float:
     """Estimate the seconds of a hi/lo split product, with the splits of operands that are not prepacked."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)

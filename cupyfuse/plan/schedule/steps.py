@@ -10,9 +10,6 @@ from ...ir import graph as g
 from ...ir.graph import Node, Shape
 from .memory import resolve
 
-# Of products from splits: the product, the scales where cuBLAS multiplies, the repair.
-_LAUNCHES = {("split_matmul", 2): 2, ("split_matmul", 1): 3}
-
 
 @dataclass(frozen=True, eq=False)
 class Step:
@@ -51,7 +48,7 @@ def step_of(
         reads=0,
         writes=0,
         flops=sum(g.flops(n) for n in nodes),
-        launches=sum(_LAUNCHES.get((n.op, n.parts), 1) for n in nodes) if kind == "Gemm" else 1,
+        launches=sum(2 if n.op == "split_matmul" else 1 for n in nodes) if kind == "Gemm" else 1,
         domain=domain,
         nodes=tuple(nodes),
         inputs=tuple(inputs),

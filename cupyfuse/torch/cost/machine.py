@@ -57,12 +57,13 @@ class Machine:
         return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
 
     def split_product(self, m: int, k: int, n: int, parts: int, presplit: bool = False) -> float:
-        """Seconds of a product from splits of its operands, which `presplit` ones have already."""
+        """Seconds of a product from splits of its operands; `presplit` ones have theirs, and other steps follow it."""
         left, right = (Node("input", (), shape, "float32") for shape in ((m, k), (k, n)))
         product = g.matmul(left, right)
         if parts == 2:
             return split_time(product, self.device, presplit, presplit)
-        return max(rounded_time(product, self.device, presplit, presplit), self.product(m, k, n, "float16"))
+        rounded = rounded_time(product, self.device, presplit, presplit, is_result=not presplit)
+        return max(rounded, self.product(m, k, n, "float16"))
 
     def best_split_product(self, m: int, k: int, n: int, dtype: str) -> float | None:
         """Seconds of a product from splits made for it; None where cuBLAS computes it."""

@@ -68,7 +68,7 @@ def _our_step(step: Step, machine: Machine) -> Time:
         elif node.op == "matmul":
             times.append(Time(machine.product(*_sizes(node), node.inputs[0].dtype), rates.OUR_PRODUCT))
         else:
-            host = 2 * rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT + 2 * rates.OUR_LAUNCH
+            host = rates.OUR_LAUNCH + (rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT)
             times.append(Time(machine.split_product(*_sizes(node), node.parts, presplit=True), host))
     return total(times)
 
