@@ -30,7 +30,8 @@ __device__ __forceinline__ bool any_careful(const Matrix& x, int most) {
         for (int j = 0; j < 4; ++j) {
             const SplitRow of = SplitRow::of(four.v[j]);
             const int power = static_cast<int>(of.exponent()) - 127;
-            any |= row + j < x.rows && (of.is_marked() || of.accurate_from() > 0.0f || power > most || power < -most);
+            // The power of a marked row is 128.
+            any |= row + j < x.rows && (of.accurate_from() > 0.0f || power > most || power < -most);
         }
     }
     return any;
