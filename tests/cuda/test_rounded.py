@@ -161,11 +161,22 @@ def test_what_needs_repair_is_as_float32_and_disturbs_nothing(device: Engine, rn
     assert (np.abs(after[finite] - expected[finite]) <= bound(150) * size[finite]).all()
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_one_row_that_needs_repair(device: Engine, value: float) -> None:
+    a, b = np.ones((5, 70), F32), np.ones((9, 70), F32)
+    a[3, 60] = value
+    for result in (product(device, a, b), product(device, b, a).T):
+        np.testing.assert_array_equal(result[3], np.full(9, value, F32))
+        assert (np.delete(result, 3, axis=0) == 70).all()
+
+
 def test_results_at_the_ends_of_the_exponents(device: Engine) -> None:
     """Scales are undone in two steps: nothing overflows or underflows on the way that the result itself does not."""
     a, b = np.full((2, 64), 2.0**120, F32), np.full((3, 64), 2.0**-120, F32)
     assert (product(device, a, b) == 64).all()
     assert (product(device, a, a) == np.inf).all() and (product(device, b, b) == 0).all()
+    large, less = np.full((3, 64), 2.0**126, F32), np.full((2, 64), 2.0**-20, F32)
+    assert (product(device, less, large) == 2.0**112).all() and (product(device, large, less) == 2.0**112).all()
     tiny = np.full((3, 64), 2.0**-72, F32)
     np.testing.assert_array_equal(product(device, tiny, tiny), F32(2.0**-138))
 
