@@ -60,7 +60,20 @@ def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
 
 def device_of(tensor: torch.Tensor) -> Device | None:
     """Return the GPU that a tensor is on; None for a CPU, and for a GPU that is not in the table."""
-    return runtime_of(tensor.get_device()).device if tensor.is_cuda else None
+    return _device(tensor.get_device()) if tensor.is_cuda else None
+
+
+@lru_cache(maxsize=64)
+def _device(index: int) -> Device | None:
+    """Return the entry of a GPU in the table, if it has one; without CuPy, whose import takes a second."""
+    name = torch.cuda.get_device_properties(index).name
+    return devices.find(name) if devices.is_known(name) else None
+
+
+def require_engine(tensor: torch.Tensor) -> None:
+    """Raise an `EngineError` where nothing can run a chain on the tensor's device, as without CuPy."""
+    if tensor.is_cuda:
+        runtime_of(tensor.get_device())
 
 
 def is_capturing() -> bool:
@@ -105,9 +118,8 @@ class TorchRuntime(TensorMemory):
             ) from error
         super().__init__(torch.device("cuda", index))
         self._index = index
-        properties = torch.cuda.get_device_properties(index)
-        self.device = devices.find(properties.name) if devices.is_known(properties.name) else None
-        self.processors = int(properties.multi_processor_count)
+        self.device = _device(index)
+        self.processors = int(torch.cuda.get_device_properties(index).multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
         # What PyTorch's own compiled code calls costs a third of `torch.empty`.
         self._empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or self._empty_strided
