@@ -246,6 +246,8 @@ def split_matmul(left: Node, right: Node) -> Node:
 
 
 def transpose(node: Node) -> Node:
+    if node.shape == (1, 1):
+        return node
     if node.op == "transpose":
         return node.inputs[0]
     if node.op == "positions":
