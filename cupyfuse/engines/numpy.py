@@ -17,7 +17,7 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..plan.plan import Plan
-from ..plan.schedule import Step, resolve
+from ..plan.schedule import Step, dead_after, resolve
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
@@ -29,6 +29,7 @@ class NumpyExecutable:
 
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
+        self._dead = dead_after(plan.steps, plan.graph.roots)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Allocate a result."""
@@ -42,8 +43,10 @@ class NumpyExecutable:
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
         with np.errstate(all="ignore"):
-            for step in plan.steps:
+            for step, dead in zip(plan.steps, self._dead, strict=True):
                 _run_step(step, memory, plan.scheduled.storage)
+                for node in dead:
+                    del memory[node]
         results = []
         for output, out in zip(plan.outputs, outs, strict=True):
             value = output.presented(_view_of(output.node, memory))
