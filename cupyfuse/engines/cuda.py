@@ -16,7 +16,7 @@ from ..cuda.runtime import Runtime
 from ..cuda.split_launch import Split, SplitProduct
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, arrange, resolve
+from ..plan.schedule import Step, arrange, resolve, views
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
@@ -131,11 +131,10 @@ class CudaExecutable:
         return written
 
     def _place(self, node: Node) -> Place:
-        if node.op == "transpose":
-            return self._place(node.inputs[0]).transposed
-        if node.op == "reshape":
-            return Place(self._place(node.inputs[0]).slot, node.shape[1], 1)
-        return self._places[node]
+        place = self._places[resolve(node)]
+        for view in views(node):
+            place = place.transposed if view.op == "transpose" else Place(place.slot, view.shape[1], 1)
+        return place
 
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
@@ -288,8 +287,6 @@ class CudaExecutable:
 
 def _view_of(node: Node, base: Any) -> Any:
     """Apply the transposes and reshapes of a node to the array that holds its base."""
-    if node.op == "transpose":
-        return _view_of(node.inputs[0], base).T
-    if node.op == "reshape":
-        return _view_of(node.inputs[0], base).reshape(node.shape)
+    for view in views(node):
+        base = base.T if view.op == "transpose" else base.reshape(view.shape)
     return base

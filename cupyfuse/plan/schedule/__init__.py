@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ...ir.graph import Graph, Node
 from .blocks import NotRowwise, rowwise_values, with_rows
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
-from .memory import Layout, insert_copies, resolve, results_in_memory, rounded
+from .memory import Layout, insert_copies, resolve, results_in_memory, rounded, views
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits
@@ -41,6 +41,7 @@ __all__ = [
     "rowwise_values",
     "schedule",
     "unfused_cost",
+    "views",
     "with_rows",
 ]
 
