@@ -196,14 +196,16 @@ class Program:
         guards: dict[int, list[Node]] = {}
         for stage in range(self.stages):
             targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
-            for node in g.topological(targets, lambda n: () if n in computed else g.eager_inputs(n)):
+            for node in g.topological(
+                targets, lambda n: () if n in computed or n in self.loaded else g.eager_inputs(n)
+            ):
                 if node not in computed:
                     computed[node] = stage
                     guards.setdefault(stage, []).extend([node] * (node.op == "guard"))
         # Exact forms compute anew what no element needs otherwise, in each stage: the last one counts.
         for stage in reversed(range(self.stages)):
             exact = [guard.inputs[1] for guard in guards.get(stage, ())]
-            for node in g.topological(exact, lambda n: () if n in computed else n.inputs):
+            for node in g.topological(exact, lambda n: () if n in computed or n in self.loaded else n.inputs):
                 computed.setdefault(node, stage)
         found: dict[Node, int] = {}
         for node, stage in computed.items():
