@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import dtypes
 from ..cuda.gemm import Operand
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, resolve
+from ..plan.schedule import Step, arrange, resolve, views
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
@@ -58,7 +57,6 @@ class CudaExecutable:
         self._places: dict[Node, Place] = {}
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
-        self._workspace = 0
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument(array)
         self._results = []
@@ -70,15 +68,15 @@ class CudaExecutable:
         self._flag = self._slot() if conditional else -1
         self._overwritten: list[int] = []  # arguments that steps write to
         self._copies = self._place_effects(arrays)
-        for step in plan.steps:
-            for node in step.outputs:
-                if node not in self._places:
-                    nbytes = node.size * dtypes.ITEMSIZE[plan.scheduled.storage[node]]
-                    self._places[node] = Place(self._temporary(nbytes), node.shape[1], 1)
+        offsets, self._workspace = arrange(
+            plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
+        )
+        for node, offset in offsets.items():
+            self._places[node] = Place(self._temporary(offset), node.shape[1], 1)
         with runtime.made_current():
             specs = [spec for step in plan.steps if step.launches for spec in self._launch_specs(step)]
             runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
-            own = [self._temporary(spec.workspace) if spec.workspace else -1 for spec in specs]
+            own = [self._own_workspace(spec.workspace) if spec.workspace else -1 for spec in specs]
             self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, own, strict=True)]
         self._unset = [0] * len(self._temporaries)
 
@@ -93,11 +91,16 @@ class CudaExecutable:
             return Place(self._slot(), strides[0], strides[1])
         return Place(self._slot(), 0, strides[0] if strides else 0)
 
-    def _temporary(self, nbytes: int) -> int:
-        """Reserve memory in the workspace; returns the slot of its address."""
+    def _temporary(self, offset: int) -> int:
+        """Return the slot of an address in the workspace."""
         slot = self._slot()
-        self._temporaries.append((slot, self._workspace))
-        self._workspace += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self._temporaries.append((slot, offset))
+        return slot
+
+    def _own_workspace(self, nbytes: int) -> int:
+        """Reserve memory at the end of the workspace for one launch; returns the slot of its address."""
+        slot = self._temporary(self._workspace)
+        self._workspace += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return slot
 
     def _place_effects(self, arrays: Sequence[Any]) -> list[tuple[int, Node]]:
@@ -128,11 +131,10 @@ class CudaExecutable:
         return written
 
     def _place(self, node: Node) -> Place:
-        if node.op == "transpose":
-            return self._place(node.inputs[0]).transposed
-        if node.op == "reshape":
-            return Place(self._place(node.inputs[0]).slot, node.shape[1], 1)
-        return self._places[node]
+        place = self._places[resolve(node)]
+        for view in views(node):
+            place = place.transposed if view.op == "transpose" else Place(place.slot, view.shape[1], 1)
+        return place
 
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
@@ -303,8 +305,6 @@ class CudaExecutable:
 
 def _view_of(node: Node, base: Any) -> Any:
     """Apply the transposes and reshapes of a node to the array that holds its base."""
-    if node.op == "transpose":
-        return _view_of(node.inputs[0], base).T
-    if node.op == "reshape":
-        return _view_of(node.inputs[0], base).reshape(node.shape)
+    for view in views(node):
+        base = base.T if view.op == "transpose" else base.reshape(view.shape)
     return base

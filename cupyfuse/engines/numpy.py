@@ -17,7 +17,7 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..plan.plan import Plan
-from ..plan.schedule import Step, resolve
+from ..plan.schedule import Step, dead_after, resolve, views
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
@@ -29,6 +29,7 @@ class NumpyExecutable:
 
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
+        self._dead = dead_after(plan.steps, plan.graph.roots)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Allocate a result."""
@@ -42,8 +43,10 @@ class NumpyExecutable:
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
         with np.errstate(all="ignore"):
-            for step in plan.steps:
+            for step, dead in zip(plan.steps, self._dead, strict=True):
                 _run_step(step, memory, plan.scheduled.storage)
+                for node in dead:
+                    del memory[node]
         results = []
         for output, out in zip(plan.outputs, outs, strict=True):
             value = output.presented(_view_of(output.node, memory))
@@ -63,11 +66,10 @@ def _matrix(array: Array) -> Array:
 
 
 def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
-    if node.op == "transpose":
-        return _view_of(node.inputs[0], memory).T
-    if node.op == "reshape":
-        return _view_of(node.inputs[0], memory).reshape(node.shape)
-    return memory[node]
+    value = memory[resolve(node)]
+    for view in views(node):
+        value = value.T if view.op == "transpose" else value.reshape(view.shape)
+    return value
 
 
 def _widen(array: Array) -> Array:
@@ -119,10 +121,9 @@ class _Block:
 
     def run(self) -> None:
         """Evaluate the step's nodes in order, and write its outputs to memory."""
-        uses: dict[Node, int] = {}  # readers still to come; a guard's exact form counts as one that never does
+        # Readers still to come; the exact forms of guards count as one that never does.
+        uses = dict.fromkeys(g.topological(n.inputs[1] for n in self.step.nodes if n.op == "guard"), 1)
         for node in self.step.nodes:
-            for i in g.topological([node.inputs[1]]) if node.op == "guard" else ():
-                uses[i] = uses.get(i, 0) + 1
             for i in g.eager_inputs(node):
                 uses[i] = uses.get(i, 0) + 1
         for node in self.step.nodes:
@@ -145,15 +146,26 @@ class _Block:
         return array[self.start : self.stop] if blocked == 0 else array[:, self.start : self.stop]
 
     def value(self, node: Node) -> Array:
-        if node.op == "matmul" and node not in self.memory and node not in self.values:
-            self.values[node] = self.product(*node.inputs)
-        elif node not in self.values:
-            # The step's own results have memory too, but perhaps no values yet.
-            if resolve(node) in self.memory and node not in self.step.nodes:
-                self.values[node] = _widen(self.cut(_view_of(node, self.memory), node))
-            else:
-                self.values[node] = self.evaluate(node)
+        """Return a value, after the evaluation of all that it needs and that is missing."""
+        if node not in self.values:
+            for missing in g.topological([node], self.missing_operands):
+                if missing not in self.values and missing.op != "const":
+                    self.values[missing] = self.missing_value(missing)
         return self.values[node]
+
+    def stored(self, node: Node) -> bool:
+        """Whether a value is in memory; the step's own results have memory too, but perhaps no values yet."""
+        return resolve(node) in self.memory and node not in self.step.node_set
+
+    def missing_operands(self, node: Node) -> tuple[Node, ...]:
+        if node in self.values or node.op == "matmul" or self.stored(node):
+            return ()
+        return g.eager_inputs(node)
+
+    def missing_value(self, node: Node) -> Array:
+        if self.stored(node):
+            return _widen(self.cut(_view_of(node, self.memory), node))
+        return self.product(*node.inputs) if node.op == "matmul" else self.evaluate(node)
 
     def product(self, a: Node, b: Node) -> Array:
         """Compute this block's part of a product that only a guard reads; the other operand is evaluated whole."""

@@ -263,6 +263,8 @@ def with_factors(product: Node) -> Node:
 
 
 def transpose(node: Node) -> Node:
+    if node.shape == (1, 1):
+        return node
     if node.op == "transpose":
         return node.inputs[0]
     if node.op == "positions":

@@ -10,7 +10,18 @@ from ..ir.graph import Graph, Node
 from ..rewrite import simplify
 from ..settings import Settings
 from .plan import Blocks, Output, Plan, Traced
-from .schedule import Layout, NotRowwise, choose_products, resolve, rounded, rowwise_values, schedule, with_rows
+from .schedule import (
+    Cost,
+    Layout,
+    NotRowwise,
+    choose_products,
+    resolve,
+    rounded,
+    rowwise_values,
+    schedule,
+    unfused_cost,
+    with_rows,
+)
 from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 
@@ -34,12 +45,12 @@ def build(
         graph, prepacking = _split_off(graph, fixed, "prepacked")
         prepare = _plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
-    def plan_of(graph: Graph) -> Plan:
-        scheduled = schedule(graph, layouts)
+    def plan_of(graph: Graph, written: Cost | None = None) -> Plan:
+        scheduled = schedule(graph, layouts, written)
         outputs = tuple(Output(n, axes) for n, axes in zip(scheduled.graph.outputs, traced.axes, strict=True))
         return Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)
 
-    plan = plan_of(graph)
+    plan = plan_of(graph, None if bound else unfused_cost(traced.graph))
     if plan.workspace > settings.max_workspace:
         try:
             plan.blocks = _in_blocks(graph, plan, plan_of, layouts)

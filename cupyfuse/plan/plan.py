@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import devices, dtypes
+from .. import devices
 from ..ir.graph import Graph, Node
 from ..rewrite import Note
 from ..settings import Settings
 from ..trace import Axes, Call
 from .report import report
-from .schedule import Schedule, Step, resolve
+from .schedule import Schedule, Step, arrange, resolve
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -175,15 +175,14 @@ class Plan:
 
     @property
     def workspace(self) -> int:
-        """Bytes that a call needs beside its arguments, prepacked values and results."""
+        """Bytes that a call needs at once beside its arguments, prepacked values and results."""
         if self.blocks is not None:
             common, block = self.blocks.common, self.blocks.plan.workspace
             if common is None:
                 return block
             return sum(o.node.nbytes for o in common.outputs) + max(block, common.workspace)
         results = {resolve(o.node) for o in self.outputs}
-        stored = [n for step in self.scheduled.steps for n in step.outputs if n not in results]
-        return sum(n.size * dtypes.ITEMSIZE[self.scheduled.storage[n]] for n in stored)
+        return arrange(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
         """Bound the time from below, in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.

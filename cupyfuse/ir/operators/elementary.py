@@ -244,7 +244,6 @@ ROWS = (
         "({0} == T(0) || {1} == T(0) || fabs({0} * {1}) >= T(1e-30) ? {0} * {1} : T(nan))",
         lambda o, y, a, b: (b, a),
         "a * b; NaN where underflow would lose digits, so that guards take their exact form.",
-        flops=4,
         ulps=ROUNDING,
     ),
     op(
@@ -253,7 +252,7 @@ ROWS = (
         "({0} == T(0) || fabs({0} / {1}) >= T(1e-30) ? {0} / {1} : T(nan))",
         lambda o, y, a, b: (1.0 / b, -y / b),
         "a / b; NaN where underflow would lose digits, so that guards take their exact form.",
-        flops=7,
+        flops=4,
         ulps=ROUNDING,
     ),
     # for logsumexp

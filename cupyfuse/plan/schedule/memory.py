@@ -42,12 +42,22 @@ def resolve(node: Node) -> Node:
     return node
 
 
+def views(node: Node) -> list[Node]:
+    """List the transposes and reshapes that make a node of the value in memory beneath, in their order."""
+    found = []
+    while node.op in ("transpose", "reshape"):
+        found.append(node)
+        node = node.inputs[0]
+    return found[::-1]
+
+
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
-    if node.op == "transpose":
-        return layout_of(node.inputs[0], layouts).transposed
-    if node.op == "input":
-        return layouts.get(node.argument) or Layout(unit_rows=min(node.shape) <= 1)
-    return Layout(unit_rows=min(node.shape) <= 1)
+    transposed = False
+    while node.op == "transpose":
+        node, transposed = node.inputs[0], not transposed
+    given = layouts.get(node.argument) if node.op == "input" else None
+    layout = given or Layout(unit_rows=min(node.shape) <= 1)
+    return layout.transposed if transposed else layout
 
 
 def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
@@ -65,9 +75,9 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         return copies.setdefault(value, Node("copy", (value,), value.shape, value.dtype))
 
     def contiguous(value: Node) -> bool:
-        if value.op == "transpose":
-            return min(value.shape) <= 1 and contiguous(value.inputs[0])
-        return layout_of(value, layouts).contiguous
+        while value.op == "transpose" and min(value.shape) <= 1:
+            value = value.inputs[0]
+        return value.op != "transpose" and layout_of(value, layouts).contiguous
 
     def readable(reader: Node, value: Node) -> Node:
         if value.op not in ("input", "transpose"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator, Set
+from itertools import count
 
 from ... import dtypes
 from ...ir import graph as g
@@ -14,6 +17,8 @@ from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 _SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
 _IN_MEMORY = {"input", "transpose", "reshape", "factor", *_SINGLE_STEPS}
 
+StepKey = tuple[int, str, Shape]  # layer, kind ("row", "column" or an operator) and domain of a step
+
 
 class Scheduler:
     """The partition of one graph.
@@ -21,10 +26,20 @@ class Scheduler:
     A layer is a position in the order of steps: a step reads only what steps of lower layers have written. A domain is
     the rows and columns that a step runs over. `_place_all` gives each value both; `run` collects the steps from the
     results backwards.
+
+    Parameters
+    ----------
+    graph : Graph
+    kept : set of Node
+        Values that one step stores, and all later ones read; others are computed again wherever they are needed.
+    narrow : bool
+        Whether kept values of 16 bits are stored in their own dtype, rounded, instead of the wider one.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, kept: Set[Node] = frozenset(), narrow: bool = False):
         self.graph = graph
+        self.kept = kept
+        self.narrow = narrow
         self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without values that only guards read
         self.read_back: set[Node] = set()  # stored values that column steps read rather than recompute
         self._place_all()
@@ -37,8 +52,12 @@ class Scheduler:
         self.layer: dict[Node, int] = {}
         self.row_domain: dict[Node, Shape] = {}  # the domain of the row program that computes a value
         self.column_group: dict[Node, tuple[int, Shape]] = {}  # layer and domain of the column step that computes it
+        self.column_layer: dict[Node, int] = {}  # the last layer that a column step reads to compute a value
         for node in g.topological(self.graph.roots):
             self._place(node)
+            reads = self._column_step_reads(node)
+            below = (self.column_layer[i] for i in node.inputs)
+            self.column_layer[node] = self.layer[node] if reads else max(below, default=0)
 
     # Where each value is computed
     def in_memory(self, node: Node) -> bool:
@@ -54,7 +73,7 @@ class Scheduler:
         elif node.op in _SINGLE_STEPS:
             self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
         elif node.reduction and node.axis == 0:
-            layer = 1 + max((self.layer[f] for f in self.frontier(node.inputs[0])), default=0)
+            layer = 1 + self.column_layer[node.inputs[0]]
             self.layer[node] = layer
             self.column_group[node] = (layer, node.inputs[0].shape)
         else:
@@ -74,7 +93,9 @@ class Scheduler:
         self.after_reduction[node] = node.reduction or guarded_reduction or same_step
         layer = 1
         for i in inputs:
-            separate = self.in_memory(i) or (self.after_reduction[i] and self.row_domain[i] != self.row_domain[node])
+            separate = self.in_memory(i) or (
+                (self.after_reduction[i] or i in self.kept) and self.row_domain[i] != self.row_domain[node]
+            )
             layer = max(layer, self.layer[i] + (1 if separate else 0))
         for i in self.guard_only_reads(node):
             same_step = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
@@ -99,6 +120,8 @@ class Scheduler:
         """Whether a guard's exact form reads a value rather than recompute it; it recomputes products not live."""
         if self.in_memory(node):
             return not g.is_product(node) or node in self.live_set
+        if node in self.kept:
+            return True
         # A guarded sum is read as its own repair leaves it.
         return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
@@ -131,7 +154,7 @@ class Scheduler:
 
     def _column_step_reads(self, node: Node) -> bool:
         """Whether a column step reads a value from memory rather than recompute it; also true of constants."""
-        if self.in_memory(node) or node.op == "const":
+        if self.in_memory(node) or node.op == "const" or node in self.kept:
             return True
         return node.reduction or (self.after_reduction[node] and node.shape[1] == 1) or node in self.read_back
 
@@ -155,10 +178,33 @@ class Scheduler:
         return found
 
     # Collecting the steps, from the results backwards
-    def run(self) -> list[Step]:
-        """Return the steps in the order of their launches."""
-        # Values still to compute, by layer, kind ("row", "column" or an operator) and domain of their step.
-        self.required: dict[tuple[int, str, Shape], dict[Node, None]] = {}
+    def home(self, node: Node) -> StepKey:
+        """Return the first step that can compute a value and store it."""
+        if node.op in _SINGLE_STEPS:
+            return self.layer[node], node.op, (0, 0)
+        if node in self.column_group:
+            return self.layer[node], "column", self.column_group[node][1]
+        return self.layer[node], "row", self.row_domain[node]
+
+    def reads(self, key: StepKey, node: Node) -> bool:
+        """Whether a step that needs a value reads it from memory rather than compute it."""
+        layer, kind, domain = key
+        if kind == "row":
+            if self.in_memory(node) or (node in self.kept and self.layer[node] < layer):
+                return True
+            return self.after_reduction[node] and self.row_domain[node] != domain
+        if kind == "column":
+            return self.column_group.get(node) != (layer, domain) and self._column_step_reads(node)
+        return True
+
+    def run(self, most_flops: float = math.inf) -> list[Step] | None:
+        """Return the steps in the order of their launches, or None if they have more than `most_flops`."""
+        # Values still to compute, by step.
+        self.required: dict[StepKey, dict[Node, None]] = {}
+        self.queue: list[
+            tuple[int, bool, Shape, int, StepKey]
+        ] = []  # the steps to build, as a heap: the last one first
+        self.numbers = count()  # of the steps, to order those of one place as they were asked for
         self.rounded: set[Node] = set()  # stored in their own dtype, not the wider one that they are computed in
         self.stored: set[Node] = set()  # values that some step writes to memory
         self.factors: dict[Node, dict[Node, None]] = {}  # those of products that are written with them
@@ -166,16 +212,19 @@ class Scheduler:
             self._require(root)
             self._round(resolve(root))
         steps: list[tuple[int, Step]] = []
-        while self.required:
-            key = max(self.required, key=lambda k: (k[0], k[1] == "row", k[2]))
+        while self.queue:
+            *_, key = heapq.heappop(self.queue)
             roots = list(self.required.pop(key))
-            layer, kind, domain = key
-            if kind == "row":
-                steps.append((layer, self._row_step(roots, layer, domain)))
-            elif kind == "column":
-                steps.append((layer, self._column_step(roots, domain)))
+            if key[1] == "row":
+                built = [self._row_step(roots, key)]
+            elif key[1] == "column":
+                built = [self._column_step(roots, key)]
             else:
-                steps.extend((layer, self._single_step(node)) for node in roots)
+                built = [self._single_step(node) for node in roots]
+            steps.extend((key[0], step) for step in built)
+            most_flops -= sum(step.flops for step in built)
+            if most_flops < 0:
+                return None
         return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
 
     def _require(self, node: Node) -> None:
@@ -187,24 +236,20 @@ class Scheduler:
         if node.op == "factor":
             self.factors.setdefault(node.inputs[0], {})[node] = None
             node = node.inputs[0]
-        if node.op in _SINGLE_STEPS:
-            key = (self.layer[node], node.op, (0, 0))
-        elif node in self.column_group:
-            key = (self.layer[node], "column", self.column_group[node][1])
-        else:
-            key = (self.layer[node], "row", self.row_domain[node])
-        self.required.setdefault(key, {})[node] = None
+        if self.narrow and node in self.kept:
+            self._round(node)
+        key = layer, kind, (rows, cols) = self.home(node)
+        if key not in self.required:
+            self.required[key] = {}
+            heapq.heappush(self.queue, (-layer, kind != "row", (-rows, -cols), next(self.numbers), key))
+        self.required[key][node] = None
 
-    def _row_step(self, roots: list[Node], layer: int, domain: Shape) -> Step:
+    def _row_step(self, roots: list[Node], key: StepKey) -> Step:
         """Build the row program that computes `roots`."""
+        layer, _, domain = key
 
         def read(node: Node) -> bool:
-            """Whether the step reads a value from memory rather than compute it."""
-            if self.in_memory(node):
-                return True
-            if node in self.stored and self.layer[node] < layer:
-                return True
-            return self.after_reduction[node] and self.row_domain[node] != domain
+            return self.reads(key, node) or (node in self.stored and self.layer[node] < layer)
 
         nodes, inputs, repair_inputs = self._collect(roots, read)
         if not any(n.reduction for n in nodes):
@@ -212,15 +257,10 @@ class Scheduler:
             domain = g.broadcast_shapes(*(n.shape for n in nodes))
         return step_of("RowProgram", domain, nodes, inputs, roots, repair_inputs)
 
-    def _column_step(self, roots: list[Node], domain: Shape) -> Step:
+    def _column_step(self, roots: list[Node], key: StepKey) -> Step:
         """Build the step of the column reductions `roots`, and of the values computed along with them."""
-        group = (self.layer[roots[0]], domain)
-
-        def read(node: Node) -> bool:
-            return self.column_group.get(node) != group and self._column_step_reads(node)
-
-        nodes, inputs, repair_inputs = self._collect(roots, read)
-        return step_of("ColumnStats", domain, nodes, inputs, roots, repair_inputs)
+        nodes, inputs, repair_inputs = self._collect(roots, lambda node: self.reads(key, node))
+        return step_of("ColumnStats", key[2], nodes, inputs, roots, repair_inputs)
 
     def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
         """Return the nodes of a step, the values that it always reads, and those that only guards read."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ... import dtypes
 from ...ir import graph as g
@@ -30,6 +31,10 @@ class Step:
     inputs: tuple[Node, ...] = field(repr=False)
     outputs: tuple[Node, ...] = field(repr=False)
     repair_inputs: tuple[Node, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def node_set(self) -> frozenset[Node]:
+        return frozenset(self.nodes)
 
     @property
     def how(self) -> str:
