@@ -214,7 +214,9 @@ class Body:
         if node.dtype == source.dtype:
             return value
         if dtypes.compute(node.dtype) != node.dtype:
-            if not dtypes.is_float(source.dtype):
+            if dtypes.is_integer(node.dtype):
+                value = f"static_cast<i64>({value})"
+            elif not dtypes.is_float(source.dtype):
                 value = f"static_cast<float>({value})"
             return f"widen(narrow<{stored_type(node.dtype)}>({value}))"
         return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"

@@ -20,6 +20,7 @@ split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, 
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
+library               result number `result` of `call`, a function of NumPy or CuPy on whole arrays
 ====================  ==================================================================================================
 """
 
@@ -31,6 +32,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from .. import dtypes
+from .library import LibraryCall
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
@@ -55,6 +57,7 @@ class Node:
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
     how : of a matrix product: how it is computed, and why
+    call, result : of a library step: the call, and which of its results this is
     """
 
     op: str
@@ -70,6 +73,8 @@ class Node:
     partial: bool = False
     by_columns: bool = False
     how: str = ""
+    call: LibraryCall | None = None
+    result: int = 0
 
     def __repr__(self) -> str:
         extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
@@ -253,6 +258,11 @@ def transpose(node: Node) -> Node:
     return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
 
 
+def library(call: LibraryCall, inputs: Sequence[Node], result: int, shape: Shape, dtype: str) -> Node:
+    """Return one result of a library's function; `inputs` are the operands of its call."""
+    return Node("library", tuple(inputs), shape, dtype, call=call, result=result)
+
+
 def reshape(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
 
@@ -280,7 +290,8 @@ def operation(node: Node) -> tuple[object, ...]:
     """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
     own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
-    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.how
+    how = (node.gradient, node.partial, node.by_columns, node.how, node.call, node.result)
+    return node.op, node.shape, node.dtype, *own, *how
 
 
 def signature(node: Node) -> tuple[object, ...]:

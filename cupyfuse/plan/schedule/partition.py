@@ -11,7 +11,7 @@ from .memory import resolve
 from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
-_SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
+_SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy", "library": "Library"}
 _IN_MEMORY = {"input", "transpose", "reshape", *_SINGLE_STEPS}
 
 
@@ -173,6 +173,8 @@ class Scheduler:
                 steps.append((layer, self._row_step(roots, layer, domain)))
             elif kind == "column":
                 steps.append((layer, self._column_step(roots, domain)))
+            elif kind == "library":
+                steps.extend((layer, self._library_step(nodes)) for nodes in _by_call(roots))
             else:
                 steps.extend((layer, self._single_step(node)) for node in roots)
         return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
@@ -248,6 +250,14 @@ class Scheduler:
         domain = node.inputs[0].shape if node.op == "split" else node.shape
         return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, [node], list(repair_inputs))
 
+    def _library_step(self, nodes: list[Node]) -> Step:
+        """Build the step of one library call, from those of its results that are wanted."""
+        for i in nodes[0].inputs:
+            self._require(i)
+            self._round(resolve(i))
+        self.rounded.update(nodes)
+        return step_of("Library", nodes[0].shape, nodes, list(nodes[0].inputs), nodes, [])
+
     def _round(self, node: Node) -> None:
         """Mark a value to be stored in its own dtype, as results and operands of products are."""
         self.rounded.add(_copied(node))
@@ -278,6 +288,14 @@ class Scheduler:
                 read.update(_copied(resolve(i)) for i in (*step.inputs, *step.repair_inputs))
                 computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
         return own & read & computed
+
+
+def _by_call(nodes: list[Node]) -> list[list[Node]]:
+    """Group the results of the same library call on the same operands."""
+    groups: dict[object, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault((node.call, node.inputs), []).append(node)
+    return list(groups.values())
 
 
 def _copied(node: Node) -> Node:
