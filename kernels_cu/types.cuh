@@ -17,6 +17,7 @@
 #endif
 
 typedef long long i64;
+typedef unsigned long long u64;
 typedef unsigned int u32;
 typedef signed char i8;
 typedef short i16;

@@ -84,7 +84,7 @@ class Runtime(Protocol):
     ) -> Callable[[int, int, int, Any], None]:
         """Prepare a matrix product, to be called with the addresses of operands and result, and the stream."""
 
-    def library(self, call: LibraryCall) -> Function:
+    def library_function(self, call: LibraryCall) -> Function:
         """Return the array library's own function, which takes and returns its arrays."""
 
 
@@ -175,7 +175,7 @@ class CupyRuntime(NumpyLikeArrays):
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, CupyBlas())
 
-    def library(self, call: LibraryCall) -> Function:
+    def library_function(self, call: LibraryCall) -> Function:
         try:
             return call.found_in(self._cupy)
         except AttributeError:

@@ -205,7 +205,7 @@ class CudaExecutable:
         targets = [(n, self._place(n)) for n in step.outputs]
 
         def bind(runtime: Runtime, _: int) -> Launch:
-            function = runtime.library(call)
+            function = runtime.library_function(call)
 
             def launch(addresses: Addresses, stream: Any) -> None:
                 results = call.run(function, [self._view(n, place, addresses) for n, place in sources])

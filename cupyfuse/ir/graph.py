@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Node:
     shape: Shape
     dtype: str
     axis: int = -1
-    value: float = 0.0
+    value: Any = 0.0
     name: str = ""
     argument: int = -1
     ndim: int = 2
@@ -133,8 +134,9 @@ def argument(number: int, name: str, shape: Shape, dtype: str, ndim: int = 2) ->
     return Node("input", (), shape, dtype, argument=number, name=name, ndim=ndim)
 
 
-def const(value: float | int | bool, name: str = "") -> Node:
-    dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+def const(value: complex | float | int | bool, name: str = "") -> Node:
+    names = {bool: "bool", int: "int64", complex: "complex128"}
+    dtype = names.get(type(value), "float64")
     return Node("const", (), (1, 1), dtype, value=value, name=name)
 
 

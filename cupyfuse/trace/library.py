@@ -48,6 +48,8 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     name, options = f"np.{function}", options or {}
     found = _Operands(name)
     template, named = found.constants(tuple(arguments)), found.constants(options)
+    if not found.tracers:
+        fail(name, "none of its operands is an array")
     trace = found.trace
     if trace.strict:
         fail(

@@ -28,7 +28,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         return value
     if isinstance(value, ScalarArgument):
         return trace.array(g.const(float(value), value.name), ())
-    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+    if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
         return trace.array(g.const(value), ())
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         try:
@@ -89,8 +89,12 @@ def apply(op: str, *operands: Any) -> Tracer:
 
 
 def _as_argument(x: Tracer) -> Any:
-    """Return a number as such, which is weak in promotion, and an array as itself."""
-    return x._node.value if x._node.op == "const" else x
+    """Return a number as such: Python's, which is weak in promotion, or NumPy's; and an array as itself."""
+    node = x._node
+    if node.op == "const":
+        return node.value
+    number = node.op == "cast" and node.inputs[0].op == "const"
+    return dtypes.to_numpy(node.dtype).type(node.inputs[0].value) if number else x
 
 
 # Reductions for which NumPy accepts axis 0 or -1 of 0-d arrays.

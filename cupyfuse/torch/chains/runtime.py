@@ -161,7 +161,7 @@ class TorchRuntime(TensorMemory):
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, _blas())
 
-    def library(self, call: LibraryCall) -> Function:
+    def library_function(self, call: LibraryCall) -> Function:
         raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
 
 

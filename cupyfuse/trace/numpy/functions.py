@@ -129,7 +129,7 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
     if indexing == "xy" and len(found) > 1:
         order[:2] = 1, 0
     shape = tuple(found[k].shape[0] for k in order)
-    spread = [x[tuple(slice(None) if order[p] == k else None for p in order)] for k, x in enumerate(found)]
+    spread = [x[tuple(slice(None) if place == k else None for place in order)] for k, x in enumerate(found)]
     return tuple(spread) if sparse else tuple(expand(x, shape) for x in spread)
 
 

@@ -68,7 +68,7 @@ def mean(
         return reduce("mean", a, axis, bool(keepdims), dtype=dtype, out=out)
     mask = _full_mask(where, a)
     total = reduction("sum")(a, axis, dtype, out, keepdims, where=where)
-    return total / reduce("sum", mask, axis, bool(keepdims))
+    return total / reduce("sum", mask, axis, bool(keepdims)).astype(total._node.dtype)
 
 
 def _full_mask(where: Any, a: Tracer) -> Tracer:

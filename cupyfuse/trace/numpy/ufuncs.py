@@ -167,8 +167,8 @@ def _ignoring_nan(op: str) -> Callable[[Tracer, Tracer], Tracer]:
 
 
 def _heaviside(x: Tracer, half: Tracer) -> Tracer:
-    positive = apply("where", x > 0, 1.0, apply("where", x == 0, half, 0.0))
-    return apply("where", apply("isnan", x), x, positive)
+    step = apply("where", x > 0, 1.0, apply("where", x == 0, half, 0.0))
+    return apply("where", apply("isnan", x), x, step.astype((x + half)._node.dtype))
 
 
 def _xlogy(x: Tracer, y: Tracer) -> Tracer:

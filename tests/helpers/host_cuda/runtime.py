@@ -202,7 +202,7 @@ class HostRuntime(NumpyLikeArrays):
 
         return multiply
 
-    def library(self, call: LibraryCall) -> Callable[..., Any]:
+    def library_function(self, call: LibraryCall) -> Callable[..., Any]:
         function = call.found_in(np)
 
         def run(*args: Any, **kwargs: Any) -> Any:
