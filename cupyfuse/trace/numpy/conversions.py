@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from ..tracer import Tracer
-from ..user_code import fail
 
 _lock = threading.Lock()
 _depth = 0
@@ -29,7 +28,7 @@ def traced_conversions() -> Iterator[None]:
     global _depth
     with _lock:
         if not _depth:
-            for name, convert in _CONVERSIONS.items():
+            for name, convert in CONVERSIONS.items():
                 _originals[name] = getattr(np, name)
                 setattr(np, name, _passing(_originals[name], convert))
         _depth += 1
@@ -86,16 +85,11 @@ def _contiguous(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
     return result if result.ndim else result[None]
 
 
-def _checked(a: Any, dtype: Any = None, order: Any = None) -> Any:
-    fail("np.asarray_chkfinite", "it branches on values; use np.asarray")
-
-
-_CONVERSIONS: dict[str, Callable[..., Any]] = {
+CONVERSIONS: dict[str, Callable[..., Any]] = {
     "array": _array,
     "asarray": _asarray,
     "asanyarray": _asarray,
     "ascontiguousarray": _contiguous,
     "asfortranarray": _contiguous,
-    "asarray_chkfinite": _checked,
     "isscalar": lambda element: False,
 }

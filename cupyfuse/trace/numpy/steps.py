@@ -19,7 +19,8 @@ _NAMES = """
     linalg.solve linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve linalg.vector_norm linalg.matmul
     linalg.vecdot linalg.tensordot linalg.matrix_transpose fft.fft fft.ifft fft.fft2 fft.ifft2 fft.fftn fft.ifftn
     fft.rfft fft.irfft fft.rfft2 fft.irfft2 fft.rfftn fft.irfftn fft.hfft fft.ihfft fft.fftshift fft.ifftshift
-    astype linspace geomspace logspace polyval
+    astype linspace geomspace logspace polyval polyder
+    polyint packbits unpackbits sort_complex isreal iscomplex unravel_index ravel_multi_index
 """
 LIBRARY = frozenset(_NAMES.split())
 
@@ -31,14 +32,13 @@ _REASONS = {
     _SHAPE: """
         argwhere nonzero flatnonzero unique unique_all unique_counts unique_inverse unique_values extract compress
         trim_zeros union1d intersect1d setdiff1d setxor1d bincount histogram_bin_edges histogramdd real_if_close poly
-        roots polyfit polydiv polyadd polysub polymul polyder polyint linalg.lstsq ix_
+        roots polyfit polydiv polyadd polysub polymul linalg.lstsq ix_
     """,
     _CALLS_BACK: "apply_along_axis apply_over_axes piecewise",
     _WRITES: "put put_along_axis place copyto putmask fill_diagonal",
     _TEXT: """
-        array2string array_repr array_str save savetxt savez savez_compressed packbits unpackbits datetime_as_string
-        busday_count busday_offset is_busday datetime_data may_share_memory shares_memory sort_complex
-        common_type result_type can_cast min_scalar_type iscomplex isreal iscomplexobj isrealobj einsum_path
+        array2string array_repr array_str save savetxt savez savez_compressed datetime_as_string
+        busday_count busday_offset is_busday datetime_data may_share_memory shares_memory einsum_path
     """,
 }
 REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
