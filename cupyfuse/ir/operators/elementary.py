@@ -105,6 +105,7 @@ ROWS = (
         zero,
         "Largest integer not above a / b.",
         flops=24,
+        ulps=combined(ROUNDING),
     ),
     op("negative", np.negative, "-{0}", lambda o, y, x: (-1.0,), "Minus x.", result="same"),
     op(
