@@ -123,6 +123,7 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    strict: bool = False,
 ) -> Fused: ...
 
 
@@ -134,6 +135,7 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    strict: bool = False,
 ) -> Callable[[Callable[..., Any]], Fused]: ...
 
 
@@ -144,6 +146,7 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    strict: bool = False,
 ) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
@@ -163,6 +166,9 @@ def fuse(
     keep_halves : bool, optional
         Whether `bind` keeps the fp16 hi/lo split of bound float32 weights, which takes as much memory as the weights;
         otherwise each call splits them. True by default.
+    strict : bool, optional
+        Whether to refuse functions that run as library steps: NumPy's or CuPy's own, such as `np.sort` or
+        `np.linalg.svd`, on whole arrays. False by default; plans show them as "Library" steps.
 
     Returns
     -------
@@ -187,7 +193,8 @@ def fuse(
     array([1.3863, 1.3863])
     """
     if fn is None:
-        return functools.partial(fuse, precision=precision, max_workspace=max_workspace, keep_halves=keep_halves)
+        options: dict[str, Any] = {"max_workspace": max_workspace, "keep_halves": keep_halves, "strict": strict}
+        return functools.partial(fuse, precision=precision, **options)
     if not callable(fn):
         raise TypeError(f"fn: expected a function, got {type(fn).__name__}")
-    return Fused(fn.__wrapped__ if isinstance(fn, Fused) else fn, precision, max_workspace, keep_halves)
+    return Fused(fn.__wrapped__ if isinstance(fn, Fused) else fn, precision, max_workspace, keep_halves, strict)

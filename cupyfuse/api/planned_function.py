@@ -18,6 +18,7 @@ from ..plan.build import build
 from ..plan.plan import Plan, Traced
 from ..settings import DEFAULT_WORKSPACE, Settings, check_precision, check_workspace, current_precision
 from ..trace import ScalarArgument, Trace, Tracer, fail
+from ..trace.numpy import traced_conversions
 from . import arrays
 from .arguments import Results, map_leaves
 from .call import Runnable, device_of, engine_for
@@ -57,6 +58,7 @@ class PlannedFunction:
         precision: str | None = None,
         max_workspace: int = DEFAULT_WORKSPACE,
         keep_halves: bool = True,
+        strict: bool = False,
     ):
         functools.update_wrapper(cast(Any, self), function)
         self.__wrapped__ = function
@@ -69,6 +71,7 @@ class PlannedFunction:
         self._precision = None if precision is None else check_precision(precision)
         self._max_workspace = check_workspace(max_workspace)
         self._keep_halves = bool(keep_halves)
+        self._strict = bool(strict)
         self._runnables: dict[Hashable, Runnable] = {}
         self._lock = threading.RLock()
         _instances.add(self)
@@ -99,7 +102,7 @@ class PlannedFunction:
 
     def trace(self, values: Sequence[Any]) -> tuple[Traced, Results]:
         """Trace the function: run it once on tracers in the place of arrays."""
-        trace = Trace()
+        trace = Trace(self._strict)
 
         def tracer(value: Any, name: str) -> Tracer:
             value = value if isinstance(value, arrays.Spec) else arrays.import_array(value, name).array
@@ -113,7 +116,8 @@ class PlannedFunction:
         for parameter, value in zip(self.names, values, strict=True):
             bound.arguments[parameter] = map_leaves(value, parameter, tracer, ScalarArgument)
         name = str(getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__))
-        returned = self.__wrapped__(*bound.args, **bound.kwargs)
+        with traced_conversions():
+            returned = self.__wrapped__(*bound.args, **bound.kwargs)
         results = Results(returned, lambda value: isinstance(value, Tracer))
         if not results.leaves and not trace.effects:
             raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")

@@ -218,6 +218,9 @@ class Body:
             operands = [self.operand(i, dtype) for i in node.inputs]
         if node.op == "exp" and dtypes.compute(node.dtype) != node.dtype:
             return f"quick_exp({operands[0]})"
+        if c_type(dtype) == "i64" and node.op in _WRAPPING:
+            # C leaves the overflow of signed integers undefined; NumPy's wrap.
+            return f"static_cast<i64>({formatted(row.cuda, [f'static_cast<u64>({o})' for o in operands], 'u64')})"
         return formatted(row.cuda, operands, c_type(dtype))
 
     def _by_row(self, node: Node) -> bool:
@@ -232,12 +235,15 @@ class Body:
         if node.dtype == source.dtype:
             return value
         if dtypes.compute(node.dtype) != node.dtype:
-            if not dtypes.is_float(source.dtype):
+            if dtypes.is_integer(node.dtype):
+                value = f"static_cast<i64>({value})"
+            elif not dtypes.is_float(source.dtype):
                 value = f"static_cast<float>({value})"
             return f"widen(narrow<{stored_type(node.dtype)}>({value}))"
         return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"
 
 
+_WRAPPING = ("add", "subtract", "multiply", "negative", "square")
 _NUMBER = re.compile(r"T\((-?[0-9][0-9.e+-]*|nan)\)")
 
 

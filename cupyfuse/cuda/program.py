@@ -243,6 +243,12 @@ def _input_name(node: Node, base: Node) -> str:
 _C_TYPES = {
     "bool": "bool",
     "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint32": "u32",
+    "uint16": "u16",
+    "uint8": "u8",
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "float",

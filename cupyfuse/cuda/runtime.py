@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
+from ..ir.library import LibraryCall
 from .compile import check_process, load, load_together
 from .gemm import CupyBlas, Gemm, Operand
 from .kernel import Kernel
@@ -82,6 +83,9 @@ class Runtime(Protocol):
         self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str
     ) -> Callable[[int, int, int, Any], None]:
         """Prepare a matrix product, to be called with the addresses of operands and result, and the stream."""
+
+    def library_function(self, call: LibraryCall) -> Function:
+        """Return the array library's own function, which takes and returns its arrays."""
 
 
 class NumpyLikeArrays:
@@ -170,6 +174,15 @@ class CupyRuntime(NumpyLikeArrays):
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, CupyBlas())
+
+    def library_function(self, call: LibraryCall) -> Function:
+        try:
+            return call.found_in(self._cupy)
+        except AttributeError:
+            raise EngineError(
+                f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
+                "or fuse for NumPy arrays"
+            ) from None
 
 
 def load_unless_capturing(kernel: Kernel, device: int, capturing: bool) -> Function:

@@ -33,7 +33,9 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
     finish: Callable[[str], str] = inlined if inline else str
     texts = []
     for step in plan.steps:
-        if step.kind in ("Gemm", "Split", "Copy"):
+        if step.kind == "Library":
+            texts.append(f"// Library: {step.fused[0]}")
+        elif step.kind in ("Gemm", "Split", "Copy"):
             for node in step.nodes:
                 if node.op in ("matmul", "copy"):
                     library = "cuBLAS gemmEx" if node.op == "matmul" else "a device copy"

@@ -124,7 +124,7 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
-                if reads and step.kind in ("Gemm", "Split", "Copy"):
+                if reads and step.kind in ("Gemm", "Split", "Copy", "Library"):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False
@@ -147,6 +147,8 @@ class CudaExecutable:
             return specs
         if step.kind == "Copy":
             return [self._copy(step)]
+        if step.kind == "Library":
+            return [self._library(step)]
         return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag).spec()]
 
     def _gemm(self, node: Node) -> LaunchSpec:
@@ -215,6 +217,24 @@ class CudaExecutable:
             self.runtime.copy(self._view(node, target, addresses), self._view(node, source, addresses))
 
         return LaunchSpec(lambda runtime, _: launch)
+
+    def _library(self, step: Step) -> LaunchSpec:
+        call, operands = step.nodes[0].call, step.nodes[0].inputs
+        assert call is not None
+        sources = [(n, self._place(n)) for n in operands]
+        targets = [(n, self._place(n)) for n in step.outputs]
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            function = runtime.library_function(call)
+
+            def launch(addresses: Addresses, stream: Any) -> None:
+                results = call.run(function, [self._view(n, place, addresses) for n, place in sources])
+                for node, place in targets:
+                    runtime.copy(self._view(node, place, addresses), results[node.result].reshape(node.shape))
+
+            return launch
+
+        return LaunchSpec(bind)
 
     def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
         """Return the memory of a value at `place` as an array."""

@@ -73,7 +73,8 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
 
 
 def _widen(array: Array) -> Array:
-    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+    dtype = dtypes.to_numpy(dtypes.compute(dtypes.name_of(array.dtype)))
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
@@ -83,13 +84,24 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
         memory[node] = np.matmul(a, b).astype(dtypes.to_numpy(storage[node]), copy=False)
     elif step.kind == "Copy":
         (node,) = step.outputs
-        memory[node] = np.ascontiguousarray(_view_of(node.inputs[0], memory))
+        memory[node] = np.array(_view_of(node.inputs[0], memory), order="C")
+    elif step.kind == "Library":
+        _run_library(step, memory, storage)
     else:
         for node in step.outputs:
             memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))
         along = 0 if step.kind == "ColumnStats" else 1
         for start, stop in _blocks(step, along):
             _Block(step, memory, along, start, stop).run()
+
+
+def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
+    """Call NumPy's function; results that are views of its operands are copied."""
+    call, operands = step.nodes[0].call, step.nodes[0].inputs
+    assert call is not None
+    results = call.run(call.found_in(np), [_view_of(i, memory) for i in operands])
+    for node in step.outputs:
+        memory[node] = np.array(results[node.result], dtypes.to_numpy(storage[node]), order="C").reshape(node.shape)
 
 
 def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:

@@ -22,6 +22,7 @@ factor                the `name` factor (row, row_rest, column) of a product fro
 transpose, reshape    another view of the same elements
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
+library               result number `result` of `call`, a function of NumPy or CuPy on whole arrays
 ====================  ==================================================================================================
 """
 
@@ -29,10 +30,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
 from .. import dtypes
+from .library import LibraryCall
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
@@ -58,6 +61,7 @@ class Node:
     by_columns : of a split: whether columns are contiguous in memory
     parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
     how : of a matrix product: how it is computed, and why
+    call, result : of a library step: the call, and which of its results this is
     """
 
     op: str
@@ -65,7 +69,7 @@ class Node:
     shape: Shape
     dtype: str
     axis: int = -1
-    value: float = 0.0
+    value: Any = 0.0
     name: str = ""
     argument: int = -1
     ndim: int = 2
@@ -74,6 +78,8 @@ class Node:
     by_columns: bool = False
     parts: int = 0
     how: str = ""
+    call: LibraryCall | None = None
+    result: int = 0
 
     def __repr__(self) -> str:
         extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
@@ -132,8 +138,9 @@ def argument(number: int, name: str, shape: Shape, dtype: str, ndim: int = 2) ->
     return Node("input", (), shape, dtype, argument=number, name=name, ndim=ndim)
 
 
-def const(value: float | int | bool, name: str = "") -> Node:
-    dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+def const(value: complex | float | int | bool, name: str = "") -> Node:
+    names = {bool: "bool", int: "int64", complex: "complex128"}
+    dtype = names.get(type(value), "float64")
     return Node("const", (), (1, 1), dtype, value=value, name=name)
 
 
@@ -272,6 +279,11 @@ def transpose(node: Node) -> Node:
     return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
 
 
+def library(call: LibraryCall, inputs: Sequence[Node], result: int, shape: Shape, dtype: str) -> Node:
+    """Return one result of a library's function; `inputs` are the operands of its call."""
+    return Node("library", tuple(inputs), shape, dtype, call=call, result=result)
+
+
 def reshape(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
 
@@ -299,7 +311,8 @@ def operation(node: Node) -> tuple[object, ...]:
     """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
     own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
-    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, node.by_columns, node.parts, node.how
+    how = (node.gradient, node.partial, node.by_columns, node.parts, node.how, node.call, node.result)
+    return node.op, node.shape, node.dtype, *own, *how
 
 
 def signature(node: Node) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
-_READ_STORED = ("matmul", "split_matmul", "split", "copy")
+_READ_STORED = ("matmul", "split_matmul", "split", "copy", "library")
 
 
 def build(

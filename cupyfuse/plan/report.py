@@ -51,6 +51,10 @@ def _table(steps: Sequence[Step]) -> list[str]:
     lines = []
     for number, step in enumerate(steps, 1):
         cost = f"reads {quantity(step.reads, 'B')}, writes {quantity(step.writes, 'B')}, {quantity(step.flops, 'FLOP')}"
+        if step.kind == "Library":
+            moved = f"reads {quantity(step.reads, 'B')}, writes {quantity(step.writes, 'B')}"
+            lines.append(f"  {number}. Library {step.fused[0]}: {moved}; the library's own function, not fused")
+            continue
         launches = f"{step.launches} launch" + ("es" if step.launches != 1 else "")
         lines.append(f"  {number}. {step.kind} over {step.domain[0]} x {step.domain[1]}: {launches}; {cost}")
         lines.append(f"     fused: {', '.join(step.fused)}")

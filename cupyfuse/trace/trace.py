@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import TraceError
 from ..ir import graph as g
-from . import broadcasting, numpy_functions, operations
+from . import broadcasting, library, numpy, operations
 from .axes import Axes
 from .tracer import Tracer
 
@@ -38,10 +38,13 @@ class Trace:
     reshape = staticmethod(broadcasting.reshape)
     expand = staticmethod(broadcasting.expand)
     relabel = staticmethod(broadcasting.relabel)
-    call_ufunc = staticmethod(numpy_functions.call_ufunc)
-    call_function = staticmethod(numpy_functions.call_function)
+    call_ufunc = staticmethod(numpy.call_ufunc)
+    call_function = staticmethod(numpy.call_function)
+    call_library = staticmethod(library.call_library)
+    call_method = staticmethod(numpy.call_method)
 
-    def __init__(self) -> None:
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict  # whether library steps are refused
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by number of the argument
         self.calls: list[Call] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
@@ -17,6 +19,7 @@ class TraceProtocol(Protocol):
     """The operations that a tracer delegates to its trace; `Trace` implements them."""
 
     effects: dict[int, g.Node]
+    strict: bool
 
     def array(self, node: g.Node, axes: Axes) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
@@ -35,14 +38,18 @@ class TraceProtocol(Protocol):
     def relabel(self, x: Tracer, axes: Axes) -> Tracer: ...
     def call_ufunc(self, name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
     def call_function(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
+    def call_library(self, function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any: ...
+    def call_method(self, name: str, x: Tracer, *args: Any, **options: Any) -> Any: ...
 
 
 class Tracer(TracedValue):
     """A traced array: each operation on it adds a node to the graph."""
 
-    __slots__ = ("_origin", "_trace", "_viewed")
+    __slots__ = ("_origin", "_viewed")
     __array_priority__ = 1000.0
     __hash__ = object.__hash__
+
+    _trace: TraceProtocol
 
     def __init__(self, trace: TraceProtocol, node: g.Node, axes: Axes):
         self._trace = trace
@@ -55,6 +62,22 @@ class Tracer(TracedValue):
     @property
     def T(self) -> Tracer:
         return self.transpose()
+
+    @property
+    def mT(self) -> Tracer:
+        if self.ndim < 2:
+            raise ValueError(f"mT: an array of {self.ndim} dimensions holds no matrices\n  at {user_line()}")
+        return self.transpose((*range(self.ndim - 2), self.ndim - 1, self.ndim - 2))
+
+    @property
+    def real(self) -> Any:
+        return self._trace.call_library("real", [self]) if dtypes.is_complex(self._node.dtype) else self
+
+    @property
+    def imag(self) -> Any:
+        if dtypes.is_complex(self._node.dtype):
+            return self._trace.call_library("imag", [self])
+        return self._trace.call_function(np.zeros_like, (self,), {})
 
     # Operators
     def __add__(self, other: Any) -> Tracer:
@@ -133,12 +156,40 @@ class Tracer(TracedValue):
     def __invert__(self) -> Tracer:
         return self._trace.mask_logic("logical_not", "~", self)
 
-    def _unsupported(self, *_: Any) -> NoReturn:
-        fail("one of the operators // % ^ << >> divmod", "it is not supported in a fused function")
+    def __mod__(self, other: Any) -> Tracer:
+        return self._trace.apply("remainder", self, other)
 
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _unsupported
-    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unsupported
-    __ifloordiv__ = __imod__ = __ixor__ = __ilshift__ = __irshift__ = _unsupported
+    def __rmod__(self, other: Any) -> Tracer:
+        return self._trace.apply("remainder", other, self)
+
+    def __floordiv__(self, other: Any) -> Tracer:
+        return self._trace.apply("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tracer:
+        return self._trace.apply("floor_divide", other, self)
+
+    def __divmod__(self, other: Any) -> tuple[Tracer, Tracer]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Tracer, Tracer]:
+        return other // self, other % self
+
+    def __xor__(self, other: Any) -> Tracer:
+        return self._trace.mask_logic("not_equal", "^", self, other)
+
+    __rxor__ = __xor__
+
+    def __lshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("left_shift", "__call__", (self, other), {})
+
+    def __rlshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("left_shift", "__call__", (other, self), {})
+
+    def __rshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("right_shift", "__call__", (self, other), {})
+
+    def __rrshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("right_shift", "__call__", (other, self), {})
 
     # In-place operators change the tracer itself, since other names of the user's function may refer to it.
     def _assign(self, value: Any, assigned: bool = False) -> Tracer:
@@ -150,8 +201,7 @@ class Tracer(TracedValue):
             new = self._trace.array(new._node, new._axes[extra:])
         if new.shape != self.shape:
             new = self._trace.expand(new, self.shape)
-        kinds = {"bool": 0, "int64": 1}
-        if not assigned and kinds.get(new._node.dtype, 2) > kinds.get(self._node.dtype, 2):
+        if not assigned and not dtypes.can_assign(new._node.dtype, self._node.dtype):
             fail(
                 f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
                 "NumPy refuses it as well; convert the value with .astype first",
@@ -182,6 +232,21 @@ class Tracer(TracedValue):
 
     def __ior__(self, other: Any) -> Tracer:
         return self._assign(self | other)
+
+    def __imod__(self, other: Any) -> Tracer:
+        return self._assign(self % other)
+
+    def __ifloordiv__(self, other: Any) -> Tracer:
+        return self._assign(self // other)
+
+    def __ixor__(self, other: Any) -> Tracer:
+        return self._assign(self ^ other)
+
+    def __ilshift__(self, other: Any) -> Tracer:
+        return self._assign(self << other)
+
+    def __irshift__(self, other: Any) -> Tracer:
+        return self._assign(self >> other)
 
     def __imatmul__(self, other: Any) -> Tracer:
         return self._assign(self @ other)
@@ -256,37 +321,14 @@ class Tracer(TracedValue):
             name = dtypes.name_of(dtype)
         except TypeError as error:
             fail(f"astype({dtype})", str(error))
-        if not copy and name == self._node.dtype:
-            return self
+        if name == self._node.dtype:
+            return self.copy() if copy else self
+        if dtypes.is_opaque(name) or dtypes.is_opaque(self._node.dtype):
+            return self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
         return self._trace.array(g.cast(self._node, name), self._axes)
 
     def copy(self) -> Tracer:
         return self._trace.array(self._node, self._axes)
-
-    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("sum", self, axis, keepdims, dtype=dtype, out=out)
-
-    def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("prod", self, axis, keepdims, dtype=dtype, out=out)
-
-    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("mean", self, axis, keepdims, dtype=dtype, out=out)
-
-    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("max", self, axis, keepdims, out=out)
-
-    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("min", self, axis, keepdims, out=out)
-
-    def var(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
-    ) -> Tracer:
-        return self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out)
-
-    def std(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
-    ) -> Tracer:
-        return self._trace.apply("sqrt", self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out))
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
         return self._reduce_truth("sum" if 0 in self.shape else "max", axis, out, keepdims)
@@ -298,13 +340,33 @@ class Tracer(TracedValue):
         truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
         return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
 
+    def flatten(self, order: str = "C") -> Tracer:
+        return self.ravel(order).copy()
+
+    def conjugate(self) -> Tracer:
+        return self.conj()
+
+    def conj(self) -> Tracer:
+        return self._trace.call_ufunc("conjugate", "__call__", (self,), {})
+
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
         return self._trace.clip(self, min, max, out=out)
 
     def dot(self, other: Any) -> Tracer:
         return self._trace.dot(self, other)
 
-    # NumPy's and CuPy's protocols
+    # The protocols of NumPy, CuPy and the array API standard
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """Return NumPy itself, whose functions dispatch to the trace, as the standard's namespace."""
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+            raise ValueError(f"api_version: expected at most '2024.12', got {api_version!r}")
+        return np
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Tracer:
+        if device != self.device or stream is not None:
+            fail(f"to_device({device!r})", "arrays stay on the device of the arguments; move those before the call")
+        return self
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 

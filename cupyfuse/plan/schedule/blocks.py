@@ -68,10 +68,11 @@ class _Rows:
             for i in inputs:
                 self.mark(i, by_row, node.op)
         else:
+            name = repr(node.call) if node.call is not None else f"a {node.op}"
             for i in inputs:
-                self.mark(i, False, f"a {node.op} across rows")
+                self.mark(i, False, f"{name} across rows")
                 if by_row:
-                    raise NotRowwise(f"a {node.op} gives values of other rows")
+                    raise NotRowwise(f"{name} gives values of other rows")
 
     def mark(self, node: Node, by_row: bool, reader: str) -> None:
         if node.op == "const" or node.shape[0] == 1:

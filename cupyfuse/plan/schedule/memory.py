@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 
@@ -108,7 +109,8 @@ def results_in_memory(graph: Graph) -> Graph:
     def own(node: Node) -> Node:
         base = resolve(node)
         fresh = base.op not in ("input", "const") and base not in used
-        result = node if fresh else Node("cast", (node,), node.shape, node.dtype)
+        copied = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
+        result = node if fresh else Node(copied, (node,), node.shape, node.dtype)
         used.add(resolve(result))
         return result
 

@@ -14,7 +14,7 @@ from .memory import resolve
 from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
-_SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy"}
+_SINGLE_STEPS = {"matmul": "Gemm", "split_matmul": "Gemm", "split": "Split", "copy": "Copy", "library": "Library"}
 _IN_MEMORY = {"input", "transpose", "reshape", "factor", *_SINGLE_STEPS}
 
 StepKey = tuple[int, str, Shape]  # layer, kind ("row", "column" or an operator) and domain of a step
@@ -219,6 +219,8 @@ class Scheduler:
                 built = [self._row_step(roots, key)]
             elif key[1] == "column":
                 built = [self._column_step(roots, key)]
+            elif key[1] == "library":
+                built = [self._library_step(nodes) for nodes in _by_call(roots)]
             else:
                 built = [self._single_step(node) for node in roots]
             steps.extend((key[0], step) for step in built)
@@ -293,6 +295,14 @@ class Scheduler:
         outputs = [node, *self.factors.get(node, ())]
         return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, outputs, list(repair_inputs))
 
+    def _library_step(self, nodes: list[Node]) -> Step:
+        """Build the step of one library call, from those of its results that are wanted."""
+        for i in nodes[0].inputs:
+            self._require(i)
+            self._round(resolve(i))
+        self.rounded.update(nodes)
+        return step_of("Library", nodes[0].shape, nodes, list(nodes[0].inputs), nodes, [])
+
     def _round(self, node: Node) -> None:
         """Mark a value to be stored in its own dtype, as results and operands of products are."""
         self.rounded.add(_copied(node))
@@ -323,6 +333,14 @@ class Scheduler:
                 read.update(_copied(resolve(i)) for i in (*step.inputs, *step.repair_inputs))
                 computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
         return own & read & computed
+
+
+def _by_call(nodes: list[Node]) -> list[list[Node]]:
+    """Group the results of the same library call on the same operands."""
+    groups: dict[object, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault((node.call, node.inputs), []).append(node)
+    return list(groups.values())
 
 
 def _copied(node: Node) -> Node:

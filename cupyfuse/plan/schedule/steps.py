@@ -49,7 +49,7 @@ def step_of(
         kind = "MatVec"
     return Step(
         kind=kind,
-        fused=tuple("matmul" if g.is_product(n) else n.op for n in nodes),
+        fused=(repr(nodes[0].call),) if kind == "Library" else tuple(map(_operation_name, nodes)),
         reads=0,
         writes=0,
         flops=sum(g.flops(n) for n in nodes),
@@ -60,6 +60,10 @@ def step_of(
         outputs=tuple(outputs),
         repair_inputs=tuple(repair_inputs),
     )
+
+
+def _operation_name(node: Node) -> str:
+    return "matmul" if g.is_product(node) else node.op
 
 
 def _is_matvec(nodes: list[Node], domain: Shape) -> bool:

@@ -27,6 +27,7 @@ from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
 from ...engines.numpy import NumpyExecutable
 from ...errors import EngineError
+from ...ir.library import LibraryCall
 from ...plan.plan import Plan
 from .tensors import TensorMemory, bump_version, from_numpy, to_numpy
 
@@ -168,6 +169,9 @@ class TorchRuntime(TensorMemory):
 
     def product(self, left: Operand, right: Operand, dtype: str, out_dtype: str, precision: str) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, _blas())
+
+    def library_function(self, call: LibraryCall) -> Function:
+        raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
 
 
 @lru_cache(maxsize=64)

@@ -17,6 +17,7 @@ from cupyfuse import dtypes
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.runtime import NumpyLikeArrays
 from cupyfuse.devices import Device
+from cupyfuse.ir.library import LibraryCall
 from host_cuda.library import HostCudaError, Library
 
 PAGE = mmap.PAGESIZE
@@ -200,6 +201,16 @@ class HostRuntime(NumpyLikeArrays):
                 target[...] = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
 
         return multiply
+
+    def library_function(self, call: LibraryCall) -> Callable[..., Any]:
+        function = call.found_in(np)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with np.errstate(all="ignore"):
+                result = function(*args, **kwargs)
+            return [np.asarray(r) for r in result] if isinstance(result, (tuple, list)) else np.asarray(result)
+
+        return run
 
     @contextlib.contextmanager
     def only_collecting(self) -> Iterator[None]:
