@@ -52,8 +52,8 @@ TILES, PIECES = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh"
 SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
 
 
-def halves(select: str) -> tuple[str, ...]:
-    return ("tests/cuda/test_halves.py", "-k", f"host and ({select})")
+def splits(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_split.py", "-k", f"host and ({select})")
 
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
@@ -157,60 +157,60 @@ MUTANTS: tuple[Mutant, ...] = (
         stale("their_own"),
     ),
     # Products from halves
-    Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", halves("22_bits")),
-    Mutant("a low part without its own scale", PIECES, "* 2048.0f", "* 1024.0f", halves("22_bits")),
-    Mutant("a row of padding that is read", ROWS, "row < rows ? cols : 0", "cols", halves("22_bits")),
-    Mutant("small elements that are not counted", PIECES, "< 0x1p-14f;", "< 0x1p-24f;", halves("small")),
-    Mutant("a column of padding that is read", SPLIT_COLUMNS, "row < rows ? cols : 0", "cols", halves("columns")),
+    Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", splits("22_bits")),
+    Mutant("a low part without its own scale", PIECES, "* 2048.0f", "* 1024.0f", splits("22_bits")),
+    Mutant("a row of padding that is read", ROWS, "row < rows ? cols : 0", "cols", splits("22_bits")),
+    Mutant("small elements that are not counted", PIECES, "< 0x1p-14f;", "< 0x1p-24f;", splits("small")),
+    Mutant("a column of padding that is read", SPLIT_COLUMNS, "row < rows ? cols : 0", "cols", splits("columns")),
     Mutant(
         "no barrier before warps share the largest elements of columns",
         SPLIT_COLUMNS,
         "    slots[0][warp][lane] = top;\n    __syncthreads();",
         "    slots[0][warp][lane] = top;",
-        halves("columns"),
+        splits("columns"),
     ),
     Mutant(
         "atoms that are written before all lanes have transposed theirs",
         SPLIT_COLUMNS,
         "        __syncwarp(0xffffffffu);\n        char* const to",
         "        char* const to",
-        halves("columns"),
+        splits("columns"),
     ),
     Mutant(
         "a strip's atoms written over the next ones",
         SPLIT_COLUMNS,
         "min(static_cast<i64>(4), groups - first / 8) * 128",
         "4 * 128",
-        halves("columns"),
+        splits("columns"),
     ),
     Mutant(
         "no barrier before warps share what they know of a row",
         ROWS,
         "            slots[threadIdx.x / 32] = number;\n        }\n        __syncthreads();",
         "            slots[threadIdx.x / 32] = number;\n        }",
-        halves("22_bits"),
+        splits("22_bits"),
     ),
-    Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", halves("float32")),
+    Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", splits("float32")),
     Mutant(
         "products before their operands are there",
         GEMM,
         "        barrier_wait(ring.full(), ring.parity);\n",
         "",
-        halves("float32"),
+        splits("float32"),
     ),
-    Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", halves("float32")),
-    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", halves("float32")),
-    Mutant("a tile too far down", TILES, "within % height", "within % band", halves("float32")),
-    Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", halves("exponents")),
-    Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", halves("magnitudes or nothing_else")),
-    Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", halves("nothing_else")),
-    Mutant("marked rows of the last group", REPAIR, "if (count > 0) {", "if (count > 16) {", halves("repair")),
+    Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", splits("float32")),
+    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", splits("float32")),
+    Mutant("a tile too far down", TILES, "within % height", "within % band", splits("float32")),
+    Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", splits("exponents")),
+    Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", splits("magnitudes or nothing_else")),
+    Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", splits("nothing_else")),
+    Mutant("marked rows of the last group", REPAIR, "if (count > 0) {", "if (count > 16) {", splits("repair")),
     Mutant(
         "a barrier too few around gathered rows",
         REPAIR,
         "            put();\n            __syncthreads();\n",
         "            put();\n",
-        halves("repair"),
+        splits("repair"),
     ),
     # Barriers, and who may write when
     Mutant(
