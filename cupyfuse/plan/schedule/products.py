@@ -44,6 +44,7 @@ _Shared = dict[tuple[str, Node], Node]
 
 
 def _choose(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool, shared: _Shared) -> Node:
+    """Return a product in the form in which it runs: of rounded operands, of hi/lo splits, or as it is."""
     if _rounds_operands(node, settings):
         return _round_operands(node, shared)
     reason = _reason_against(node, settings, right_prepacked, left_prepacked)
