@@ -82,7 +82,7 @@ class Bound:
                 raise TypeError(f"missing argument {name!r}")
         return values
 
-    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         leaves: list[Any] = []
         signature: list[Any] = []
@@ -142,7 +142,12 @@ class Bound:
         self._mutables[name] = flat
         return flat
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that calls have made and that are cached, the newest last."""
+        return tuple(runnable.plan for runnable in self._runnables.values())
+
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these remaining arguments: arrays, or `spec(shape, dtype)` in their place."""
         values = self._values(args, kwargs)
         traced, _ = self._fused.trace(values)

@@ -31,7 +31,7 @@ class Fused(PlannedFunction):
         # Pickled by name, as functions are.
         return str(getattr(self, "__qualname__", None) or self.__wrapped__.__qualname__)
 
-    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the function fused.
 
         Parameters
@@ -63,7 +63,7 @@ class Fused(PlannedFunction):
             runnable = self.compile(self._runnables, key, values, leaves)
         return run(runnable, leaves, exporters, out)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.
 
         The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
@@ -75,7 +75,7 @@ class Fused(PlannedFunction):
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         return build(traced, layouts, self.settings(device_of(leaves, devices.DEFAULT)))
 
-    def bind(self, **fixed: Any) -> Bound:
+    def bind(self, /, **fixed: Any) -> Bound:
         """Fix some arguments, and compute once what depends on them alone.
 
         Parameters
@@ -105,13 +105,13 @@ class _Method:
         self.__wrapped__ = functools.partial(fused.__wrapped__, instance)
         self.__doc__ = fused.__doc__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._fused(self._instance, *args, **kwargs)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         return self._fused.plan(self._instance, *args, **kwargs)
 
-    def bind(self, **fixed: Any) -> Bound:
+    def bind(self, /, **fixed: Any) -> Bound:
         return Bound(self._fused, {self._fused.names[0]: self._instance, **fixed})
 
 

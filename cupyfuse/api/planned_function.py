@@ -81,6 +81,11 @@ class PlannedFunction:
         """Precision of float32 products: the function's own, else that of the surrounding `with` block."""
         return self._precision or current_precision()
 
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that calls have made and that are cached, the newest last."""
+        return tuple(runnable.plan for runnable in self._runnables.values())
+
     def settings(self, device: Device | None) -> Settings:
         """Return the settings of a plan for a GPU."""
         return Settings(self.precision, device, self._max_workspace, self._keep_halves)

@@ -166,6 +166,7 @@ class Body:
         self.line("}")
 
     def _loaded(self, node: Node) -> str:
+        """Return the expression of an operand in memory; one of the tile is widened to its compute dtype once."""
         program = self.scope.program
         parameter = program.loaded[node]
         if not self.tile or parameter.place not in (FULL, COLUMN):
@@ -179,6 +180,7 @@ class Body:
         return f"at_{name}"
 
     def _guarded(self, node: Node, name: str, declared: str) -> None:
+        """Write the fast form of a guard, and the exact form for where that is not finite."""
         fast, exact = node.inputs
         self.line(f"{declared} = {self.value(fast)};")
         self.line(f"if (!isfinite({name})) {{")
@@ -230,6 +232,7 @@ class Body:
         return in_row and bottom in program.divisors and program.place(node) == FULL
 
     def _pass_through(self, node: Node) -> str:
+        """Return the expression of a cast or a broadcast: rounded to a narrow dtype, and widened again."""
         source = node.inputs[0]
         value = self.operand(source, source.dtype)
         if node.dtype == source.dtype:

@@ -109,6 +109,7 @@ class Program:
         return ROW if node.shape == (rows, 1) else COLUMN if node.shape == (1, cols) else SCALAR
 
     def _add(self, node: Node, place: str, written: bool, used: set[str]) -> None:
+        """Add a parameter of the kernel for a value, under a name that is not in `used`."""
         base = resolve(node)
         name = f"out{len(self.outputs)}" if written else _input_name(node, base)
         stem, copies = name, 1

@@ -92,6 +92,7 @@ class KernelLaunch:
         return LaunchSpec(self.bind, self.kernels, self._partial_bytes() if self.program.by_columns else 0)
 
     def _add_member(self, parameter: Parameter, place: Place | None) -> None:
+        """Append the members of the kernel's struct for a parameter: a scalar, or a pointer with its strides."""
         if place is None:
             self.members.append(float(parameter.node.value))
             self.format += "d"

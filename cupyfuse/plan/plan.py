@@ -11,7 +11,8 @@ from ..ir.graph import Graph, Node
 from ..rewrite import Note
 from ..settings import Settings
 from ..trace import Axes, Call
-from .report import report
+from .picture import notebook_html, svg
+from .report import record, report
 from .schedule import Schedule, Step, arrange, resolve
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
@@ -199,9 +200,10 @@ class Plan:
             The GPU is unknown.
         """
         device = devices.find(gpu)
-        return sum(self._step_time(step, device) for step in self._every_step())
+        return sum(max(self.step_times(step, device)) for step in self._every_step())
 
-    def _step_time(self, step: Step, device: devices.Device) -> float:
+    def step_times(self, step: Step, device: devices.Device) -> tuple[float, float]:
+        """Bound the time of a step from below by its bytes and by its arithmetic, in seconds; they overlap."""
         dtype = step.nodes[-1].dtype
         peak = device.simt64 if dtype == "float64" else device.simt
         if step.kind == "Gemm" and dtype != "float64":
@@ -209,7 +211,7 @@ class Plan:
                 peak = device.half
             elif self.precision in ("high", "medium", "tf32"):
                 peak = max(device.tf32, device.simt)
-        return max((step.reads + step.writes) / device.bandwidth, step.flops / peak)
+        return (step.reads + step.writes) / device.bandwidth, step.flops / peak
 
     def source(self, inline: bool = False) -> str:
         """Return the CUDA C of every emitted kernel.
@@ -223,3 +225,34 @@ class Plan:
 
     def __str__(self) -> str:
         return report(self)
+
+    def record(self, gpu: str = devices.DEFAULT) -> dict[str, Any]:
+        """Return what `print` shows as numbers, strings, lists and dicts, as for JSON: bytes, FLOPs, seconds.
+
+        Parameters
+        ----------
+        gpu : str
+            The GPU that `best_seconds` are for, as for `best_time`.
+        """
+        return record(self, gpu)
+
+    def svg(self, gpu: str = devices.DEFAULT) -> str:
+        """Draw the steps, with their bytes, launches and best possible times, as the text of an SVG image.
+
+        Parameters
+        ----------
+        gpu : str
+            The GPU that the times are for, as for `best_time`.
+
+        Examples
+        --------
+        >>> import cupyfuse as cf
+        >>> plan = cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(cf.spec((1024, 8192)))
+        >>> plan.svg("A100").startswith("<svg")
+        True
+        """
+        return svg(self, gpu)
+
+    def _repr_html_(self) -> str:
+        # Notebooks call it for the last value of a cell.
+        return notebook_html(self)

@@ -54,12 +54,14 @@ def test_torch_tensors_come_back_as_tensors(shape: tuple[int, ...], dtype: torch
 
 def test_every_result_is_given_back() -> None:
     x = torch.randn(4, 3)
-    results = cf.fuse(lambda x: {"sum": x.sum(), "mask": x > 0, "count": (x > 0).sum(axis=1), "turned": (x + 1).T})(x)
+    results = cf.fuse(lambda x: {"sum": x.sum(), "mask": x > 0, "count": (x > 0).sum(axis=1), "transposed": (x + 1).T})(
+        x
+    )
     assert all(type(r) is torch.Tensor for r in results.values())
     assert results["sum"].shape == () and results["sum"].item() == pytest.approx(x.sum().item(), abs=1e-5)
     assert results["mask"].dtype == torch.bool and torch.equal(results["mask"], x > 0)
     assert results["count"].dtype == torch.int64
-    assert torch.equal(results["turned"], (x + 1).T)
+    assert torch.equal(results["transposed"], (x + 1).T)
 
 
 @pytest.mark.parametrize(

@@ -271,3 +271,18 @@ def test_a_fused_function_of_nested_arguments_within_another_one() -> None:
     outer = cf.fuse(lambda x, y: inner((x, 1.0), {"y": y}) + 1)
     x, y = np.arange(3.0), np.ones(3)
     np.testing.assert_array_equal(outer(x, y), x * 2 + y + 1)
+
+
+def test_a_parameter_may_be_called_self() -> None:
+    """As that of a method, fused in its class and given by name."""
+
+    class Model:
+        @cf.fuse
+        def forward(self, x: Any) -> Any:
+            return x + 1
+
+    fused, x = Model.forward, np.zeros((2, 3))
+    assert fused.plan(self=None, x=cf.spec((2, 3))).launches == 1
+    np.testing.assert_array_equal(fused(self=None, x=x), x + 1)
+    np.testing.assert_array_equal(fused.bind(self=None)(x=x), x + 1)
+    assert [plan.name for plan in fused.plans] == ["forward"]

@@ -134,7 +134,7 @@ def test_arrays_and_specs_give_the_same_plan(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("vector", [(7, 1), (1, 5), (1, 1), (7,), (1,), ()])
 def test_vectors_are_described_as_they_lie(vector: tuple[int, ...]) -> None:
-    """A column that is turned is a row that lies as well: specs know that as arrays do."""
+    """A column that is transposed is a row that lies as well: specs know that as arrays do."""
     fused = cf.fuse(lambda z, v: z * v.T)
     steps = fused.plan(np.ones((5, 7), np.float32), np.ones(vector, np.float32)).steps
     described = fused.plan(cf.spec((5, 7)), cf.spec(vector)).steps

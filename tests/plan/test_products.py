@@ -85,7 +85,7 @@ def test_without_kept_halves_weights_are_split_in_the_call(engine: Engine, rng: 
 
 
 CHAINS = [
-    (lambda x, w: x @ w, (7, 70), (70, 12)),  # the second operand turned, by a copy
+    (lambda x, w: x @ w, (7, 70), (70, 12)),  # the second operand transposed, by a copy
     (lambda x, w: (x * 2 + 1) @ w.T, (7, 70), (12, 70)),  # an operand that is computed
     (lambda x, w: (x @ w.T) @ w, (7, 70), (12, 70)),  # a product of a product
     (lambda x, w: (x @ x.T, x @ w.T), (7, 70), (12, 70)),  # halves that two products share
@@ -283,7 +283,7 @@ def test_split_products_beat_float32_by_the_estimate_of_large_ones() -> None:
 @pytest.mark.parametrize(
     ("shape", "kinds"), [((8192, 8192), ["Split"]), ((1024, 1024), ["Split"]), ((8192, 2048), ["Copy", "Split"])]
 )
-def test_turned_operands_are_split_as_they_are(shape: tuple[int, int], kinds: list[str]) -> None:
+def test_transposed_operands_are_split_as_they_are(shape: tuple[int, int], kinds: list[str]) -> None:
     """Where there are enough of their columns; else a copy is quicker."""
     plan = cf.fuse(lambda x, w: x @ w).bind(w=cf.spec(shape)).plan(cf.spec((8192, shape[0])))
     assert plan.prepare is not None and [s.kind for s in plan.prepare.steps] == kinds

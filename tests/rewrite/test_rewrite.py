@@ -82,14 +82,14 @@ def test_views_of_views_are_one_view() -> None:
 
 
 def test_transposes_of_vectors_move_to_the_arguments() -> None:
-    """A computed vector would have to be stored to be turned; an argument can be read either way."""
+    """A computed vector would have to be stored to be transposed; an argument can be read either way."""
     graph, _ = rewrite.simplify(traced("z + np.exp(b * 2) + np.tanh(r + 1)[:, None]"))
-    turned = [n for n in g.topological(graph.roots) if n.op == "transpose"]
-    assert turned and all(n.inputs[0].op == "input" for n in turned)
+    transposed = [n for n in g.topological(graph.roots) if n.op == "transpose"]
+    assert transposed and all(n.inputs[0].op == "input" for n in transposed)
 
 
 @pytest.mark.parametrize("step", ["v + 1", "v * v + v"])
-def test_long_chains_of_vectors_are_turned(step: str) -> None:
+def test_long_chains_of_vectors_are_transposed(step: str) -> None:
     """Each value of the chain once, however often it is used, and without recursion."""
     advance = eval(f"lambda v: {step}")
 
@@ -273,7 +273,7 @@ def test_a_function_of_what_repeats_is_evaluated_once_a_row() -> None:
     assert graph.outputs[0].shape == (7, 6)
 
 
-def test_products_that_are_read_turned_alone_are_turned() -> None:
+def test_products_that_are_read_transposed_alone_are_transposed() -> None:
     for text in ("(x @ w.T).T", "(x @ w.T).T @ x", "np.exp((x @ w.T).T)"):
         graph, _ = rewrite.simplify(traced(text))
         nodes = list(g.topological(graph.roots))
@@ -367,7 +367,7 @@ def test_the_note_says_what_the_collapse_saves() -> None:
     assert note.saved == f"{2 * 6 * 5 * 7 - 2 * 6 * 5} FLOPs"
 
 
-def test_the_collapse_does_not_come_back_through_a_turned_result() -> None:
+def test_the_collapse_does_not_come_back_through_a_transposed_result() -> None:
     found, _ = simplified("(lambda s: (s, s @ s.T, z + s))((x @ w.T).sum(axis=1, keepdims=True))")
     assert found["matmul"] == 1
     plan = cf.fuse(lambda x, w: (lambda s: (s, s @ s.T))((x @ w.T).sum(axis=1, keepdims=True))).plan(

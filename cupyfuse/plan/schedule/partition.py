@@ -65,6 +65,7 @@ class Scheduler:
         return node.op in _IN_MEMORY or node in self.column_group
 
     def _place(self, node: Node) -> None:
+        """Choose the layer and the step in which a value is computed; its operands are placed already."""
         self.after_reduction[node] = False
         if node.op in ("input", "const"):
             self.layer[node] = 0

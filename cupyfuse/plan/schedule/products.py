@@ -60,6 +60,7 @@ class _Prepacked(NamedTuple):
 
 
 def _choose(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool, shared: _Shared) -> Node:
+    """Return a product in the form in which it runs: of operands split into one part or two, or as it is."""
     rounded = settings.precision in ROUNDED
     reason = _library_reason(node, settings)
     if not reason and rounded:

@@ -175,13 +175,16 @@ def _backward_product(sizes: tuple[int, int, int], dtype: str, machine: Machine,
 
 def _dependent(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
     """Find the values of a schedule that depend on inputs whose gradient is wanted."""
-    numbers = {k for k, wanted in enumerate(requires_grad) if wanted}
-    if any(requires_grad[k] for k in traced.chain.fixed):
-        # Prepacked weights are numbered after the inputs; the range has room for more than a chain makes.
-        numbers |= set(range(len(requires_grad), 2 * len(requires_grad) + 64))
+    wanted = {k for k, want in enumerate(requires_grad) if want}
+    fixed = any(requires_grad[k] for k in traced.chain.fixed)
+
+    def is_wanted(number: int) -> bool:
+        # Prepacked weights are numbered after the inputs.
+        return number in wanted or (fixed and number >= len(requires_grad))
+
     found: set[Node] = set()
     for node in g.topological([n for step in steps for n in step.outputs]):
-        if node.argument in numbers if node.op == "input" else any(i in found for i in node.inputs):
+        if is_wanted(node.argument) if node.op == "input" else any(i in found for i in node.inputs):
             found.add(node)
     return found
 
