@@ -15,39 +15,32 @@ from ..engines.row_blocks import load
 from ..plan.plan import Plan
 from ..trace import Tracer
 from . import arrays
-from .arguments import CONTAINERS, Results, map_leaves
+from .results import Results
+from .structures import structure_of
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """A plan loaded by an engine, its prepacked values, and the structure of its results."""
+    """A plan loaded by an engine, the structure of its results, and the constant and prepacked arrays kept for it."""
 
     plan: Plan
     results: Results
     execute: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
-    prepacked: list[Any]
+    kept: list[Any]
 
 
 def contains_tracer(value: Any) -> bool:
     """Whether an argument is or contains a traced array: the call then is inlined into that trace."""
-    if isinstance(value, CONTAINERS):
-        return any(map(contains_tracer, value.values() if isinstance(value, dict) else value))
-    return type(value) is Tracer
+    if type(value) is Tracer:
+        return True
+    try:
+        structure = None if isinstance(value, (str, np.ndarray)) else structure_of(value)
+    except TypeError:
+        return False
+    return structure is not None and any(map(contains_tracer, structure.children))
 
 
-def imported_arrays(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """Import the arrays and specs among some arguments."""
-    found: list[Any] = []
-
-    def leaf(value: Any, name: str) -> None:
-        found.append(value if isinstance(value, arrays.Spec) else arrays.import_array(value, name).array)
-
-    for position, value in enumerate(values):
-        map_leaves(value, names[position] if names else "", leaf)
-    return found
-
-
-def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
+def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
     """Return the loader of plans for the device that the arrays are on.
 
     Raises
@@ -55,15 +48,10 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
     TypeError
         Arrays are on the CPU and on a GPU, or on several GPUs.
     """
-    places = {f"GPU {a.data.device_id}" if arrays.is_cupy(a) else "the CPU" for a in leaves}
-    if len(places) > 1:
-        where = []
-        for name, value in zip(names, values, strict=True):
-            for a in imported_arrays([value]):
-                where.append(f"{name} on {f'GPU {a.data.device_id}' if arrays.is_cupy(a) else 'the CPU'}")
-        raise TypeError(
-            f"arguments are on different devices: {', '.join(where)}; move them to one, for example with cupy.asarray"
-        )
+    places = [f"GPU {a.data.device_id}" if arrays.is_cupy(a) else "the CPU" for a in leaves]
+    if len(set(places)) > 1:
+        where = ", ".join(f"{name} on {place}" for name, place in zip(names, places, strict=True))
+        raise TypeError(f"arguments are on different devices: {where}; move them to one, for example with cupy.asarray")
     if not leaves:
         raise TypeError("no argument is an array; pass at least one NumPy, CuPy or DLPack array")
     if arrays.is_cupy(leaves[0]):
@@ -90,7 +78,7 @@ def run(runnable: Runnable, leaves: list[Any], exporters: list[Any], out: Any) -
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves, out)
     if out is None:
-        results = runnable.execute([*leaves, *runnable.prepacked], [None] * len(runnable.plan.outputs))
+        results = runnable.execute([*leaves, *runnable.kept], [None] * len(runnable.plan.outputs))
     else:
         results = _run_into(runnable, leaves, out)
     export = exporters[0]
@@ -145,7 +133,7 @@ def _run_into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
         if target.size and any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
             raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
         targets.append(target)
-    operands = [*leaves, *runnable.prepacked]
+    operands = [*leaves, *runnable.kept]
     direct = [
         None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
         for i, target in enumerate(targets)

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from .. import devices
-from ..plan.build import build
 from ..plan.plan import Plan
 from ..settings import DEFAULT_WORKSPACE
-from ..trace import Tracer
-from . import arrays
-from .arguments import CONTAINERS, flatten
 from .bind import Bound
-from .call import contains_tracer, device_of, imported_arrays, run
+from .call import contains_tracer, run
 from .planned_function import PlannedFunction
+from .registry import register_own
+from .signature import TracedArgument
 
 
 class Fused(PlannedFunction):
@@ -50,18 +48,24 @@ class Fused(PlannedFunction):
         """
         direct = self.positional and not kwargs and len(args) == len(self.names)
         values = args if direct else self.bind_arguments(args, kwargs)
-        leaves: list[Any] = []
-        signature: list[Any] = []
-        exporters: list[Any] = []
-        for value, name in zip(values, self.names, strict=True):
-            if type(value) is Tracer or (type(value) in CONTAINERS and contains_tracer(value)):
+        signature = self.environment.signature()
+        try:
+            if self.environment.static:
+                for value, name in zip(values, self.names, strict=True):
+                    self.add(signature, value, name)
+            else:
+                for value, name in zip(values, self.names, strict=True):
+                    signature.add(value, name)
+            self.environment.add_to(signature)
+        except (TracedArgument, TypeError) as error:
+            if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
-            flatten(value, name, leaves, signature, exporters)
-        key = (self.precision, *signature)
+            raise
+        key = (self.precision, *signature.key)
         runnable = self._runnables.get(key)
         if runnable is None:
-            runnable = self.compile(self._runnables, key, values, leaves)
-        return run(runnable, leaves, exporters, out)
+            runnable = self.compile(self._runnables, key, values, signature)
+        return run(runnable, signature.leaves, signature.exporters, out)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.
@@ -69,11 +73,7 @@ class Fused(PlannedFunction):
         The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
         run through the same steps, with NumPy's matrix product.
         """
-        values = self.bind_arguments(args, kwargs)
-        leaves = imported_arrays(values, self.names)
-        traced, _ = self.trace(values)
-        layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-        return build(traced, layouts, self.settings(device_of(leaves, devices.DEFAULT)))
+        return self.plan_for(self.bind_arguments(args, kwargs), devices.DEFAULT, lambda _: frozenset())
 
     def bind(self, **fixed: Any) -> Bound:
         """Fix some arguments, and compute once what depends on them alone.
@@ -115,6 +115,10 @@ class _Method:
         return Bound(self._fused, {self._fused.names[0]: self._instance, **fixed})
 
 
+register_own(Fused, lambda f: ([f.__wrapped__], ()), lambda _, children: Fused(children[0]), mutable=False)
+register_own(_Method, lambda m: ([m._fused, m._instance], ()), lambda _, children: _Method(*children), mutable=False)
+
+
 @overload
 def fuse(
     fn: Callable[..., Any],
@@ -123,6 +127,7 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    static: tuple[str, ...] = (),
 ) -> Fused: ...
 
 
@@ -134,6 +139,7 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    static: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Fused]: ...
 
 
@@ -144,6 +150,7 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    static: tuple[str, ...] = (),
 ) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
@@ -163,6 +170,10 @@ def fuse(
     keep_halves : bool, optional
         Whether `bind` keeps the fp16 hi/lo split of bound float32 weights, which takes as much memory as the weights;
         otherwise each call splits them. True by default.
+    static : tuple of str, optional
+        Parameters, or variables that the function reads around it, whose values may be of any type that can be hashed.
+        Calls share a trace if the values are equal: that equality covers all that the function reads of them is the
+        caller's promise.
 
     Returns
     -------
@@ -187,7 +198,9 @@ def fuse(
     array([1.3863, 1.3863])
     """
     if fn is None:
-        return functools.partial(fuse, precision=precision, max_workspace=max_workspace, keep_halves=keep_halves)
+        return functools.partial(
+            fuse, precision=precision, max_workspace=max_workspace, keep_halves=keep_halves, static=static
+        )
     if not callable(fn):
         raise TypeError(f"fn: expected a function, got {type(fn).__name__}")
-    return Fused(fn.__wrapped__ if isinstance(fn, Fused) else fn, precision, max_workspace, keep_halves)
+    return Fused(fn.__wrapped__ if isinstance(fn, Fused) else fn, precision, max_workspace, keep_halves, static)

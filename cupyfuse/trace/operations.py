@@ -34,6 +34,8 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         except TypeError as error:
             fail(f"an operation with a {value.dtype} number", f"{error}; or make it a Python number with .item()")
         return trace.array(g.cast(g.const(value.item()), dtype), ())
+    if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
+        return trace.constant(value)
     if hasattr(value, "shape"):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",
