@@ -124,9 +124,14 @@ def import_array(value: Any, name: str) -> Imported:
 
 def beside(array: Any, constant: Any) -> Any:
     """Return a constant array in the memory of another array; NumPy's go to a GPU."""
-    if is_cupy(array) and not is_cupy(constant):
-        return sys.modules["cupy"].asarray(constant)
-    return constant
+    return upload(constant, array.data.device_id) if is_cupy(array) and not is_cupy(constant) else constant
+
+
+def upload(values: np.ndarray[Any, Any], device: int) -> Any:
+    """Copy an array to a GPU."""
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(device):
+        return cupy.asarray(values)
 
 
 def _import_cupy(name: str) -> Any:

@@ -29,15 +29,17 @@ class Runnable:
     kept: list[Any]
 
 
-def contains_tracer(value: Any) -> bool:
+def contains_tracer(value: Any, parents: tuple[int, ...] = ()) -> bool:
     """Whether an argument is or contains a traced array: the call then is inlined into that trace."""
     if type(value) is Tracer:
         return True
+    if id(value) in parents:
+        return False
     try:
-        structure = None if isinstance(value, (str, np.ndarray)) else structure_of(value)
+        structure = structure_of(value)
     except TypeError:
         return False
-    return structure is not None and any(map(contains_tracer, structure.children))
+    return structure is not None and any(contains_tracer(c, (*parents, id(value))) for c in structure.children)
 
 
 def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:

@@ -53,10 +53,14 @@ class Signature:
         Variables around functions that were read, and what they held.
     captured : bool
         Whether such variables hold arrays, or what may come to hold some.
+    attributes : set of str
+        The attributes that functions read of anything.
+    classes : dict
+        The classes met, by name; `finish` adds those of their attributes that functions read.
     """
 
     __slots__ = (
-        *("_active", "_attributes", "_classes", "_kind", "_package", "_seen", "_specs", "_static"),
+        *("_active", "_kind", "_package", "_seen", "_specs", "_static", "attributes", "classes"),
         *("captured", "exporters", "key", "leaves", "names", "originals", "probes", "stable"),
     )
 
@@ -71,8 +75,8 @@ class Signature:
         self.captured = False
         self._static, self._package, self._specs = static, package, specs
         self._seen: dict[Any, int] = {}
-        self._attributes: set[str] = set()
-        self._classes: dict[type, str] = {}
+        self.attributes: set[str] = set()
+        self.classes: dict[type, str] = {}
         self._active: set[int] = set()
         self._kind = "argument"
 
@@ -114,7 +118,7 @@ class Signature:
             self.add_function(value, name)
         elif isinstance(value, type):
             self.key.append(Identity(value))
-            self._classes.setdefault(value, name)
+            self.classes.setdefault(value, name)
         elif cls is types.ModuleType:
             self.key.append(Identity(value))
         elif arrays.is_array(value):
@@ -123,7 +127,7 @@ class Signature:
             self.stable = self.stable and not structure.mutable
             self.key.append(structure.key)
             if is_namedtuple(cls) or is_dataclass(cls) or registration(cls):
-                self._classes.setdefault(cls, name)
+                self.classes.setdefault(cls, name)
             self._check_depth(value, name)
             for label, child in zip(structure.labels, structure.children, strict=True):
                 self.add(child, name + label)
@@ -165,7 +169,7 @@ class Signature:
             return
         reads = reads_of(function.__code__)
         _check_changes_nothing(function, reads, self._package)
-        self._attributes |= reads.attributes
+        self.attributes |= reads.attributes
         self.key.append(Identity(function.__code__))
         kind, self._kind = self._kind, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
@@ -242,12 +246,12 @@ class Signature:
 
     def finish(self) -> None:
         """Add the attributes of all classes met that the code names, and what the methods among them read."""
-        if not self._classes:
+        if not self.classes:
             return
         done: set[tuple[type, str]] = set()
         while True:
             count = len(done)
-            for cls, name in list(self._classes.items()):
+            for cls, name in list(self.classes.items()):
                 self._add_class(cls, name, done)
             if len(done) == count:
                 break
@@ -261,7 +265,7 @@ class Signature:
                 continue
             for attribute, value in list(vars(base).items()):
                 special = attribute.startswith("__") and isinstance(value, types.FunctionType)
-                if (base, attribute) in done or not (attribute in self._attributes or special):
+                if (base, attribute) in done or not (attribute in self.attributes or special):
                     continue
                 value = function_in(value)
                 if (special and value.__code__.co_filename == "<string>") or _is_member(value):

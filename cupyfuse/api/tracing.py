@@ -53,7 +53,8 @@ def trace_function(
         trace.end()
         graph = _graph(trace, results)
         traces.append(trace)
-        found.append((results, [*results.key, *graph_key(graph)]))
+        axes = [t._axes for t in results.leaves]
+        found.append((results, [*results.key, *axes, *graph_key(graph)]))
     if found[0][1] != found[1][1]:
         raise TraceError(
             f"cannot fuse {name}: traced a second time it does something else, as if it drew random numbers or read "
@@ -62,8 +63,8 @@ def trace_function(
     results, trace = found[0][0], traces[0]
     if not results.leaves and not trace.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
-    axes = tuple(t._axes for t in results.leaves)
-    return Tracing(Traced(name, _graph(trace, results), axes, tuple(trace.calls)), results, trace.constants)
+    axes = [t._axes for t in results.leaves]
+    return Tracing(Traced(name, _graph(trace, results), tuple(axes), tuple(trace.calls)), results, trace.constants)
 
 
 def _graph(trace: Trace, results: Results) -> g.Graph:
