@@ -10,7 +10,8 @@ from typing import Any
 
 from .. import devices
 from ..plan.plan import Plan
-from .call import Runnable, contains_tracer, run
+from .cache import PlanCache
+from .call import contains_tracer, run
 from .planned_function import PlannedFunction
 from .registry import register_own
 from .signature import Signature, TracedArgument
@@ -35,7 +36,7 @@ class Bound:
         self._constants: dict[str, Signature] = {}  # bound arguments that cannot change
         # Of the others, as of the last call: how often their arrays were replaced, the caller's arrays, their imports.
         self._mutables: dict[str, tuple[int, list[Any], list[Any], list[Any]]] = {}
-        self._runnables: dict[Hashable, Runnable] = {}
+        self._runnables = PlanCache()
         self._prepacked: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
         functools.update_wrapper(self, fused.__wrapped__)
         self.__wrapped__ = functools.partial(fused.__wrapped__, **fixed)
@@ -81,12 +82,14 @@ class Bound:
                 return self._fused.inline((), arguments, out)
             raise
         key = (self._fused.precision, *signature.key)
-        runnable = self._runnables.get(key)
+        runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             all_values = self._values(args, kwargs)
-            bound = self._bound_positions(all_values)
-            runnable = self._fused.compile(self._runnables, key, all_values, signature, bound, self._prepack)
-        return run(runnable, signature.leaves, signature.exporters, out)
+            fixed = self._bound_positions(all_values)
+            runnable = self._fused.compile(
+                self._runnables, key, all_values, signature, self._fixed, fixed, self._prepack
+            )
+        return run(runnable, signature, out)
 
     def _add_all(self, signature: Signature, values: Sequence[Any]) -> None:
         """Add the bound arguments and the others, in the order of the function's parameters."""
@@ -107,7 +110,7 @@ class Bound:
         """Add a bound argument: an immutable one is looked at once, another in every call."""
         value = self._fixed[name]
         own = self._fused.environment.signature()
-        self._fused.add(own, value, name)
+        self._fused.add(own, value, name, by_value=True)
         if own.stable and not own.read_functions:
             self._constants[name] = own
             signature.leaves += own.leaves
@@ -115,7 +118,7 @@ class Bound:
             signature.exporters += own.exporters
             return
         first = len(signature.leaves)
-        self._fused.add(signature, value, name)
+        self._fused.add(signature, value, name, by_value=True)
         originals = [signature.originals.get(i, signature.leaves[i]) for i in range(first, len(signature.leaves))]
         cached = self._mutables.get(name)
         if cached is not None:
@@ -127,7 +130,7 @@ class Bound:
                 signature.key.append(version)
                 return
             # Free the values computed from the replaced arrays.
-            self._runnables, self._prepacked = {}, {}
+            self._runnables, self._prepacked = PlanCache(), {}
         version = 0 if cached is None else cached[0] + 1
         self._mutables[name] = (version, originals, signature.leaves[first:], signature.exporters[first:])
         signature.key.append(version)
@@ -135,7 +138,7 @@ class Bound:
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these remaining arguments: arrays, or `spec(shape, dtype)` in their place."""
         values = self._values(args, kwargs)
-        return self._fused.plan_for(values, devices.DEFAULT, lambda _: self._bound_positions(values))
+        return self._fused.plan_for(values, devices.DEFAULT, self._fixed, self._bound_positions(values))
 
     def _bound_positions(self, values: Sequence[Any]) -> frozenset[int]:
         """Return the positions of the bound arrays among all array arguments."""

@@ -16,6 +16,7 @@ from ..plan.plan import Plan
 from ..trace import Tracer
 from . import arrays
 from .results import Results
+from .signature import Signature
 from .structures import structure_of
 
 
@@ -25,8 +26,12 @@ class Runnable:
 
     plan: Plan
     results: Results
-    execute: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    execute: Callable[[Sequence[Any], Sequence[Any], Sequence[float]], list[Any]]
     kept: list[Any]
+
+    @functools.cached_property
+    def no_outs(self) -> list[None]:
+        return [None] * len(self.plan.outputs)
 
 
 def contains_tracer(value: Any, parents: tuple[int, ...] = ()) -> bool:
@@ -75,15 +80,16 @@ def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
     return devices.find(default) if default else None
 
 
-def run(runnable: Runnable, leaves: list[Any], exporters: list[Any], out: Any) -> Any:
+def run(runnable: Runnable, signature: Signature, out: Any) -> Any:
     """Run a plan, and return the results in the caller's structure and array library."""
+    leaves = signature.leaves
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves, out)
     if out is None:
-        results = runnable.execute([*leaves, *runnable.kept], [None] * len(runnable.plan.outputs))
+        results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, signature.numbers)
     else:
-        results = _run_into(runnable, leaves, out)
-    export = exporters[0]
+        results = _run_into(runnable, signature, out)
+    export = signature.exporters[0]
     if export is not None:
         results = [export(r) for r in results]
     elif type(leaves[0]) is np.ndarray:
@@ -107,9 +113,9 @@ def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
                 )
 
 
-def _run_into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
+def _run_into(runnable: Runnable, signature: Signature, out: Any) -> list[Any]:
     """Run, and write the results to the caller's arrays: directly, or by a copy where they overlap other operands."""
-    outputs = runnable.plan.outputs
+    outputs, leaves = runnable.plan.outputs, signature.leaves
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(outputs):
         raise ValueError(f"out: expected {len(outputs)} array(s), one for each result, got {len(given)}")
@@ -140,7 +146,8 @@ def _run_into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
         None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
         for i, target in enumerate(targets)
     ]
-    for target, passed, result in zip(targets, direct, runnable.execute(operands, direct), strict=True):
+    results = runnable.execute(operands, direct, signature.numbers)
+    for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:
             target[...] = result
     return []

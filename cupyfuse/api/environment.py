@@ -106,4 +106,4 @@ class Environment:
         if isinstance(self.function, types.FunctionType):
             signature.add_function(self.function, "fn", defaults=False)
         else:
-            signature.add(self.function, "fn")
+            signature.add_by_value(self.function, "fn")

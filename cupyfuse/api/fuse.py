@@ -62,10 +62,10 @@ class Fused(PlannedFunction):
                 return self.inline(args, kwargs, out)
             raise
         key = (self.precision, *signature.key)
-        runnable = self._runnables.get(key)
+        runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature)
-        return run(runnable, signature.leaves, signature.exporters, out)
+        return run(runnable, signature, out)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.
@@ -73,7 +73,7 @@ class Fused(PlannedFunction):
         The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
         run through the same steps, with NumPy's matrix product.
         """
-        return self.plan_for(self.bind_arguments(args, kwargs), devices.DEFAULT, lambda _: frozenset())
+        return self.plan_for(self.bind_arguments(args, kwargs), devices.DEFAULT)
 
     def bind(self, **fixed: Any) -> Bound:
         """Fix some arguments, and compute once what depends on them alone.

@@ -8,7 +8,7 @@ import os
 import threading
 import types
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any, cast
 
 from ..devices import Device
@@ -17,14 +17,13 @@ from ..plan.plan import Plan, Traced
 from ..settings import DEFAULT_WORKSPACE, Settings, check_precision, check_workspace, current_precision
 from ..trace import fail
 from . import arrays
+from .cache import PlanCache
 from .call import Runnable, device_of, engine_for
 from .code import package_of
 from .environment import Environment
 from .results import Results
 from .signature import Signature, variables_of
 from .tracing import Tracing, trace_function
-
-_CACHE_LIMIT = 1024  # signatures cached for one function
 
 # A child process may inherit a lock that another thread of its parent held: it gets new ones.
 _instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
@@ -74,7 +73,7 @@ class PlannedFunction:
         self._precision = None if precision is None else check_precision(precision)
         self._max_workspace = check_workspace(max_workspace)
         self._keep_halves = bool(keep_halves)
-        self._runnables: dict[Hashable, Runnable] = {}
+        self._runnables = PlanCache()
         self._lock = threading.RLock()
         _instances.add(self)
 
@@ -112,18 +111,20 @@ class PlannedFunction:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
         return self.__wrapped__(*args, **kwargs)
 
-    def read(self, values: Sequence[Any], specs: bool = False) -> Signature:
+    def read(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
         """Return the signature of a call with these values of all parameters."""
         signature = self.environment.signature(specs)
         for name, value in zip(self.names, values, strict=True):
-            self.add(signature, value, name)
+            self.add(signature, value, name, name in by_value)
         self.environment.add_to(signature)
         return signature
 
-    def add(self, signature: Signature, value: Any, name: str) -> None:
-        """Add an argument to a signature."""
+    def add(self, signature: Signature, value: Any, name: str, by_value: bool = False) -> None:
+        """Add an argument to a signature, with its floats as numbers of the call or as constants."""
         if name in self.environment.static:
             signature.add_static(value, name)
+        elif by_value:
+            signature.add_by_value(value, name)
         else:
             signature.add(value, name)
 
@@ -132,24 +133,27 @@ class PlannedFunction:
         tracing = self._trace(values, self.read(values, specs=True))
         return tracing.traced, tracing.results
 
-    def _trace(self, values: Sequence[Any], signature: Signature) -> Tracing:
-        return trace_function(self.environment, self.signature, values, signature)
+    def _trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
+        return trace_function(self.environment, self.signature, values, signature, by_value)
 
-    def plan_for(self, values: Sequence[Any], default: str, fixed: Callable[[Signature], frozenset[int]]) -> Plan:
+    def plan_for(
+        self, values: Sequence[Any], default: str, bound: Container[str] = (), fixed: frozenset[int] = frozenset()
+    ) -> Plan:
         """Return the plan for values among which specs stand for arrays, on the GPU `default` if on none."""
-        signature = self.read(values, specs=True)
-        tracing = self._trace(values, signature)
+        signature = self.read(values, specs=True, by_value=bound)
+        tracing = self._trace(values, signature, bound)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         settings = self.settings(device_of(signature.leaves, default))
-        return build(tracing.traced, layouts, settings, fixed(signature))
+        return build(tracing.traced, layouts, settings, fixed)
 
     def compile(
         self,
-        cache: dict[Hashable, Runnable],
+        cache: PlanCache,
         key: Hashable,
         values: Sequence[Any],
         signature: Signature,
+        bound: Container[str] = (),
         fixed: frozenset[int] = frozenset(),
         prepack: Prepack | None = None,
     ) -> Runnable:
@@ -157,22 +161,25 @@ class PlannedFunction:
 
         Parameters
         ----------
-        cache : dict
-            Runnables by key; gets the new one under `key`.
+        cache : PlanCache
+            Gets the new plan under `key`.
         values : sequence
             The values of all parameters.
         signature : Signature
-            Of the call; has the arrays among the values.
+            Of the call; has the arrays and the floats among the values.
+        bound : container of str
+            The parameters that are bound: floats in them are constants.
         fixed : frozenset of int
             Positions in the signature's leaves of the arrays that are bound.
         prepack : callable, optional
             Computes what depends on bound arrays alone, from its plan, the leaves and the engine.
         """
         with self._lock:
-            if key in cache:
-                return cache[key]
+            found = cache.find(key, signature.numbers)
+            if found is not None:
+                return found
             engine = engine_for(signature.leaves, signature.names)
-            tracing = self._trace(values, signature)
+            tracing = self._trace(values, signature, bound)
             constants = [arrays.beside(signature.leaves[0], c) for c in tracing.constants]
             leaves = [*signature.leaves, *constants]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
@@ -180,7 +187,5 @@ class PlannedFunction:
             prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
             kept = [*constants, *prepacked]
             runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept)
-            if len(cache) >= _CACHE_LIMIT:
-                cache.pop(next(iter(cache)))
-            cache[key] = runnable
+            cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trace import ScalarArgument, Tracer
+from ..trace import TracedNumber, Tracer
 from . import arrays
 from .constants import constant_key
 from .structures import structure_of
@@ -37,7 +37,7 @@ class Results:
             self.leaves.append(value)
             position = len(self.leaves) - 1
             return lambda leaves: leaves[position]
-        if cls is ScalarArgument:
+        if cls is TracedNumber:
             value = float(value)
         if (key := constant_key(value)) is not None:
             self.key.append(key)

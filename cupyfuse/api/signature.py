@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trace import Tracer
+from ..trace import TracedNumber, Tracer
 from . import arrays
 from .code import Chain, Reads, is_library, is_library_module, reads_of
 from .constants import Identity, constant_key
@@ -49,6 +49,8 @@ class Signature:
         The caller's own arrays, by number of the leaf, where the leaf is an import of them.
     stable : bool
         Whether nothing that was added can change but by putting another object in its place.
+    numbers : list of float
+        The float arguments, which are no part of the key.
     probes : list of (dict or cell, name, object)
         Variables around functions that were read, and what they held.
     captured : bool
@@ -60,8 +62,8 @@ class Signature:
     """
 
     __slots__ = (
-        *("_active", "_kind", "_package", "_seen", "_specs", "_static", "attributes", "classes"),
-        *("captured", "exporters", "key", "leaves", "names", "originals", "probes", "stable"),
+        *("_active", "_by_value", "_kind", "_package", "_seen", "_specs", "_static", "attributes", "classes"),
+        *("captured", "exporters", "key", "leaves", "names", "numbers", "originals", "probes", "stable"),
     )
 
     def __init__(self, static: frozenset[str] = frozenset(), package: str = "", specs: bool = False):
@@ -73,6 +75,8 @@ class Signature:
         self.stable = True
         self.probes: list[tuple[Any, str, Any]] = []
         self.captured = False
+        self.numbers: list[float] = []
+        self._by_value = False
         self._static, self._package, self._specs = static, package, specs
         self._seen: dict[Any, int] = {}
         self.attributes: set[str] = set()
@@ -92,7 +96,11 @@ class Signature:
         elif cls in _IMMUTABLE:
             self.key.append((cls, value))
         elif cls is float:
-            self.key.append((cls, value.hex()))
+            if self._by_value:
+                self.key.append((cls, value.hex()))
+            else:
+                self.key.append(float)
+                self.numbers.append(value)
         elif cls is tuple or cls is list:
             self.stable = self.stable and cls is tuple
             self.key.append((cls, len(value)))
@@ -112,6 +120,8 @@ class Signature:
         cls = type(value)
         if cls is Tracer:
             raise TracedArgument
+        if cls is TracedNumber:
+            value = float(value)
         if (key := constant_key(value)) is not None:
             self.key.append(key)
         elif cls is types.FunctionType:
@@ -171,6 +181,7 @@ class Signature:
         _check_changes_nothing(function, reads, self._package)
         self.attributes |= reads.attributes
         self.key.append(Identity(function.__code__))
+        by_value, self._by_value = self._by_value, True
         kind, self._kind = self._kind, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
         if defaults and (function.__defaults__ or function.__kwdefaults__):
@@ -190,7 +201,7 @@ class Signature:
                 for chain in sorted(reads.variables.get(label, ())):
                     self._add_attributes(value, label, chain)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
-        self._kind = kind
+        self._kind, self._by_value = kind, by_value
 
     def add_static(self, value: Any, name: str) -> None:
         """Add a value that is compared by its hash and equality."""
@@ -239,6 +250,12 @@ class Signature:
                 "anew in each call; make it an argument, or a variable of its own"
             )
 
+    def add_by_value(self, value: Any, name: str) -> None:
+        """Add a value with its floats as a part of the key."""
+        by_value, self._by_value = self._by_value, True
+        self.add(value, name)
+        self._by_value = by_value
+
     @property
     def read_functions(self) -> bool:
         """Whether functions were added, which may read variables."""
@@ -260,6 +277,7 @@ class Signature:
         """Add class attributes. No traced arrays can stand for arrays among them, or for those that methods read."""
         known, self.stable = len(self.leaves), False
         seen, self._seen = self._seen, {}
+        by_value, self._by_value = self._by_value, True
         for base in cls.__mro__[:-1]:
             if not base.__flags__ & _HEAP_TYPE or is_library_class(base, self._package):
                 continue
@@ -273,7 +291,7 @@ class Signature:
                 done.add((base, attribute))
                 self.key.append(attribute)
                 self.add(value, f"{name}.{attribute}")
-        self._seen = seen
+        self._seen, self._by_value = seen, by_value
         if len(self.leaves) > known:
             raise TypeError(
                 f"{self._kind} {name!r}: the array {self.names[known]}, which the class {cls.__name__} holds or its "

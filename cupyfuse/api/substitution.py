@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trace import ScalarArgument
+from ..trace import Trace, TracedNumber, argument
 from . import arrays
 from .constants import constant_key
 from .signature import defaults_of, is_library_function, read_by_attribute, variables_of
@@ -26,20 +26,38 @@ class Substitution:
 
     Parameters
     ----------
+    trace : Trace
     traced : iterator
         The traced arrays, in the order of the leaves of a `Signature`.
     captured : bool
         Whether variables around functions hold arrays; otherwise functions stay as they are.
+    read : set of int
+        Gets the positions of the float arguments whose values the function reads.
     """
 
-    def __init__(self, traced: Iterator[Any], captured: bool, static: frozenset[str], package: str):
+    def __init__(
+        self, trace: Trace, traced: Iterator[Any], captured: bool, static: frozenset[str], package: str, read: set[int]
+    ):
+        self._trace = trace
         self._traced, self._captured, self._static, self._package = traced, captured, static, package
         self._functions: dict[types.FunctionType, types.FunctionType] = {}
         self._globals: dict[int, dict[str, Any]] = {}
         self._cells: dict[int, Any] = {}
         self._seen: set[tuple[int, str]] = set()
         self._made: list[tuple[str, Any, Structure, list[Any]]] = []
-        self._numbers = True
+        self._numbers, self._count = True, 0
+        self._read = read
+
+    def _number(self, value: float, name: str) -> TracedNumber:
+        self._count += 1
+        return argument(self._count - 1, name, value, self._read, self._trace)
+
+    def by_value(self, value: Any, name: str) -> Any:
+        """Return such a value with its floats as constants."""
+        numbers, self._numbers = self._numbers, False
+        made = self.of(value, name)
+        self._numbers = numbers
+        return made
 
     def of(self, value: Any, name: str) -> Any:
         """Return the value with traced arrays for the arrays in it."""
@@ -47,7 +65,9 @@ class Substitution:
         if cls is np.ndarray:
             return next(self._traced)
         if cls is float:
-            return ScalarArgument(value, name) if self._numbers else value
+            return self._number(value, name) if self._numbers else value
+        if cls is TracedNumber:  # of another trace, for which it is read
+            return float(value)
         if constant_key(value) is not None or isinstance(value, (type, types.ModuleType)):
             return value
         if cls is types.FunctionType:
@@ -68,10 +88,7 @@ class Substitution:
         """Return the fused function itself, reading traced arrays around it."""
         if isinstance(function, types.FunctionType):
             return self.function(function, defaults=False)
-        numbers, self._numbers = self._numbers, False
-        made = self.of(function, "fn")
-        self._numbers = numbers
-        return made
+        return self.by_value(function, "fn")
 
     def function(self, function: types.FunctionType, defaults: bool = True) -> types.FunctionType:
         """Return a function that reads traced arrays around it."""

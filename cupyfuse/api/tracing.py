@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,27 +29,35 @@ class Tracing:
     results : Results
     constants : list of array
         Arrays that the function made itself.
+    read : set of int
+        Positions of the float arguments whose values it has read, so that the graph holds for these values only.
     """
 
     traced: Traced
     results: Results
     constants: list[Any]
+    read: set[int]
 
 
 def trace_function(
-    environment: Environment, parameters: inspect.Signature, values: Sequence[Any], signature: Signature
+    environment: Environment,
+    parameters: inspect.Signature,
+    values: Sequence[Any],
+    signature: Signature,
+    by_value: Container[str] = (),
 ) -> Tracing:
-    """Trace a function for the values of its parameters.
+    """Trace a function for the values of its parameters; those named in `by_value` have floats that are constants.
 
     It is traced twice: what it draws at random or reads from a clock would be the same in all later calls, and differs
     between the two.
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
+    read: set[int] = set()
     traces: list[Trace] = []
     found: list[tuple[Results, list[Hashable]]] = []
     for repeats in (None, 0):
         trace = Trace(repeats=None if repeats is None else traces[0], captures=True)
-        results = _run(trace, environment, parameters, values, signature)
+        results = _run(trace, environment, parameters, values, signature, by_value, read)
         trace.end()
         graph = _graph(trace, results)
         traces.append(trace)
@@ -64,7 +72,9 @@ def trace_function(
     if not results.leaves and not trace.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
     axes = [t._axes for t in results.leaves]
-    return Tracing(Traced(name, _graph(trace, results), tuple(axes), tuple(trace.calls)), results, trace.constants)
+    return Tracing(
+        Traced(name, _graph(trace, results), tuple(axes), tuple(trace.calls)), results, trace.constants, read
+    )
 
 
 def _graph(trace: Trace, results: Results) -> g.Graph:
@@ -77,14 +87,17 @@ def _run(
     parameters: inspect.Signature,
     values: Sequence[Any],
     signature: Signature,
+    by_value: Container[str],
+    read: set[int],
 ) -> Results:
-    """Run the function once."""
+    """Run the function once, and note in `read` which float arguments it has read."""
     traced = [_argument(trace, leaf, name) for leaf, name in zip(signature.leaves, signature.names, strict=True)]
     static = environment.static
-    substitution = Substitution(iter(traced), signature.captured, static, environment.package)
+    substitution = Substitution(trace, iter(traced), signature.captured, static, environment.package, read)
     bound = parameters.bind_partial()
     for name, value in zip(parameters.parameters, values, strict=True):
-        bound.arguments[name] = value if name in static else substitution.of(value, name)
+        given = substitution.by_value if name in by_value else substitution.of
+        bound.arguments[name] = value if name in static else given(value, name)
     function = substitution.root(environment.function)
     results = Results(function(*bound.args, **bound.kwargs))
     changed = substitution.changed()

@@ -29,18 +29,26 @@ class NumpyExecutable:
 
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
+        steps = (node for step in plan.steps for node in step.nodes)
+        self._numbers = [n for n in g.topological(steps) if n.number is not None]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Allocate a result."""
         return np.empty(shape, dtypes.to_numpy(dtype))
 
-    def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None]) -> list[Array]:
+    def __call__(
+        self, arrays: Sequence[Array], outs: Sequence[Array | None], numbers: Sequence[float] = ()
+    ) -> list[Array]:
         """Run on arguments and prepacked values.
 
         `outs` holds, for each result, an array to write it to or None. Arguments changed in place are written last.
+        `numbers` are the float arguments.
         """
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
+        for node in self._numbers:
+            assert node.number is not None
+            memory[node] = np.asarray(node.number.evaluate(numbers))
         with np.errstate(all="ignore"):
             for step in plan.steps:
                 _run_step(step, memory, plan.scheduled.storage)
@@ -166,7 +174,8 @@ class _Block:
 
     def operand(self, node: Node, dtype: str) -> Any:
         if node.op == "const":
-            return np.asarray(node.value, dtypes.to_numpy(dtypes.compute(dtype)))
+            value = node.value if node.number is None else self.memory[node]
+            return np.asarray(value, dtypes.to_numpy(dtypes.compute(dtype)))
         return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:

@@ -8,6 +8,7 @@ From the bottom up: `user_code` (errors that name the user's line), `axes`, `val
 
 from .axes import Axes, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
+from .number import TracedNumber, argument
 from .operations import apply, as_tracer, clip, matmul, power, reduce, variance
 from .trace import Call, Trace
 from .tracer import Tracer
@@ -19,8 +20,10 @@ __all__ = [
     "Call",
     "ScalarArgument",
     "Trace",
+    "TracedNumber",
     "Tracer",
     "apply",
+    "argument",
     "as_tracer",
     "broadcast_to",
     "clip",
