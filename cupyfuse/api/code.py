@@ -25,6 +25,8 @@ class Reads:
     variables : dict
         For each free variable or global, by name, the chains of attributes that are read of it: ``config.model.eps`` is
         ("model", "eps"), and the value as a whole is ().
+    globals : tuple of str
+        Those of them that are no free variables.
     attributes : frozenset of str
         The names of all attributes that are read of anything.
     assigned : tuple of str
@@ -34,6 +36,7 @@ class Reads:
     """
 
     variables: dict[str, frozenset[Chain]]
+    globals: tuple[str, ...]
     attributes: frozenset[str]
     assigned: tuple[str, ...]
     imported: tuple[str, ...]
@@ -75,7 +78,10 @@ def reads_of(code: types.CodeType) -> Reads:
             elif operation == "IMPORT_NAME":
                 imported.append(name)
     found = {name: frozenset(chains) for name, chains in variables.items()}
-    return Reads(found, frozenset(attributes), tuple(assigned), tuple(imported))
+    free = code.co_freevars
+    return Reads(
+        found, tuple(n for n in found if n not in free), frozenset(attributes), tuple(assigned), tuple(imported)
+    )
 
 
 def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:

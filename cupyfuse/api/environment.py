@@ -6,9 +6,7 @@ import types
 from typing import Any, NamedTuple
 
 from .code import is_own
-from .signature import Signature
-
-_MISSING = object()
+from .signature import MISSING, Signature
 
 
 class _Hashed:
@@ -38,7 +36,7 @@ class _Found(NamedTuple):
 
     def is_current(self) -> bool:
         for space, name, value in self.spaces:
-            if space.get(name, _MISSING) is not value:
+            if space.get(name, MISSING) is not value:
                 return False
         try:
             for cell, value in self.cells:

@@ -154,13 +154,14 @@ def fuse(
 ) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
-    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Numbers,
-    strings and other constants among the arguments belong to that combination.
+    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Constants among
+    the arguments belong to that combination, with those in closures and globals; floats among the arguments do not. What a
+    function may read, and when it is read, is described in docs/reading.md.
 
     Parameters
     ----------
     fn : callable
-        Takes arrays of at most two dimensions, and returns one array or a tuple, list or dict of arrays.
+        Takes arrays of at most two dimensions, and returns one array or a tuple, list, dict or dataclass of arrays.
     precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
         Precision of float32 matrix products (see `precision`); by default that of the surrounding `with` block.
     max_workspace : int, optional

@@ -22,7 +22,7 @@ from .registry import registration
 from .structures import Structure, is_dataclass, is_namedtuple, structure_of
 
 _IMMUTABLE = (int, bool, str, type(None))
-_MISSING = object()
+MISSING = object()
 
 WAYS_OUT = (
     "pass what the function needs of it, name it in cf.fuse(static=(...)) if its hash and equality tell all that the "
@@ -188,6 +188,8 @@ class Signature:
             self.stable = False
             for label, value in defaults_of(function):
                 self.add(value, label)
+        space = function.__globals__
+        self.probes += [(space, label, MISSING) for label in reads.globals if label not in space]  # of builtins
         for space, label, value in variables_of(function):
             if label in self._static:
                 self.stable = False
@@ -226,7 +228,7 @@ class Signature:
                     break
                 self.key.append(Identity(value))
                 space = vars(value)
-                value = space.get(attribute, _MISSING)
+                value = space.get(attribute, MISSING)
                 self.probes.append((space, attribute, value))
             elif isinstance(value, types.FunctionType):
                 if attribute not in vars(value):
@@ -236,11 +238,11 @@ class Signature:
             elif read_by_attribute(value, self._package):
                 self.stable = False
                 self.key.append((type(value), attribute))
-                value = getattr(value, attribute, _MISSING)
+                value = getattr(value, attribute, MISSING)
             else:
                 break
             name = f"{name}.{attribute}"
-        if value is _MISSING:
+        if value is MISSING:
             self.key.append(())
             return
         self.add(value, name)
@@ -380,8 +382,7 @@ def variables_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]
             yield cell, name, cell.cell_contents
         except ValueError:
             continue  # not assigned yet
-    free = function.__code__.co_freevars
     space = function.__globals__
-    for name in reads_of(function.__code__).variables:
-        if name not in free and name in space:
+    for name in reads_of(function.__code__).globals:
+        if name in space:
             yield space, name, space[name]

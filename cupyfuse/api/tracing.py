@@ -57,8 +57,10 @@ def trace_function(
     found: list[tuple[Results, list[Hashable]]] = []
     for repeats in (None, 0):
         trace = Trace(repeats=None if repeats is None else traces[0], captures=True)
-        results = _run(trace, environment, parameters, values, signature, by_value, read)
-        trace.end()
+        try:
+            results = _run(trace, environment, parameters, values, signature, by_value, read)
+        finally:
+            trace.end()
         graph = _graph(trace, results)
         traces.append(trace)
         axes = [t._axes for t in results.leaves]

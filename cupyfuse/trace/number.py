@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..ir.numbers import Number, computed
+from .tracer import Tracer
 
 _NUMBERS = (int, float, bool)
 
@@ -39,6 +40,8 @@ class TracedNumber:
         return np.asarray(float(self), dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if any(type(i) is Tracer for i in inputs):
+            return NotImplemented  # the traced array takes the call
         return getattr(ufunc, method)(*(float(i) if type(i) is TracedNumber else i for i in inputs), **options)
 
     def __reduce__(self) -> Any:

@@ -226,6 +226,27 @@ def test_a_list_that_collects_values_is_refused() -> None:
     assert losses == []
 
 
+def test_globals_that_hide_builtins_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cf.fuse(lambda x: x * max(2.0, 3.0))
+    assert fused(ONES)[0] == 3
+    monkeypatch.setitem(globals(), "max", lambda *values: 7.0)
+    assert fused(ONES)[0] == 7
+    monkeypatch.delitem(globals(), "max")
+    assert fused(ONES)[0] == 3
+
+
+def test_arrays_of_a_failed_trace_cannot_be_used() -> None:
+    def function(x: Any) -> Any:
+        error = RuntimeError("failed")
+        error.array = x  # type: ignore[attr-defined]
+        raise error
+
+    with pytest.raises(RuntimeError, match="failed") as caught:
+        cf.fuse(function)(ONES)
+    with pytest.raises(cf.TraceError, match="a trace that has ended"):
+        caught.value.array + 1  # type: ignore[attr-defined]
+
+
 def test_the_plain_function_is_left_as_it_is() -> None:
     fused = cf.fuse(helper)
     assert_equal(fused(ONES), W)

@@ -28,7 +28,7 @@ FUNCTIONS: list[Callable[[Any, float], Any]] = [
     lambda x, k: cf.leaky_relu(x, k) + cf.elu(x, alpha=k),
     lambda x, k: (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + k),
     lambda x, k: (x @ (x.T * k)).sum(axis=1) * -k,
-    lambda x, k: np.power(np.abs(x), k),
+    lambda x, k: np.power(np.abs(x), k) + np.maximum(k, x) - np.where(x > 0, k, x),
     lambda x, k: (x.sum(axis=0) * k, np.full_like(x, k), x + (-k) + (+k)),
     lambda x, k: cf.logsumexp(x * k, axis=1, b=2.0) + cf.logsumexp(x, axis=0).sum() * k,
     lambda x, k: x.sum() * k + k,
