@@ -154,9 +154,9 @@ def fuse(
 ) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
-    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Constants among
-    the arguments belong to that combination, with those in closures and globals; floats among the arguments do not. What a
-    function may read, and when it is read, is described in docs/reading.md.
+    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Constants that
+    the function can read, among the arguments and around it, belong to that combination; floats among the arguments do
+    not. What is read when is described in docs/reading.md.
 
     Parameters
     ----------

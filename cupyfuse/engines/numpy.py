@@ -16,8 +16,9 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
-from ..plan.plan import Plan
+from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, resolve
+from .straight_line import StraightLine, straight_line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
@@ -31,6 +32,12 @@ class NumpyExecutable:
         self.plan = plan
         steps = (node for step in plan.steps for node in step.nodes)
         self._numbers = [n for n in g.topological(steps) if n.number is not None]
+        in_memory = set(plan.graph.inputs)
+        self._programs: list[StraightLine | None] = []
+        for step in plan.steps:
+            self._programs.append(_program(step, frozenset(in_memory), plan.scheduled.storage))
+            in_memory.update(step.outputs)
+        self._presented = [_presentation(output) for output in plan.outputs]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Allocate a result."""
@@ -50,11 +57,15 @@ class NumpyExecutable:
             assert node.number is not None
             memory[node] = np.asarray(node.number.evaluate(numbers))
         with np.errstate(all="ignore"):
-            for step in plan.steps:
-                _run_step(step, memory, plan.scheduled.storage)
+            for step, program in zip(plan.steps, self._programs, strict=True):
+                if program is None:
+                    _run_step(step, memory, plan.scheduled.storage)
+                else:
+                    program.run(memory)
         results = []
-        for output, out in zip(plan.outputs, outs, strict=True):
-            value = output.presented(_view_of(output.node, memory))
+        for (node, transposed, shape), out in zip(self._presented, outs, strict=True):
+            value = _view_of(node, memory)
+            value = (value.T if transposed else value).reshape(shape)
             if out is None:
                 results.append(value)
             else:
@@ -63,6 +74,22 @@ class NumpyExecutable:
         for arg, node in plan.graph.effects:
             _matrix(arrays[arg])[...] = _view_of(node, memory)
         return results
+
+
+def _presentation(output: Output) -> tuple[Node, bool, tuple[int, ...]]:
+    """Return a result's node, whether it is presented transposed, and its shape (see `Output.presented`)."""
+    order = [a for a in output.axes if a is not None]
+    return output.node, order + [a for a in (0, 1) if a not in order] == [1, 0], output.shape
+
+
+def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:
+    """Return the straight-line program of a step that is one small block; None for others."""
+    if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= _BLOCK:
+        return None
+    along = 0 if step.kind == "ColumnStats" else 1
+    if list(_blocks(step, along)) != [(0, step.domain[1 - along])]:
+        return None
+    return straight_line(step, in_memory, storage, _view_of, _reduce)
 
 
 def _matrix(array: Array) -> Array:
