@@ -63,6 +63,7 @@ class Environment:
         self.function, self.static, self.package = function, static, package
         self._is_empty = isinstance(function, types.FunctionType) and is_own(function.__code__.co_filename)
         self._found: _Found | None = None
+        self._changes = False  # whether variables hold what can change, so that each call looks at all of them
 
     def signature(self, specs: bool = False) -> Signature:
         """Return a signature without arguments."""
@@ -72,12 +73,12 @@ class Environment:
         """Add the variables to the signature of a call."""
         if self._is_empty:
             return signature.finish()
-        if signature.read_functions:
-            self._add(signature)  # which may read the same variables
-            return signature.finish()
         found = self._found
-        if found is None or not found.is_current():
+        if self._changes or signature.read_functions:  # functions among the arguments may read the same variables
+            found = None
+        elif found is None or not found.is_current():
             found = self._found = self._look()
+            self._changes = found is None
         if found is None:
             self._add(signature)
         else:

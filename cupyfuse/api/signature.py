@@ -268,12 +268,10 @@ class Signature:
         if not self.classes:
             return
         done: set[tuple[type, str]] = set()
-        while True:
-            count = len(done)
+        count = -1
+        while count != (count := len(self.attributes) + len(self.classes)):
             for cls, name in list(self.classes.items()):
                 self._add_class(cls, name, done)
-            if len(done) == count:
-                break
 
     def _add_class(self, cls: type, name: str, done: set[tuple[type, str]]) -> None:
         """Add class attributes. No traced arrays can stand for arrays among them, or for those that methods read."""
@@ -283,12 +281,14 @@ class Signature:
         for base in cls.__mro__[:-1]:
             if not base.__flags__ & _HEAP_TYPE or is_library_class(base, self._package):
                 continue
-            for attribute, value in list(vars(base).items()):
-                special = attribute.startswith("__") and isinstance(value, types.FunctionType)
-                if (base, attribute) in done or not (attribute in self.attributes or special):
+            space, named = vars(base), self.attributes
+            for attribute in [n for n in space if n in named or n[:2] == "__"]:
+                value = function_in(space[attribute])
+                special = attribute[:2] == "__" and type(value) is types.FunctionType
+                generated = special and value.__code__.co_filename == "<string>"  # by a dataclass
+                if generated or not (special or attribute in named):
                     continue
-                value = function_in(value)
-                if (special and value.__code__.co_filename == "<string>") or _is_member(value):
+                if (base, attribute) in done or _is_member(value):
                     continue
                 done.add((base, attribute))
                 self.key.append(attribute)
