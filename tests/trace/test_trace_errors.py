@@ -99,7 +99,7 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: np.full_like(x, 1.0, shape=(2, 2)), r"shape="),
     (lambda x: x + np.ones(3, np.int32), r"a int32 array"),
     (lambda x: x + np.ones((2, 4, 3)), r"3 dimensions"),
-    (lambda x: x + np.matrix([1.0, 2.0, 3.0]), r"a captured array"),
+    (lambda x: x + np.ones(3).view(np.recarray), r"a captured array"),
     (lambda x: x + [1, 2, 3], r"a list"),
     (lambda x: x + "a", r"a str"),
     (lambda x: x + None, r"a NoneType"),
