@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from .. import devices
-from ..plan.build import build
 from ..plan.plan import Plan
 from ..settings import DEFAULT_WORKSPACE
-from ..trace import Tracer
-from . import arrays
-from .arguments import CONTAINERS, flatten
 from .bind import Bound
-from .call import contains_tracer, device_of, imported_arrays, run
+from .call import contains_tracer, run
 from .planned_function import PlannedFunction
+from .registry import register_own
+from .signature import TracedArgument
 
 
 class Fused(PlannedFunction):
@@ -50,18 +48,24 @@ class Fused(PlannedFunction):
         """
         direct = self.positional and not kwargs and len(args) == len(self.names)
         values = args if direct else self.bind_arguments(args, kwargs)
-        leaves: list[Any] = []
-        signature: list[Any] = []
-        exporters: list[Any] = []
-        for value, name in zip(values, self.names, strict=True):
-            if type(value) is Tracer or (type(value) in CONTAINERS and contains_tracer(value)):
+        signature = self.environment.signature()
+        try:
+            if self.environment.static:
+                for value, name in zip(values, self.names, strict=True):
+                    self.add(signature, value, name)
+            else:
+                for value, name in zip(values, self.names, strict=True):
+                    signature.add(value, name)
+            self.environment.add_to(signature)
+        except (TracedArgument, TypeError) as error:
+            if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
-            flatten(value, name, leaves, signature, exporters)
-        key = (self.precision, *signature)
-        runnable = self._runnables.get(key)
+            raise
+        key = (self.precision, *signature.key)
+        runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
-            runnable = self.compile(self._runnables, key, values, leaves)
-        return run(runnable, leaves, exporters, out)
+            runnable = self.compile(self._runnables, key, values, signature)
+        return run(runnable, signature, out)
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.
@@ -69,11 +73,7 @@ class Fused(PlannedFunction):
         The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
         run through the same steps, with NumPy's matrix product.
         """
-        values = self.bind_arguments(args, kwargs)
-        leaves = imported_arrays(values, self.names)
-        traced, _ = self.trace(values)
-        layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-        return build(traced, layouts, self.settings(device_of(leaves, devices.DEFAULT)))
+        return self.plan_for(self.bind_arguments(args, kwargs), devices.DEFAULT)
 
     def bind(self, /, **fixed: Any) -> Bound:
         """Fix some arguments, and compute once what depends on them alone.
@@ -115,6 +115,10 @@ class _Method:
         return Bound(self._fused, {self._fused.names[0]: self._instance, **fixed})
 
 
+register_own(Fused, lambda f: ([f.__wrapped__], ()), lambda _, children: Fused(children[0]), mutable=False)
+register_own(_Method, lambda m: ([m._fused, m._instance], ()), lambda _, children: _Method(*children), mutable=False)
+
+
 @overload
 def fuse(
     fn: Callable[..., Any],
@@ -124,6 +128,7 @@ def fuse(
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
     strict: bool = False,
+    static: tuple[str, ...] = (),
 ) -> Fused: ...
 
 
@@ -136,6 +141,7 @@ def fuse(
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
     strict: bool = False,
+    static: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Fused]: ...
 
 
@@ -147,16 +153,18 @@ def fuse(
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
     strict: bool = False,
+    static: tuple[str, ...] = (),
 ) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
-    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Numbers,
-    strings and other constants among the arguments belong to that combination.
+    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Constants that
+    the function can read, among the arguments and around it, belong to that combination; floats among the arguments do
+    not. What is read when is described in docs/reading.md.
 
     Parameters
     ----------
     fn : callable
-        Takes arrays of at most two dimensions, and returns one array or a tuple, list or dict of arrays.
+        Takes arrays of at most two dimensions, and returns one array or a tuple, list, dict or dataclass of arrays.
     precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
         Precision of float32 matrix products (see `precision`); by default that of the surrounding `with` block.
     max_workspace : int, optional
@@ -169,6 +177,10 @@ def fuse(
     strict : bool, optional
         Whether to refuse functions that run as library steps: NumPy's or CuPy's own, such as `np.sort` or
         `np.linalg.svd`, on whole arrays. False by default; plans show them as "Library" steps.
+    static : tuple of str, optional
+        Parameters, or variables that the function reads around it, whose values may be of any type that can be hashed.
+        Calls share a trace if the values are equal: that equality covers all that the function reads of them is the
+        caller's promise.
 
     Returns
     -------
@@ -193,8 +205,9 @@ def fuse(
     array([1.3863, 1.3863])
     """
     if fn is None:
-        options: dict[str, Any] = {"max_workspace": max_workspace, "keep_halves": keep_halves, "strict": strict}
-        return functools.partial(fuse, precision=precision, **options)
+        options: dict[str, Any] = {"max_workspace": max_workspace, "keep_halves": keep_halves}
+        return functools.partial(fuse, precision=precision, strict=strict, static=static, **options)
     if not callable(fn):
         raise TypeError(f"fn: expected a function, got {type(fn).__name__}")
-    return Fused(fn.__wrapped__ if isinstance(fn, Fused) else fn, precision, max_workspace, keep_halves, strict)
+    function = fn.__wrapped__ if isinstance(fn, Fused) else fn
+    return Fused(function, precision, max_workspace, keep_halves, strict, static)

@@ -14,6 +14,7 @@ from typing import Any
 from ..cuda.gemm import Operand
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
+from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, arrange, resolve, views
@@ -65,6 +66,9 @@ class CudaExecutable:
             self._places[base] = Place(self._slot(), base.shape[1], 1)
             shape = o.shape if o.direct else base.shape
             self._results.append(_Result(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
+        nodes = (node for step in plan.steps for node in step.nodes)
+        # The slot of the float arguments, if kernels take any.
+        self._numbers = self._slot() if any(n.number is not None for n in g.topological(nodes)) else -1
         self._flag = self._slot() if conditional else -1
         self._overwritten: list[int] = []  # arguments that steps write to
         self._copies = self._place_effects(arrays)
@@ -149,7 +153,7 @@ class CudaExecutable:
             return [self._copy(step)]
         if step.kind == "Library":
             return [self._library(step)]
-        return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag).spec()]
+        return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag, self._numbers).spec()]
 
     def _gemm(self, node: Node) -> LaunchSpec:
         a, b = node.inputs
@@ -252,19 +256,20 @@ class CudaExecutable:
             return self.runtime.allocator(shape, self.runtime.dtype(dtype))()
 
     # Running
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
         """Launch the plan on arguments and prepacked values.
 
-        `outs` holds, for each result, an array to write it to, or None to allocate one.
+        `outs` holds, for each result, an array to write it to, or None to allocate one. `numbers` are the float
+        arguments.
         """
         if self.runtime.is_current():
-            return self._run(arrays, outs)
+            return self._run(arrays, outs, numbers)
         with self.runtime.made_current():
-            return self._run(arrays, outs)
+            return self._run(arrays, outs, numbers)
 
-    def _run(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    def _run(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
         runtime, address = self.runtime, self.runtime.address
-        addresses = list(map(address, arrays))
+        addresses: Addresses = list(map(address, arrays))
         written = []
         as_written = True  # every result is a new array that a step writes as the caller gets it
         for result, out in zip(self._results, outs, strict=True):
@@ -272,6 +277,8 @@ class CudaExecutable:
             as_written &= out is None and result.direct
             written.append(array)
             addresses.append(address(array))
+        if self._numbers >= 0:
+            addresses.append(numbers)
         memory = self._launch(addresses, runtime.stream())
         if not as_written:
             written = [self._deliver(*each) for each in zip(self._results, written, outs, strict=True)]

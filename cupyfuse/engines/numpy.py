@@ -16,8 +16,9 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
-from ..plan.plan import Plan
+from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, dead_after, resolve, views
+from .straight_line import StraightLine, straight_line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
@@ -30,26 +31,44 @@ class NumpyExecutable:
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
         self._dead = dead_after(plan.steps, plan.graph.roots)
+        steps = (node for step in plan.steps for node in step.nodes)
+        self._numbers = [n for n in g.topological(steps) if n.number is not None]
+        in_memory = set(plan.graph.inputs)
+        self._programs: list[StraightLine | None] = []
+        for step in plan.steps:
+            self._programs.append(_program(step, frozenset(in_memory), plan.scheduled.storage))
+            in_memory.update(step.outputs)
+        self._presented = [_presentation(output) for output in plan.outputs]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Allocate a result."""
         return np.empty(shape, dtypes.to_numpy(dtype))
 
-    def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None]) -> list[Array]:
+    def __call__(
+        self, arrays: Sequence[Array], outs: Sequence[Array | None], numbers: Sequence[float] = ()
+    ) -> list[Array]:
         """Run on arguments and prepacked values.
 
         `outs` holds, for each result, an array to write it to or None. Arguments changed in place are written last.
+        `numbers` are the float arguments.
         """
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
+        for node in self._numbers:
+            assert node.number is not None
+            memory[node] = np.asarray(node.number.evaluate(numbers))
         with np.errstate(all="ignore"):
-            for step, dead in zip(plan.steps, self._dead, strict=True):
-                _run_step(step, memory, plan.scheduled.storage)
+            for step, program, dead in zip(plan.steps, self._programs, self._dead, strict=True):
+                if program is None:
+                    _run_step(step, memory, plan.scheduled.storage)
+                else:
+                    program.run(memory)
                 for node in dead:
                     del memory[node]
         results = []
-        for output, out in zip(plan.outputs, outs, strict=True):
-            value = output.presented(_view_of(output.node, memory))
+        for (node, transposed, shape), out in zip(self._presented, outs, strict=True):
+            value = _view_of(node, memory)
+            value = (value.T if transposed else value).reshape(shape)
             if out is None:
                 results.append(value)
             else:
@@ -58,6 +77,22 @@ class NumpyExecutable:
         for arg, node in plan.graph.effects:
             _matrix(arrays[arg])[...] = _view_of(node, memory)
         return results
+
+
+def _presentation(output: Output) -> tuple[Node, bool, tuple[int, ...]]:
+    """Return a result's node, whether it is presented transposed, and its shape (see `Output.presented`)."""
+    order = [a for a in output.axes if a is not None]
+    return output.node, order + [a for a in (0, 1) if a not in order] == [1, 0], output.shape
+
+
+def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:
+    """Return the straight-line program of a step that is one small block; None for others."""
+    if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= _BLOCK:
+        return None
+    along = 0 if step.kind == "ColumnStats" else 1
+    if list(_blocks(step, along)) != [(0, step.domain[1 - along])]:
+        return None
+    return straight_line(step, in_memory, storage, _view_of, _reduce)
 
 
 def _matrix(array: Array) -> Array:
@@ -190,7 +225,8 @@ class _Block:
 
     def operand(self, node: Node, dtype: str) -> Any:
         if node.op == "const":
-            return np.asarray(node.value, dtypes.to_numpy(dtypes.compute(dtype)))
+            value = node.value if node.number is None else self.memory[node]
+            return np.asarray(value, dtypes.to_numpy(dtypes.compute(dtype)))
         return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:

@@ -41,7 +41,7 @@ class RowBlocks:
     def _rows(self, arrays: Sequence[Any], rows: slice) -> list[Any]:
         return [a[rows] if cut else a for a, cut in zip(arrays, self._cut, strict=True)]
 
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
         """Run; `outs` holds, for each result, an array to write it to, or None to allocate one."""
         results = [
             self._block.empty(o.shape, o.dtype) if out is None else out
@@ -51,7 +51,7 @@ class RowBlocks:
         for start in self._starts:
             rows = slice(start, start + self._starts.step)
             execute = self._last if start == self._starts[-1] else self._block
-            execute(self._rows(arrays, rows), [r[rows] for r in results])
+            execute(self._rows(arrays, rows), [r[rows] for r in results], numbers)
         return results
 
 

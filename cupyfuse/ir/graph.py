@@ -7,7 +7,8 @@ Operators:
 
 ====================  ==================================================================================================
 input                 argument number `argument`, called `name`, of `ndim` dimensions
-const                 the Python number `value`, weak in promotion; with a `name`, a parameter of the kernel
+const                 the Python number `value`, weak in promotion; with a `name`, a parameter of the kernel;
+                      with a `number`, one that a call brings, and `value` is NaN
 positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n)
 cast                  the input converted to the node's dtype
 broadcast             the input repeated along its axes of length one
@@ -28,6 +29,7 @@ library               result number `result` of `call`, a function of NumPy or C
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -36,6 +38,7 @@ import numpy as np
 
 from .. import dtypes
 from .library import LibraryCall
+from .numbers import Number, computed
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
@@ -55,6 +58,7 @@ class Node:
     axis : of a reduction or of positions
     value : of a const
     name : of an input, or of a const that is a kernel parameter
+    number : of a const that each call brings
     argument, ndim : of an input: its argument number, and the dimensions of the user's array
     gradient : of an extreme: which elements get its gradient, see `adjoints.extreme_adjoint`
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
@@ -80,6 +84,7 @@ class Node:
     how: str = ""
     call: LibraryCall | None = None
     result: int = 0
+    number: Number | None = None
 
     def __repr__(self) -> str:
         extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
@@ -144,6 +149,11 @@ def const(value: complex | float | int | bool, name: str = "") -> Node:
     return Node("const", (), (1, 1), dtype, value=value, name=name)
 
 
+def number(value: Number, name: str) -> Node:
+    """Return a float argument of the call, or what is computed of such."""
+    return Node("const", (), (1, 1), "float64", value=math.nan, name=name, number=value)
+
+
 def count(n: int, axis: int) -> Node:
     """Return an axis's length as a node; the number of rows is a kernel parameter, as it varies from call to call."""
     return const(float(n), "row_count" if axis == 0 else "")
@@ -161,7 +171,7 @@ def pointwise(op: str, *inputs: Node) -> Node:
     """Apply a pointwise operator with NumPy's promotion; constants are weak, as Python scalars are."""
     row = POINTWISE[op]
     if all(n.op == "const" for n in inputs):
-        return _fold_constants(row, inputs)
+        return _fold_constants(op, row, inputs)
     values = inputs[1:] if op == "where" else inputs
     dtype = promoted(values)
     if row.result == "float":
@@ -177,14 +187,29 @@ def _rounded_to(node: Node, dtype: str) -> Node:
     """Round a constant to the 16-bit dtype of the array that it is compared with, as NumPy does."""
     if node.op != "const" or node.dtype == "bool":
         return node
-    return const(float(np.asarray(node.value).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
+
+    def rounded(value: float) -> float:
+        return float(np.asarray(value).astype(dtypes.to_numpy(dtype)).astype(np.float64))
+
+    if node.number is not None:
+        return number(computed(dtype, rounded, (node.number,)), node.name)
+    return const(rounded(node.value))
 
 
-def _fold_constants(row: Operator, inputs: tuple[Node, ...]) -> Node:
+def _fold_constants(op: str, row: Operator, inputs: tuple[Node, ...]) -> Node:
     """Apply an operator to constants; the result is a constant, which stays weak in promotion."""
-    with np.errstate(all="ignore"):
-        values = [np.asarray(n.value, "float64" if row.result == "float" else n.dtype) for n in inputs]
-        return const(row.numpy(*values).item())
+
+    def fold(*values: float) -> float | int | bool:
+        with np.errstate(all="ignore"):
+            kinds = ["float64" if row.result == "float" else n.dtype for n in inputs]
+            return row.numpy(*map(np.asarray, values, kinds)).item()
+
+    if not any(n.number for n in inputs):
+        return const(fold(*(n.value for n in inputs)))
+    if type(fold(*(n.value for n in inputs))) is not float:
+        return const(fold(*(n.value if n.number is None else n.number.read() for n in inputs)))
+    operands = [n.value if n.number is None else n.number for n in inputs]
+    return number(computed(op, fold, operands), next(n.name for n in inputs if n.number))
 
 
 def promoted(nodes: Iterable[Node]) -> str:
@@ -310,7 +335,7 @@ def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) 
 def operation(node: Node) -> tuple[object, ...]:
     """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
-    own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
+    own = (node.axis, repr(node.value), node.name, node.number, node.argument, node.ndim)
     how = (node.gradient, node.partial, node.by_columns, node.parts, node.how, node.call, node.result)
     return node.op, node.shape, node.dtype, *own, *how
 

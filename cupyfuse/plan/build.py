@@ -107,7 +107,8 @@ def _computed_from(graph: Graph, given: Callable[[Node], bool]) -> set[Node]:
     found: set[Node] = set()
     for node in g.topological(graph.roots):
         operands = [i for i in node.inputs if i.op != "const"]
-        if (node.op == "input" and given(node)) or (operands and all(i in found for i in operands)):
+        brought = any(i.number for i in node.inputs)  # by each call
+        if (node.op == "input" and given(node)) or (operands and not brought and all(i in found for i in operands)):
             found.add(node)
     return found
 

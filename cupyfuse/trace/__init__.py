@@ -3,12 +3,13 @@
 A `Tracer` behaves like an array of known shape and dtype; each operation on it adds a node to the graph of its `Trace`.
 From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `tracer`
 (operators and methods, which call the trace), `broadcasting` (and reshapes), `promotion` and `library` (steps that run
-the array library's own functions), `operations`, `numpy` (functions and ufuncs), and `trace`, which binds them together.
+the array library's own functions), `operations`, `numpy` (functions and ufuncs), and `trace`, which binds them.
 `autodiff` and `saved` build backward passes.
 """
 
 from .axes import Axes, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
+from .number import TracedNumber, argument
 from .operations import apply, as_tracer, clip, matmul, power, reduce, variance
 from .trace import Call, Trace
 from .tracer import Tracer
@@ -20,8 +21,10 @@ __all__ = [
     "Call",
     "ScalarArgument",
     "Trace",
+    "TracedNumber",
     "Tracer",
     "apply",
+    "argument",
     "as_tracer",
     "broadcast_to",
     "clip",

@@ -82,7 +82,7 @@ def relabel(tracer: Tracer, axes: Axes) -> Tracer:
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     """`numpy.broadcast_to`: another view of the same memory."""
     view = expand(tracer, shape)
-    tracer._viewed = view._viewed = True
+    tracer._viewed = view._viewed = view._is_array = True
     return view
 
 

@@ -14,6 +14,7 @@ from ..ir import graph as g
 from .axes import Axes, normalize_axes
 from .broadcasting import align, matrix_node
 from .library import call_library
+from .number import TracedNumber
 from .promotion import UFUNCS, convert, integer_form
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
@@ -26,6 +27,10 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         if value._trace is not trace:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
         return value
+    if type(value) is TracedNumber:
+        if value._trace is not trace:
+            fail("a number of another fused function's trace", "pass it as an argument")
+        return trace.array(g.number(value._number, value.name), ())
     if isinstance(value, ScalarArgument):
         return trace.array(g.const(float(value), value.name), ())
     if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
@@ -36,6 +41,8 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         except TypeError as error:
             fail(f"an operation with a {value.dtype} number", f"{error}; or make it a Python number with .item()")
         return trace.array(g.cast(g.const(value.item()), dtype), ())
+    if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
+        return trace.constant(value)
     if hasattr(value, "shape"):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",
@@ -204,7 +211,9 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 def power(base: Any, exponent: Any) -> Tracer:
     """Raise to a power as `numpy.power`, with its special cases for the exponents 2, 1/2, 1, -1."""
-    if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument, np.generic)):
+    if isinstance(exponent, (int, float)) and not (
+        isinstance(exponent, (bool, ScalarArgument, np.generic)) or type(exponent) is TracedNumber
+    ):
         if isinstance(base, Tracer) and not dtypes.is_float(base._node.dtype):
             return _integer_power(base, exponent)
         short: dict[float, Callable[[], Tracer]] = {

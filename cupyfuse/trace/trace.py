@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
 from . import broadcasting, library, numpy, operations
 from .axes import Axes
 from .tracer import Tracer
+from .user_code import fail
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,27 @@ class Trace:
     call_library = staticmethod(library.call_library)
     call_method = staticmethod(numpy.call_method)
 
-    def __init__(self, strict: bool = False) -> None:
-        self.strict = strict  # whether library steps are refused
+    def __init__(self, repeats: Trace | None = None, captures: bool = False, strict: bool = False) -> None:
+        """Begin a trace.
+
+        Parameters
+        ----------
+        repeats : Trace, optional
+            An earlier trace of the same function; it is an error if this one does something else.
+        captures : bool
+            Whether arrays that are no arguments become `constants`; otherwise they are an error.
+        strict : bool
+            Whether library steps are refused.
+        """
+        self.strict = strict
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by number of the argument
         self.calls: list[Call] = []
+        self.constants: list[Any] = []  # arrays that the function made, which follow the arguments among the inputs
+        self._captures, self._ended = captures, False
+        self._constant_nodes: dict[Any, g.Node] = {}
+        self._made: list[g.Node] | None = [] if captures else None  # in order, to compare a second trace
+        self._repeats = repeats
         self._quiet = False  # whether operations belong to a call that is being recorded, or to none of the user's
 
     @contextmanager
@@ -75,7 +93,57 @@ class Trace:
 
     def array(self, node: g.Node, axes: Axes) -> Tracer:
         """Make a tracer of a node."""
+        if self._ended:
+            fail(
+                "an array of a trace that has ended",
+                "it was kept from an earlier run of a fused function; return it instead, and use the result",
+            )
+        if self._made is not None:
+            self._made.append(node)
+            if self._repeats is not None:
+                self._compare(node, len(self._made) - 1)
         return Tracer(self, node, axes)
+
+    def _compare(self, node: g.Node, position: int) -> None:
+        assert self._repeats is not None and self._repeats._made is not None
+        before = self._repeats._made
+        if position >= len(before) or g.operation(node) != g.operation(before[position]):
+            fail(
+                "what differs from run to run",
+                "a fused function is traced twice, and the second trace did something else here: random numbers, the "
+                "time, or state that the first one changed; make it an argument",
+            )
+
+    def end(self) -> None:
+        """End the trace: its arrays cannot be used any more."""
+        self._ended = True
+
+    def constant(self, value: Any) -> Tracer:
+        """Make a tracer of an array that the function made."""
+        if not self._captures:
+            fail(
+                f"an operation with a captured array of shape {tuple(value.shape)}",
+                "only arguments of the fused function can be arrays; make it an argument",
+            )
+        if value.ndim > 2:
+            fail(f"an operation with an array of {value.ndim} dimensions", "arrays have at most 2; reshape it")
+        try:
+            dtype = dtypes.name_of(value.dtype)
+        except TypeError as error:
+            fail(f"an operation with a {value.dtype} array", f"{error}; or convert it with .astype")
+        key = (type(value), value.shape, dtype, value.tobytes())
+        node = self._constant_nodes.get(key)
+        if node is None:
+            # What the array holds is part of the name: traces that differ in it differ.
+            name = f"constant{len(self.constants)}"
+            tracer = self.argument(name, tuple(value.shape), dtype)
+            tracer._origin = None
+            self.constants.append(value.copy())
+            self._constant_nodes[key] = tracer._node
+            if self._repeats is not None and list(self._repeats._constant_nodes)[len(self.constants) - 1] != key:
+                self._compare(g.const(0.0, "an array with other values"), len(self._made or ()) - 1)
+            return tracer
+        return self.array(node, ((), (1,), (0, 1))[value.ndim])
 
     def tracer_of(self, value: Any) -> Tracer:
         """Make a tracer of a number; tracers of this trace are returned unchanged."""
@@ -93,4 +161,5 @@ class Trace:
         self.inputs.append(node)
         tracer = self.array(node, ((), (1,), (0, 1))[len(shape)])
         tracer._origin = node
+        tracer._is_array = True
         return tracer

@@ -23,6 +23,7 @@ class TraceProtocol(Protocol):
 
     def array(self, node: g.Node, axes: Axes) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
+    def constant(self, value: Any) -> Tracer: ...
     def call(self, name: str, operands: Iterable[Any]) -> AbstractContextManager[Callable[[Any], Any]]: ...
 
     def apply(self, op: str, *operands: Any) -> Tracer: ...
@@ -45,7 +46,7 @@ class TraceProtocol(Protocol):
 class Tracer(TracedValue):
     """A traced array: each operation on it adds a node to the graph."""
 
-    __slots__ = ("_origin", "_viewed")
+    __slots__ = ("_is_array", "_origin", "_viewed")
     __array_priority__ = 1000.0
     __hash__ = object.__hash__
 
@@ -58,6 +59,17 @@ class Tracer(TracedValue):
         # The argument that an in-place operation on this array changes.
         self._origin: g.Node | None = None
         self._viewed = False
+        # Whether a value without dimensions is an array, which can be changed in place, instead of a NumPy scalar.
+        self._is_array = False
+
+    @property
+    def _is_scalar(self) -> bool:
+        return not self._axes and not self._is_array
+
+    # isinstance tells a traced array from a traced scalar as NumPy's own.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self.dtype.type if self._is_scalar else np.ndarray
 
     @property
     def T(self) -> Tracer:
@@ -194,6 +206,11 @@ class Tracer(TracedValue):
     # In-place operators change the tracer itself, since other names of the user's function may refer to it.
     def _assign(self, value: Any, assigned: bool = False) -> Tracer:
         new = self._trace.tracer_of(value)
+        if self._is_scalar:
+            raise TypeError(
+                f"a NumPy scalar ({self._node.dtype}), as reductions to a single value return it, cannot be changed in "
+                f"place\n  at {user_line()}"
+            )
         if self._viewed:
             fail("an in-place change of an array with views", "write y = y + 1 instead of y += 1, or take views later")
         extra = new.ndim - self.ndim
@@ -212,44 +229,48 @@ class Tracer(TracedValue):
             self._trace.effects[self._origin.argument] = self._node
         return self
 
+    def _changed_to(self, value: Tracer) -> Tracer:
+        """Return the result of an in-place operator: the array itself, or a new scalar, since scalars do not change."""
+        return value if self._is_scalar else self._assign(value)
+
     def __iadd__(self, other: Any) -> Tracer:
-        return self._assign(self + other)
+        return self._changed_to(self + other)
 
     def __isub__(self, other: Any) -> Tracer:
-        return self._assign(self - other)
+        return self._changed_to(self - other)
 
     def __imul__(self, other: Any) -> Tracer:
-        return self._assign(self * other)
+        return self._changed_to(self * other)
 
     def __itruediv__(self, other: Any) -> Tracer:
-        return self._assign(self / other)
+        return self._changed_to(self / other)
 
     def __ipow__(self, other: Any) -> Tracer:
-        return self._assign(self._trace.power(self, other))
+        return self._changed_to(self._trace.power(self, other))
 
     def __iand__(self, other: Any) -> Tracer:
-        return self._assign(self & other)
+        return self._changed_to(self & other)
 
     def __ior__(self, other: Any) -> Tracer:
-        return self._assign(self | other)
+        return self._changed_to(self | other)
 
     def __imod__(self, other: Any) -> Tracer:
-        return self._assign(self % other)
+        return self._changed_to(self % other)
 
     def __ifloordiv__(self, other: Any) -> Tracer:
-        return self._assign(self // other)
+        return self._changed_to(self // other)
 
     def __ixor__(self, other: Any) -> Tracer:
-        return self._assign(self ^ other)
+        return self._changed_to(self ^ other)
 
     def __ilshift__(self, other: Any) -> Tracer:
-        return self._assign(self << other)
+        return self._changed_to(self << other)
 
     def __irshift__(self, other: Any) -> Tracer:
-        return self._assign(self >> other)
+        return self._changed_to(self >> other)
 
     def __imatmul__(self, other: Any) -> Tracer:
-        return self._assign(self @ other)
+        return self._changed_to(self @ other)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         whole = index if isinstance(index, tuple) else (index,)
@@ -286,6 +307,7 @@ class Tracer(TracedValue):
         self._viewed = True
         view = self._trace.array(self._node, axes)
         view._viewed = True
+        view._is_array = not self._is_scalar
         return view
 
     def transpose(self, *order: Any) -> Tracer:
@@ -325,10 +347,20 @@ class Tracer(TracedValue):
             return self.copy() if copy else self
         if dtypes.is_opaque(name) or dtypes.is_opaque(self._node.dtype):
             return self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
-        return self._trace.array(g.cast(self._node, name), self._axes)
+        return self._trace.array(g.cast(self._node, name), self._axes)._like(self)
 
-    def copy(self) -> Tracer:
-        return self._trace.array(self._node, self._axes)
+    def copy(self, order: str = "C") -> Tracer:
+        return self._trace.array(self._node, self._axes)._like(self)
+
+    def __copy__(self) -> Tracer:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Tracer:
+        return self.copy()
+
+    def _like(self, other: Tracer) -> Tracer:
+        self._is_array = other._is_array
+        return self
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
         return self._reduce_truth("sum" if 0 in self.shape else "max", axis, out, keepdims)

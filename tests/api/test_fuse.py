@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,13 +67,11 @@ def test_precision_is_checked() -> None:
 
 
 def test_methods_class_methods_and_static_methods() -> None:
+    @dataclass
     class Layer:
         """Every kind of method, with state of its own."""
 
-        factor = 1.0
-
-        def __init__(self, factor: float):
-            self.factor = factor
+        factor: float = 1.0
 
         @cf.fuse
         def forward(self, x: Any, shift: float = 0.0) -> Any:
@@ -103,6 +102,7 @@ def test_methods_class_methods_and_static_methods() -> None:
 
 
 def test_callables_of_other_kinds() -> None:
+    @dataclass
     class Doubler:
         def __call__(self, x: Any) -> Any:
             return x * 2

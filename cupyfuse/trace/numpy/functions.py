@@ -26,7 +26,9 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
         value = fill_value if fill_value is not None else fill(x, fill_value)
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        return expand(x._trace.array(node, constant._axes), x.shape)
+        result = expand(x._trace.array(node, constant._axes), x.shape)
+        result._is_array = True
+        return result
 
     return call
 

@@ -275,9 +275,10 @@ def installed(runtime: HostRuntime) -> Iterator[HostRuntime]:
     import cupyfuse.cuda.runtime as runtimes
     from cupyfuse.api import arrays
 
-    before = arrays.CUPY_ARRAY, runtimes.on_device
-    arrays.CUPY_ARRAY, runtimes.on_device = HostArray, lambda device: runtime  # type: ignore[assignment]
+    before = arrays.CUPY_ARRAY, arrays.upload, runtimes.on_device
+    arrays.CUPY_ARRAY, arrays.upload = HostArray, lambda values, device: HostArrays(runtime).asarray(values)
+    runtimes.on_device = lambda device: runtime  # type: ignore[assignment]
     try:
         yield runtime
     finally:
-        arrays.CUPY_ARRAY, runtimes.on_device = before
+        arrays.CUPY_ARRAY, arrays.upload, runtimes.on_device = before
