@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Any
 
 from .. import devices
@@ -44,8 +44,11 @@ class Bound:
     def __repr__(self) -> str:
         return f"<{self._fused!r} with {', '.join(self._fixed)} bound>"
 
-    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the value of every parameter, in the order of the function's own signature."""
+    def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], set[str]]:
+        """Return the value of every parameter, in the order of the function's own signature.
+
+        With them, the names of the parameters that are bound or have their default values, which are constants.
+        """
         given = dict(zip(self._free, args, strict=False))
         if len(args) > len(self._free):
             raise TypeError(f"expected at most {len(self._free)} arguments ({', '.join(self._free)}), got {len(args)}")
@@ -65,33 +68,32 @@ class Bound:
                 values.append(parameters[name].default)
             else:
                 raise TypeError(f"missing argument {name!r}")
-        return values
+        return values, {name for name in self._fused.names if name not in given}
 
     def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run with the remaining arguments, by position or name; `out` as for `Fused`."""
         values: Sequence[Any] = args
+        constants: Container[str] = self._fixed
         if kwargs or len(args) != len(self._free):
-            named = zip(self._fused.names, self._values(args, kwargs), strict=True)
-            values = [value for name, value in named if name not in self._fixed]
+            found, constants = self._values(args, kwargs)
+            values = [v for name, v in zip(self._fused.names, found, strict=True) if name not in self._fixed]
         signature = self._fused.environment.signature()
         try:
-            self._add_all(signature, values)
+            self._add_all(signature, values, constants)
         except (TracedArgument, TypeError) as error:
             if type(error) is TracedArgument or any(map(contains_tracer, (*values, *self._fixed.values()))):
-                arguments = dict(zip(self._fused.names, self._values(args, kwargs), strict=True))
+                arguments = dict(zip(self._fused.names, self._values(args, kwargs)[0], strict=True))
                 return self._fused.inline((), arguments, out)
             raise
         key = (self._fused.precision, *signature.key)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
-            all_values = self._values(args, kwargs)
+            all_values, _ = self._values(args, kwargs)
             fixed = self._bound_positions(all_values)
-            runnable = self._fused.compile(
-                self._runnables, key, all_values, signature, self._fixed, fixed, self._prepack
-            )
+            runnable = self._fused.compile(self._runnables, key, all_values, signature, constants, fixed, self._prepack)
         return run(runnable, signature, out)
 
-    def _add_all(self, signature: Signature, values: Sequence[Any]) -> None:
+    def _add_all(self, signature: Signature, values: Sequence[Any], constants: Container[str]) -> None:
         """Add the bound arguments and the others, in the order of the function's parameters."""
         given = iter(values)
         for name in self._fused.names:
@@ -103,7 +105,7 @@ class Bound:
             elif name in self._fixed:
                 self._add_bound(name, signature)
             else:
-                self._fused.add(signature, next(given), name)
+                self._fused.add(signature, next(given), name, name in constants)
         self._fused.environment.add_to(signature)
 
     def _add_bound(self, name: str, signature: Signature) -> None:
@@ -111,7 +113,7 @@ class Bound:
         value = self._fixed[name]
         own = self._fused.environment.signature()
         self._fused.add(own, value, name, by_value=True)
-        if own.stable and not own.read_functions:
+        if own.stable and not own.read_functions and not own.classes:
             self._constants[name] = own
             signature.leaves += own.leaves
             signature.names += own.names
@@ -142,8 +144,8 @@ class Bound:
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these remaining arguments: arrays, or `spec(shape, dtype)` in their place."""
-        values = self._values(args, kwargs)
-        return self._fused.plan_for(values, devices.DEFAULT, self._fixed, self._bound_positions(values))
+        values, constants = self._values(args, kwargs)
+        return self._fused.plan_for(values, devices.DEFAULT, constants, self._bound_positions(values))
 
     def _bound_positions(self, values: Sequence[Any]) -> frozenset[int]:
         """Return the positions of the bound arrays among all array arguments."""

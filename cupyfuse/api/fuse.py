@@ -46,13 +46,12 @@ class Fused(PlannedFunction):
         TypeError, ValueError
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
-        direct = self.positional and not kwargs and len(args) == len(self.names)
-        values = args if direct else self.bind_arguments(args, kwargs)
+        values, defaulted = self.bind_arguments(args, kwargs)
         signature = self.environment.signature()
         try:
-            if self.environment.static:
+            if defaulted or self.environment.static:
                 for value, name in zip(values, self.names, strict=True):
-                    self.add(signature, value, name)
+                    self.add(signature, value, name, name in defaulted)
             else:
                 for value, name in zip(values, self.names, strict=True):
                     signature.add(value, name)
@@ -64,7 +63,7 @@ class Fused(PlannedFunction):
         key = (self.precision, *signature.key)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
-            runnable = self.compile(self._runnables, key, values, signature)
+            runnable = self.compile(self._runnables, key, values, signature, defaulted)
         return run(runnable, signature, out)
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
@@ -73,7 +72,8 @@ class Fused(PlannedFunction):
         The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
         run through the same steps, with NumPy's matrix product.
         """
-        return self.plan_for(self.bind_arguments(args, kwargs), devices.DEFAULT)
+        values, defaulted = self.bind_arguments(args, kwargs)
+        return self.plan_for(values, devices.DEFAULT, defaulted)
 
     def bind(self, /, **fixed: Any) -> Bound:
         """Fix some arguments, and compute once what depends on them alone.

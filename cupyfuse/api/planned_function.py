@@ -38,6 +38,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+_NONE: frozenset[str] = frozenset()
+
 Prepack = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
 
 
@@ -76,6 +78,7 @@ class PlannedFunction:
         self._keep_halves = bool(keep_halves)
         self._strict = bool(strict)
         self._runnables = PlanCache()
+        self._defaults = self._defaults_by_count() if self.positional else {}
         self._lock = threading.RLock()
         _instances.add(self)
 
@@ -106,11 +109,31 @@ class PlannedFunction:
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
-    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the value of every parameter, in the order of the function's own signature."""
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]]:
+        """Return the value of every parameter, in the order of the function's own signature.
+
+        With them, the names of the parameters that have their default values, which are constants.
+        """
+        if self.positional and not kwargs:
+            if len(args) == len(self.names):
+                return args, _NONE
+            defaults = self._defaults.get(len(args))
+            if defaults is not None:
+                return (*args, *defaults[0]), defaults[1]
         bound = self.signature.bind(*args, **kwargs)
+        defaulted = frozenset(name for name in self.names if name not in bound.arguments)
         bound.apply_defaults()
-        return tuple(bound.arguments[name] for name in self.names)
+        return tuple(bound.arguments[name] for name in self.names), defaulted
+
+    def _defaults_by_count(self) -> dict[int, tuple[tuple[Any, ...], frozenset[str]]]:
+        """Return the default values, and the names, of what follows so many positional arguments."""
+        found: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
+        parameters = list(self.signature.parameters.values())
+        for count in reversed(range(len(parameters))):
+            if parameters[count].default is inspect.Parameter.empty:
+                break
+            found[count] = tuple(p.default for p in parameters[count:]), frozenset(self.names[count:])
+        return found
 
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """Call the plain function within the trace of another fused function."""
@@ -144,11 +167,14 @@ class PlannedFunction:
         return trace_function(self.environment, self.signature, values, signature, by_value, self._strict)
 
     def plan_for(
-        self, values: Sequence[Any], default: str, bound: Container[str] = (), fixed: frozenset[int] = frozenset()
+        self, values: Sequence[Any], default: str, constants: Container[str], fixed: frozenset[int] = frozenset()
     ) -> Plan:
-        """Return the plan for values among which specs stand for arrays, on the GPU `default` if on none."""
-        signature = self.read(values, specs=True, by_value=bound)
-        tracing = self._trace(values, signature, bound)
+        """Return the plan for values among which specs stand for arrays, on the GPU `default` if on none.
+
+        `constants` and `fixed` are as in `compile`.
+        """
+        signature = self.read(values, specs=True, by_value=constants)
+        tracing = self._trace(values, signature, constants)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         settings = self.settings(device_of(signature.leaves, default))
@@ -160,7 +186,7 @@ class PlannedFunction:
         key: Hashable,
         values: Sequence[Any],
         signature: Signature,
-        bound: Container[str] = (),
+        constants: Container[str],
         fixed: frozenset[int] = frozenset(),
         prepack: Prepack | None = None,
     ) -> Runnable:
@@ -174,8 +200,8 @@ class PlannedFunction:
             The values of all parameters.
         signature : Signature
             Of the call; has the arrays and the floats among the values.
-        bound : container of str
-            The parameters that are bound: floats in them are constants.
+        constants : container of str
+            The parameters that are bound or have their default values: floats in them are constants.
         fixed : frozenset of int
             Positions in the signature's leaves of the arrays that are bound.
         prepack : callable, optional
@@ -186,13 +212,13 @@ class PlannedFunction:
             if found is not None:
                 return found
             engine = engine_for(signature.leaves, signature.names)
-            tracing = self._trace(values, signature, bound)
-            constants = [arrays.beside(signature.leaves[0], c) for c in tracing.constants]
-            leaves = [*signature.leaves, *constants]
+            tracing = self._trace(values, signature, constants)
+            made = [arrays.beside(signature.leaves[0], c) for c in tracing.constants]
+            leaves = [*signature.leaves, *made]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
             plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), fixed)
             prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
-            kept = [*constants, *prepacked]
+            kept = [*made, *prepacked]
             runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

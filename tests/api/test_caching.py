@@ -46,10 +46,10 @@ def test_a_trace_serves_every_call_of_its_kind() -> None:
     fused(X, True)
     fused(X, "a")
     fused(X, (1, 2))
-    assert len(traces) == 7, "another float needs no trace"
-    for k in (2.0, 2, True, "a", (1, 2)):
+    assert len(traces) == 8
+    for k in (2.0, 3.0, 0.0, 2, True, "a", (1, 2)):
         fused(X, k)
-    assert len(traces) == 7
+    assert len(traces) == 8, "another float needs no trace"
 
 
 def test_constants_that_compare_equal_are_different_traces() -> None:

@@ -204,3 +204,25 @@ def test_dtypes_of_arrays_beside_a_float() -> None:
         x = np.ones(3).astype(dtype_of(name))
         got = cf.fuse(lambda x, k: x * k)(x, 0.5)
         assert got.dtype == (x * 0.5).dtype if name != "bfloat16" else x.dtype
+
+
+def test_default_values_are_constants(rng: np.random.Generator) -> None:
+    """What depends on them and on bound arrays alone is prepared once."""
+
+    def normalised(x: Any, w: Any, eps: float = 1e-5, *, k: float = 2.0) -> Any:
+        return x * k / np.sqrt(w.var(axis=0) + eps)
+
+    x, w = normal(rng, (4, 5), "float64"), normal(rng, (6, 5), "float64")
+    fused = cf.fuse(normalised)
+    serve = fused.bind(w=w)
+    for options in ({}, {"eps": 0.5}, {"k": 3.0}, {"eps": 0.25, "k": 1.0}):
+        expected = normalised(x, w, **options)
+        np.testing.assert_allclose(fused(x, w, **options), expected, rtol=1e-12)
+        np.testing.assert_allclose(serve(x, **options), expected, rtol=1e-12)
+    np.testing.assert_allclose(fused(x, w, 1e-5), normalised(x, w), rtol=1e-12)
+    plan = serve.plan(x)
+    assert plan.prepare is not None and [s.fused[-1] for s in plan.prepare.steps][-1] in (
+        "sqrt",
+        "safe_divide",
+        "divide",
+    )
