@@ -103,6 +103,8 @@ class _Operands:
 
 def _in_memory(x: Tracer) -> g.Node:
     """Return a node whose elements, row by row, are those of the user's array."""
+    if x.ndim > 2:
+        return x.ravel()._node
     turned = list(axis_labels(x, x.ndim).values()) == [1, 0]
     node = g.transpose(x._node) if turned else x._node
     return g.cast(node, node.dtype) if node.op == "const" else node
@@ -111,18 +113,16 @@ def _in_memory(x: Tracer) -> g.Node:
 def _result(
     trace: TraceProtocol, call: LibraryCall, inputs: Sequence[g.Node], number: int, shape: Shape, dtype: str
 ) -> Tracer:
-    computed = "float32" if dtype == "bfloat16" else dtype
-    long = [n for n in shape if n != 1]
-    if len(shape) == 2 or len(long) > 2:
-        matrix, axes = (math.prod(shape[:-1]), shape[-1]), (0, 1)
-    else:
-        matrix = (long[0], long[1]) if len(long) == 2 else (1, long[0] if long else 1)
-        labels = [0, 1] if len(long) == 2 else [1]
-        axes = tuple(labels.pop(0) if n != 1 else None for n in shape)  # type: ignore[assignment]
-    if len(long) > 2:
-        fail(repr(call), f"its result has shape {shape}; at most two dimensions may differ from 1")
-    node = g.library(call, inputs, number, matrix, computed)
-    return trace.array(g.cast(node, dtype), axes)
+    """Make a tracer of one result, which the step writes in C order."""
+
+    def held(matrix: tuple[int, int], labels: tuple[int, ...]) -> Tracer:
+        node = g.library(call, inputs, number, matrix, "float32" if dtype == "bfloat16" else dtype)
+        return trace.array(g.cast(node, dtype), labels)
+
+    if len(shape) <= 1:
+        return held((1, math.prod(shape)), (1,) * len(shape))
+    matrix = held((math.prod(shape[:-1]), shape[-1]), (0, 1))
+    return matrix if len(shape) == 2 else matrix.reshape(shape)
 
 
 # Shapes and dtypes of results ---------------------------------------------------------------------------------------
