@@ -46,11 +46,12 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
     name, options = f"np.{function}", options or {}
-    found = _Operands(name)
-    template, named = found.constants(tuple(arguments)), found.constants(options)
-    if not found.tracers:
+    first = _first_tracer((tuple(arguments), options))
+    if first is None:
         fail(name, "none of its operands is an array")
-    trace = found.trace
+    trace = first._trace
+    found = _Operands(name, trace)
+    template, named = found.constants(tuple(arguments)), found.constants(options)
     if trace.strict:
         fail(
             name,
@@ -70,21 +71,26 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     return type(results)(*made) if hasattr(results, "_fields") else type(results)(made)
 
 
+def _first_tracer(value: Any) -> Tracer | None:
+    """Find a traced array in nested arguments."""
+    if isinstance(value, Tracer):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((t for t in map(_first_tracer, items) if t is not None), None)
+
+
 class _Operands:
-    """The traced arrays in the arguments of a call."""
+    """The arrays in the arguments of a call."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, trace: TraceProtocol):
         self.name = name
+        self.trace = trace
         self.tracers: list[Tracer] = []
-
-    @property
-    def trace(self) -> TraceProtocol:
-        return self.tracers[0]._trace
 
     def constants(self, value: Any) -> Any:
         """Return arguments with operands in the places of arrays."""
         if isinstance(value, Tracer):
-            self.tracers.append(value)
+            self.tracers.append(self.trace.tracer_of(value))
             return Operand(len(self.tracers) - 1)
         if isinstance(value, (tuple, list)):
             return type(value)([self.constants(v) for v in value])
@@ -92,7 +98,7 @@ class _Operands:
             return {k: self.constants(v) for k, v in value.items()}
         if isinstance(value, ScalarArgument):
             return float(value)
-        if isinstance(value, np.ndarray) and value.ndim and self.tracers:
+        if isinstance(value, np.ndarray) and value.ndim:
             return self.constants(self.trace.tracer_of(value))
         if isinstance(value, np.ndarray) and not value.ndim:
             return value[()]

@@ -450,6 +450,14 @@ def test_scipys_functions_work_on_traced_arrays() -> None:
             np.testing.assert_array_equal(got, getattr(special, name)(*arguments))
 
 
+def test_scipys_softmax_works_on_traced_arrays() -> None:
+    special = pytest.importorskip("scipy.special")
+    x = values("float64")
+    fused = cf.fuse(lambda x: special.softmax(x, axis=1))
+    np.testing.assert_allclose(fused(x), special.softmax(x, axis=1), rtol=1e-13)
+    assert fused.plan(x).launches == 1
+
+
 def test_conversions_are_numpys_own_outside_of_traces() -> None:
     before = np.asarray, np.array
     cf.fuse(lambda x: np.asarray(x) + 1)(np.ones(3))

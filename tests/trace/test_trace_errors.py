@@ -203,6 +203,8 @@ def test_a_traced_array_that_leaks_says_so() -> None:
     assert "traced" in repr(kept[0])
     with pytest.raises(cf.TraceError, match="another fused function"):
         cf.fuse(lambda x: x + kept[0])(X)
+    with pytest.raises(cf.TraceError, match="another fused function"):
+        cf.fuse(lambda x: np.concatenate([x, kept[0]]))(X)
 
 
 @pytest.mark.parametrize(
