@@ -46,11 +46,12 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
     name, options = f"np.{function}", options or {}
-    found = _Operands(name)
-    template, named = found.constants(tuple(arguments)), found.constants(options)
-    if not found.tracers:
+    first = _first_tracer((tuple(arguments), options))
+    if first is None:
         fail(name, "none of its operands is an array")
-    trace = found.trace
+    trace = first._trace
+    found = _Operands(name, trace)
+    template, named = found.constants(tuple(arguments)), found.constants(options)
     if trace.strict:
         fail(
             name,
@@ -70,21 +71,26 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     return type(results)(*made) if hasattr(results, "_fields") else type(results)(made)
 
 
+def _first_tracer(value: Any) -> Tracer | None:
+    """Find a traced array in nested arguments."""
+    if isinstance(value, Tracer):
+        return value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return next((t for t in map(_first_tracer, items) if t is not None), None)
+
+
 class _Operands:
-    """The traced arrays in the arguments of a call."""
+    """The arrays in the arguments of a call."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, trace: TraceProtocol):
         self.name = name
+        self.trace = trace
         self.tracers: list[Tracer] = []
-
-    @property
-    def trace(self) -> TraceProtocol:
-        return self.tracers[0]._trace
 
     def constants(self, value: Any) -> Any:
         """Return arguments with operands in the places of arrays."""
         if isinstance(value, Tracer):
-            self.tracers.append(value)
+            self.tracers.append(self.trace.tracer_of(value))
             return Operand(len(self.tracers) - 1)
         if isinstance(value, (tuple, list)):
             return type(value)([self.constants(v) for v in value])
@@ -92,7 +98,7 @@ class _Operands:
             return {k: self.constants(v) for k, v in value.items()}
         if isinstance(value, ScalarArgument):
             return float(value)
-        if isinstance(value, np.ndarray) and value.ndim and self.tracers:
+        if isinstance(value, np.ndarray) and value.ndim:
             return self.constants(self.trace.tracer_of(value))
         if isinstance(value, np.ndarray) and not value.ndim:
             return value[()]
@@ -103,6 +109,8 @@ class _Operands:
 
 def _in_memory(x: Tracer) -> g.Node:
     """Return a node whose elements, row by row, are those of the user's array."""
+    if x.ndim > 2:
+        return x.ravel()._node
     turned = list(axis_labels(x, x.ndim).values()) == [1, 0]
     node = g.transpose(x._node) if turned else x._node
     return g.cast(node, node.dtype) if node.op == "const" else node
@@ -111,18 +119,16 @@ def _in_memory(x: Tracer) -> g.Node:
 def _result(
     trace: TraceProtocol, call: LibraryCall, inputs: Sequence[g.Node], number: int, shape: Shape, dtype: str
 ) -> Tracer:
-    computed = "float32" if dtype == "bfloat16" else dtype
-    long = [n for n in shape if n != 1]
-    if len(shape) == 2 or len(long) > 2:
-        matrix, axes = (math.prod(shape[:-1]), shape[-1]), (0, 1)
-    else:
-        matrix = (long[0], long[1]) if len(long) == 2 else (1, long[0] if long else 1)
-        labels = [0, 1] if len(long) == 2 else [1]
-        axes = tuple(labels.pop(0) if n != 1 else None for n in shape)  # type: ignore[assignment]
-    if len(long) > 2:
-        fail(repr(call), f"its result has shape {shape}; at most two dimensions may differ from 1")
-    node = g.library(call, inputs, number, matrix, computed)
-    return trace.array(g.cast(node, dtype), axes)
+    """Make a tracer of one result, which the step writes in C order."""
+
+    def held(matrix: tuple[int, int], labels: tuple[int, ...]) -> Tracer:
+        node = g.library(call, inputs, number, matrix, "float32" if dtype == "bfloat16" else dtype)
+        return trace.array(g.cast(node, dtype), labels)
+
+    if len(shape) <= 1:
+        return held((1, math.prod(shape)), (1,) * len(shape))
+    matrix = held((math.prod(shape[:-1]), shape[-1]), (0, 1))
+    return matrix if len(shape) == 2 else matrix.reshape(shape)
 
 
 # Shapes and dtypes of results ---------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ THEIRS: dict[str, Callable[..., Any]] = {
     "clip": torch.clamp,
     "power": torch.pow,
     "rint": torch.round,
+    "floor_divide": lambda a, b: torch.floor(a / b),  # whose own has no derivative
     "where": lambda c, a, b: torch.where(c != 0, a, b),
     "finite_or_zero": lambda x: torch.where(torch.isfinite(x), x, 0.0),
 }

@@ -209,6 +209,8 @@ def test_a_traced_array_that_leaks_says_so() -> None:
             use()
     with pytest.raises(cf.TraceError, match=r"another fused function|a trace that has ended"):
         cf.fuse(lambda x, kept: x + kept.value, static=("kept",))(X, kept)
+    with pytest.raises(cf.TraceError, match=r"another fused function|a trace that has ended"):
+        cf.fuse(lambda x, kept: np.concatenate([x, kept.value]), static=("kept",))(X, kept)
 
 
 @pytest.mark.parametrize(

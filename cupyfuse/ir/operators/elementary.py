@@ -93,7 +93,7 @@ ROWS = (
         "remainder",
         np.remainder,
         "remainder_of({0}, {1})",
-        lambda o, y, a, b: (1.0, -o.floor(a / b)),
+        lambda o, y, a, b: (1.0, -o.floor_divide(a, b)),
         "Remainder of a / b with the sign of b.",
         flops=20,
         ulps=ROUNDING,

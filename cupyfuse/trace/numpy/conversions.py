@@ -61,7 +61,7 @@ def _converted(x: Any, dtype: Any = None, copy: Any = None) -> Tracer:
         return _stacked(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
         return x.astype(dtype)
-    return x.copy() if copy else x
+    return x.copy() if copy is True else x  # not for None, False or the modes of np.array that copy if needed
 
 
 def _stacked(values: Any, dtype: Any) -> Tracer:
