@@ -169,7 +169,9 @@ class _Block:
     def run(self) -> None:
         """Evaluate the step's nodes in order, and write its outputs to memory."""
         # Readers still to come; the exact forms of guards count as one that never does.
-        uses = dict.fromkeys(g.topological(n.inputs[1] for n in self.step.nodes if n.op == "guard"), 1)
+        read = {*self.step.inputs, *self.step.repair_inputs}
+        exact = (n.inputs[1] for n in self.step.nodes if n.op == "guard")
+        uses = dict.fromkeys(g.topological(exact, lambda n: () if n in read else n.inputs), 1)
         for node in self.step.nodes:
             for i in g.eager_inputs(node):
                 uses[i] = uses.get(i, 0) + 1

@@ -360,15 +360,15 @@ def topological(
     """Iterate over all nodes beneath the roots, inputs first; not recursive, for long chains."""
     seen: set[Node] = set()
     for root in roots:
-        stack: list[tuple[Node, bool]] = [(root, False)]
+        stack: list[Node | None] = [root]
         while stack:
-            node, expanded = stack.pop()
-            if expanded:
-                yield node
+            node = stack.pop()
+            if node is None:  # all operands of the node beneath have been yielded
+                yield stack.pop()  # type: ignore[misc]
             elif node not in seen:
                 seen.add(node)
-                stack.append((node, True))
-                stack.extend((i, False) for i in reversed(tuple(inputs(node))) if i not in seen)
+                stack += (node, None)
+                stack += reversed(tuple(inputs(node)))
 
 
 def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:

@@ -224,3 +224,47 @@ def test_random_deep_programs_are_right(program: tuple[str, int], shape: tuple[i
             error = 1e-9 * (1 + np.abs(value)) + 100 * np.abs(value - other)
             wrong = np.isfinite(error) & ~(np.abs(result - value) <= error)
         assert not wrong.any()
+
+
+# Long chains --------------------------------------------------------------------------------------------------------
+
+LONG = 5000
+LINKS = {
+    "shifts": lambda x, k: x + 1.0 * (k % 3),
+    "choices": lambda x, k: np.where(x > 0.1, x * 0.9, x + 0.1),
+    "transposes": lambda x, k: np.tanh(x).T,
+    "conversions": lambda x, k: (x * 0.5).astype(np.float32 if k % 2 else np.float64),
+    "row sums": lambda x, k: x / (1 + np.abs(x).sum(axis=1, keepdims=True)),
+    "alternating sums": lambda x, k: x / (1 + np.abs(x).sum(axis=k % 2, keepdims=True)),
+    "products": lambda x, k: (x @ x) * 0.1 if k % 10 == 0 else np.tanh(x),
+    "scales": lambda x, k: x * x.mean(axis=0) / 2 * 0.5 - 1,
+}
+
+
+def linked(x: Any, name: str, count: int) -> Any:
+    for k in range(count):
+        x = LINKS[name](x, k)
+    return x
+
+
+@pytest.mark.parametrize("name", ["shifts", "choices", "transposes", "conversions"])
+def test_thousands_of_chained_operations(name: str) -> None:
+    """Through the trace, the plan, its source and report, and NumPy: nothing recurses along a chain."""
+    x = np.linspace(-1, 1, 16).reshape(4, 4)
+    function = cf.fuse(lambda x: linked(x, name, LONG))
+    plan = function.plan(x)
+    assert len(plan.source()) > 10 * LONG and repr(plan) and str(plan)
+    np.testing.assert_allclose(function(x), linked(x, name, LONG), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(LINKS))
+def test_the_source_of_a_chain_grows_with_its_length(name: str) -> None:
+    x = np.linspace(-1, 1, 16).reshape(4, 4)
+    lengths = []
+    for count in (250, 500):
+        function = cf.fuse(lambda x, count=count: linked(x, name, count))
+        lengths.append(len(function.plan(x).source()))
+        with np.errstate(all="ignore"):
+            expected = linked(x, name, count)
+        np.testing.assert_allclose(function(x), expected, rtol=1e-6)
+    assert 1.7 < lengths[1] / lengths[0] < 2.3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Container, Iterable, Iterator, Set
 from itertools import count
 
 from ... import dtypes
@@ -93,14 +93,11 @@ class Scheduler:
         same_step = any(self.row_domain[i] == self.row_domain[node] for i in reduced)
         self.after_reduction[node] = node.reduction or guarded_reduction or same_step
         layer = 1
-        for i in inputs:
+        for i in (*inputs, *self.guard_only_reads(node, self.live_set)):
             separate = self.in_memory(i) or (
                 (self.after_reduction[i] or i in self.kept) and self.row_domain[i] != self.row_domain[node]
             )
             layer = max(layer, self.layer[i] + (1 if separate else 0))
-        for i in self.guard_only_reads(node):
-            same_step = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
-            layer = max(layer, self.layer[i] + (0 if same_step else 1))
         self.layer[node] = layer
 
     def _common_row_domain(self, node: Node, reduced: list[Node]) -> Shape:
@@ -109,13 +106,17 @@ class Scheduler:
         fitting = [h for h in domains if h[0] == node.shape[0] and node.shape[1] in (h[1], 1)]
         return max(fitting, key=lambda h: (h[1], h), default=node.shape)
 
-    def guard_only_reads(self, node: Node) -> list[Node]:
-        """List the values that only a guard's exact form reads."""
+    def guard_only_reads(self, node: Node, available: Container[Node]) -> list[Node]:
+        """List the values that a guard's exact form reads; `available` ones need nothing beneath them."""
         if node.op != "guard":
             return []
         exact = node.inputs[1]
-        order = g.topological([exact], lambda n: () if self._known_to_guard(n, exact) else n.inputs)
-        return [n for n in order if n.op != "const" and self._known_to_guard(n, exact)]
+
+        def stop(n: Node) -> bool:
+            return n in available or self._known_to_guard(n, exact)
+
+        order = g.topological([exact], lambda n: () if stop(n) else n.inputs)
+        return [n for n in order if n.op != "const" and stop(n)]
 
     def _known_to_guard(self, node: Node, exact: Node) -> bool:
         """Whether a guard's exact form reads a value rather than recompute it; it recomputes products not live."""
@@ -273,7 +274,8 @@ class Scheduler:
             order = [n for n in walk if n.op != "const"]
             inside = [n for n in order if not stop(n)]
             outside = [n for n in order if stop(n)]
-            repair_inputs = dict.fromkeys(r for n in inside for r in self.guard_only_reads(n) if r not in order)
+            here = set(order)
+            repair_inputs = dict.fromkeys(r for n in inside for r in self.guard_only_reads(n, here) if r not in here)
             computed_here = [r for r in repair_inputs if not stop(r)]
             if not computed_here:
                 break

@@ -95,7 +95,7 @@ def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
                 found.add(node)
                 steps = {home: None}
         for key in steps:
-            for i in (*g.eager_inputs(node), *scheduler.guard_only_reads(node)):
+            for i in (*g.eager_inputs(node), *scheduler.guard_only_reads(node, scheduler.live_set)):
                 if i.op == "const":
                     continue
                 if scheduler.reads(key, i):
