@@ -159,13 +159,13 @@ def tail_logsumexp(y: Any, bias: Any) -> Any:
 
 @cf.fuse
 def tail_softmax(y: Any, bias: Any, running_mean: Any, running_var: Any, gamma: Any, beta: Any, scale: Any) -> Any:
-    """Bias, BatchNorm with running statistics, a scale, softmax; bound, one multiply-add a column and softmax."""
+    """Bias, BatchNorm with running statistics, a scale, softmax; bound, the deviation and gamma are one factor."""
     return cf.softmax(scale * cf.batch_norm(y + bias, running_mean, running_var, gamma, beta), axis=1)
 
 
 @cf.fuse
 def tail_of_product(y: Any, factor: Any, shift: Any) -> Any:
-    """Multiply-add a column, softmax: what head_softmax runs after its GEMM, all before the softmax folded."""
+    """Multiply-add a column, softmax: the least that a normalisation before a softmax takes."""
     return cf.softmax(y * factor + shift, axis=1)
 
 

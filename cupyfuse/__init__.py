@@ -45,6 +45,7 @@ from .api.functions import (
     var,
 )
 from .api.fuse import Bound, Fused, fuse
+from .api.registry import register
 from .errors import EngineError, TraceError
 from .plan.plan import Plan, set_emitter
 from .plan.schedule import Step
@@ -96,6 +97,7 @@ __all__ = [
     "mish",
     "precision",
     "prod",
+    "register",
     "relu",
     "relu6",
     "selu",

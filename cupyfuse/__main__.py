@@ -1,6 +1,12 @@
 """`python -m cupyfuse`."""
 
-from .cli import main
+import sys
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        from .cli import main
+
+        status = main()
+    except KeyboardInterrupt:  # while the commands were being imported
+        status = 130
+    sys.exit(status)

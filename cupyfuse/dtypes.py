@@ -14,7 +14,19 @@ from .errors import TraceError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 NAMES = ("bool", "int64", *FLOATS)
-ITEMSIZE = {"bool": 1, "int64": 8, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# Dtypes of arrays beside those that kernels compute with: narrow integers are read as int64 and written back, opaque
+# ones are only passed to and from library steps.
+NARROW = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
+OPAQUE = ("uint64", "complex64", "complex128")
+ITEMSIZE = {
+    "bool": 1,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    **{name: np.dtype(name).itemsize for name in (*NARROW, *OPAQUE)},
+}
 
 
 def to_numpy(name: str) -> np.dtype[Any]:
@@ -37,10 +49,10 @@ def name_of(dtype: Any) -> str:
     TypeError
         The dtype is not supported.
     """
-    name = dtype if isinstance(dtype, str) and dtype in NAMES else np.dtype(dtype).name
-    if name not in NAMES:
+    name = dtype if isinstance(dtype, str) and dtype in ITEMSIZE else np.dtype(dtype).name
+    if name not in ITEMSIZE:
         raise TypeError(
-            f"dtype {name!r} is not supported: expected one of {', '.join(FLOATS)} (or bool for masks); "
+            f"dtype {name!r} is not supported: expected one of {', '.join(FLOATS)}, an integer dtype, bool or complex; "
             "convert first, for example x.astype(np.float32)"
         )
     return name
@@ -50,9 +62,29 @@ def is_float(name: str) -> bool:
     return name in FLOATS
 
 
+def is_integer(name: str) -> bool:
+    return name == "int64" or name in NARROW
+
+
+def is_opaque(name: str) -> bool:
+    """Whether only library steps read values of a dtype."""
+    return name in OPAQUE
+
+
+def is_complex(name: str) -> bool:
+    return name.startswith("complex")
+
+
+def can_assign(source: str, target: str) -> bool:
+    """Whether an in-place operation may write values of one dtype to an array of another: none of a higher kind."""
+    kinds = {"bool": 0, "uint8": 1, "uint16": 1, "uint32": 1, "uint64": 1, "complex64": 4, "complex128": 4}
+    low, high = (kinds.get(name, 3 if is_float(name) else 2) for name in (source, target))
+    return low <= high
+
+
 def compute(name: str) -> str:
-    """The dtype in which values are held in registers: float32 for 16-bit floats."""
-    return "float32" if name in ("float16", "bfloat16") else name
+    """The dtype in which values are held in registers: float32 for 16-bit floats, int64 for narrow integers."""
+    return "float32" if name in ("float16", "bfloat16") else "int64" if name in NARROW else name
 
 
 def promote(*names: str) -> str:
@@ -63,23 +95,29 @@ def promote(*names: str) -> str:
     return result
 
 
+@lru_cache(maxsize=256)
 def _promote_two(a: str, b: str) -> str:
     if a == b:
         return a
-    pair = {a, b}
-    if "bool" in pair:
-        return (pair - {"bool"}).pop()
-    if "int64" in pair or "float64" in pair:
+    if "bfloat16" not in (a, b):
+        return np.promote_types(a, b).name
+    other = b if a == "bfloat16" else a
+    if other in ("bool", "int8", "uint8"):
+        return "bfloat16"
+    if other in ("int64", "int32", "uint32", "uint64", "float64"):
         return "float64"
-    return "float32"
+    return other if other in ("complex64", "complex128") else "float32"
 
 
 def promote_weak(strong: list[str], scalars: list[Any]) -> str:
     """Promote array dtypes with Python scalars, which are weak (NEP 50)."""
     base = promote(*strong) if strong else None
-    kinds = {"b" if isinstance(s, bool) else "i" if isinstance(s, int) else "f" for s in scalars}
+    kinds = {{bool: "b", int: "i", complex: "c"}.get(type(s), "f") for s in scalars}
+    if "c" in kinds:
+        short = base is not None and compute(base) in ("float32", "complex64")
+        return "complex64" if short else "complex128"
     if "f" in kinds:
-        return base if base is not None and is_float(base) else "float64"
+        return base if base is not None and (is_float(base) or is_complex(base)) else "float64"
     if "i" in kinds:
         return base if base is not None and base != "bool" else "int64"
     return base or "bool"
@@ -89,7 +127,7 @@ def as_float(name: str, operation: str) -> str:
     """The dtype in which a float operation such as exp computes; integers become float64, bool is refused."""
     if is_float(name):
         return name
-    if name == "int64":
+    if is_integer(name):
         return "float64"
     raise TraceError(
         f"{operation}: a float operand is expected, got bool; convert it first, as in x.astype(np.float32)"

@@ -60,9 +60,9 @@ def precision(value: str) -> Iterator[None]:
     ----------
     value : {"highest", "high", "medium", "ieee", "tf32"}
         "highest" (the default) is never less accurate than cuBLAS's float32 product, and several times faster where
-        tensor cores compute it from hi/lo splits of the operands. "high" may lose a few bits; its error is at most a
-        twentieth of TF32's. "medium" rounds operands to bfloat16 (7 bits), "tf32" to TF32 (10 bits). "ieee" is cuBLAS's
-        float32 product. All accumulate in float32. Other dtypes are not affected.
+        tensor cores compute it from hi/lo splits of the operands. "high", "medium" and "tf32" allow operands of 11
+        bits, as TF32 has: the product is cuBLAS's in TF32, or one of fp16 operands with a scale for each row where that
+        is faster. "ieee" is cuBLAS's float32 product. All accumulate in float32. Other dtypes are not affected.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Linear -> BatchNorm -> scale -> softmax, in inference and in training.
 
-In inference bias, normalisation and scale fold into one multiply-add for each column, within the softmax's launch. In
+In inference bias, normalisation and scale are part of the softmax's launch, the deviation and gamma one factor. In
 training one pass over the product computes the batch's statistics, and the running statistics are updated in place.
 
     python examples/head_softmax.py [--full]

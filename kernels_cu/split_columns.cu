@@ -1,16 +1,16 @@
-// Hi/lo split of a column-major float32 operand for split_gemm.cu, bit for bit as split_rows.cu splits a transposed copy.
+// Split of a column-major float32 operand, bit for bit as split_rows.cu splits a transposed copy.
 //
 // x: (cols, rows) in memory, unit stride along a row: element k of row r of the operand is x[k * stride + r].
 // tiles, inverse: the split operand, see split_pieces.cuh.
 // A block takes 32 rows of the operand, one for each lane of its warps, in two passes: find the largest elements, then
 // split. The second pass mostly reads the L2 cache. A warp takes 64 columns at a time and transposes them in shared memory,
 // from where whole atoms are written. Lanes have Ahead loads in flight in the first pass, Depth in the second.
-// Launch: Warps * 32 threads, ceil(rows / 32) blocks, Warps * 8192 bytes of dynamic shared memory.
+// Launch: Warps * 32 threads, ceil(rows / 32) blocks, Warps * Parts * 4096 bytes of dynamic shared memory.
 #pragma once
 
 #include "split_pieces.cuh"
 
-template <int Warps, int Ahead, int Depth>
+template <int Warps, int Ahead, int Depth, int Parts>
 __device__ __forceinline__ void split_columns(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(64 % Depth == 0 && Depth % 8 == 0, "whole pieces of blocks");
@@ -45,9 +45,9 @@ __device__ __forceinline__ void split_columns(
     const RowScale scale(top);
 
     u32 small = 0;
-    char* const own = shared + warp * 8192;
-    char* const here = own + lane / 8 * 2048 + lane % 8 * 128;
-    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 128;  // of 16 bytes each, in a block of columns
+    char* const own = shared + warp * Parts * 4096;
+    char* const here = own + lane / 8 * Parts * 1024 + lane % 8 * 128;
+    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * Parts * 64;  // of 16 bytes, in a block of columns
     for (i64 block = warp; block < blocks; block += Warps) {
 #pragma unroll
         for (int part = 0; part < 64; part += Depth) {
@@ -63,13 +63,17 @@ __device__ __forceinline__ void split_columns(
                 small += split(piece[j], scale, hi, lo);
                 char* at = here + ((part / 8 + j) ^ lane % 8) * 16;
                 *reinterpret_cast<uint4*>(at) = hi;
-                *reinterpret_cast<uint4*>(at + 1024) = lo;
+                if (Parts == 2) {
+                    *reinterpret_cast<uint4*>(at + 1024) = lo;
+                }
             }
         }
         __syncwarp(0xffffffffu);
         char* const to = tiles + (block * groups + first / 8) * 2048;
         for (i64 p = lane; p < pieces; p += 32) {
-            *reinterpret_cast<uint4*>(to + p * 16) = *reinterpret_cast<const uint4*>(own + p * 16);
+            const i64 piece = block * 8 + (p ^ p / 8) % 8;
+            char* const at = Parts == 2 ? to + p * 16 : piece_at<1>(tiles, first + p / 8, piece, groups, blocks * 8);
+            *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(own + p * 16);
         }
         __syncwarp(0xffffffffu);
     }

@@ -1,10 +1,12 @@
-// The hi/lo split of float32 rows into f16: x = inverse (hi + 2^-11 lo), with a power of two `inverse` for each row.
+// The split of float32 rows into f16, with a power of two `inverse` for each row: x = inverse (hi + 2^-11 lo) in two parts,
+// or x = inverse hi in one, which keeps 11 bits.
 //
 // Scaling brings a row's largest element to [2^14, 2^15), or as near as a scale of 2^126 can. Elements of at least
 // 2^-14 after scaling keep 22 bits; smaller ones have an absolute error of up to 2^-36 and are counted in `inverse`
 // (see split_tiles.cuh). A row with infinities or NaN is marked, and its parts are 0.
 //
-// Layout of `tiles`, independent of the tiles of a product: element k of a row is at byte
+// Layout of one part: row-major, rows padded to 64 columns with zeros.
+// Layout of two parts, independent of the tiles of a product: element k of a row is at byte
 //   ((k / 64 * groups + row / 8) * 2 + part) * 1024 + row % 8 * 128 + (k % 64 / 8 ^ row % 8) * 16 + k % 8 * 2
 // with groups = ceil(rows / 8), and part 0 for hi, 1 for lo. Rows are padded to 8 and columns to 64 with zeros: in all
 // ceil(cols / 64) * groups * 2048 bytes, aligned to 16.
@@ -38,6 +40,14 @@ struct Piece {
         return largest;
     }
 };
+
+// The address of piece p of a row in a split operand of `groups` groups of 8 rows, with `pieces` pieces a row; that of lo is
+// 1024 bytes behind.
+template <int Parts>
+__device__ __forceinline__ char* piece_at(char* tiles, i64 row, i64 p, i64 groups, i64 pieces) {
+    return Parts == 1 ? tiles + (row * pieces + p) * 16
+                      : tiles + (p / 8 * groups + row / 8) * 2048 + row % 8 * 128 + (p ^ row) % 8 * 16;
+}
 
 // The scale of a row whose largest magnitude has these bits.
 struct RowScale {

@@ -1,4 +1,4 @@
-// Hi/lo split of a row-major float32 operand for split_gemm.cu: x = inverse (hi + 2^-11 lo), a power of two for each row.
+// Split of a row-major float32 operand into one or two f16 parts: x = inverse (hi + 2^-11 lo), a power of two for each row.
 //
 // x: (rows, cols), any row stride, unit column stride.
 // tiles, inverse: the split operand, see split_pieces.cuh.
@@ -29,7 +29,7 @@ __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
     return number;
 }
 
-template <int Threads, int Rows, int Held>
+template <int Threads, int Rows, int Held, int Parts>
 __device__ __forceinline__ void split_rows(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(Threads <= 32 || Rows == 1, "teams larger than a warp are blocks");
@@ -62,13 +62,14 @@ __device__ __forceinline__ void split_rows(
     top = of_row<Threads>(top, slots, [](u32 a, u32 b) { return max(a, b); });
     const RowScale scale(top);
     u32 small = 0;
-    char* to = tiles + row / 8 * 2048 + row % 8 * 128;
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
         small += split(piece, scale, hi, lo);
-        char* at = to + p / 8 * groups * 2048 + (p ^ row) % 8 * 16;
+        char* at = piece_at<Parts>(tiles, row, p, groups, pieces);
         *reinterpret_cast<uint4*>(at) = hi;
-        *reinterpret_cast<uint4*>(at + 1024) = lo;
+        if (Parts == 2) {
+            *reinterpret_cast<uint4*>(at + 1024) = lo;
+        }
     };
 #pragma unroll
     for (int i = 0; i < Held; ++i) {

@@ -1,7 +1,7 @@
 // Element types, vector loads and stores, and the functions that emitted expressions call.
 //
-// Values are stored as bool, i64, f16, bf16, float or double, and computed as bool, i64, float or double: widen() goes from
-// the first to the second; narrow() goes back, rounding to nearest, ties to even.
+// Values are stored as bool, an integer type, f16, bf16, float or double, and computed as bool, i64, float or double: widen()
+// goes from the first to the second; narrow() goes back, rounding to nearest, ties to even; integers wrap.
 // The 16-bit types are plain bits, so that no header of the CUDA toolkit is needed. Code under `#else` of __CUDA_ARCH__ is for
 // the tests, which also run the kernels on a CPU.
 #pragma once
@@ -17,7 +17,13 @@
 #endif
 
 typedef long long i64;
+typedef unsigned long long u64;
 typedef unsigned int u32;
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef unsigned char u8;
+typedef unsigned short u16;
 
 struct f16 {
     unsigned short bits;
@@ -45,6 +51,12 @@ __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ bool widen(bool x) { return x; }
 __device__ __forceinline__ i64 widen(i64 x) { return x; }
+__device__ __forceinline__ i64 widen(i32 x) { return x; }
+__device__ __forceinline__ i64 widen(i16 x) { return x; }
+__device__ __forceinline__ i64 widen(i8 x) { return x; }
+__device__ __forceinline__ i64 widen(u32 x) { return x; }
+__device__ __forceinline__ i64 widen(u16 x) { return x; }
+__device__ __forceinline__ i64 widen(u8 x) { return x; }
 
 template <class T>
 struct Narrow {
@@ -216,6 +228,35 @@ __device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename S
     const T q = x * reciprocal;
     // The remainder of -0 is +0: take the sign of the quotient.
     return copysign(fma(fma(-q, d, x), reciprocal, q), q);
+}
+
+// Remainder and quotient as Python and NumPy define them: the remainder has the sign of the divisor.
+template <class T>
+__device__ __forceinline__ T remainder_of(T a, typename Same<T>::type b) {
+    const T rest = fmod(a, b);
+    if (b == T(0)) {
+        return rest;
+    }
+    if (rest == T(0)) {
+        return copysign(T(0), b);
+    }
+    return (b < T(0)) != (rest < T(0)) ? rest + b : rest;
+}
+template <class T>
+__device__ __forceinline__ T floor_quotient(T a, typename Same<T>::type b) {
+    if (b == T(0)) {
+        return a / b;
+    }
+    const T rest = fmod(a, b);
+    T quotient = (a - rest) / b;
+    if (rest != T(0) && (b < T(0)) != (rest < T(0))) {
+        quotient -= T(1);
+    }
+    if (quotient == T(0)) {
+        return copysign(T(0), a / b);
+    }
+    const T below = floor(quotient);
+    return quotient - below > T(0.5) ? below + T(1) : below;
 }
 
 // top + log(total), rounded once: total is m 2^e, and e times the first bits of log(2) is exact.

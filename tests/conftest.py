@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -43,6 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if SHARED_BUILD not in os.environ:
         folder = os.environ[SHARED_BUILD] = tempfile.mkdtemp(prefix="host_cuda_")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the garbage collector from walking what imports have left, PyTorch's modules above all, again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture

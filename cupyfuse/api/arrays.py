@@ -95,14 +95,18 @@ def import_array(value: Any, name: str) -> Imported:
         DLPack cannot exchange the array's device or dtype; the message names the argument.
     """
     if is_cupy(value):
+        if type(value) is not CUPY_ARRAY:
+            raise TypeError(
+                f"argument {name!r}: expected a plain array, got {type(value).__name__}; pass cupy.asarray(x)"
+            )
         return Imported(value)
     if isinstance(value, np.ndarray):
-        if isinstance(value, (np.ma.MaskedArray, np.matrix)):
+        if type(value) is not np.ndarray and type(value) is not np.memmap:
             raise TypeError(
-                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators "
-                "differ; pass np.asarray(x), or x.filled(value) for a masked array"
+                f"argument {name!r}: expected a plain array, got {type(value).__name__}, whose operators may differ; "
+                "pass np.asarray(x), or x.filled(value) for a masked array"
             )
-        return Imported(value if type(value) is np.ndarray else value.view(np.ndarray))
+        return Imported(value.view(np.ndarray))
     library = f"{type(value).__module__.partition('.')[0]} array"
     try:
         device_type, _ = value.__dlpack_device__()
@@ -117,6 +121,18 @@ def import_array(value: Any, name: str) -> Imported:
         f"argument {name!r}: expected an array in CPU or CUDA memory, got a {library} on DLPack device type "
         f"{device_type}; move it to a CUDA device first"
     )
+
+
+def beside(array: Any, constant: Any) -> Any:
+    """Return a constant array in the memory of another array; NumPy's go to a GPU."""
+    return upload(constant, array.data.device_id) if is_cupy(array) and not is_cupy(constant) else constant
+
+
+def upload(values: np.ndarray[Any, Any], device: int) -> Any:
+    """Copy an array to a GPU."""
+    cupy = sys.modules["cupy"]
+    with cupy.cuda.Device(device):
+        return cupy.asarray(values)
 
 
 def _import_cupy(name: str) -> Any:

@@ -15,39 +15,39 @@ from ..engines.row_blocks import load
 from ..plan.plan import Plan
 from ..trace import Tracer
 from . import arrays
-from .arguments import CONTAINERS, Results, map_leaves
+from .results import Results
+from .signature import Signature
+from .structures import structure_of
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """A plan loaded by an engine, its prepacked values, and the structure of its results."""
+    """A plan loaded by an engine, the structure of its results, and the constant and prepacked arrays kept for it."""
 
     plan: Plan
     results: Results
-    execute: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
-    prepacked: list[Any]
+    execute: Callable[[Sequence[Any], Sequence[Any], Sequence[float]], list[Any]]
+    kept: list[Any]
+
+    @functools.cached_property
+    def no_outs(self) -> list[None]:
+        return [None] * len(self.plan.outputs)
 
 
-def contains_tracer(value: Any) -> bool:
+def contains_tracer(value: Any, parents: tuple[int, ...] = ()) -> bool:
     """Whether an argument is or contains a traced array: the call then is inlined into that trace."""
-    if isinstance(value, CONTAINERS):
-        return any(map(contains_tracer, value.values() if isinstance(value, dict) else value))
-    return type(value) is Tracer
+    if type(value) is Tracer:
+        return True
+    if id(value) in parents:
+        return False
+    try:
+        structure = structure_of(value)
+    except TypeError:
+        return False
+    return structure is not None and any(contains_tracer(c, (*parents, id(value))) for c in structure.children)
 
 
-def imported_arrays(values: Sequence[Any], names: Sequence[str] = ()) -> list[Any]:
-    """Import the arrays and specs among some arguments."""
-    found: list[Any] = []
-
-    def leaf(value: Any, name: str) -> None:
-        found.append(value if isinstance(value, arrays.Spec) else arrays.import_array(value, name).array)
-
-    for position, value in enumerate(values):
-        map_leaves(value, names[position] if names else "", leaf)
-    return found
-
-
-def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
+def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
     """Return the loader of plans for the device that the arrays are on.
 
     Raises
@@ -55,15 +55,10 @@ def engine_for(leaves: list[Any], values: Sequence[Any], names: Sequence[str]) -
     TypeError
         Arrays are on the CPU and on a GPU, or on several GPUs.
     """
-    places = {f"GPU {a.data.device_id}" if arrays.is_cupy(a) else "the CPU" for a in leaves}
-    if len(places) > 1:
-        where = []
-        for name, value in zip(names, values, strict=True):
-            for a in imported_arrays([value]):
-                where.append(f"{name} on {f'GPU {a.data.device_id}' if arrays.is_cupy(a) else 'the CPU'}")
-        raise TypeError(
-            f"arguments are on different devices: {', '.join(where)}; move them to one, for example with cupy.asarray"
-        )
+    places = [f"GPU {a.data.device_id}" if arrays.is_cupy(a) else "the CPU" for a in leaves]
+    if len(set(places)) > 1:
+        where = ", ".join(f"{name} on {place}" for name, place in zip(names, places, strict=True))
+        raise TypeError(f"arguments are on different devices: {where}; move them to one, for example with cupy.asarray")
     if not leaves:
         raise TypeError("no argument is an array; pass at least one NumPy, CuPy or DLPack array")
     if arrays.is_cupy(leaves[0]):
@@ -85,15 +80,16 @@ def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
     return devices.find(default) if default else None
 
 
-def run(runnable: Runnable, leaves: list[Any], exporters: list[Any], out: Any) -> Any:
+def run(runnable: Runnable, signature: Signature, out: Any) -> Any:
     """Run a plan, and return the results in the caller's structure and array library."""
+    leaves = signature.leaves
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves, out)
     if out is None:
-        results = runnable.execute([*leaves, *runnable.prepacked], [None] * len(runnable.plan.outputs))
+        results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, signature.numbers)
     else:
-        results = _run_into(runnable, leaves, out)
-    export = exporters[0]
+        results = _run_into(runnable, signature, out)
+    export = signature.exporters[0]
     if export is not None:
         results = [export(r) for r in results]
     elif type(leaves[0]) is np.ndarray:
@@ -117,9 +113,9 @@ def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
                 )
 
 
-def _run_into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
+def _run_into(runnable: Runnable, signature: Signature, out: Any) -> list[Any]:
     """Run, and write the results to the caller's arrays: directly, or by a copy where they overlap other operands."""
-    outputs = runnable.plan.outputs
+    outputs, leaves = runnable.plan.outputs, signature.leaves
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(outputs):
         raise ValueError(f"out: expected {len(outputs)} array(s), one for each result, got {len(given)}")
@@ -145,12 +141,13 @@ def _run_into(runnable: Runnable, leaves: list[Any], out: Any) -> list[Any]:
         if target.size and any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
             raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
         targets.append(target)
-    operands = [*leaves, *runnable.prepacked]
+    operands = [*leaves, *runnable.kept]
     direct = [
         None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
         for i, target in enumerate(targets)
     ]
-    for target, passed, result in zip(targets, direct, runnable.execute(operands, direct), strict=True):
+    results = runnable.execute(operands, direct, signature.numbers)
+    for target, passed, result in zip(targets, direct, results, strict=True):
         if passed is None:
             target[...] = result
     return []

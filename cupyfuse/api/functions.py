@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import trace
-from ..ir import graph as g
+from ..ir.parts import average_pool
 from ..trace import ScalarArgument, Tracer, apply, fail, reduce
 from .eager import as_matrix, traceable
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
@@ -179,7 +179,7 @@ def avg_pool1d(x: Any, kernel_size: int) -> Any:
     columns = x.shape[1]
     if kernel_size < 1 or columns % kernel_size:
         raise ValueError(f"kernel_size: expected a divisor of {columns}, the number of columns, got {kernel_size}")
-    return x._trace.array(g.average_pool(trace.matrix_node(x), int(kernel_size)), (0, 1))
+    return x._trace.array(average_pool(trace.matrix_node(x), int(kernel_size)), (0, 1))
 
 
 # Activations --------------------------------------------------------------------------------------------------------

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from .. import devices
-from ..plan.build import build
 from ..plan.plan import Plan
 from ..settings import DEFAULT_WORKSPACE
-from ..trace import Tracer
-from . import arrays
-from .arguments import CONTAINERS, flatten
 from .bind import Bound
-from .call import contains_tracer, device_of, imported_arrays, run
+from .call import contains_tracer, run
 from .planned_function import PlannedFunction
+from .registry import register_own
+from .signature import TracedArgument
 
 
 class Fused(PlannedFunction):
@@ -31,7 +29,7 @@ class Fused(PlannedFunction):
         # Pickled by name, as functions are.
         return str(getattr(self, "__qualname__", None) or self.__wrapped__.__qualname__)
 
-    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
         """Run the function fused.
 
         Parameters
@@ -48,34 +46,36 @@ class Fused(PlannedFunction):
         TypeError, ValueError
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
-        direct = self.positional and not kwargs and len(args) == len(self.names)
-        values = args if direct else self.bind_arguments(args, kwargs)
-        leaves: list[Any] = []
-        signature: list[Any] = []
-        exporters: list[Any] = []
-        for value, name in zip(values, self.names, strict=True):
-            if type(value) is Tracer or (type(value) in CONTAINERS and contains_tracer(value)):
+        values, defaulted = self.bind_arguments(args, kwargs)
+        signature = self.environment.signature()
+        try:
+            if defaulted or self.environment.static:
+                for value, name in zip(values, self.names, strict=True):
+                    self.add(signature, value, name, name in defaulted)
+            else:
+                for value, name in zip(values, self.names, strict=True):
+                    signature.add(value, name)
+            self.environment.add_to(signature)
+        except (TracedArgument, TypeError) as error:
+            if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
-            flatten(value, name, leaves, signature, exporters)
-        key = (self.precision, *signature)
-        runnable = self._runnables.get(key)
+            raise
+        key = (self.precision, *signature.key)
+        runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
-            runnable = self.compile(self._runnables, key, values, leaves)
-        return run(runnable, leaves, exporters, out)
+            runnable = self.compile(self._runnables, key, values, signature, defaulted)
+        return run(runnable, signature, out)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.
 
         The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
         run through the same steps, with NumPy's matrix product.
         """
-        values = self.bind_arguments(args, kwargs)
-        leaves = imported_arrays(values, self.names)
-        traced, _ = self.trace(values)
-        layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-        return build(traced, layouts, self.settings(device_of(leaves, devices.DEFAULT)))
+        values, defaulted = self.bind_arguments(args, kwargs)
+        return self.plan_for(values, devices.DEFAULT, defaulted)
 
-    def bind(self, **fixed: Any) -> Bound:
+    def bind(self, /, **fixed: Any) -> Bound:
         """Fix some arguments, and compute once what depends on them alone.
 
         Parameters
@@ -105,14 +105,18 @@ class _Method:
         self.__wrapped__ = functools.partial(fused.__wrapped__, instance)
         self.__doc__ = fused.__doc__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._fused(self._instance, *args, **kwargs)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         return self._fused.plan(self._instance, *args, **kwargs)
 
-    def bind(self, **fixed: Any) -> Bound:
+    def bind(self, /, **fixed: Any) -> Bound:
         return Bound(self._fused, {self._fused.names[0]: self._instance, **fixed})
+
+
+register_own(Fused, lambda f: ([f.__wrapped__], ()), lambda _, children: Fused(children[0]), mutable=False)
+register_own(_Method, lambda m: ([m._fused, m._instance], ()), lambda _, children: _Method(*children), mutable=False)
 
 
 @overload
@@ -123,6 +127,8 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    strict: bool = False,
+    static: tuple[str, ...] = (),
 ) -> Fused: ...
 
 
@@ -134,6 +140,8 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    strict: bool = False,
+    static: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Any]], Fused]: ...
 
 
@@ -144,16 +152,19 @@ def fuse(
     precision: str | None = None,
     max_workspace: int = DEFAULT_WORKSPACE,
     keep_halves: bool = True,
+    strict: bool = False,
+    static: tuple[str, ...] = (),
 ) -> Any:
     """Fuse a function written with NumPy, array operators and cupyfuse functions.
 
-    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Numbers,
-    strings and other constants among the arguments belong to that combination.
+    The first call with a combination of shapes and dtypes traces the function; later calls run its plan. Constants that
+    the function can read, among the arguments and around it, belong to that combination; floats among the arguments do
+    not. What is read when is described in docs/reading.md.
 
     Parameters
     ----------
     fn : callable
-        Takes arrays of any number of dimensions, and returns one array or a tuple, list or dict of arrays.
+        Takes arrays of any number of dimensions, and returns one array or a tuple, list, dict or dataclass of arrays.
     precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
         Precision of float32 matrix products (see `precision`); by default that of the surrounding `with` block.
     max_workspace : int, optional
@@ -163,6 +174,13 @@ def fuse(
     keep_halves : bool, optional
         Whether `bind` keeps the fp16 hi/lo split of bound float32 weights, which takes as much memory as the weights;
         otherwise each call splits them. True by default.
+    strict : bool, optional
+        Whether to refuse functions that run as library steps: NumPy's or CuPy's own, such as `np.sort` or
+        `np.linalg.svd`, on whole arrays. False by default; plans show them as "Library" steps.
+    static : tuple of str, optional
+        Parameters, or variables that the function reads around it, whose values may be of any type that can be hashed.
+        Calls share a trace if the values are equal: that equality covers all that the function reads of them is the
+        caller's promise.
 
     Returns
     -------
@@ -187,7 +205,9 @@ def fuse(
     array([1.3863, 1.3863])
     """
     if fn is None:
-        return functools.partial(fuse, precision=precision, max_workspace=max_workspace, keep_halves=keep_halves)
+        options: dict[str, Any] = {"max_workspace": max_workspace, "keep_halves": keep_halves}
+        return functools.partial(fuse, precision=precision, strict=strict, static=static, **options)
     if not callable(fn):
         raise TypeError(f"fn: expected a function, got {type(fn).__name__}")
-    return Fused(fn.__wrapped__ if isinstance(fn, Fused) else fn, precision, max_workspace, keep_halves)
+    function = fn.__wrapped__ if isinstance(fn, Fused) else fn
+    return Fused(function, precision, max_workspace, keep_halves, strict, static)

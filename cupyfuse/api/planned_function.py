@@ -6,23 +6,24 @@ import functools
 import inspect
 import os
 import threading
+import types
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any, cast
 
-from .. import dtypes
 from ..devices import Device
-from ..errors import TraceError
-from ..ir import graph as g
 from ..plan.build import build
 from ..plan.plan import Plan, Traced
 from ..settings import DEFAULT_WORKSPACE, Settings, check_precision, check_workspace, current_precision
-from ..trace import ScalarArgument, Trace, Tracer, fail
+from ..trace import fail
 from . import arrays
-from .arguments import Results, map_leaves
+from .cache import PlanCache
 from .call import Runnable, device_of, engine_for
-
-_CACHE_LIMIT = 1024  # signatures cached for one function
+from .code import package_of
+from .environment import Environment
+from .results import Results
+from .signature import Signature, variables_of
+from .tracing import Tracing, trace_function
 
 # A child process may inherit a lock that another thread of its parent held: it gets new ones.
 _instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
@@ -36,6 +37,8 @@ def _after_fork() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
+
+_NONE: frozenset[str] = frozenset()
 
 Prepack = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
 
@@ -57,6 +60,8 @@ class PlannedFunction:
         precision: str | None = None,
         max_workspace: int = DEFAULT_WORKSPACE,
         keep_halves: bool = True,
+        strict: bool = False,
+        static: Iterable[str] = (),
     ):
         functools.update_wrapper(cast(Any, self), function)
         self.__wrapped__ = function
@@ -66,17 +71,36 @@ class PlannedFunction:
         self.names = tuple(self.signature.parameters)
         if "out" in self.names:
             raise TypeError("fn: a fused function cannot have a parameter named 'out', which fuse adds; rename it")
+        package = package_of(getattr(function, "__module__", None))
+        self.environment = Environment(function, self._check_static(static), package)
         self._precision = None if precision is None else check_precision(precision)
         self._max_workspace = check_workspace(max_workspace)
         self._keep_halves = bool(keep_halves)
-        self._runnables: dict[Hashable, Runnable] = {}
+        self._strict = bool(strict)
+        self._runnables = PlanCache()
+        self._defaults = self._defaults_by_count() if self.positional else {}
         self._lock = threading.RLock()
         _instances.add(self)
+
+    def _check_static(self, static: Iterable[str]) -> frozenset[str]:
+        if isinstance(static, str) or not all(isinstance(name, str) for name in static):
+            raise TypeError(f"static: expected a tuple of names, got {static!r}")
+        function = self.__wrapped__
+        variables = [name for _, name, _ in variables_of(function)] if isinstance(function, types.FunctionType) else []
+        for name in static:
+            if name not in (*self.names, *variables):
+                raise TypeError(f"static: {self!r} has no parameter {name!r}; it has {', '.join(self.names)}")
+        return frozenset(static)
 
     @property
     def precision(self) -> str:
         """Precision of float32 products: the function's own, else that of the surrounding `with` block."""
         return self._precision or current_precision()
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans that calls have made and that are cached, the newest last."""
+        return tuple(runnable.plan for runnable in self._runnables.values())
 
     def settings(self, device: Device | None) -> Settings:
         """Return the settings of a plan for a GPU."""
@@ -85,11 +109,31 @@ class PlannedFunction:
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
-    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the value of every parameter, in the order of the function's own signature."""
+    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]]:
+        """Return the value of every parameter, in the order of the function's own signature.
+
+        With them, the names of the parameters that have their default values, which are constants.
+        """
+        if self.positional and not kwargs:
+            if len(args) == len(self.names):
+                return args, _NONE
+            defaults = self._defaults.get(len(args))
+            if defaults is not None:
+                return (*args, *defaults[0]), defaults[1]
         bound = self.signature.bind(*args, **kwargs)
+        defaulted = frozenset(name for name in self.names if name not in bound.arguments)
         bound.apply_defaults()
-        return tuple(bound.arguments[name] for name in self.names)
+        return tuple(bound.arguments[name] for name in self.names), defaulted
+
+    def _defaults_by_count(self) -> dict[int, tuple[tuple[Any, ...], frozenset[str]]]:
+        """Return the default values, and the names, of what follows so many positional arguments."""
+        found: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
+        parameters = list(self.signature.parameters.values())
+        for count in reversed(range(len(parameters))):
+            if parameters[count].default is inspect.Parameter.empty:
+                break
+            found[count] = tuple(p.default for p in parameters[count:]), frozenset(self.names[count:])
+        return found
 
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """Call the plain function within the trace of another fused function."""
@@ -97,36 +141,52 @@ class PlannedFunction:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
         return self.__wrapped__(*args, **kwargs)
 
+    def read(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
+        """Return the signature of a call with these values of all parameters."""
+        signature = self.environment.signature(specs)
+        for name, value in zip(self.names, values, strict=True):
+            self.add(signature, value, name, name in by_value)
+        self.environment.add_to(signature)
+        return signature
+
+    def add(self, signature: Signature, value: Any, name: str, by_value: bool = False) -> None:
+        """Add an argument to a signature, with its floats as numbers of the call or as constants."""
+        if name in self.environment.static:
+            signature.add_static(value, name)
+        elif by_value:
+            signature.add_by_value(value, name)
+        else:
+            signature.add(value, name)
+
     def trace(self, values: Sequence[Any]) -> tuple[Traced, Results]:
-        """Trace the function: run it once on tracers in the place of arrays."""
-        trace = Trace()
+        """Trace the function for the values of all parameters, arrays or specs."""
+        tracing = self._trace(values, self.read(values, specs=True))
+        return tracing.traced, tracing.results
 
-        def tracer(value: Any, name: str) -> Tracer:
-            value = value if isinstance(value, arrays.Spec) else arrays.import_array(value, name).array
-            try:
-                dtype = dtypes.name_of(value.dtype)
-            except TypeError as error:
-                raise TypeError(f"argument {name!r}: {error}") from None
-            return trace.argument(name, value.shape, dtype)
+    def _trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
+        return trace_function(self.environment, self.signature, values, signature, by_value, self._strict)
 
-        bound = self.signature.bind_partial()
-        for parameter, value in zip(self.names, values, strict=True):
-            bound.arguments[parameter] = map_leaves(value, parameter, tracer, ScalarArgument)
-        name = str(getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__))
-        returned = self.__wrapped__(*bound.args, **bound.kwargs)
-        results = Results(returned, lambda value: isinstance(value, Tracer))
-        if not results.leaves and not trace.effects:
-            raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
-        graph = g.Graph(trace.inputs, [t._node for t in results.leaves], list(trace.effects.items()))
-        axes = tuple(t._axes for t in results.leaves)
-        return Traced(name, graph, axes, tuple(trace.calls)), results
+    def plan_for(
+        self, values: Sequence[Any], default: str, constants: Container[str], fixed: frozenset[int] = frozenset()
+    ) -> Plan:
+        """Return the plan for values among which specs stand for arrays, on the GPU `default` if on none.
+
+        `constants` and `fixed` are as in `compile`.
+        """
+        signature = self.read(values, specs=True, by_value=constants)
+        tracing = self._trace(values, signature, constants)
+        leaves = [*signature.leaves, *tracing.constants]
+        layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
+        settings = self.settings(device_of(signature.leaves, default))
+        return build(tracing.traced, layouts, settings, fixed)
 
     def compile(
         self,
-        cache: dict[Hashable, Runnable],
+        cache: PlanCache,
         key: Hashable,
         values: Sequence[Any],
-        leaves: list[Any],
+        signature: Signature,
+        constants: Container[str],
         fixed: frozenset[int] = frozenset(),
         prepack: Prepack | None = None,
     ) -> Runnable:
@@ -134,25 +194,31 @@ class PlannedFunction:
 
         Parameters
         ----------
-        cache : dict
-            Runnables by signature; gets the new one under `key`.
-        values, leaves : sequence
-            The values of all parameters, and the arrays among them.
+        cache : PlanCache
+            Gets the new plan under `key`.
+        values : sequence
+            The values of all parameters.
+        signature : Signature
+            Of the call; has the arrays and the floats among the values.
+        constants : container of str
+            The parameters that are bound or have their default values: floats in them are constants.
         fixed : frozenset of int
-            Positions in `leaves` of the arrays that are bound.
+            Positions in the signature's leaves of the arrays that are bound.
         prepack : callable, optional
-            Computes what depends on bound arrays alone, from its plan, `leaves` and the engine.
+            Computes what depends on bound arrays alone, from its plan, the leaves and the engine.
         """
         with self._lock:
-            if key in cache:
-                return cache[key]
-            engine = engine_for(leaves, values, self.names)
-            traced, results = self.trace(values)
+            found = cache.find(key, signature.numbers)
+            if found is not None:
+                return found
+            engine = engine_for(signature.leaves, signature.names)
+            tracing = self._trace(values, signature, constants)
+            made = [arrays.beside(signature.leaves[0], c) for c in tracing.constants]
+            leaves = [*signature.leaves, *made]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-            plan = build(traced, layouts, self.settings(device_of(leaves)), fixed)
+            plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), fixed)
             prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
-            runnable = Runnable(plan, results, engine(plan, [*leaves, *prepacked]), prepacked)
-            if len(cache) >= _CACHE_LIMIT:
-                cache.pop(next(iter(cache)))
-            cache[key] = runnable
+            kept = [*made, *prepacked]
+            runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept)
+            cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
+import contextlib
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import cupyfuse.heads as heads
 
 from .. import __version__, dtypes, selftest
-from ..api import arrays
-from ..plan.plan import Plan
 from ..selftest import machine
-from . import demo
+from . import demo, explain, output
+
+
+class Outcome(NamedTuple):
+    """The exit status of a command, and its text for standard output and standard error."""
+
+    status: int
+    text: str = ""
+    complaint: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,25 +35,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 if the demonstration found a fused result less accurate than the unfused one, the self-test found a wrong
-        one, or either could not run.
+        0; 1 if the demonstration found a fused result less accurate than the plain one, the self-test found a wrong
+        one, a command could not run, or its output could not be written. After Ctrl-C 130, and if the reader of the
+        output has gone 141, as shells report these.
 
     Raises
     ------
     SystemExit
         With status 2 for invalid arguments, as argparse does.
     """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    command: Callable[[argparse.ArgumentParser, argparse.Namespace], int] = options.command
     try:
-        status = command(options.parser, options)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader closed the pipe (`| head`); flushing the rest at exit must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return status
+        return _run(argv)
+    except KeyboardInterrupt:
+        output.complain("interrupted")
+        return output.INTERRUPTED
+    except BrokenPipeError:  # progress on a standard error that nobody reads any more
+        return output.READER_GONE
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = _parser()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            options = parser.parse_args(argv)
+    except SystemExit:  # after --help, --version, or an invalid argument
+        if (text := printed.getvalue()) and (status := output.write(text)):
+            return status
+        raise
+    command: Callable[[argparse.ArgumentParser, argparse.Namespace], Outcome] = options.command
+    outcome = command(options.parser, options)
+    status = output.write(outcome.text) if outcome.text else 0
+    if outcome.complaint:
+        output.complain(outcome.complaint)
+    return outcome.status or status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,8 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cupyfuse {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    demo_parser = commands.add_parser("demo", help="run the heads fused and unfused: errors, times, bytes, FLOPs")
+    demo_parser = commands.add_parser(
+        "demo", help="run the heads fused and in plain NumPy or CuPy: plans, errors, times"
+    )
     _add_shape(demo_parser)
+    demo_parser.set_defaults(rows=heads.ROWS, in_features=heads.IN_FEATURES, out_features=heads.OUT_FEATURES)
+    demo_parser.set_defaults(dtype="float32")
     _add_engine(demo_parser)
     demo_parser.set_defaults(command=_demo, parser=demo_parser)
 
@@ -64,18 +88,19 @@ def _parser() -> argparse.ArgumentParser:
         "selftest", help="compare every operator and kernel with tables of special values and with a wider format"
     )
     _add_engine(selftest_parser)
-    selftest_parser.add_argument("--markdown", type=_page, metavar="FILE", help="also write the errors as a page")
+    extent = selftest_parser.add_mutually_exclusive_group()
+    extent.add_argument(
+        "--quick", action="store_true", help="in seconds: on a GPU float32 alone, without one no compilation of kernels"
+    )
+    extent.add_argument("--markdown", type=_page, metavar="FILE", help="also write the errors as a page")
     selftest_parser.set_defaults(command=_selftest, parser=selftest_parser)
 
     info_parser = commands.add_parser("info", help="versions, GPUs, the kernel cache, and what is missing")
     info_parser.set_defaults(command=_info, parser=info_parser)
 
-    explain_parser = commands.add_parser("explain", help="print the plan of a head, from shapes alone")
-    explain_parser.add_argument("head", metavar="HEAD", type=_head, help=f"one of {', '.join(heads.HEADS)}")
+    explain_parser = commands.add_parser("explain", help="print the plan of a function, from shapes alone")
+    explain.add_arguments(explain_parser)
     _add_shape(explain_parser)
-    explain_parser.add_argument("--bound", action="store_true", help="with everything but the batch bound")
-    explain_parser.add_argument("--training", action="store_true", help="head_softmax with the statistics of the batch")
-    explain_parser.add_argument("--source", action="store_true", help="print the CUDA source instead")
     explain_parser.set_defaults(command=_explain, parser=explain_parser)
     return parser
 
@@ -86,8 +111,8 @@ def _add_shape(parser: argparse.ArgumentParser) -> None:
         ("in-features", heads.IN_FEATURES, "columns of the batch"),
         ("out-features", heads.OUT_FEATURES, "rows of the weight"),
     ):
-        parser.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=f"{what} (default {default})")
-    parser.add_argument("--dtype", choices=dtypes.FLOATS, default="float32", help="default float32")
+        parser.add_argument(f"--{name}", type=_count, metavar="N", help=f"{what} (default {default})")
+    parser.add_argument("--dtype", choices=dtypes.FLOATS, help="default float32")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
@@ -114,17 +139,10 @@ def _count(text: str) -> int:
     return value
 
 
-def _head(text: str) -> Any:
-    try:
-        return heads.find(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("head: ")) from None
-
-
 # Commands -----------------------------------------------------------------------------------------------------------
 
 
-def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
     if options.rows < 2:
         parser.error("argument --rows: expected at least 2, since training normalises with the batch's statistics")
     try:
@@ -136,72 +154,39 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     try:
         results = demo.run(*shape, options.dtype, options.engine)
     except MemoryError as error:
-        print(f"cupyfuse demo: not enough memory for this shape ({error}); try a smaller one", file=sys.stderr)
-        return 1
-    print(f"{machine.device_name(xp)}; x {shape[0]} x {shape[1]}, weight {shape[2]} x {shape[1]}, {options.dtype}")
-    print()
-    print(demo.report(results))
-    print()
-    print("Unfused: one operation at a time. Errors are against float64; times are medians of single calls.")
-    print("In inference weights are bound, and what depends on them alone is computed before; not in training.")
-    worse = [m for m in results if not m.accurate]
-    for m in worse:
-        print(
-            f"LESS ACCURATE: {m.case.title}: error {m.error_fused:.3g} fused, {m.error_unfused:.3g} unfused, "
-            f"allowed beyond it {m.tolerance:.3g} ({demo.ROUNDINGS} roundings)"
-        )
-    if not worse:
-        print("Every fused result is as accurate as the unfused one.")
-    return 1 if worse else 0
+        return Outcome(1, complaint=f"demo: not enough memory for this shape ({error}); try a smaller one")
+    data = f"x {shape[0]} x {shape[1]}, weight {shape[2]} x {shape[1]}, {options.dtype}"
+    text = f"{machine.device_name(xp)}; {data}\n\n{demo.report(results, xp)}\n"
+    return Outcome(0 if all(m.accurate for m in results) else 1, text)
 
 
-def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
     try:
         xp = machine.array_module(options.engine)
     except ValueError as error:
         parser.error(str(error))
-    report = selftest.run(xp)
-    print(report)
+    report = selftest.run(xp, options.quick)
     if options.markdown is not None and report.passed:
         try:
             selftest.write_page(report, options.markdown)
         except OSError as error:
-            print(f"cupyfuse selftest: {options.markdown} cannot be written: {error}", file=sys.stderr)
-            return 1
-    return 0 if report.passed else 1
+            return Outcome(1, f"{report}\n", f"selftest: {options.markdown} cannot be written: {error}")
+    return Outcome(0 if report.passed else 1, f"{report}\n")
 
 
-def _info(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _info(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
     facts, missing = machine.describe(__version__)
     width = max(len(name) for name, _ in facts)
-    for name, value in facts:
-        print(f"{name.ljust(width)}  {value}")
+    lines = [f"{name.ljust(width)}  {value}" for name, value in facts]
     if missing:
-        print("\nmissing:")
+        lines += ["", "missing:"]
     for what, command in missing:
-        print(f"  {what}\n      {command}")
-    return 0
+        lines += [f"  {what}", f"      {command}"]
+    return Outcome(0, "\n".join(lines) + "\n")
 
 
-def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    head = options.head
-    flags: dict[str, Any] = {}
-    if options.training:
-        if head is not heads.head_softmax:
-            parser.error(f"argument --training: it is for head_softmax, {head.__name__} is the same in training")
-        if options.rows < 2:
-            parser.error("argument --rows: expected at least 2 with --training")
-        flags["training"] = True
-    shapes = heads.input_shapes(head, options.rows, options.in_features, options.out_features)
-    specs = {name: arrays.spec(shape, options.dtype) for name, shape in shapes.items()}
-    x = specs.pop("x")
-    plan: Plan = head.bind(**specs, **flags).plan(x) if options.bound else head.plan(x, **specs, **flags)
-    print(_source(plan) if options.source else plan)
-    return 0
-
-
-def _source(plan: Plan) -> str:
-    parts = [plan.source()]
-    if plan.prepare is not None:
-        parts = ["// Run once, when the arguments are bound:", plan.prepare.source(), "// Run in every call:", *parts]
-    return "\n\n".join(parts)
+def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
+    try:
+        return Outcome(0, explain.explain(parser, options))
+    except explain.Failure as error:
+        return Outcome(1, complaint=f"explain: {error}")

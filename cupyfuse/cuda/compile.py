@@ -187,6 +187,7 @@ def _write_cache(path: Path | None, binary: bytes) -> None:
 
 
 def _disable_cache(error: Exception) -> None:
+    """Compile without the cache on disk from now on, and warn once that it failed."""
     global _without_cache
     with _lock:
         warned, _without_cache = _without_cache, True

@@ -6,6 +6,9 @@ know nothing of operators. Everything here is text: neither a GPU nor CuPy is ne
 
 from __future__ import annotations
 
+from collections import ChainMap
+from functools import cached_property
+
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
@@ -44,8 +47,7 @@ class _Writer:
         self.repairs: dict[str, str] = {}  # functions by name
         self.row_fields: dict[str, str] = {}  # C types by name, as in element_fields
         self.element_fields: dict[str, str] = {}
-        # Values that an earlier stage has left in the Element.
-        self.held: set[Node] = set()
+        self.held: dict[Node, str] = {}  # the fields of the Element in which earlier stages have left values
         self.exact_stages: set[int] = set()  # stages with guards, which may have to be recomputed as written
         # Stages after which all threads need the per-row values: all but the last, and those with a joint repair.
         self.shared_finish = set(range(program.stages - 1))
@@ -131,13 +133,17 @@ class _Writer:
     # Functions
     def row_scope(self) -> Scope:
         """Return the scope of a row: per-row and scalar values are fields of the Row."""
+        return Scope(self.program, ChainMap(self.row_expressions)).copy()
+
+    @cached_property
+    def row_expressions(self) -> dict[Node, str]:
         expressions = {}
         for node in (*self.program.loaded, *self.program.step.nodes):
             place = self.program.place(node)
             full = place in (FULL, COLUMN) or (node in self.program.loaded and self.program.loaded[node].place == ANY)
             if not full and not (self.program.by_columns and self.program.stage.get(node, -1) >= 0):
                 expressions[node] = f"r.{self.program.names[node]}"
-        return Scope(self.program, expressions)
+        return expressions
 
     def begin(self) -> str:
         """Emit the loads of per-row and scalar inputs, and what depends on them alone."""
@@ -173,32 +179,32 @@ class _Writer:
         """Emit the functions of one stage: load, element, store."""
         program = self.program
         operands = [o for o in program.reductions(stage) if o.op != "const"]
-        outputs = [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == stage]
-        held = dict.fromkeys(self.held)
+        outputs = program.full_outputs.get(stage, [])
 
         def write_body(optimistic: bool) -> Body:
-            scope = self.row_scope().copy()
+            scope = self.row_scope()
             if not self.streamed:
-                scope.expressions.update({n: f"e.{program.names[n]}" for n in held})
+                scope = Scope(program, scope.expressions.new_child(self.held)).copy()
             body = Body(scope, tile=True, optimistic=optimistic)
             body.repair = lambda node: self.repair(node, "Solo()")
             for node in [*operands, *outputs]:
                 body.value(node)
-            for node in dict.fromkeys([*operands, *self.needed_later(stage, body)]):
+            kept = dict.fromkeys([*operands, *self.needed_later(stage, body)])
+            for node in kept:
                 if body.value(node) != self.hold(node):
                     body.line(f"{self.hold(node)} = {body.value(node)};")
-                if not self.streamed:
-                    self.held.add(node)
             for node in outputs:
                 parameter = program.outputs[node]
                 body.line(f"out.{parameter.name}.v[j] = narrow<{stored_type(parameter.dtype)}>({body.value(node)});")
+            body.kept = [] if self.streamed else list(kept)
             return body
 
         fast = write_body(optimistic=True)
+        exact = None
         if fast.checks:
             self.exact_stages.add(stage)
-            self.held = set(held)
-        exact = write_body(optimistic=False) if fast.checks else None
+            exact = write_body(optimistic=False)
+        self.held.update((n, self.field(n)) for n in (exact or fast).kept)
         return self._stage_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
@@ -206,15 +212,9 @@ class _Writer:
         program = self.program
         if self.streamed:
             return []
-        fresh = [n for n in body.computed if _is_full(program, n) and n not in self.held]
-        available = {*fresh, *self.held, *program.loaded}
-        wanted: dict[Node, None] = {}
-        for later in range(stage + 1, program.stages):
-            targets = list(program.reductions(later))
-            targets += [n for n in program.step.outputs if program.place(n) == FULL and program.stage[n] == later]
-            inner = g.topological(targets, lambda n: () if n in available else n.inputs)
-            wanted.update(dict.fromkeys(n for n in inner if n in fresh))
-        return list(wanted)
+        readers = program.last_readers
+        fresh = (n for n in body.computed if _is_full(program, n) and n not in self.held)
+        return [n for n in fresh if readers.get(n, stage) > stage]
 
     def _stage_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
         """Wrap the statements for one element in the functions that the templates call for V elements.
@@ -270,8 +270,8 @@ class _Writer:
         body = Body(self.row_scope())
         body.repair = lambda node: self.repair_together(node, stage)
         reads = _reads(accumulators)
-        for node in program.step.nodes:
-            if program.stage[node] != stage or _is_full(program, node):
+        for node in program.by_stage[stage]:
+            if _is_full(program, node):
                 continue
             if node in reads:
                 self.row_fields[program.names[node]] = c_type(node.dtype)
@@ -285,7 +285,7 @@ class _Writer:
     def column_finish(self) -> str:
         """Emit the per-column values that follow the reductions, and their stores."""
         program = self.program
-        body = Body(Scope(program, {}))
+        body = Body(Scope(program))
         reads = _reads(program.accumulators(0))
         for node, text in reads.items():
             body.line(f"const {c_type(node.dtype)} {program.names[node]} = {text};")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -43,10 +44,11 @@ class Scope:
     """The values that a function can read: nodes with an expression, and the parameters of the program."""
 
     program: Program
-    expressions: dict[Node, str] = field(default_factory=dict)
+    expressions: ChainMap[Node, str] = field(default_factory=ChainMap)
 
     def copy(self) -> Scope:
-        return Scope(self.program, dict(self.expressions))
+        """Return a scope that sees these expressions; those added to it are its own."""
+        return Scope(self.program, self.expressions.new_child())
 
     def constant(self, node: Node, dtype: str) -> str:
         kind = c_type(dtype)
@@ -82,6 +84,7 @@ class Body:
         self.index = ("row", "col")
         self.lines: list[str] = []
         self.computed: list[Node] = []
+        self.kept: list[Node] = []  # values left in the Element for later stages
         self.tile_parameters: list[Parameter] = []
         self.repair: Callable[[Node], str] | None = None
 
@@ -89,7 +92,22 @@ class Body:
         self.lines.append(text)
 
     def value(self, node: Node) -> str:
-        """Return an expression for a value, after emitting its computation if there is none yet."""
+        """Return an expression for a value, after emitting the computation of all that it needs and that is missing."""
+        if node in self.scope.expressions:
+            return self.scope.expressions[node]
+        text = ""
+        for missing in g.topological([node], self._missing_operands):
+            text = self._value(missing)
+        return text  # the last one's: that of the node itself
+
+    def _missing_operands(self, node: Node) -> tuple[Node, ...]:
+        """Return the operands of a value that have to be computed before it."""
+        known = node in self.scope.expressions or node in self.scope.program.loaded
+        # Operands of a product are computed within its loop.
+        return () if known or node.op == "matmul" else g.eager_inputs(node)
+
+    def _value(self, node: Node) -> str:
+        """Return an expression for a value whose operands have theirs."""
         program = self.scope.program
         if node in self.scope.expressions:
             return self.scope.expressions[node]
@@ -135,10 +153,10 @@ class Body:
         row, col = self.index
         # Known values of an element do not hold for other columns; those of the row do.
         of_row = {n: text for n, text in self.scope.expressions.items() if text.startswith("r.")}
-        inner = Body(Scope(self.scope.program, dict(of_row)))
+        inner = Body(Scope(self.scope.program, ChainMap(of_row)).copy())
         inner.index = (row, f"k_{name}")
         left = inner.value(a)
-        inner.scope.expressions = dict(of_row)
+        inner.scope = Scope(self.scope.program, ChainMap(of_row)).copy()
         inner.index = (f"k_{name}", col)
         right = inner.value(b)
         self.line(f"{kind} {name} = 0;")
@@ -148,6 +166,7 @@ class Body:
         self.line("}")
 
     def _loaded(self, node: Node) -> str:
+        """Return the expression of an operand in memory; one of the tile is widened to its compute dtype once."""
         program = self.scope.program
         parameter = program.loaded[node]
         if not self.tile or parameter.place not in (FULL, COLUMN):
@@ -161,6 +180,7 @@ class Body:
         return f"at_{name}"
 
     def _guarded(self, node: Node, name: str, declared: str) -> None:
+        """Write the fast form of a guard, and the exact form for where that is not finite."""
         fast, exact = node.inputs
         self.line(f"{declared} = {self.value(fast)};")
         self.line(f"if (!isfinite({name})) {{")
@@ -200,6 +220,9 @@ class Body:
             operands = [self.operand(i, dtype) for i in node.inputs]
         if node.op == "exp" and dtypes.compute(node.dtype) != node.dtype:
             return f"quick_exp({operands[0]})"
+        if c_type(dtype) == "i64" and node.op in _WRAPPING:
+            # C leaves the overflow of signed integers undefined; NumPy's wrap.
+            return f"static_cast<i64>({formatted(row.cuda, [f'static_cast<u64>({o})' for o in operands], 'u64')})"
         return formatted(row.cuda, operands, c_type(dtype))
 
     def _by_row(self, node: Node) -> bool:
@@ -209,17 +232,21 @@ class Body:
         return in_row and bottom in program.divisors and program.place(node) == FULL
 
     def _pass_through(self, node: Node) -> str:
+        """Return the expression of a cast or a broadcast: rounded to a narrow dtype, and widened again."""
         source = node.inputs[0]
         value = self.operand(source, source.dtype)
         if node.dtype == source.dtype:
             return value
         if dtypes.compute(node.dtype) != node.dtype:
-            if not dtypes.is_float(source.dtype):
+            if dtypes.is_integer(node.dtype):
+                value = f"static_cast<i64>({value})"
+            elif not dtypes.is_float(source.dtype):
                 value = f"static_cast<float>({value})"
             return f"widen(narrow<{stored_type(node.dtype)}>({value}))"
         return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"
 
 
+_WRAPPING = ("add", "subtract", "multiply", "negative", "square")
 _NUMBER = re.compile(r"T\((-?[0-9][0-9.e+-]*|nan)\)")
 
 

@@ -21,7 +21,7 @@ from ..errors import EngineError
 # cudaDataType_t and cublasComputeType_t
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
 _COMPUTE_32F, _COMPUTE_64F = 68, 70
-_COMPUTE_FLOAT32 = {"tf32": 77, "medium": 75}  # 32F_FAST_TF32, 32F_FAST_16BF; the others sum exact products
+_COMPUTE_FLOAT32 = {"high": 77, "tf32": 77, "medium": 75}  # 32F_FAST_TF32, 32F_FAST_16BF; the others sum exact products
 _NORMAL, _TRANSPOSED = 0, 1
 _DEFAULT_ALGORITHM = -1
 # Math modes. The second keeps partial sums in float32, not in the 16-bit type of the result.

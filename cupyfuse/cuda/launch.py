@@ -31,7 +31,7 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
     Returns
     -------
     callable
-        `launch(members, stream)`; the stream None is CuPy's current one.
+        `launch(members, stream)`; the stream None is CuPy's current one, a `LaunchGraph` records the launch.
     """
     pack, as_value = struct_packer(form)
 
@@ -54,14 +54,20 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
         try:
             packed, address, _ = buffer = buffers.free.pop()
         except (AttributeError, IndexError):
-            launch_by_function(members, stream)  # CuPy then makes the device's context current in a new thread
-            buffers.free = [_buffer(packed_struct.size)]
-            return
+            if getattr(stream, "ptr", 0) is not None:
+                launch_by_function(members, stream)  # CuPy then makes the device's context current in a new thread
+                buffers.free = [_buffer(packed_struct.size)]
+                return
+            packed, address, _ = buffer = _buffer(packed_struct.size)
+            buffers.free = []
         if stream is None:
             launch_by_function(members, stream)
         else:
             pack_into(packed, 0, *members)
-            launch_packed(stream.ptr, address, 0)
+            if stream.ptr is None:
+                stream.add(function.ptr, grid, block, shared, address)
+            else:
+                launch_packed(stream.ptr, address, 0)
         buffers.free.append(buffer)
 
     return launch

@@ -66,6 +66,7 @@ class Program:
     outputs: dict[Node, Parameter] = field(default_factory=dict)
     loaded: dict[Node, Parameter] = field(default_factory=dict)
     _fresh: Iterator[int] = field(default_factory=count)
+    _accumulators: dict[int, list[Accumulator]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.by_columns = self.step.kind == "ColumnStats"
@@ -92,7 +93,7 @@ class Program:
     def domain(self) -> Shape:
         return self.step.domain
 
-    @property
+    @cached_property
     def stages(self) -> int:
         return 1 + max((self.stage[n] for n in self.step.nodes if self.stage[n] >= 0), default=0)
 
@@ -108,6 +109,7 @@ class Program:
         return ROW if node.shape == (rows, 1) else COLUMN if node.shape == (1, cols) else SCALAR
 
     def _add(self, node: Node, place: str, written: bool, used: set[str]) -> None:
+        """Add a parameter of the kernel for a value, under a name that is not in `used`."""
         base = resolve(node)
         name = f"out{len(self.outputs)}" if written else _input_name(node, base)
         stem, copies = name, 1
@@ -163,16 +165,62 @@ class Program:
         single = len(full) <= 2 and not self.reads_columns and not any(n.op == "guard" for n in self.step.nodes)
         return single and all(p.dtype != "float64" for p in full)
 
+    @cached_property
+    def by_stage(self) -> dict[int, list[Node]]:
+        """The step's values by the stage that computes them."""
+        found: dict[int, list[Node]] = {}
+        for node in self.step.nodes:
+            found.setdefault(self.stage[node], []).append(node)
+        return found
+
     def reductions(self, stage: int) -> dict[Node, list[Node]]:
         """Return the reductions of a stage, grouped by operand."""
         found: dict[Node, list[Node]] = {}
-        for node in self.step.nodes:
-            if node.reduction and self.stage[node] == stage:
+        for node in self.by_stage.get(stage, ()):
+            if node.reduction:
                 found.setdefault(node.inputs[0], []).append(node)
+        return found
+
+    @cached_property
+    def full_outputs(self) -> dict[int, list[Node]]:
+        """The results with a value for each element, by stage."""
+        found: dict[int, list[Node]] = {}
+        for node in self.step.outputs:
+            if self.place(node) == FULL:
+                found.setdefault(self.stage[node], []).append(node)
+        return found
+
+    @cached_property
+    def last_readers(self) -> dict[Node, int]:
+        """The last stage in which a value is read by one that no earlier stage has computed."""
+        computed: dict[Node, int] = {}  # the first stage in which an element needs a value
+        guards: dict[int, list[Node]] = {}
+        for stage in range(self.stages):
+            targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
+            for node in g.topological(
+                targets, lambda n: () if n in computed or n in self.loaded else g.eager_inputs(n)
+            ):
+                if node not in computed:
+                    computed[node] = stage
+                    guards.setdefault(stage, []).extend([node] * (node.op == "guard"))
+        # Exact forms compute anew what no element needs otherwise, in each stage: the last one counts.
+        for stage in reversed(range(self.stages)):
+            exact = [guard.inputs[1] for guard in guards.get(stage, ())]
+            for node in g.topological(exact, lambda n: () if n in computed or n in self.loaded else n.inputs):
+                computed.setdefault(node, stage)
+        found: dict[Node, int] = {}
+        for node, stage in computed.items():
+            for i in node.inputs:
+                found[i] = max(stage, found.get(i, stage))
         return found
 
     def accumulators(self, stage: int) -> list[Accumulator]:
         """Return the accumulators of a stage; a maximum is read from that of an exponential sum beside it."""
+        if stage not in self._accumulators:
+            self._accumulators[stage] = self._find_accumulators(stage)
+        return self._accumulators[stage]
+
+    def _find_accumulators(self, stage: int) -> list[Accumulator]:
         result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():
             ops = {n.op: n for n in nodes}
@@ -196,6 +244,12 @@ def _input_name(node: Node, base: Node) -> str:
 _C_TYPES = {
     "bool": "bool",
     "int64": "i64",
+    "int32": "i32",
+    "int16": "i16",
+    "int8": "i8",
+    "uint32": "u32",
+    "uint16": "u16",
+    "uint8": "u8",
     "float16": "f16",
     "bfloat16": "bf16",
     "float32": "float",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
+from ..ir.library import LibraryCall
 from .compile import check_process, load, load_together
 from .gemm import BatchSteps, CupyBlas, Gemm, Operand
 from .kernel import Kernel
@@ -91,6 +92,9 @@ class Runtime(Protocol):
 
         `steps` are those of a product for each of several batches.
         """
+
+    def library_function(self, call: LibraryCall) -> Function:
+        """Return the array library's own function, which takes and returns its arrays."""
 
 
 class NumpyLikeArrays:
@@ -187,6 +191,15 @@ class CupyRuntime(NumpyLikeArrays):
         steps: BatchSteps | None = None,
     ) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps)
+
+    def library_function(self, call: LibraryCall) -> Function:
+        try:
+            return call.found_in(self._cupy)
+        except AttributeError:
+            raise EngineError(
+                f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
+                "or fuse for NumPy arrays"
+            ) from None
 
 
 def load_unless_capturing(kernel: Kernel, device: int, capturing: bool) -> Function:

@@ -42,7 +42,9 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
     finish: Callable[[str], str] = inlined if inline else str
     texts = []
     for step in plan.steps:
-        if step.kind in ("Gemm", "Split", "Copy"):
+        if step.kind == "Library":
+            texts.append(f"// Library: {step.fused[0]}")
+        elif step.kind in ("Gemm", "Split", "Copy"):
             for node in step.nodes:
                 if node.op in _LIBRARY:
                     texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY[node.op]}")

@@ -1,8 +1,9 @@
-"""Kernels of float32 products by the hi/lo split, on Hopper's fp16 tensor cores.
+"""Kernels of float32 products on fp16 tensor cores: of operands in two parts, hi and lo, or in one.
 
-`split_rows.cu` splits an operand and `split_columns.cu` a transposed one, `split_gemm.cu` multiplies, and
-`split_repair.cu` recomputes what fp16 cannot hold. Here is what depends on the shape: the width of the tiles, and the
-text of one instruction.
+`split_rows.cu` splits an operand and `split_columns.cu` a transposed one. Two parts are multiplied by `split_gemm.cu`
+on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold. Of one part, cuBLAS computes the product, and
+`split_finish.cu` gives the factors that undo the scales, or repairs. Here is what depends on the shape: the width of
+the tiles, and the text of one instruction.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ ARCHITECTURE = "90a"
 WARPS_A_TILE = 8
 GEMM_THREADS = 384
 REPAIR_THREADS = 256
+FINISH_THREADS = 256
 _SHARED_BYTES = 232448  # most shared memory of a block
 _ROW_THREADS, _ROW_HELD = 256, 4  # of split_rows
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
@@ -35,23 +37,28 @@ def _shared_bytes(width: int, stages: int) -> int:
     return 1023 + stages * ((TILE_ROWS + width) * 256 + 16)
 
 
-def inverse_at(rows: int, cols: int) -> int:
-    """Return the offset in bytes of the inverse row scales, which follow the tiles of a split matrix."""
-    return -(-rows // 8) * 8 * (-(-cols // 64) * 64) * 4
+def padded(cols: int) -> int:
+    """Return the columns of a split matrix."""
+    return -(-cols // 64) * 64
+
+
+def inverse_at(rows: int, cols: int, parts: int = 2) -> int:
+    """Return the offset in bytes of the inverse row scales, which follow the elements of a split matrix."""
+    return -(-rows // 8) * 8 * padded(cols) * parts * 2
 
 
 @lru_cache
-def split_rows_kernel(conditional: bool = False) -> Kernel:
+def split_rows_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
     """Return the kernel that splits a row-major matrix; if conditional, only where its flag is not 0."""
-    call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}>({_SPLIT_ARGUMENTS})"
+    call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
     return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, conditional=conditional)
 
 
 @lru_cache
-def split_columns_kernel(conditional: bool = False) -> Kernel:
+def split_columns_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
     """Return the kernel that splits a column-major matrix; if conditional, only where its flag is not 0."""
-    call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}>({_SPLIT_ARGUMENTS})"
-    threads, shared = 32 * _COLUMN_WARPS, 8192 * _COLUMN_WARPS
+    call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}, {parts}>({_SPLIT_ARGUMENTS})"
+    threads, shared = 32 * _COLUMN_WARPS, 4096 * parts * _COLUMN_WARPS
     return _kernel("split_columns", _SPLIT_MEMBERS, call, threads, shared=shared, conditional=conditional)
 
 
@@ -73,6 +80,13 @@ def gemm_kernel(width: int) -> Kernel:
 
 
 @lru_cache
+def finish_kernel() -> Kernel:
+    """Return the kernel that gives the factors for a product of operands in one part, or repairs it."""
+    members = "Matrix a; Matrix b; float* c; i64 cols; Factors factors;"
+    return _kernel("split_finish", members, "split_finish(p.a, p.b, p.c, p.cols, p.factors)", FINISH_THREADS)
+
+
+@lru_cache
 def repair_kernel() -> Kernel:
     """Return the kernel that recomputes in float32 the rows, columns and elements that the split cannot give."""
     return _kernel(
@@ -86,7 +100,9 @@ def repair_kernel() -> Kernel:
 def kernels_of(node: Node) -> list[Kernel]:
     """Return the kernels that compute a split or a split product, with tiles chosen for the default GPU."""
     if node.op == "split":
-        return [split_columns_kernel() if node.by_columns else split_rows_kernel()]
+        return [(split_columns_kernel if node.by_columns else split_rows_kernel)(parts=node.parts)]
+    if node.parts == 1:
+        return [finish_kernel()]
     return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
 
 

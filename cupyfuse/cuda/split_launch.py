@@ -1,4 +1,4 @@
-"""Launches of products by the hi/lo split: split the operands, multiply, repair."""
+"""Launches of products on fp16 tensor cores: split the operands, multiply, repair."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan.schedule.products import TILE_ROWS, tile_width
+from .gemm import Operand
 from .launch import launcher
 from .runtime import Runtime
 from .split import (
+    FINISH_THREADS,
     GEMM_THREADS,
     REPAIR_THREADS,
     WARPS_A_TILE,
+    finish_kernel,
     gemm_kernel,
     inverse_at,
+    padded,
     repair_kernel,
     split_columns_kernel,
     split_rows_kernel,
@@ -23,20 +27,23 @@ from .split import (
 
 
 class Split:
-    """The hi/lo split of a (rows, cols) float32 matrix.
+    """The split of a (rows, cols) float32 matrix.
 
     Parameters
     ----------
     rows, cols : int
     strides : tuple of int
         In elements, from row to row and from column to column; one of them is 1.
+    parts : int
+        2 for hi and lo, 1 for hi alone.
     conditional : bool
         Write nothing where a flag on the device is 0.
     """
 
-    def __init__(self, rows: int, cols: int, strides: tuple[int, int], conditional: bool = False):
+    def __init__(self, rows: int, cols: int, strides: tuple[int, int], parts: int = 2, conditional: bool = False):
         self._by_rows = strides[1] == 1 or cols <= 1
-        self.kernel = (split_rows_kernel if self._by_rows else split_columns_kernel)(conditional)
+        self.kernel = (split_rows_kernel if self._by_rows else split_columns_kernel)(conditional, parts)
+        self._inverse = inverse_at(rows, cols, parts)
         self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
         self._form = "QqQQqq" + "Q" * conditional
 
@@ -46,7 +53,7 @@ class Split:
         blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32)
         block = (kernel.config.threads, 1, 1)
         run = launcher(runtime.function(kernel), (blocks, 1, 1), block, self._form, kernel.shared)
-        inverse = inverse_at(*self._shape)
+        inverse = self._inverse
 
         def launch(matrix: int, tiles: int, stream: Any = None, *flag: int) -> None:
             run((matrix, stride, tiles, tiles + inverse, *self._shape, *flag), stream)
@@ -55,7 +62,7 @@ class Split:
 
 
 class SplitProduct:
-    """C = A B' of float32 matrices that are split.
+    """C = A B' of float32 matrices that are split into hi and lo.
 
     Parameters
     ----------
@@ -98,5 +105,41 @@ class SplitProduct:
             inverse_a, inverse_b = a + offset_a, b + offset_b
             run_gemm((a, b, target, m, n, inverse_a, inverse_b, workspace, k), stream)
             run_repair((x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, width), stream)
+
+        return launch
+
+
+class RoundedProduct:
+    """C = A B' of float32 matrices that are split into one part, by cuBLAS's fp16 product, but for factors.
+
+    Rows and columns of C are to be multiplied by the factors, see `split_finish.cu`. The parameters are those of
+    `SplitProduct`.
+
+    Attributes
+    ----------
+    kernels : tuple of Kernel
+    """
+
+    def __init__(self, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], processors: int):
+        self.kernels = (finish_kernel(),)
+        self._shape, self._left, self._right, self._processors = shape, left, right, processors
+
+    def load(self, runtime: Runtime) -> Callable[..., None]:
+        """Load the kernel; call with the addresses of both operands' parts, of A, B and C, and of the three factors."""
+        (m, n, k), left, right = self._shape, self._left, self._right
+        depth = padded(k)
+        a_parts, b_parts = Operand(m, depth, depth, 1), Operand(depth, n, 1, depth)
+        product = runtime.product(a_parts, b_parts, "float16", "float32", "ieee")
+        (kernel,) = self.kernels
+        grid, block = (self._processors, 1, 1), (FINISH_THREADS, 1, 1)
+        finish = launcher(runtime.function(kernel), grid, block, "QqqQqQqqQqQqQQQ", kernel.shared)
+        offset_a, offset_b = inverse_at(m, k, 1), inverse_at(n, k, 1)
+
+        def launch(
+            parts: Sequence[int], operands: Sequence[int], target: int, factors: Sequence[int], stream: Any = None
+        ) -> None:
+            (a, b), (x, y) = parts, operands
+            product(a, b, target, stream)
+            finish((x, *left, a + offset_a, m, y, *right, b + offset_b, n, target, k, *factors), stream)
 
         return launch

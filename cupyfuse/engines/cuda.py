@@ -14,11 +14,12 @@ from typing import Any
 from .. import dtypes
 from ..cuda.gemm import BatchSteps, Operand
 from ..cuda.runtime import Runtime
-from ..cuda.split_launch import Split, SplitProduct
+from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
+from ..ir import graph as g
 from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, contiguous_strides, resolve, row_stride
+from ..plan.schedule import Step, arrange, contiguous_strides, resolve, row_stride, views
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
@@ -60,7 +61,6 @@ class CudaExecutable:
         self._strides: dict[Node, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # shapes and strides of arguments
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
-        self._workspace = 0
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument(array)
             if array.ndim > 2:
@@ -71,18 +71,21 @@ class CudaExecutable:
             self._places[base] = Place(self._slot(), base.shape[1], 1)
             shape = o.shape if o.direct else base.shape
             self._results.append(_Result(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
+        nodes = (node for step in plan.steps for node in step.nodes)
+        # The slot of the float arguments, if kernels take any.
+        self._numbers = self._slot() if any(n.number is not None for n in g.topological(nodes)) else -1
         self._flag = self._slot() if conditional else -1
         self._overwritten: list[int] = []  # arguments that steps write to
         self._copies = self._place_effects(arrays)
-        for step in plan.steps:
-            for node in step.outputs:
-                if node not in self._places:
-                    nbytes = node.size * dtypes.ITEMSIZE[plan.scheduled.storage[node]]
-                    self._places[node] = Place(self._temporary(nbytes), node.shape[1], 1)
+        offsets, self._workspace = arrange(
+            plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
+        )
+        for node, offset in offsets.items():
+            self._places[node] = Place(self._temporary(offset), node.shape[1], 1)
         with runtime.made_current():
             specs = [spec for step in plan.steps if step.launches for spec in self._launch_specs(step)]
             runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
-            own = [self._temporary(spec.workspace) if spec.workspace else -1 for spec in specs]
+            own = [self._own_workspace(spec.workspace) if spec.workspace else -1 for spec in specs]
             self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, own, strict=True)]
         self._unset = [0] * len(self._temporaries)
 
@@ -98,11 +101,16 @@ class CudaExecutable:
         # Rows without one stride are only copied, by all strides.
         return Place(self._slot(), row_stride(array.shape, strides) or 0, strides[-1] if strides else 0)
 
-    def _temporary(self, nbytes: int) -> int:
-        """Reserve memory in the workspace; returns the slot of its address."""
+    def _temporary(self, offset: int) -> int:
+        """Return the slot of an address in the workspace."""
         slot = self._slot()
-        self._temporaries.append((slot, self._workspace))
-        self._workspace += -(-max(nbytes, 1) // _ALIGNMENT) * _ALIGNMENT
+        self._temporaries.append((slot, offset))
+        return slot
+
+    def _own_workspace(self, nbytes: int) -> int:
+        """Reserve memory at the end of the workspace for one launch; returns the slot of its address."""
+        slot = self._temporary(self._workspace)
+        self._workspace += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return slot
 
     def _place_effects(self, arrays: Sequence[Any]) -> list[tuple[int, Node]]:
@@ -126,21 +134,23 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
-                if reads and step.kind in ("Gemm", "Split", "Copy"):
+                if reads and step.kind in ("Gemm", "Split", "Copy", "Library"):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False
         return written
 
     def _place(self, node: Node) -> Place:
-        if node.op == "transpose":
-            return self._place(node.inputs[0]).transposed
-        if node.op == "reshape":
-            return Place(self._place(node.inputs[0]).slot, node.shape[1], 1)
-        if node.op == "part":
-            (row, down), (col, across) = node.dims
-            return self._place(node.inputs[0]).part(row, down, col, across)
-        return self._places[node]
+        place = self._places[resolve(node)]
+        for view in views(node):
+            if view.op == "transpose":
+                place = place.transposed
+            elif view.op == "part":
+                (row, down), (col, across) = view.dims
+                place = place.part(row, down, col, across)
+            else:
+                place = Place(place.slot, view.shape[1], 1)
+        return place
 
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
@@ -150,10 +160,16 @@ class CudaExecutable:
                 "split": self._split,
                 "split_matmul": self._split_product,
             }
-            return [kinds[node.op](node) for node in step.nodes]
+            specs = []
+            for node in step.nodes:
+                factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
+                specs.append(self._rounded_product(node, factors) if factors else kinds[node.op](node))
+            return specs
         if step.kind == "Copy":
             return [self._copy(step)]
-        return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag).spec()]
+        if step.kind == "Library":
+            return [self._library(step)]
+        return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag, self._numbers).spec()]
 
     def _gemm(self, node: Node) -> LaunchSpec:
         a, b = node.inputs
@@ -176,7 +192,7 @@ class CudaExecutable:
         (matrix,) = node.inputs
         source, target = self._place(matrix), self._place(node)
         x, y, flag = source.slot, target.slot, self._flag
-        split = Split(*matrix.shape, (source.row_stride, source.col_stride), conditional=flag >= 0)
+        split = Split(*matrix.shape, (source.row_stride, source.col_stride), node.parts, conditional=flag >= 0)
 
         def bind(runtime: Runtime, _: int) -> Launch:
             launch = split.load(runtime)
@@ -197,6 +213,20 @@ class CudaExecutable:
             return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], at[workspace], stream)
 
         return LaunchSpec(bind, product.kernels, product.workspace)
+
+    def _rounded_product(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
+        places = [self._place(i) for i in (*node.inputs, node)]
+        a, b, x, y, z = (p.slot for p in places)
+        by_name = {n.name: self._place(n).slot for n in factors}
+        slots = [by_name[name] for name in ("row", "row_rest", "column")]
+        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
+        product = RoundedProduct((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            launch = product.load(runtime)
+            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], [at[s] for s in slots], stream)
+
+        return LaunchSpec(bind, product.kernels)
 
     def _copy(self, step: Step) -> LaunchSpec:
         (node,) = step.outputs
@@ -242,10 +272,29 @@ class CudaExecutable:
         place = self._place(value)
         return node.shape, (place.row_stride, place.col_stride), place.offset
 
+    def _library(self, step: Step) -> LaunchSpec:
+        call, operands = step.nodes[0].call, step.nodes[0].inputs
+        assert call is not None
+        sources = [(n, self._place(n)) for n in operands]
+        targets = [(n, self._place(n)) for n in step.outputs]
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            function = runtime.library_function(call)
+
+            def launch(addresses: Addresses, stream: Any) -> None:
+                results = call.run(function, [self._view(n, place, addresses) for n, place in sources])
+                for node, place in targets:
+                    runtime.copy(self._view(node, place, addresses), results[node.result].reshape(node.shape))
+
+            return launch
+
+        return LaunchSpec(bind)
+
     def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
         """Return the memory of a value at `place` as an array."""
-        dtype = self.runtime.dtype(self.plan.scheduled.storage[resolve(node)])
-        return self.runtime.view(addresses[place.slot], node.shape, dtype, (place.row_stride, place.col_stride))
+        name = self.plan.scheduled.storage[resolve(node)]
+        start = addresses[place.slot] + place.offset * dtypes.ITEMSIZE[name]
+        return self.runtime.view(start, node.shape, self.runtime.dtype(name), (place.row_stride, place.col_stride))
 
     def allocate(self) -> list[Any]:
         """Allocate the results as the steps write them."""
@@ -258,19 +307,20 @@ class CudaExecutable:
             return self.runtime.allocator(shape, self.runtime.dtype(dtype))()
 
     # Running
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
         """Launch the plan on arguments and prepacked values.
 
-        `outs` holds, for each result, an array to write it to, or None to allocate one.
+        `outs` holds, for each result, an array to write it to, or None to allocate one. `numbers` are the float
+        arguments.
         """
         if self.runtime.is_current():
-            return self._run(arrays, outs)
+            return self._run(arrays, outs, numbers)
         with self.runtime.made_current():
-            return self._run(arrays, outs)
+            return self._run(arrays, outs, numbers)
 
-    def _run(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    def _run(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
         runtime, address = self.runtime, self.runtime.address
-        addresses = list(map(address, arrays))
+        addresses: Addresses = list(map(address, arrays))
         written = []
         as_written = True  # every result is a new array that a step writes as the caller gets it
         for result, out in zip(self._results, outs, strict=True):
@@ -278,6 +328,8 @@ class CudaExecutable:
             as_written &= out is None and result.direct
             written.append(array)
             addresses.append(address(array))
+        if self._numbers >= 0:
+            addresses.append(numbers)
         memory = self._launch(addresses, runtime.stream())
         if not as_written:
             written = [self._deliver(*each) for each in zip(self._results, written, outs, strict=True)]
@@ -343,8 +395,6 @@ def _batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchSteps]:
 
 def _view_of(node: Node, base: Any) -> Any:
     """Apply the transposes and reshapes of a node to the array that holds its base."""
-    if node.op == "transpose":
-        return _view_of(node.inputs[0], base).T
-    if node.op == "reshape":
-        return _view_of(node.inputs[0], base).reshape(node.shape)
+    for view in views(node):
+        base = base.T if view.op == "transpose" else base.reshape(view.shape)
     return base

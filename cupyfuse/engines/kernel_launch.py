@@ -18,11 +18,12 @@ from ..cuda.program import COLUMN, FULL, Parameter, Program
 from ..cuda.runtime import Runtime
 from ..cuda.sources import emit_kernels
 from ..ir.graph import Node
+from ..ir.numbers import Number
 from ..plan.schedule import Step
 
 _MAX_BLOCKS = (1 << 31) - 1
 
-Addresses = list[int]  # of arguments, results, the flag and temporaries, by slot
+Addresses = list[Any]  # of arguments, results, the flag and temporaries, by slot; in one of them the float arguments
 Launch = Callable[[Addresses, Any], None]  # (addresses, stream)
 
 
@@ -75,12 +76,16 @@ class KernelLaunch:
         Returns the `Place` of a value.
     flag : int
         Slot of the address of a conditional launch's flag; -1 if the launch is unconditional.
+    numbers : int
+        Slot of the float arguments; -1 if there are none.
     """
 
-    def __init__(self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], flag: int):
+    def __init__(self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], flag: int, numbers: int):
         self.program = Program(step, storage)
         self.rows, self.cols = step.domain
         self.flag = flag
+        self.numbers_slot = numbers
+        self.numbers: list[tuple[int, Number]] = []  # (index of the member, number)
         # The struct that the kernel takes: its members, with 0 for addresses, and its format, eight bytes a member.
         self.members: list[Any] = []
         self.format = ""
@@ -98,7 +103,10 @@ class KernelLaunch:
         return LaunchSpec(self.bind, self.kernels, self._partial_bytes() if self.program.by_columns else 0)
 
     def _add_member(self, parameter: Parameter, place: Place | None) -> None:
+        """Append the members of the kernel's struct for a parameter: a scalar, or a pointer with its strides."""
         if place is None:
+            if parameter.node.number is not None:
+                self.numbers.append((len(self.members), parameter.node.number))
             self.members.append(float(parameter.node.value))
             self.format += "d"
             return
@@ -155,6 +163,7 @@ class KernelLaunch:
         """Load the kernels of one variant."""
         template, form = [*self.members, self.rows, self.cols], self.format + "qq"
         pointers = self.pointers.copy()
+        numbers, values = self.numbers, self.numbers_slot
         if self.program.by_columns:
             pointers.append((len(template), partial, 0))
             template += [0, config.shares]
@@ -175,6 +184,8 @@ class KernelLaunch:
             members = template.copy()
             for index, slot, start in pointers:
                 members[index] = addresses[slot] + start
+            for index, number in numbers:
+                members[index] = number.evaluate(addresses[values])
             for run in runs:
                 run(members, stream)
 

@@ -18,8 +18,9 @@ from ..ir import graph as g
 from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
-from ..plan.plan import Plan
-from ..plan.schedule import Step, resolve
+from ..plan.plan import Output, Plan
+from ..plan.schedule import Step, dead_after, resolve, views
+from .straight_line import StraightLine, straight_line
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
@@ -31,24 +32,45 @@ class NumpyExecutable:
 
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
+        self._dead = dead_after(plan.steps, plan.graph.roots)
+        steps = (node for step in plan.steps for node in step.nodes)
+        self._numbers = [n for n in g.topological(steps) if n.number is not None]
+        in_memory = set(plan.graph.inputs)
+        self._programs: list[StraightLine | None] = []
+        for step in plan.steps:
+            self._programs.append(_program(step, frozenset(in_memory), plan.scheduled.storage))
+            in_memory.update(step.outputs)
+        self._presented = [_presentation(output) for output in plan.outputs]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Allocate a result."""
         return np.empty(shape, dtypes.to_numpy(dtype))
 
-    def __call__(self, arrays: Sequence[Array], outs: Sequence[Array | None]) -> list[Array]:
+    def __call__(
+        self, arrays: Sequence[Array], outs: Sequence[Array | None], numbers: Sequence[float] = ()
+    ) -> list[Array]:
         """Run on arguments and prepacked values.
 
         `outs` holds, for each result, an array to write it to or None. Arguments changed in place are written last.
+        `numbers` are the float arguments.
         """
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
+        for node in self._numbers:
+            assert node.number is not None
+            memory[node] = np.asarray(node.number.evaluate(numbers))
         with np.errstate(all="ignore"):
-            for step in plan.steps:
-                _run_step(step, memory, plan.scheduled.storage)
+            for step, program, dead in zip(plan.steps, self._programs, self._dead, strict=True):
+                if program is None:
+                    _run_step(step, memory, plan.scheduled.storage)
+                else:
+                    program.run(memory)
+                for node in dead:
+                    del memory[node]
         results = []
-        for output, out in zip(plan.outputs, outs, strict=True):
-            value = output.presented(_view_of(output.node, memory))
+        for (node, held, order, shape), out in zip(self._presented, outs, strict=True):
+            value = _view_of(node, memory)
+            value = value.reshape(held).transpose(order).reshape(shape) if order else value.reshape(shape)
             if out is None:
                 results.append(value)
             else:
@@ -57,6 +79,27 @@ class NumpyExecutable:
         for arg, node in plan.graph.effects:
             arrays[arg][...] = _view_of(node, memory).reshape(arrays[arg].shape)
         return results
+
+
+def _presentation(output: Output) -> tuple[Node, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return a result's node, the lengths of its axes in memory, their order, and its shape (see `Output.presented`).
+
+    The order is empty for axes that are in order already.
+    """
+    held = output.axes.rows + output.axes.cols
+    order = tuple(sorted(range(len(held)), key=held.__getitem__))
+    lengths = tuple(output.shape[p] for p in held)
+    return output.node, lengths, () if output.axes.in_order else order, output.shape
+
+
+def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:
+    """Return the straight-line program of a step that is one small block; None for others."""
+    if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= _BLOCK:
+        return None
+    along = 0 if step.kind == "ColumnStats" else 1
+    if list(_blocks(step, along)) != [(0, step.domain[1 - along])]:
+        return None
+    return straight_line(step, in_memory, storage, _view_of, _reduce)
 
 
 def _matrix(array: Array) -> Array:
@@ -68,16 +111,17 @@ def _matrix(array: Array) -> Array:
 
 
 def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
-    if node.op == "transpose":
-        return _view_of(node.inputs[0], memory).T
-    if node.op == "reshape":
-        return _view_of(node.inputs[0], memory).reshape(node.shape)
-    if node.op == "part":
-        ((row, down), (col, across)), (rows, cols) = node.dims, node.shape
-        array = _view_of(node.inputs[0], memory)
-        steps = (down * array.strides[0], across * array.strides[1])
-        return np.lib.stride_tricks.as_strided(array[row:, col:], (rows, cols), steps)
-    return memory[node]
+    value = memory[resolve(node)]
+    for view in views(node):
+        if view.op == "transpose":
+            value = value.T
+        elif view.op == "part":
+            ((row, down), (col, across)), (rows, cols) = view.dims, view.shape
+            steps = (down * value.strides[0], across * value.strides[1])
+            value = np.lib.stride_tricks.as_strided(value[row:, col:], (rows, cols), steps)
+        else:
+            value = value.reshape(view.shape)
+    return value
 
 
 def _places(node: Node, array: Array) -> Array:
@@ -93,7 +137,8 @@ def _batched_product(batches: Batches, *operands: Array) -> Array:
 
 
 def _widen(array: Array) -> Array:
-    return array.astype(np.float32) if array.dtype.itemsize == 2 else array
+    dtype = dtypes.to_numpy(dtypes.compute(dtypes.name_of(array.dtype)))
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
@@ -112,13 +157,24 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
         elif node.op == "strided":
             memory[node] = _places(node, source).copy().reshape(node.shape)
         else:
-            memory[node] = np.ascontiguousarray(source)
+            memory[node] = np.array(source, order="C")
+    elif step.kind == "Library":
+        _run_library(step, memory, storage)
     else:
         for node in step.outputs:
             memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))
         along = 0 if step.kind == "ColumnStats" else 1
         for start, stop in _blocks(step, along):
             _Block(step, memory, along, start, stop).run()
+
+
+def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
+    """Call NumPy's function; results that are views of its operands are copied."""
+    call, operands = step.nodes[0].call, step.nodes[0].inputs
+    assert call is not None
+    results = call.run(call.found_in(np), [_view_of(i, memory) for i in operands])
+    for node in step.outputs:
+        memory[node] = np.array(results[node.result], dtypes.to_numpy(storage[node]), order="C").reshape(node.shape)
 
 
 def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:
@@ -150,10 +206,11 @@ class _Block:
 
     def run(self) -> None:
         """Evaluate the step's nodes in order, and write its outputs to memory."""
-        uses: dict[Node, int] = {}  # readers still to come; a guard's exact form counts as one that never does
+        # Readers still to come; the exact forms of guards count as one that never does.
+        read = {*self.step.inputs, *self.step.repair_inputs}
+        exact = (n.inputs[1] for n in self.step.nodes if n.op == "guard")
+        uses = dict.fromkeys(g.topological(exact, lambda n: () if n in read else n.inputs), 1)
         for node in self.step.nodes:
-            for i in g.topological([node.inputs[1]]) if node.op == "guard" else ():
-                uses[i] = uses.get(i, 0) + 1
             for i in g.eager_inputs(node):
                 uses[i] = uses.get(i, 0) + 1
         for node in self.step.nodes:
@@ -176,15 +233,26 @@ class _Block:
         return array[self.start : self.stop] if blocked == 0 else array[:, self.start : self.stop]
 
     def value(self, node: Node) -> Array:
-        if node.op == "matmul" and node not in self.memory and node not in self.values:
-            self.values[node] = self.product(*node.inputs)
-        elif node not in self.values:
-            # The step's own results have memory too, but perhaps no values yet.
-            if resolve(node) in self.memory and node not in self.step.nodes:
-                self.values[node] = _widen(self.cut(_view_of(node, self.memory), node))
-            else:
-                self.values[node] = self.evaluate(node)
+        """Return a value, after the evaluation of all that it needs and that is missing."""
+        if node not in self.values:
+            for missing in g.topological([node], self.missing_operands):
+                if missing not in self.values and missing.op != "const":
+                    self.values[missing] = self.missing_value(missing)
         return self.values[node]
+
+    def stored(self, node: Node) -> bool:
+        """Whether a value is in memory; the step's own results have memory too, but perhaps no values yet."""
+        return resolve(node) in self.memory and node not in self.step.node_set
+
+    def missing_operands(self, node: Node) -> tuple[Node, ...]:
+        if node in self.values or node.op == "matmul" or self.stored(node):
+            return ()
+        return g.eager_inputs(node)
+
+    def missing_value(self, node: Node) -> Array:
+        if self.stored(node):
+            return _widen(self.cut(_view_of(node, self.memory), node))
+        return self.product(*node.inputs) if node.op == "matmul" else self.evaluate(node)
 
     def product(self, a: Node, b: Node) -> Array:
         """Compute this block's part of a product that only a guard reads; the other operand is evaluated whole."""
@@ -197,7 +265,8 @@ class _Block:
 
     def operand(self, node: Node, dtype: str) -> Any:
         if node.op == "const":
-            return np.asarray(node.value, dtypes.to_numpy(dtypes.compute(dtype)))
+            value = node.value if node.number is None else self.memory[node]
+            return np.asarray(value, dtypes.to_numpy(dtypes.compute(dtype)))
         return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:

@@ -42,7 +42,7 @@ class RowBlocks:
     def _rows(self, arrays: Sequence[Any], rows: slice) -> list[Any]:
         return [_matrix(a)[rows] if cut else a for a, cut in zip(arrays, self._cut, strict=True)]
 
-    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
         """Run; `outs` holds, for each result, an array to write it to, or None to allocate one."""
         results = [
             self._block.empty(o.shape, o.dtype)
@@ -57,7 +57,7 @@ class RowBlocks:
         for start in self._starts:
             rows = slice(start, start + self._starts.step)
             execute = self._last if start == self._starts[-1] else self._block
-            execute(self._rows(arrays, rows), [r[rows] for r in targets])
+            execute(self._rows(arrays, rows), [r[rows] for r in targets], numbers)
         for k, out in enumerate(outs):
             if out is not None and results[k] is not out:
                 out[...] = results[k]

@@ -7,7 +7,8 @@ Operators:
 
 ====================  ==================================================================================================
 input                 argument number `argument`, called `name`, of `ndim` dimensions
-const                 the Python number `value`, weak in promotion; with a `name`, a parameter of the kernel
+const                 the Python number `value`, weak in promotion; with a `name`, a parameter of the kernel;
+                      with a `number`, one that a call brings, and `value` is NaN
 positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n)
 cast                  the input converted to the node's dtype
 broadcast             the input repeated along its axes of length one
@@ -17,25 +18,32 @@ a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the 
 matmul                (R, K) x (K, C)
 batched_matmul        products of `batches.count` pairs of matrices, which lie one below the other in each operand
 put                   the first input with regular places replaced by the second, likewise
-split                 the hi/lo split of a float32 matrix, row by row, in the layout of `kernels_cu/split_rows.cu`
-split_matmul          (R, K) x (C, K)^T from hi/lo splits; inputs: both splits, both operands
+split                 a float32 matrix as `parts` float16 ones and a scale for each row (`kernels_cu/split_pieces.cuh`)
+split_matmul          (R, K) x (C, K)^T from splits; inputs: both splits, both operands; from splits of one part but for
+                      its factors
+factor                the `name` factor (row, row_rest, column) of a product from splits of one part, as a row or column
 transpose, reshape    another view of the same elements
 part                  a view of rows and columns at regular distances: `dims` are (first, step) of each
 strided               a copy of regular places of the input's elements in C order: pairs (length, stride), `offset`
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
 sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
+library               result number `result` of `call`, a function of NumPy or CuPy on whole arrays
 ====================  ==================================================================================================
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
 from .. import dtypes
 from .batches import Batches
+from .library import LibraryCall
+from .numbers import Number, computed
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
@@ -57,13 +65,16 @@ class Node:
     axis : of a reduction or of positions
     value : of a const
     name : of an input, or of a const that is a kernel parameter
+    number : of a const that each call brings
     argument, ndim : of an input: its argument number, and the dimensions of the user's array
     gradient : of an extreme: which elements get its gradient, see `adjoints.extreme_adjoint`
     partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
+    parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
     how : of a matrix product: how it is computed, and why
     dims, offset : of a part, a strided copy, and of put: see above
     batches : of a batched product
+    call, result : of a library step: the call, and which of its results this is
     """
 
     op: str
@@ -71,17 +82,21 @@ class Node:
     shape: Shape
     dtype: str
     axis: int = -1
-    value: float = 0.0
+    value: Any = 0.0
     name: str = ""
     argument: int = -1
     ndim: int = 2
     gradient: str = ""
     partial: bool = False
     by_columns: bool = False
+    parts: int = 0
     how: str = ""
     dims: tuple[tuple[int, int], ...] = ()
     offset: int = 0
     batches: Batches | None = None
+    call: LibraryCall | None = None
+    result: int = 0
+    number: Number | None = None
 
     def __repr__(self) -> str:
         extra = "".join(f" {f.name}={v}" for f in fields(self)[4:] if (v := getattr(self, f.name)) != f.default)
@@ -140,9 +155,15 @@ def argument(number: int, name: str, shape: Shape, dtype: str, ndim: int = 2) ->
     return Node("input", (), shape, dtype, argument=number, name=name, ndim=ndim)
 
 
-def const(value: float | int | bool, name: str = "") -> Node:
-    dtype = "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+def const(value: complex | float | int | bool, name: str = "") -> Node:
+    names = {bool: "bool", int: "int64", complex: "complex128"}
+    dtype = names.get(type(value), "float64")
     return Node("const", (), (1, 1), dtype, value=value, name=name)
+
+
+def number(value: Number, name: str) -> Node:
+    """Return a float argument of the call, or what is computed of such."""
+    return Node("const", (), (1, 1), "float64", value=math.nan, name=name, number=value)
 
 
 def count(n: int, axis: int) -> Node:
@@ -162,7 +183,7 @@ def pointwise(op: str, *inputs: Node) -> Node:
     """Apply a pointwise operator with NumPy's promotion; constants are weak, as Python scalars are."""
     row = POINTWISE[op]
     if all(n.op == "const" for n in inputs):
-        return _fold_constants(row, inputs)
+        return _fold_constants(op, row, inputs)
     values = inputs[1:] if op == "where" else inputs
     dtype = promoted(values)
     if row.result == "float":
@@ -178,14 +199,29 @@ def _rounded_to(node: Node, dtype: str) -> Node:
     """Round a constant to the 16-bit dtype of the array that it is compared with, as NumPy does."""
     if node.op != "const" or node.dtype == "bool":
         return node
-    return const(float(np.asarray(node.value).astype(dtypes.to_numpy(dtype)).astype(np.float64)))
+
+    def rounded(value: float) -> float:
+        return float(np.asarray(value).astype(dtypes.to_numpy(dtype)).astype(np.float64))
+
+    if node.number is not None:
+        return number(computed(dtype, rounded, (node.number,)), node.name)
+    return const(rounded(node.value))
 
 
-def _fold_constants(row: Operator, inputs: tuple[Node, ...]) -> Node:
+def _fold_constants(op: str, row: Operator, inputs: tuple[Node, ...]) -> Node:
     """Apply an operator to constants; the result is a constant, which stays weak in promotion."""
-    with np.errstate(all="ignore"):
-        values = [np.asarray(n.value, "float64" if row.result == "float" else n.dtype) for n in inputs]
-        return const(row.numpy(*values).item())
+
+    def fold(*values: float) -> float | int | bool:
+        with np.errstate(all="ignore"):
+            kinds = ["float64" if row.result == "float" else n.dtype for n in inputs]
+            return row.numpy(*map(np.asarray, values, kinds)).item()
+
+    if not any(n.number for n in inputs):
+        return const(fold(*(n.value for n in inputs)))
+    if type(fold(*(n.value for n in inputs))) is not float:
+        return const(fold(*(n.value if n.number is None else n.number.read() for n in inputs)))
+    operands = [n.value if n.number is None else n.number for n in inputs]
+    return number(computed(op, fold, operands), next(n.name for n in inputs if n.number))
 
 
 def promoted(nodes: Iterable[Node]) -> str:
@@ -236,35 +272,12 @@ def matmul(a: Node, b: Node) -> Node:
     return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted((a, b)))
 
 
-def batched_matmul(a: Node, b: Node, batches: Batches) -> Node:
-    shape = (batches.count * batches.rows, batches.cols)
-    how = f"cuBLAS {a.dtype}, {batches.count} products in strided batches"
-    return Node("batched_matmul", (a, b), shape, promoted((a, b)), how=how, batches=batches)
-
-
 def is_product(node: Node) -> bool:
     return node.op in ("matmul", "split_matmul", "batched_matmul")
 
 
-def split(node: Node) -> Node:
-    """Split a float32 matrix into hi and lo: rows scaled by a power of two, elements as sums of two float16 numbers."""
-    return Node("split", (node,), split_shape(node.shape), "float16")
-
-
-def split_shape(shape: Shape) -> Shape:
-    """Return the shape of a hi/lo split in memory: whole tiles of 8 rows x 64 columns, and one float for each row."""
-    rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
-    return rows, 2 * cols + 2
-
-
-def split_matmul(left: Node, right: Node) -> Node:
-    """`left @ right.T` of float32 matrices from their hi/lo splits."""
-    shape = (left.shape[0], right.shape[0])
-    return Node("split_matmul", (split(left), split(right), left, right), shape, "float32")
-
-
 def transpose(node: Node) -> Node:
-    if node.op == "const":
+    if node.shape == (1, 1):
         return node
     if node.op == "transpose":
         return node.inputs[0]
@@ -273,30 +286,13 @@ def transpose(node: Node) -> Node:
     return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
 
 
+def library(call: LibraryCall, inputs: Sequence[Node], result: int, shape: Shape, dtype: str) -> Node:
+    """Return one result of a library's function; `inputs` are the operands of its call."""
+    return Node("library", tuple(inputs), shape, dtype, call=call, result=result)
+
+
 def reshape(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
-
-
-def part(node: Node, rows: tuple[int, int, int], cols: tuple[int, int, int]) -> Node:
-    """View rows and columns, given as (first, step, count)."""
-    return Node("part", (node,), (rows[2], cols[2]), node.dtype, dims=(rows[:2], cols[:2]))
-
-
-def strided(node: Node, dims: Iterable[tuple[int, int]], shape: Shape, offset: int = 0) -> Node:
-    """Copy elements from regular places: dimensions permuted, repeated (with stride 0), or cut."""
-    return Node("strided", (node,), shape, node.dtype, dims=tuple(dims), offset=offset)
-
-
-def put(node: Node, value: Node, dims: Iterable[tuple[int, int]], offset: int) -> Node:
-    """Replace elements at regular places by those of a value, in its C order."""
-    return Node("put", (node, value), node.shape, node.dtype, dims=tuple(dims), offset=offset)
-
-
-def average_pool(node: Node, width: int) -> Node:
-    """Means of groups of `width` neighbouring columns: (R, C) -> (R, C / width)."""
-    rows, cols = node.shape
-    groups = reduce("mean", reshape(node, (rows * cols // width, width)), 1)
-    return reshape(groups, (rows, cols // width))
 
 
 def guard(fast: Node, exact: Node) -> Node:
@@ -314,9 +310,9 @@ def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) 
 def operation(node: Node) -> tuple[object, ...]:
     """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
-    own = (node.axis, repr(node.value), node.name, node.argument, node.ndim)
-    layout = (node.by_columns, node.how, node.dims, node.offset, node.batches)
-    return node.op, node.shape, node.dtype, *own, node.gradient, node.partial, *layout
+    own = (node.axis, repr(node.value), node.name, node.number, node.argument, node.ndim)
+    how = (node.gradient, node.partial, node.by_columns, node.parts, node.how, node.call, node.result)
+    return node.op, node.shape, node.dtype, *own, *how, node.dims, node.offset, node.batches
 
 
 def signature(node: Node) -> tuple[object, ...]:
@@ -339,15 +335,15 @@ def topological(
     """Iterate over all nodes beneath the roots, inputs first; not recursive, for long chains."""
     seen: set[Node] = set()
     for root in roots:
-        stack: list[tuple[Node, bool]] = [(root, False)]
+        stack: list[Node | None] = [root]
         while stack:
-            node, expanded = stack.pop()
-            if expanded:
-                yield node
+            node = stack.pop()
+            if node is None:  # all operands of the node beneath have been yielded
+                yield stack.pop()  # type: ignore[misc]
             elif node not in seen:
                 seen.add(node)
-                stack.append((node, True))
-                stack.extend((i, False) for i in reversed(tuple(inputs(node))) if i not in seen)
+                stack += (node, None)
+                stack += reversed(tuple(inputs(node)))
 
 
 def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
@@ -390,7 +386,8 @@ def flops(node: Node) -> int:
     if node.batches is not None:
         return 2 * node.size * node.batches.depth
     if node.op == "split_matmul":
-        return 3 * 2 * node.size * node.inputs[2].shape[1]
+        products = 3 if node.parts == 2 else 1
+        return products * 2 * node.size * node.inputs[2].shape[1]
     if node.op == "split":
         return 5 * node.inputs[0].size
     if node.op in POINTWISE:

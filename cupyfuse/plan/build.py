@@ -11,12 +11,23 @@ from ..rewrite import simplify
 from ..settings import Settings
 from ..trace import Axes
 from .plan import Blocks, Output, Plan, Traced
-from .schedule import Layout, NotRowwise, choose_products, resolve, rounded, rowwise_values, schedule, with_rows
+from .schedule import (
+    Cost,
+    Layout,
+    NotRowwise,
+    choose_products,
+    resolve,
+    rounded,
+    rowwise_values,
+    schedule,
+    unfused_cost,
+    with_rows,
+)
 from .schedule.blocks import LEAST_ROWS
 from .schedule.memory import insert_copies
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
-_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put")
+_READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library")
 
 
 def build(
@@ -35,13 +46,13 @@ def build(
         graph, prepacking = _split_off(graph, fixed, "prepacked")
         prepare = _plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
-    def plan_of(graph: Graph) -> Plan:
-        scheduled = schedule(graph, layouts)
+    def plan_of(graph: Graph, written: Cost | None = None) -> Plan:
+        scheduled = schedule(graph, layouts, written)
         results = zip(scheduled.graph.outputs, traced.axes, strict=True)
         outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
         return Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)
 
-    plan = plan_of(graph)
+    plan = plan_of(graph, None if bound else unfused_cost(traced.graph))
     if plan.workspace > settings.max_workspace:
         try:
             plan.blocks = _in_blocks(graph, plan, plan_of, layouts)
@@ -101,7 +112,8 @@ def _computed_from(graph: Graph, given: Callable[[Node], bool]) -> set[Node]:
     found: set[Node] = set()
     for node in g.topological(graph.roots):
         operands = [i for i in node.inputs if i.op != "const"]
-        if (node.op == "input" and given(node)) or (operands and all(i in found for i in operands)):
+        brought = any(i.number for i in node.inputs)  # by each call
+        if (node.op == "input" and given(node)) or (operands and not brought and all(i in found for i in operands)):
             found.add(node)
     return found
 

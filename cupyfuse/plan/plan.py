@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import devices, dtypes
+from .. import devices
 from ..ir.graph import Graph, Node
 from ..rewrite import Note
 from ..settings import Settings
 from ..trace import Axes, Call, Labels
-from .report import report
-from .schedule import Schedule, Step, resolve
+from .picture import notebook_html, svg
+from .report import record, report
+from .schedule import Schedule, Step, arrange, resolve
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -103,7 +104,8 @@ class Plan:
     ----------
     steps : tuple of Step
         In launch order; those of one block, if the plan runs in blocks of rows. A step has `kind` ("Gemm", "MatVec",
-        "ColumnStats", "RowProgram", "Split", "Copy"), `fused` (names of its operators), `reads` and `writes` (bytes),
+        "ColumnStats", "RowProgram", "Split", "Copy", or "Library" for a function of NumPy's or CuPy's own, counted as
+        one launch), `fused` (names of its operators, or of the function), `reads` and `writes` (bytes),
         `flops`, `launches`, and for products `how` they are computed.
     launches : int
         GPU launches of one call.
@@ -144,7 +146,7 @@ class Plan:
     @property
     def conditional(self) -> bool:
         """Whether it can run under a flag on the device: it launches emitted kernels and splits only."""
-        own = all(step.kind not in ("Gemm", "Copy") for step in self.steps)
+        own = all(step.kind not in ("Gemm", "Copy", "Library") for step in self.steps)
         return own and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
 
     def _every_step(self) -> Iterator[Step]:
@@ -178,15 +180,14 @@ class Plan:
 
     @property
     def workspace(self) -> int:
-        """Bytes that a call needs beside its arguments, prepacked values and results."""
+        """Bytes that a call needs at once beside its arguments, prepacked values and results."""
         if self.blocks is not None:
             common, block = self.blocks.common, self.blocks.plan.workspace
             if common is None:
                 return block
             return sum(o.node.nbytes for o in common.outputs) + max(block, common.workspace)
         results = {resolve(o.node) for o in self.outputs}
-        stored = [n for step in self.scheduled.steps for n in step.outputs if n not in results]
-        return sum(n.size * dtypes.ITEMSIZE[self.scheduled.storage[n]] for n in stored)
+        return arrange(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
         """Bound the time from below, in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.
@@ -202,16 +203,18 @@ class Plan:
             The GPU is unknown.
         """
         device = devices.find(gpu)
-        return sum(self._step_time(step, device) for step in self._every_step())
+        return sum(max(self.step_times(step, device)) for step in self._every_step())
 
-    def _step_time(self, step: Step, device: devices.Device) -> float:
+    def step_times(self, step: Step, device: devices.Device) -> tuple[float, float]:
+        """Bound the time of a step from below by its bytes and by its arithmetic, in seconds; they overlap."""
         dtype = step.nodes[-1].dtype
         peak = device.simt64 if dtype == "float64" else device.simt
         if step.kind == "Gemm" and dtype != "float64":
-            split = step.nodes[-1].op == "split_matmul"
-            fast = device.tf32 if dtype == "float32" and self.precision == "tf32" else device.half
-            peak = fast if split or dtype != "float32" or self.precision in ("medium", "tf32") else device.simt
-        return max((step.reads + step.writes) / device.bandwidth, step.flops / peak)
+            if step.nodes[-1].op == "split_matmul" or dtype != "float32":
+                peak = device.half
+            elif self.precision in ("high", "medium", "tf32"):
+                peak = max(device.tf32, device.simt)
+        return (step.reads + step.writes) / device.bandwidth, step.flops / peak
 
     def source(self, inline: bool = False) -> str:
         """Return the CUDA C of every emitted kernel.
@@ -225,3 +228,34 @@ class Plan:
 
     def __str__(self) -> str:
         return report(self)
+
+    def record(self, gpu: str = devices.DEFAULT) -> dict[str, Any]:
+        """Return what `print` shows as numbers, strings, lists and dicts, as for JSON: bytes, FLOPs, seconds.
+
+        Parameters
+        ----------
+        gpu : str
+            The GPU that `best_seconds` are for, as for `best_time`.
+        """
+        return record(self, gpu)
+
+    def svg(self, gpu: str = devices.DEFAULT) -> str:
+        """Draw the steps, with their bytes, launches and best possible times, as the text of an SVG image.
+
+        Parameters
+        ----------
+        gpu : str
+            The GPU that the times are for, as for `best_time`.
+
+        Examples
+        --------
+        >>> import cupyfuse as cf
+        >>> plan = cf.fuse(lambda x: cf.softmax(x, axis=1)).plan(cf.spec((1024, 8192)))
+        >>> plan.svg("A100").startswith("<svg")
+        True
+        """
+        return svg(self, gpu)
+
+    def _repr_html_(self) -> str:
+        # Notebooks call it for the last value of a cell.
+        return notebook_html(self)

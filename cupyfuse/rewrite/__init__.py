@@ -5,7 +5,6 @@ differ for ±inf or NaN, the result is `guard(fast, exact)`: the rewritten value
 written, evaluated on the device for those elements alone.
 """
 
-from .affine import fold_affine
 from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
@@ -20,6 +19,7 @@ from .notes import Note
 from .order import simplify
 from .pools import pool_weights
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
+from .scales import fold_scales
 from .sums import collapse_sum
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "drop_redundant_guards",
     "sink_broadcasts",
     "drop_slopes",
-    "fold_affine",
+    "fold_scales",
     "lower_logsumexp",
     "lower_mean",
     "pool_weights",

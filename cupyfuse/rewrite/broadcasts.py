@@ -51,6 +51,7 @@ class _Compact:
         return self._found[key]
 
     def _along(self, node: Node, axis: int) -> Node | None:
+        """Rebuild pointwise work on values that do not vary along `axis`; None if one of them does."""
         if node.op == "transpose":
             inner = self.along(node.inputs[0], 1 - axis)
             return None if inner is None else g.transpose(inner)

@@ -50,7 +50,7 @@ class Linear:
 
 def linear_form(value: Node) -> Linear:
     """Decompose a value into scaled matrix products and terms without products."""
-    dependent = _product_dependents([value])
+    dependent = product_dependents([value])
 
     def full(node: Node) -> bool:
         """Whether a node has the shape of the whole value; a single row without products counts as per-column."""
@@ -83,7 +83,7 @@ def linear_form(value: Node) -> Linear:
     return found[value]
 
 
-def _product_dependents(roots: Iterable[Node]) -> set[Node]:
+def product_dependents(roots: Iterable[Node]) -> set[Node]:
     """Find matrix products and all nodes that depend on one."""
     found: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
@@ -147,7 +147,8 @@ def eliminate_products(
     """Apply a rule to one node at a time, where it leaves a matrix product without readers; note each such product."""
     refused: set[Node] = set()
     while True:
-        order = [n for n in g.topological(graph.roots, inputs) if n not in refused]
+        only_readers = _only_readers_of_products(graph)
+        order = [n for n in g.topological(graph.roots, inputs) if n in only_readers and n not in refused]
         target = next((n for n in order if rule(n) is not n), None)
         if target is None:
             return graph
@@ -160,6 +161,13 @@ def eliminate_products(
             continue
         graph = attempt
         notes += [note(target, p) for p in dead]
+
+
+def _only_readers_of_products(graph: Graph) -> set[Node]:
+    """Find the nodes whose first operand depends on matrix products, and has no other reader."""
+    roots, readers = set(graph.roots), g.users(graph.roots)
+    alone = (n for n in product_dependents(graph.roots) if len(readers[n]) == 1 and n not in roots)
+    return {readers[n][0] for n in alone if readers[n][0].inputs[0] is n}
 
 
 def scaled(value: Node, *factors: Node | None) -> Node:

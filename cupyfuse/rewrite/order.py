@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from .affine import fold_affine_chains
 from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
@@ -18,6 +17,7 @@ from .cleanup import (
 from .notes import Note
 from .pools import pool_products
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
+from .scales import fold_scale_chains
 from .sums import collapse_sums
 
 
@@ -45,5 +45,5 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     graph = share_common_subexpressions(graph)
     graph = collapse_sums(graph, notes)
     graph = push_transposes(g.rewrite(graph, drop_unit_reductions))
-    graph = fold_affine_chains(share_common_subexpressions(graph), notes)
+    graph = fold_scale_chains(share_common_subexpressions(graph), notes)
     return drop_redundant_guards(share_common_subexpressions(graph)), notes

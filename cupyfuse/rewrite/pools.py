@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..ir.parts import average_pool
 from .linear import Term, add_all, convert, convert_or_none, eliminate_products, linear_form, scaled
 from .notes import Note
 
@@ -26,7 +27,7 @@ def pool_weights(node: Node) -> Node:
     parts = [_pooled_term(term, width, node.dtype) for term in linear.terms]
     for row, col in linear.vectors.items():
         col = convert(col, node.dtype)
-        col = g.average_pool(col, width) if col.shape[1] > 1 else col
+        col = average_pool(col, width) if col.shape[1] > 1 else col
         parts.append(scaled(col, convert_or_none(row, node.dtype)))
     return g.cast(add_all(parts), node.dtype)
 

@@ -56,6 +56,39 @@ power           -inf  -max    -1    -0     0     1   max   inf   nan
            inf     0     0     0     1     1   inf   inf   inf   nan
            nan   nan   nan   nan     1     1   nan   nan   nan   nan
 
+fmod            -inf  -max    -1    -0     0     1   max   inf   nan
+          -inf   nan   nan   nan   nan   nan   nan   nan   nan   nan
+          -max  -max    -0    -0   nan   nan    -0    -0  -max   nan
+            -1    -1    -1    -0   nan   nan    -0    -1    -1   nan
+            -0    -0    -0    -0   nan   nan    -0    -0    -0   nan
+             0     0     0     0   nan   nan     0     0     0   nan
+             1     1     1     0   nan   nan     0     1     1   nan
+           max   max     0     0   nan   nan     0     0   max   nan
+           inf   nan   nan   nan   nan   nan   nan   nan   nan   nan
+           nan   nan   nan   nan   nan   nan   nan   nan   nan   nan
+
+remainder       -inf  -max    -1    -0     0     1   max   inf   nan
+          -inf   nan   nan   nan   nan   nan   nan   nan   nan   nan
+          -max  -max    -0    -0   nan   nan     0     0   inf   nan
+            -1    -1    -1    -0   nan   nan     0   max   inf   nan
+            -0    -0    -0    -0   nan   nan     0     0     0   nan
+             0    -0    -0    -0   nan   nan     0     0     0   nan
+             1  -inf  -max    -0   nan   nan     0     1     1   nan
+           max  -inf    -0    -0   nan   nan     0     0   max   nan
+           inf   nan   nan   nan   nan   nan   nan   nan   nan   nan
+           nan   nan   nan   nan   nan   nan   nan   nan   nan   nan
+
+floor_divide    -inf  -max    -1    -0     0     1   max   inf   nan
+          -inf   nan   nan   nan   inf  -inf   nan   nan   nan   nan
+          -max     0     1   max   inf  -inf  -max    -1    -1   nan
+            -1     0     0     1   inf  -inf    -1    -1    -1   nan
+            -0     0     0     0   nan   nan    -0    -0    -0   nan
+             0    -0    -0    -0   nan   nan     0     0     0   nan
+             1    -1    -1    -1  -inf   inf     1     0     0   nan
+           max    -1    -1  -max  -inf   inf   max     1     0   nan
+           inf   nan   nan   nan  -inf   inf   nan   nan   nan   nan
+           nan   nan   nan   nan   nan   nan   nan   nan   nan   nan
+
 maximum         -inf  -max    -1    -0     0     1   max   inf   nan
           -inf  -inf  -max    -1    -0     0     1   max   inf   nan
           -max  -max  -max    -1    -0     0     1   max   inf   nan

@@ -18,7 +18,7 @@ class Progress:
 
     def __enter__(self) -> Progress:
         # In a file or a pipe a bar is only control characters.
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             try:
                 from rich.console import Console
                 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -39,6 +39,14 @@ class Progress:
         """Begin the next stage."""
         if self._bar is not None:
             self._bar.update(self._task, completed=self._done, description=text)
-        else:
-            print(f"[{self._done + 1}/{self._total}] {text}", file=sys.stderr, flush=True)
+        elif sys.stderr is not None:
+            self._print(f"[{self._done + 1}/{self._total}] {text}")
         self._done += 1
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, file=sys.stderr, flush=True)
+        except BrokenPipeError:  # as for `2>&1 | head`: nobody reads the results either
+            raise
+        except OSError:  # a full disk, a closed descriptor: the results matter more
+            return

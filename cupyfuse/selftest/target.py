@@ -122,7 +122,7 @@ class Target:
     def _record_kernels(self, plan: Plan, form: Format) -> None:
         for part in filter(None, (plan, plan.prepare)):
             for step in part.steps:
-                if step.kind in ("Gemm", "Split", "Copy"):
+                if step.kind in ("Gemm", "Split", "Copy", "Library"):
                     self.products += 1
                     continue
                 for kernel in kernels_of(step, part.scheduled.storage):

@@ -97,6 +97,7 @@ class Capture:
         return functools.partial(context(function), module)
 
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Fuse a captured graph, and return what Dynamo calls in its place."""
         with self._lock:
             if not self.graphs:
                 self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))

@@ -99,9 +99,11 @@ class _DropIn(nn.Module):
 
 
 def _parameter(layer: nn.Module, name: str) -> Any:
-    """Read a parameter; `layer.weight` takes three times as long."""
-    parameters = layer.__dict__["_parameters"]
-    return parameters[name] if name in parameters and name not in layer.__dict__ else getattr(layer, name)
+    """Read a parameter; `layer.weight`, which classes of others may define anew, takes three times as long."""
+    cls, own = type(layer), layer.__dict__
+    if (cls is nn.Linear or cls.__module__ == __name__) and name in own["_parameters"] and name not in own:
+        return own["_parameters"][name]
+    return getattr(layer, name)
 
 
 def _is_watched(x: Any) -> bool:
@@ -159,15 +161,18 @@ class HeadLogSumExp(_DropIn):
 
     def forward(self, x: Tensor) -> Tensor:
         sign = math.copysign(1.0, self.negative_slope)
-        steps = self._steps(float(self.negative_slope), sign, self.approximate)
+        steps_of = _logsumexp_steps if torch.compiler.is_dynamo_compiling() else _cached_logsumexp_steps
+        steps = steps_of(float(self.negative_slope), sign, self.approximate)
         return self._linear_then(x, self.linear, steps, sign)
 
-    @staticmethod
-    @functools.lru_cache(maxsize=256)
-    def _steps(negative_slope: float, sign: float, approximate: str) -> tuple[Step, ...]:
-        leaky: Step = ("leaky_relu", (negative_slope,))
-        gelu: Step = ("gelu", (), (("approximate", approximate),))
-        return (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
+
+def _logsumexp_steps(negative_slope: float, sign: float, approximate: str) -> tuple[Step, ...]:
+    leaky: Step = ("leaky_relu", (negative_slope,))
+    gelu: Step = ("gelu", (), (("approximate", approximate),))
+    return (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
+
+
+_cached_logsumexp_steps = functools.lru_cache(maxsize=256)(_logsumexp_steps)
 
 
 class HeadSum(_DropIn):

@@ -2,13 +2,15 @@
 
 A `Tracer` behaves like an array of known shape and dtype; each operation on it adds a node to the graph of its `Trace`.
 From the bottom up: `user_code` (errors that name the user's line), `axes`, `value` (array attributes), `tracer`
-(operators and methods, which call the trace), `folds` (arrays of several dimensions as rows x columns), `broadcasting`
-(and reshapes), `operations`, `products`, `labels`, `parts`, `masked` and `indexing`, `shape_functions`,
-`numpy_functions`, and `trace`, which binds them together. `autodiff` and `saved` build backward passes.
+(operators and methods, which call the trace; Python's operators in `arithmetic`), `folds` (arrays of several dimensions
+as rows x columns), `broadcasting` (and reshapes), `promotion` and `library` (steps that run the array library's own
+functions), `operations`, `products`, `labels`, `parts`, `masked` and `indexing`, `shape_functions`, `numpy` (functions
+and ufuncs), and `trace`, which binds them together. `autodiff` and `saved` build backward passes.
 """
 
 from .axes import Axes, Labels, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
+from .number import TracedNumber, argument
 from .operations import apply, as_tracer, clip, power, reduce, variance
 from .products import matmul
 from .trace import Call, Trace
@@ -22,8 +24,10 @@ __all__ = [
     "Labels",
     "ScalarArgument",
     "Trace",
+    "TracedNumber",
     "Tracer",
     "apply",
+    "argument",
     "as_tracer",
     "broadcast_to",
     "clip",

@@ -48,6 +48,12 @@ class Axes:
         rows, cols = (tuple(p for p, a in enumerate(labels) if a == k) for k in (0, 1))
         return cls(tuple(1 if a is None else shape[a] for a in labels), rows, cols)
 
+    @classmethod
+    def by_rows(cls, shape: tuple[int, ...]) -> Axes:
+        """Fold all axes but the last into rows, as they are in C-contiguous memory; a vector is one row."""
+        order = tuple(range(len(shape)))
+        return cls(shape, order[:-1], order[-1:])
+
     @property
     def node_shape(self) -> tuple[int, int]:
         return self.length(self.rows), self.length(self.cols)

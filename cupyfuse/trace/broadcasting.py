@@ -92,6 +92,7 @@ def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     view = expand(tracer, shape)
     tracer._share()
     view._share()
+    view._is_array = True
     return view
 
 

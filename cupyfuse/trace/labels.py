@@ -9,8 +9,9 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from .axes import Axes
+from .axes import Axes, normalize_axes
 from .broadcasting import expand
+from .library import call_library
 from .operations import apply, reduce
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
@@ -19,7 +20,7 @@ from .user_code import fail, user_line
 def gather(x: Tracer, items: Sequence[Any]) -> Tracer:
     """`y[np.arange(n), labels]`: one element of each row, at an axis indexed by labels."""
     labels = [p for p, i in enumerate(items) if isinstance(i, Tracer)]
-    if len(items) != x.ndim or len(labels) != 1 or items[labels[0]]._node.dtype != "int64":
+    if len(items) != x.ndim or len(labels) != 1 or not dtypes.is_integer(items[labels[0]]._node.dtype):
         fail(
             "indexing with arrays",
             "labels (an integer array of the arguments) along one axis beside np.arange along all others are fused, as "
@@ -57,6 +58,7 @@ def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
     if not dtypes.is_float(x._node.dtype):
         fail("labels in an array of integers", "convert it with .astype(np.float64) first")
     n = x.shape[axis]
+    index = index.astype("int64", copy=False)
     place = apply("where", index < 0, index + n, index)
     here = positions(x._trace, x.ndim, axis, n)
     found = reduce("sum", apply("where", apply("equal", here, place), x, 0.0), axis, keepdims=True)
@@ -70,12 +72,11 @@ def positions(trace: TraceProtocol, ndim: int, axis: int, n: int) -> Tracer:
 
 
 def take_along_axis(x: Tracer, indices: Any, axis: Any = -1) -> Tracer:
-    """`numpy.take_along_axis` for one index in each row."""
+    """`numpy.take_along_axis`: for one index in each row of floats natively, else by a library step."""
     if axis is None:
-        fail("np.take_along_axis with axis=None", "give the axis; ravel the array first for all elements")
-    p = range(x.ndim)[axis]
-    if not isinstance(indices, Tracer) or indices._node.dtype != "int64" or indices.ndim != x.ndim:
-        fail("np.take_along_axis", f"indices have to be an int64 array of the arguments, of {x.ndim} dimensions")
-    if indices.shape[p] != 1:
-        fail("np.take_along_axis", f"one index in each row is fused, got {indices.shape[p]} along axis {axis}")
+        return call_library("take_along_axis", [x, indices], {"axis": None})
+    (p,) = normalize_axes(axis, x.ndim, "take_along_axis")
+    fused = isinstance(indices, Tracer) and dtypes.is_integer(indices._node.dtype) and dtypes.is_float(x._node.dtype)
+    if not fused or indices.ndim != x.ndim or indices.shape[p] != 1:
+        return call_library("take_along_axis", [x, indices], {"axis": axis})
     return pick(x, indices, p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from ..ir import graph as g
 from .axes import normalize_axes
 from .broadcasting import align
 from .folds import Conversion, fold_along, refolded
+from .library import call_library
+from .number import TracedNumber
+from .promotion import UFUNCS, convert, integer_form
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
 from .value import ScalarArgument
@@ -25,9 +28,13 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         if value._trace is not trace:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
         return value
+    if type(value) is TracedNumber:
+        if value._trace is not trace:
+            fail("a number of another fused function's trace", "pass it as an argument")
+        return trace.array(g.number(value._number, value.name), ())
     if isinstance(value, ScalarArgument):
         return trace.array(g.const(float(value), value.name), ())
-    if isinstance(value, (bool, int, float)) and not isinstance(value, np.generic):
+    if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
         return trace.array(g.const(value), ())
     if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
         try:
@@ -35,6 +42,8 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         except TypeError as error:
             fail(f"an operation with a {value.dtype} number", f"{error}; or make it a Python number with .item()")
         return trace.array(g.cast(g.const(value.item()), dtype), ())
+    if type(value) is np.ndarray or hasattr(value, "__cuda_array_interface__"):
+        return trace.constant(value)
     if hasattr(value, "shape"):
         fail(
             f"an operation with a captured array of shape {tuple(value.shape)}",
@@ -68,41 +77,32 @@ def trace_of(values: Iterable[Any]) -> TraceProtocol:
 def apply(op: str, *operands: Any) -> Tracer:
     """Apply a pointwise operator with NumPy's broadcasting and promotion."""
     trace = trace_of(operands)
-    traced = [as_tracer(o, trace) for o in operands]
-    dtype = g.promoted(t._node for t in traced)
-    if op in _REFUSED_FOR_MASKS and dtype == "bool":
-        fail(f"{op} of masks (bool arrays)", _REFUSED_FOR_MASKS[op])
-    if op in _INTEGER_RULES and dtype == "int64":
-        return _INTEGER_RULES[op](*traced)
-    nodes, axes = align(traced, op)
-    try:
-        return trace.array(g.pointwise(op, *nodes), axes)
-    except TraceError as error:
-        fail(op, str(error))
+    given = [as_tracer(o, trace) for o in operands]
+    converted = convert(op, given)
+    if converted.library:
+        if op not in UFUNCS and op not in ("where", "clip"):
+            fail(f"{op} of {given[0].dtype} arrays", "it works on real floats; convert them with .astype first")
+        return call_library(op, [_as_argument(t) for t in given])
+    traced = converted.operands
+    form = integer_form(op, traced)
+    if form is not None:
+        result = form(traced[0])
+    else:
+        nodes, axes = align(traced, op)
+        try:
+            result = trace.array(g.pointwise(op, *nodes), axes)
+        except TraceError as error:
+            fail(op, str(error))
+    return trace.array(g.cast(result._node, converted.result), result._axes) if converted.result else result
 
 
-def _refuse_integers(op: str) -> Callable[..., Tracer]:
-    def refuse(*_: Tracer) -> NoReturn:
-        fail(f"{op} of integers", "NumPy computes it in integers; convert with .astype(np.float64) first")
-
-    return refuse
-
-
-# Integer semantics of operators whose table rows are float functions.
-_INTEGER_RULES: dict[str, Callable[..., Tracer]] = {
-    "absolute": lambda x: apply("maximum", x, -x),
-    "sign": lambda x: (x > 0).astype("int64") - (x < 0).astype("int64"),
-    "floor": lambda x: x.copy(),
-    "ceil": lambda x: x.copy(),
-    "trunc": lambda x: x.copy(),
-    "reciprocal": _refuse_integers("reciprocal"),
-    "power": _refuse_integers("power"),
-}
-_REFUSED_FOR_MASKS = {
-    "subtract": "use ~, ^ or np.logical_not, as NumPy asks for",
-    "negative": "use ~, ^ or np.logical_not, as NumPy asks for",
-    "square": "a mask is its own square",
-}
+def _as_argument(x: Tracer) -> Any:
+    """Return a number as such: Python's, which is weak in promotion, or NumPy's; and an array as itself."""
+    node = x._node
+    if node.op == "const":
+        return node.value
+    number = node.op == "cast" and node.inputs[0].op == "const"
+    return dtypes.to_numpy(node.dtype).type(node.inputs[0].value) if number else x
 
 
 # Reductions for which NumPy accepts axis 0 or -1 of 0-d arrays.
@@ -122,14 +122,10 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
     if x.ndim == 0 and op in _AXIS_OF_SCALARS and isinstance(axis, (int, np.integer)) and axis in (0, -1):
         axis = ()
     positions = normalize_axes(axis, x.ndim, op)
-    if dtype is not None:
+    if dtype is not None and dtypes.is_float(dtypes.name_of(dtype)) and not dtypes.is_opaque(x._node.dtype):
         x = x.astype(dtype)
-    elif x._node.dtype == "bool" and op in ("sum", "prod"):
-        return reduce(op, x.astype("float64"), axis, keepdims).astype("int64")
-    elif not dtypes.is_float(x._node.dtype):
-        x = x.astype("float64") if op == "mean" else x
-    if not dtypes.is_float(x._node.dtype):
-        fail(op, f"a float operand is expected, got {x._node.dtype}; convert it with .astype first")
+    elif dtype is not None or not dtypes.is_float(x._node.dtype):
+        return _reduce_integers(op, x, axis, keepdims, dtype)
     if op == "logsumexp" and any(x.shape[p] == 0 for p in positions):
         return reduce("sum", x, axis, keepdims) - np.inf
     if op in ("max", "min", "expsum") and any(x.shape[p] == 0 for p in positions):
@@ -174,6 +170,29 @@ def _covered(x: Tracer, positions: tuple[int, ...]) -> list[int]:
     ]
 
 
+_LARGEST = {"bool": 1, **{name: int(np.iinfo(name).max) + 1 for name in dtypes.NARROW}}
+_EXACT_IN_FLOAT64 = 1 << 53
+
+
+def _reduce_integers(op: str, x: Tracer, axis: Any, keepdims: bool, dtype: Any) -> Tracer:
+    """Reduce bool, integer or complex values, or to such a dtype: in float64 where exact, else by a library step."""
+    own = x._node.dtype
+    options = {"axis": axis, "keepdims": keepdims} | ({} if dtype is None else {"dtype": dtype})
+    if op == "mean" and dtype is None and not dtypes.is_opaque(own):
+        return reduce(op, x.astype("float64"), axis, keepdims)
+    if op not in ("sum", "prod", "mean", "max", "min"):
+        if dtypes.is_integer(own):
+            return reduce(op, x.astype("float64"), axis, keepdims)
+        fail(op, f"a float operand is expected, got {own}; convert it with .astype first")
+    if dtype is None and own in _LARGEST and not (op == "sum" and own.startswith("u")):
+        empty = any(x.shape[p] == 0 for p in normalize_axes(axis, x.ndim, op))
+        exact = op == "sum" and _LARGEST[own] * x.size <= _EXACT_IN_FLOAT64
+        if exact or (op == "prod" and own == "bool") or (op in ("max", "min") and not empty):
+            result = reduce(op, x.astype("float64"), axis, keepdims)
+            return result.astype("int64" if op in ("sum", "prod") else own)
+    return call_library(op, [x], options)
+
+
 def count(x: Tracer, axis: Any) -> int:
     """Count the elements that a reduction along `axis` combines."""
     total = 1
@@ -214,7 +233,9 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 def power(base: Any, exponent: Any) -> Tracer:
     """Raise to a power as `numpy.power`, with its special cases for the exponents 2, 1/2, 1, -1."""
-    if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument, np.generic)):
+    if isinstance(exponent, (int, float)) and not (
+        isinstance(exponent, (bool, ScalarArgument, np.generic)) or type(exponent) is TracedNumber
+    ):
         if isinstance(base, Tracer) and not dtypes.is_float(base._node.dtype):
             return _integer_power(base, exponent)
         short: dict[float, Callable[[], Tracer]] = {
@@ -231,9 +252,9 @@ def power(base: Any, exponent: Any) -> Tracer:
 def _integer_power(base: Tracer, exponent: float) -> Tracer:
     """Raise integers to a power: small ones by products, float exponents in float64 as NumPy does."""
     if isinstance(exponent, float):
-        return power(base.astype("float64"), exponent)
-    if base._node.dtype != "int64" or not 1 <= exponent <= 8:
-        return _refuse_integers("power")(base)
+        return apply("power", base, exponent)
+    if not dtypes.is_integer(base._node.dtype) or not 1 <= exponent <= 8:
+        return call_library("power", [base, exponent])
     result = base.copy()
     for _ in range(exponent - 1):
         result = result * base
@@ -241,7 +262,16 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
 
 
 def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
+    """Apply a logical operator to masks, or its bitwise form to integers."""
+    masks = [isinstance(o, bool) or (isinstance(o, Tracer) and o._node.dtype == "bool") for o in operands]
+    if all(masks):
+        return apply(op, *operands)
     for o in operands:
-        if not isinstance(o, bool) and not (isinstance(o, Tracer) and o._node.dtype == "bool"):
-            fail(f"the operator {symbol}", "it works on masks (comparisons); got another dtype")
-    return apply(op, *operands)
+        integer = isinstance(o, Tracer) and (dtypes.is_integer(o._node.dtype) or o._node.dtype in ("bool", "uint64"))
+        if not (integer or isinstance(o, (int, np.integer))):
+            fail(f"the operator {symbol}", "it works on masks (comparisons) and integers; got another dtype")
+    return call_library(_BITWISE[op], operands)
+
+
+_BITWISE = {"logical_and": "bitwise_and", "logical_or": "bitwise_or", "not_equal": "bitwise_xor"}
+_BITWISE["logical_not"] = "invert"

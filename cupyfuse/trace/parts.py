@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir import graph as g
+from ..ir import parts
 from .axes import Axes
 from .broadcasting import expand
 from .folds import in_fold, in_memory, strides_of
@@ -96,7 +97,7 @@ def part(x: Tracer, selection: Selection) -> Tracer:
         return x._trace.array(cut(node), counts.picked(selection.order))
     base, strides = strides_of(x)
     dims = [(count, step * strides.get(p, 0)) for p, _, step, count in rows + cols]
-    return x._trace.array(g.strided(base, dims or [(1, 0)], counts.node_shape), counts.picked(selection.order))
+    return x._trace.array(parts.strided(base, dims or [(1, 0)], counts.node_shape), counts.picked(selection.order))
 
 
 def _held(x: Tracer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -177,8 +178,8 @@ class _Cut:
                 (0, 1, 1) if node.shape[a] == 1 else (first, *(flat[0][::-1] if flat else (1, 1)))
                 for a, (flat, first) in enumerate((self.rows, self.cols))
             )
-            return g.part(node, rows, cols)
-        return g.strided(base, dims or [(1, 0)], shape, offset)
+            return parts.part(node, rows, cols)
+        return parts.strided(base, dims or [(1, 0)], shape, offset)
 
 
 def _is_whole(dims: list[tuple[int, int]]) -> bool:
@@ -225,7 +226,7 @@ def put(x: Tracer, selection: Selection, value: Tracer) -> Tracer:
     given = g.broadcast(in_fold(value, fold), fold.node_shape)
     dims = [(selection.counts[p], selection.cuts[p][1] * strides[p]) for p in fold.rows + fold.cols]
     offset = sum(selection.cuts[p][0] * strides[p] for p in fold.rows + fold.cols)
-    node = g.put(base, given, dims, offset)
+    node = parts.put(base, given, dims, offset)
     return x._trace.array(node if base is x._node else g.transpose(node), x._axes)
 
 

@@ -10,12 +10,14 @@ import numpy as np
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.batches import Batches
+from ..ir.products import batched_matmul
 from .axes import Axes
 from .broadcasting import matrix_node
 from .folds import cheapest, in_fold
+from .library import call_library
 from .operations import apply, as_tracer, recorded, reduce, trace_of
 from .tracer import Tracer
-from .user_code import fail, user_line
+from .user_code import user_line
 
 
 @recorded
@@ -28,8 +30,8 @@ def matmul(a: Any, b: Any) -> Tracer:
             raise ValueError(
                 f"matmul: operands need at least 1 dimension, got shapes {a.shape} and {b.shape}\n  at {user_line()}"
             )
-        if not dtypes.is_float(operand._node.dtype):
-            fail("matmul", f"float operands are expected, got {operand._node.dtype}")
+    if not dtypes.is_float(g.promoted((a._node, b._node))):
+        return call_library("matmul", [a, b])
     depth = b.shape[max(b.ndim - 2, 0)]
     if a.shape[-1] != depth:
         raise ValueError(
@@ -48,14 +50,8 @@ def matmul(a: Any, b: Any) -> Tracer:
     matrix = trace.array(b._node, b._axes.picked((b.ndim - 2, b.ndim - 1)))
     shape = (1,) * (b.ndim - a.ndim) + a.shape[:-1] + b.shape[-1:]
     return trace.array(
-        g.matmul(in_fold(a, _by_rows(a.shape)), in_fold(matrix, _by_rows(matrix.shape))), _by_rows(shape)
+        g.matmul(in_fold(a, Axes.by_rows(a.shape)), in_fold(matrix, Axes.by_rows(matrix.shape))), Axes.by_rows(shape)
     )
-
-
-def _by_rows(shape: tuple[int, ...]) -> Axes:
-    """Fold all axes but the last into rows."""
-    last = len(shape) - 1
-    return Axes(shape, tuple(range(last)), (last,))
 
 
 def _multiply_batches(a: Tracer, b: Tracer) -> Tracer:
@@ -82,7 +78,7 @@ def _multiply_batches(a: Tracer, b: Tracer) -> Tracer:
     count, rows, depth, cols = int(np.prod(batch)), a.shape[-2], a.shape[-1], b.shape[-1]
     left, right = transposed
     batches = Batches(count, rows, depth, cols, (left, right), (shared[0], shared[1]))
-    return a._trace.array(g.batched_matmul(nodes[0], nodes[1], batches), _by_rows((*batch, rows, cols)))
+    return a._trace.array(batched_matmul(nodes[0], nodes[1], batches), Axes.by_rows((*batch, rows, cols)))
 
 
 def dot(a: Any, b: Any) -> Tracer:

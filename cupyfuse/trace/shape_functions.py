@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from .. import dtypes
 from ..ir import graph as g
+from ..ir import parts
 from .axes import Axes, normalize_axes
 from .broadcasting import expand
 from .folds import in_fold, strides_of
 from .labels import positions, take_along_axis
+from .library import call_library
 from .operations import apply
 from .parts import put, select
 from .tracer import Tracer
@@ -44,25 +47,22 @@ def _diagonal(x: Tracer, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tra
         raise ValueError(f"diag requires an array of at least two dimensions\n  at {user_line()}")
     a, b = range(x.ndim)[axis1], range(x.ndim)[axis2]
     kept = [p for p in range(x.ndim) if p not in (a, b)]
-    base, strides = strides_of(x._trace.array(in_fold(x, _straight(x.shape)), _straight(x.shape)))
+    base, strides = strides_of(x._trace.array(in_fold(x, Axes.by_rows(x.shape)), Axes.by_rows(x.shape)))
     down, across = strides.get(a, 0), strides.get(b, 0)
     count = max(0, min(x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)))
     shape = (*(x.shape[p] for p in kept), count)
-    axes = _straight(shape)
+    axes = Axes.by_rows(shape)
     dims = [(x.shape[p], strides.get(p, 0)) for p in kept] + [(count, down + across)]
     first = max(offset, 0) * across - min(offset, 0) * down if count else 0
-    return x._trace.array(g.strided(base, dims, axes.node_shape, first), axes)
-
-
-def _straight(shape: tuple[int, ...]) -> Axes:
-    order = tuple(range(len(shape)))
-    return Axes(shape, order[:-1], order[-1:])
+    return x._trace.array(parts.strided(base, dims, axes.node_shape, first), axes)
 
 
 def _diag(v: Tracer, k: int = 0) -> Tracer:
     """`numpy.diag`: the diagonal of a matrix, or a matrix with a vector on its diagonal."""
     if v.ndim == 2:
         return _diagonal(v, k)
+    if dtypes.is_opaque(v._node.dtype):
+        return call_library("diag", [v, k])
     if v.ndim != 1:
         raise ValueError(f"diag: 1 or 2 dimensions are expected, got shape {v.shape}\n  at {user_line()}")
     n = v.shape[0] + abs(k)
@@ -86,6 +86,4 @@ SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.moveaxis: _moveaxis,
     np.rollaxis: _rollaxis,
     np.permute_dims: lambda a, axes=None: a.transpose(axes),
-    np.matrix_transpose: lambda x: x.mT,
-    np.linalg.matrix_transpose: lambda x: x.mT,
 }

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from .. import dtypes
 from ..ir import graph as g
-from . import broadcasting, indexing, numpy_functions, operations, products
+from . import broadcasting, indexing, library, numpy, operations, products
 from .axes import Axes, Labels
 from .tracer import Tracer
+from .user_code import fail
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,33 @@ class Trace:
     relabel = staticmethod(broadcasting.relabel)
     get = staticmethod(indexing.get)
     assign = staticmethod(indexing.assign)
-    call_ufunc = staticmethod(numpy_functions.call_ufunc)
-    call_function = staticmethod(numpy_functions.call_function)
+    call_ufunc = staticmethod(numpy.call_ufunc)
+    call_function = staticmethod(numpy.call_function)
+    call_library = staticmethod(library.call_library)
+    call_method = staticmethod(numpy.call_method)
 
-    def __init__(self) -> None:
+    def __init__(self, repeats: Trace | None = None, captures: bool = False, strict: bool = False) -> None:
+        """Begin a trace.
+
+        Parameters
+        ----------
+        repeats : Trace, optional
+            An earlier trace of the same function; it is an error if this one does something else.
+        captures : bool
+            Whether arrays that are no arguments become `constants`; otherwise they are an error.
+        strict : bool
+            Whether library steps are refused.
+        """
+        self.strict = strict
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by number of the argument
         self.calls: list[Call] = []
         self.folded: dict[tuple[object, ...], g.Node] = {}  # strided copies, by what they copy
+        self.constants: list[Any] = []  # arrays that the function made, which follow the arguments among the inputs
+        self._captures, self._ended = captures, False
+        self._constant_nodes: dict[Any, g.Node] = {}
+        self._made: list[g.Node] | None = [] if captures else None  # in order, to compare a second trace
+        self._repeats = repeats
         self._quiet = False  # whether operations belong to a call that is being recorded, or to none of the user's
 
     @contextmanager
@@ -74,7 +95,55 @@ class Trace:
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer:
         """Make a tracer of a node."""
+        if self._ended:
+            fail(
+                "an array of a trace that has ended",
+                "it was kept from an earlier run of a fused function; return it instead, and use the result",
+            )
+        if self._made is not None:
+            self._made.append(node)
+            if self._repeats is not None:
+                self._compare(node, len(self._made) - 1)
         return Tracer(self, node, Axes.of(axes, node.shape))
+
+    def _compare(self, node: g.Node, position: int) -> None:
+        assert self._repeats is not None and self._repeats._made is not None
+        before = self._repeats._made
+        if position >= len(before) or g.operation(node) != g.operation(before[position]):
+            fail(
+                "what differs from run to run",
+                "a fused function is traced twice, and the second trace did something else here: random numbers, the "
+                "time, or state that the first one changed; make it an argument",
+            )
+
+    def end(self) -> None:
+        """End the trace: its arrays cannot be used any more."""
+        self._ended = True
+
+    def constant(self, value: Any) -> Tracer:
+        """Make a tracer of an array that the function made."""
+        if not self._captures:
+            fail(
+                f"an operation with a captured array of shape {tuple(value.shape)}",
+                "only arguments of the fused function can be arrays; make it an argument",
+            )
+        try:
+            dtype = dtypes.name_of(value.dtype)
+        except TypeError as error:
+            fail(f"an operation with a {value.dtype} array", f"{error}; or convert it with .astype")
+        key = (type(value), value.shape, dtype, value.tobytes())
+        node = self._constant_nodes.get(key)
+        if node is None:
+            # What the array holds is part of the name: traces that differ in it differ.
+            name = f"constant{len(self.constants)}"
+            tracer = self.argument(name, tuple(value.shape), dtype)
+            tracer._origin = None
+            self.constants.append(value.copy())
+            self._constant_nodes[key] = tracer._node
+            if self._repeats is not None and list(self._repeats._constant_nodes)[len(self.constants) - 1] != key:
+                self._compare(g.const(0.0, "an array with other values"), len(self._made or ()) - 1)
+            return tracer
+        return self.array(node, Axes.by_rows(value.shape))
 
     def tracer_of(self, value: Any) -> Tracer:
         """Make a tracer of a number; tracers of this trace are returned unchanged."""
@@ -82,10 +151,10 @@ class Trace:
 
     def argument(self, name: str, shape: tuple[int, ...], dtype: str) -> Tracer:
         """Make a tracer for an array argument: all axes but the last are rows, and a vector is one row."""
-        rank = len(shape)
-        axes = Axes(shape, tuple(range(rank - 1)), tuple(range(rank))[-1:])
-        node = g.argument(len(self.inputs), name, axes.node_shape, dtype, rank)
+        axes = Axes.by_rows(shape)
+        node = g.argument(len(self.inputs), name, axes.node_shape, dtype, len(shape))
         self.inputs.append(node)
         tracer = self.array(node, axes)
         tracer._origin = node
+        tracer._is_array = True
         return tracer

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
+from .arithmetic import Arithmetic
 from .axes import Axes, Labels, normalize_axes
 from .user_code import fail, user_line
-from .value import TracedValue
 
 _LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 
@@ -20,9 +22,11 @@ class TraceProtocol(Protocol):
 
     effects: dict[int, g.Node]
     folded: dict[tuple[object, ...], g.Node]
+    strict: bool
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
+    def constant(self, value: Any) -> Tracer: ...
     def call(self, name: str, operands: Iterable[Any]) -> AbstractContextManager[Callable[[Any], Any]]: ...
 
     def apply(self, op: str, *operands: Any) -> Tracer: ...
@@ -40,16 +44,20 @@ class TraceProtocol(Protocol):
     def assign(self, x: Tracer, index: Any, value: Any) -> None: ...
     def call_ufunc(self, name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
     def call_function(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
+    def call_library(self, function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any: ...
+    def call_method(self, name: str, x: Tracer, *args: Any, **options: Any) -> Any: ...
 
 
-class Tracer(TracedValue):
+class Tracer(Arithmetic):
     """A traced array: each operation on it adds a node to the graph."""
 
-    __slots__ = ("_get", "_origin", "_parent", "_put", "_selection", "_shared", "_trace", "_views")
+    __slots__ = ("_get", "_is_array", "_origin", "_parent", "_put", "_selection", "_shared", "_views")
     _get: Callable[[Tracer, Any], Tracer]
     _put: Callable[[Tracer, Any, Tracer], Tracer]
     __array_priority__ = 1000.0
     __hash__ = object.__hash__
+
+    _trace: TraceProtocol
 
     def __init__(self, trace: TraceProtocol, node: g.Node, axes: Axes):
         self._trace = trace
@@ -62,6 +70,17 @@ class Tracer(TracedValue):
         self._parent: Tracer | None = None
         self._selection: Any = None
         self._views: list[Tracer] = []
+        # Whether a value without dimensions is an array, which can be changed in place, instead of a NumPy scalar.
+        self._is_array = False
+
+    @property
+    def _is_scalar(self) -> bool:
+        return not self._axes.shape and not self._is_array
+
+    # isinstance tells a traced array from a traced scalar as NumPy's own.
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return self.dtype.type if self._is_scalar else np.ndarray
 
     @property
     def T(self) -> Tracer:
@@ -70,96 +89,27 @@ class Tracer(TracedValue):
     @property
     def mT(self) -> Tracer:
         if self.ndim < 2:
-            raise ValueError(f"mT: at least 2 dimensions are expected, got shape {self.shape}\n  at {user_line()}")
+            raise ValueError(f"mT: an array of {self.ndim} dimensions holds no matrices\n  at {user_line()}")
         return self.swapaxes(-2, -1)
 
-    # Operators
-    def __add__(self, other: Any) -> Tracer:
-        return self._trace.apply("add", self, other)
+    @property
+    def real(self) -> Any:
+        return self._trace.call_library("real", [self]) if dtypes.is_complex(self._node.dtype) else self
 
-    def __radd__(self, other: Any) -> Tracer:
-        return self._trace.apply("add", other, self)
+    @property
+    def imag(self) -> Any:
+        if dtypes.is_complex(self._node.dtype):
+            return self._trace.call_library("imag", [self])
+        return self._trace.call_function(np.zeros_like, (self,), {})
 
-    def __sub__(self, other: Any) -> Tracer:
-        return self._trace.apply("subtract", self, other)
-
-    def __rsub__(self, other: Any) -> Tracer:
-        return self._trace.apply("subtract", other, self)
-
-    def __mul__(self, other: Any) -> Tracer:
-        return self._trace.apply("multiply", self, other)
-
-    def __rmul__(self, other: Any) -> Tracer:
-        return self._trace.apply("multiply", other, self)
-
-    def __truediv__(self, other: Any) -> Tracer:
-        return self._trace.apply("divide", self, other)
-
-    def __rtruediv__(self, other: Any) -> Tracer:
-        return self._trace.apply("divide", other, self)
-
-    def __pow__(self, other: Any) -> Tracer:
-        return self._trace.power(self, other)
-
-    def __rpow__(self, other: Any) -> Tracer:
-        return self._trace.power(other, self)
-
-    def __matmul__(self, other: Any) -> Tracer:
-        return self._trace.matmul(self, other)
-
-    def __rmatmul__(self, other: Any) -> Tracer:
-        return self._trace.matmul(other, self)
-
-    def __neg__(self) -> Tracer:
-        return self._trace.apply("negative", self)
-
-    def __pos__(self) -> Tracer:
-        if self._node.dtype == "bool":
-            fail("positive of masks (bool arrays)", "NumPy refuses it as well; a copy is .copy()")
-        return self.copy()
-
-    def __abs__(self) -> Tracer:
-        return self._trace.apply("absolute", self)
-
-    def __gt__(self, other: Any) -> Tracer:
-        return self._trace.apply("greater", self, other)
-
-    def __ge__(self, other: Any) -> Tracer:
-        return self._trace.apply("greater_equal", self, other)
-
-    def __lt__(self, other: Any) -> Tracer:
-        return self._trace.apply("less", self, other)
-
-    def __le__(self, other: Any) -> Tracer:
-        return self._trace.apply("less_equal", self, other)
-
-    def __eq__(self, other: Any) -> Tracer:  # type: ignore[override]
-        return self._trace.apply("equal", self, other)
-
-    def __ne__(self, other: Any) -> Tracer:  # type: ignore[override]
-        return self._trace.apply("not_equal", self, other)
-
-    def __and__(self, other: Any) -> Tracer:
-        return self._trace.mask_logic("logical_and", "&", self, other)
-
-    def __or__(self, other: Any) -> Tracer:
-        return self._trace.mask_logic("logical_or", "|", self, other)
-
-    __rand__, __ror__ = __and__, __or__
-
-    def __invert__(self) -> Tracer:
-        return self._trace.mask_logic("logical_not", "~", self)
-
-    def _unsupported(self, *_: Any) -> NoReturn:
-        fail("one of the operators // % ^ << >> divmod", "it is not supported in a fused function")
-
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = _unsupported
-    __xor__ = __rxor__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _unsupported
-    __ifloordiv__ = __imod__ = __ixor__ = __ilshift__ = __irshift__ = _unsupported
-
-    # In-place operators change the tracer itself, since other names of the user's function may refer to it.
+    # Changes in place are changes of the tracer itself, since other names of the user's function may refer to it.
     def _assign(self, value: Any, assigned: bool = False) -> Tracer:
         new = self._trace.tracer_of(value)
+        if self._is_scalar:
+            raise TypeError(
+                f"a NumPy scalar ({self._node.dtype}), as reductions to a single value return it, cannot be changed in "
+                f"place\n  at {user_line()}"
+            )
         if self._shared or self._root._shared:
             fail(
                 "an in-place change of an array that shares memory with a reshaped or broadcast one",
@@ -170,8 +120,7 @@ class Tracer(TracedValue):
             new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
         if new.shape != self.shape:
             new = self._trace.expand(new, self.shape)
-        kinds = {"bool": 0, "int64": 1}
-        if not assigned and kinds.get(new._node.dtype, 2) > kinds.get(self._node.dtype, 2):
+        if not assigned and not dtypes.can_assign(new._node.dtype, self._node.dtype):
             fail(
                 f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
                 "NumPy refuses it as well; convert the value with .astype first",
@@ -206,6 +155,7 @@ class Tracer(TracedValue):
         """Make a view: `get(array, selection)`, which is assigned to by `put(array, selection, value)`."""
         view: Tracer = get(self, selection)
         view._parent, view._get, view._put, view._selection = self, get, put, selection
+        view._is_array = not self._is_scalar
         self._views.append(view)
         return view
 
@@ -217,29 +167,9 @@ class Tracer(TracedValue):
         """Whether this is that part of an array, so that it follows all changes of the array."""
         return self._parent is array and self._selection == selection
 
-    def __iadd__(self, other: Any) -> Tracer:
-        return self._assign(self + other)
-
-    def __isub__(self, other: Any) -> Tracer:
-        return self._assign(self - other)
-
-    def __imul__(self, other: Any) -> Tracer:
-        return self._assign(self * other)
-
-    def __itruediv__(self, other: Any) -> Tracer:
-        return self._assign(self / other)
-
-    def __ipow__(self, other: Any) -> Tracer:
-        return self._assign(self._trace.power(self, other))
-
-    def __iand__(self, other: Any) -> Tracer:
-        return self._assign(self & other)
-
-    def __ior__(self, other: Any) -> Tracer:
-        return self._assign(self | other)
-
-    def __imatmul__(self, other: Any) -> Tracer:
-        return self._assign(self @ other)
+    def _changed_to(self, value: Tracer) -> Tracer:
+        """Return the result of an in-place operator: the array itself, or a new scalar, since scalars do not change."""
+        return value if self._is_scalar else self._assign(value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._trace.assign(self, index, value)
@@ -301,37 +231,24 @@ class Tracer(TracedValue):
             name = dtypes.name_of(dtype)
         except TypeError as error:
             fail(f"astype({dtype})", str(error))
-        if not copy and name == self._node.dtype:
-            return self
-        return self._trace.array(g.cast(self._node, name), self._axes)
+        if name == self._node.dtype:
+            return self.copy() if copy else self
+        if dtypes.is_opaque(name) or dtypes.is_opaque(self._node.dtype):
+            return self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
+        return self._trace.array(g.cast(self._node, name), self._axes)._like(self)
 
-    def copy(self) -> Tracer:
-        return self._trace.array(self._node, self._axes)
+    def copy(self, order: str = "C") -> Tracer:
+        return self._trace.array(self._node, self._axes)._like(self)
 
-    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("sum", self, axis, keepdims, dtype=dtype, out=out)
+    def __copy__(self) -> Tracer:
+        return self.copy()
 
-    def prod(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("prod", self, axis, keepdims, dtype=dtype, out=out)
+    def __deepcopy__(self, memo: Any) -> Tracer:
+        return self.copy()
 
-    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("mean", self, axis, keepdims, dtype=dtype, out=out)
-
-    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("max", self, axis, keepdims, out=out)
-
-    def min(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
-        return self._trace.reduce("min", self, axis, keepdims, out=out)
-
-    def var(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
-    ) -> Tracer:
-        return self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out)
-
-    def std(
-        self, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: bool = False
-    ) -> Tracer:
-        return self._trace.apply("sqrt", self._trace.variance(self, axis, ddof, keepdims, dtype=dtype, out=out))
+    def _like(self, other: Tracer) -> Tracer:
+        self._is_array = other._is_array
+        return self
 
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
         return self._reduce_truth("sum" if 0 in self.shape else "max", axis, out, keepdims)
@@ -343,13 +260,33 @@ class Tracer(TracedValue):
         truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
         return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
 
+    def flatten(self, order: str = "C") -> Tracer:
+        return self.ravel(order).copy()
+
+    def conjugate(self) -> Tracer:
+        return self.conj()
+
+    def conj(self) -> Tracer:
+        return self._trace.call_ufunc("conjugate", "__call__", (self,), {})
+
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
         return self._trace.clip(self, min, max, out=out)
 
     def dot(self, other: Any) -> Tracer:
         return self._trace.dot(self, other)
 
-    # NumPy's and CuPy's protocols
+    # The protocols of NumPy, CuPy and the array API standard
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """Return NumPy itself, whose functions dispatch to the trace, as the standard's namespace."""
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+            raise ValueError(f"api_version: expected at most '2024.12', got {api_version!r}")
+        return np
+
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Tracer:
+        if device != self.device or stream is not None:
+            fail(f"to_device({device!r})", "arrays stay on the device of the arguments; move those before the call")
+        return self
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         return self._trace.call_ufunc(ufunc.__name__, method, inputs, options)
 

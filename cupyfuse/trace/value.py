@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 from .. import dtypes
@@ -9,6 +10,14 @@ from ..errors import TraceAttributeError
 from ..ir import graph as g
 from .axes import Axes
 from .user_code import fail, user_line
+
+# Array methods that are functions of NumPy's of the same name, and those of them that change the array.
+METHODS = (
+    *("sum", "prod", "mean", "max", "min", "var", "std", "argmax", "argmin", "cumsum", "cumprod", "round"),
+    *("sort", "argsort", "partition", "argpartition", "searchsorted"),
+    *("repeat", "take", "trace", "diagonal", "choose", "nonzero", "compress"),
+)
+IN_PLACE_METHODS = ("sort", "partition")
 
 
 class ScalarArgument(float):
@@ -26,10 +35,11 @@ class ScalarArgument(float):
 class TracedValue:
     """A value of the graph with the axes of the user's array."""
 
-    __slots__ = ("_axes", "_node")
+    __slots__ = ("_axes", "_node", "_trace")
     __hash__ = object.__hash__
     _node: g.Node
     _axes: Axes
+    _trace: Any
 
     # Known while tracing
     @property
@@ -47,6 +57,19 @@ class TracedValue:
     @property
     def dtype(self) -> Any:
         return dtypes.to_numpy(self._node.dtype)
+
+    @property
+    def itemsize(self) -> int:
+        return dtypes.ITEMSIZE[self._node.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
+    def device(self) -> str:
+        """Where the array is, as far as the array API standard asks: functions make arrays beside the arguments."""
+        return "cpu"
 
     def __len__(self) -> int:
         if not self.ndim:
@@ -81,9 +104,11 @@ class TracedValue:
 
     __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = __dlpack__ = _needs_value
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in METHODS:
+            return functools.partial(self._trace.call_method, name, self)
         raise TraceAttributeError(
             f"cannot fuse the array attribute or method .{name}: it is not supported in a fused function\n"
             f"  at {user_line()}"

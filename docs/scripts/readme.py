@@ -1,4 +1,6 @@
-"""Write the README's results and plan, and docs/speedups.svg, from the reports in benchmarks/results.
+"""Write the README's results and plan, docs/speedups.svg and docs/plan.svg.
+
+Results are from the reports in benchmarks/results.
 
 python docs/scripts/readme.py
 """
@@ -13,7 +15,7 @@ from typing import NamedTuple
 from cupyfuse.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-README, CHART = ROOT / "README.md", ROOT / "docs" / "speedups.svg"
+README, CHART, PICTURE = ROOT / "README.md", ROOT / "docs" / "speedups.svg", ROOT / "docs" / "plan.svg"
 REPORTS = ROOT / "benchmarks" / "results" / "nvidia-h200"
 
 Cells = dict[str, dict[str, str]]  # a table's cells by row and column
@@ -147,12 +149,22 @@ def readme() -> str:
 
 def plan() -> str:
     """Return what `python -m cupyfuse explain head_sum --bound` prints."""
+    return explained("head_sum", "--bound")
+
+
+def picture() -> str:
+    """Return the picture of the page about plans."""
+    return explained("head_softmax", "--bound", "--svg")
+
+
+def explained(*arguments: str) -> str:
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        main(["explain", "head_sum", "--bound"])
+        main(["explain", *arguments])
     return output.getvalue()
 
 
 if __name__ == "__main__":
     README.write_text(readme(), encoding="utf-8")
     CHART.write_text(chart(), encoding="utf-8")
+    PICTURE.write_text(picture(), encoding="utf-8")

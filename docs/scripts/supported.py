@@ -15,7 +15,10 @@ import cupyfuse as cf
 from cupyfuse.api import functions
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.torch.rules import RULES
-from cupyfuse.trace.numpy_functions import FUNCTIONS
+from cupyfuse.trace.numpy import FUNCTIONS
+from cupyfuse.trace.numpy.conversions import CONVERSIONS
+from cupyfuse.trace.numpy.steps import LIBRARY, REFUSED, dispatched_functions, public_name
+from cupyfuse.trace.value import METHODS
 
 PAGE = Path(__file__).resolve().parent.parent / "supported.md"
 NAMESPACES = (torch, torch.Tensor, torch.nn.functional, torch.special)
@@ -26,10 +29,14 @@ def page() -> str:
     sections = (
         "# Supported functions and operations",
         "Generated from the tables in `cupyfuse/` by `python docs/scripts/supported.py`; a test compares them.",
-        "## NumPy\nThese trace in fused functions, as do Python's operators on arrays, array methods of the same "
-        "names, and CuPy's functions of the same names.",
-        f"**Functions**: {_listed(numpy_functions())}.",
-        f"**Ufuncs**: {_listed(numpy_ufuncs())}.",
+        "## NumPy\nFunctions, Python's operators on arrays, array methods of the same names, and CuPy's functions of "
+        "the same names trace in fused functions. A *fused* function becomes operators of a kernel; a *library step* "
+        "runs NumPy's or CuPy's own function on whole arrays, as a step of the plan that `fuse(strict=True)` refuses. "
+        "Where a fused function is marked so, some of its options and dtypes are library steps.",
+        _table(("function", "", "why"), numpy_functions()),
+        f"**Array methods**: {_listed(sorted((*METHODS, *_OWN_METHODS)))}.",
+        _table(("ufunc", ""), numpy_ufuncs()),
+        "Their methods `reduce`, `accumulate`, `reduceat` and `outer` trace too; `at` does not.",
         "## cupyfuse\nThese work in fused functions and on arrays of any rank.",
         _table(("function", ""), ((f"`cf.{name}`", _summary(name)) for name in functions.__all__)),
         "## PyTorch\nIn fused modules and compiled models, as functions, tensor methods, operators, in-place forms and "
@@ -50,25 +57,41 @@ def page() -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def numpy_functions() -> list[str]:
-    names = (f"{f.__module__}.{f.__name__}".replace("numpy", "np", 1) for f in FUNCTIONS)
-    return sorted(set(names))
+_OWN_METHODS = (
+    *("all", "any", "astype", "clip", "conj", "conjugate", "copy", "dot", "flatten", "ravel", "reshape", "squeeze"),
+    "transpose",
+)
+_STATES = {"fused": "fused", "library": "library step", "": "refused"}
 
 
-def numpy_ufuncs() -> list[str]:
-    """Return the ufuncs that trace on floats or on masks."""
+def numpy_functions() -> Iterator[tuple[str, str, str]]:
+    """Yield the public functions of NumPy that take arrays, how each runs, and why it does not."""
+    fused = {public_name(f) for f in FUNCTIONS} | set(CONVERSIONS)
+    for name in sorted({*dispatched_functions(), *CONVERSIONS}):
+        both = " (some options: library step)" if name in fused & LIBRARY else ""
+        if name in fused:
+            yield f"`np.{name}`", f"fused{both}", ""
+        elif name in LIBRARY:
+            yield f"`np.{name}`", "library step", ""
+        else:
+            yield f"`np.{name}`", "refused", REFUSED.get(name, "it has neither form; call it outside")
+
+
+def numpy_ufuncs() -> Iterator[tuple[str, str]]:
+    """Yield the ufuncs, and how each runs on floats, else on integers or masks."""
     ufuncs = {f.__name__: f for f in vars(np).values() if isinstance(f, np.ufunc)}
-    return [f"np.{name}" for name, ufunc in sorted(ufuncs.items()) if _traces(ufunc)]
+    for name, ufunc in sorted(ufuncs.items()):
+        yield f"`np.{name}`", _STATES[_state(ufunc)]
 
 
-def _traces(ufunc: np.ufunc) -> bool:
-    for dtype in ("float32", "bool"):
+def _state(ufunc: np.ufunc) -> str:
+    for dtype in ("float32", "int64", "bool"):
         try:
-            cf.fuse(lambda operands: ufunc(*operands)).plan([cf.spec((2, 2), dtype)] * ufunc.nin)
+            plan = cf.fuse(lambda operands: ufunc(*operands)).plan([cf.spec((2, 2), dtype)] * ufunc.nin)
         except (TypeError, ValueError):
             continue
-        return True
-    return False
+        return "library" if any(step.kind == "Library" for step in plan.steps) else "fused"
+    return ""
 
 
 def torch_operations() -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Three heads of networks as fused functions: examples, benchmarks and the command line run them.
 
 Each shows another effect of fusing: `head_logsumexp` makes one pass over the matrix product's result, `head_sum` needs
-no matrix product, and `head_softmax` folds normalisation and scale into one multiply-add for each column.
+no matrix product, and `head_softmax` normalises, scales and takes the softmax of a row in one pass.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -172,9 +173,9 @@ def test_structures_can_be_bound(arguments: list[Any]) -> None:
     np.testing.assert_allclose(serve(x), (x @ w.T + b).sum(axis=1), rtol=1e-13)
 
 
+@dataclass
 class Scale:
-    def __init__(self, k: float):
-        self.k = k
+    k: float
 
     @cf.fuse
     def head(self, x: Any, w: Any) -> Any:
@@ -240,16 +241,14 @@ def test_arrays_that_a_bound_container_held_are_let_go() -> None:
 
 def test_bound_structures_that_stay_are_traced_and_prepared_once(arguments: list[Any]) -> None:
     x, w, b = arguments
-    traces: list[None] = []
 
     def traced(x: Any, p: Any, scale: Any) -> Any:
-        traces.append(None)
         return (x @ p["w"].T + p["b"]).sum(axis=1) * scale.k
 
     serve = cf.fuse(traced).bind(p={"w": w, "b": b}, scale=Scale(2.0))
     for rows in (6, 3, 6, 3):
         serve(x[:rows])
-    assert len(traces) == 2 and len(serve._prepacked) == 1
+    assert len(serve._runnables) == 2 and len(serve._prepacked) == 1
 
 
 def test_planning_with_specs(arguments: list[Any]) -> None:

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,14 @@ def scaled(x: Any, factor: float = 2.0) -> Any:
     return x * factor
 
 
-def counted() -> tuple[list[tuple[Any, ...]], cf.Fused]:
-    """A fused function that writes down each of its traces."""
-    traces: list[tuple[Any, ...]] = []
+def counted() -> tuple[dict[Any, Any], cf.Fused]:
+    """A fused function, and its plans."""
 
     def function(x: Any, k: Any = 1.0) -> Any:
-        traces.append((x.shape, str(x.dtype), k))
         return x * 2
 
-    return traces, cf.fuse(function)
+    fused = cf.fuse(function)
+    return fused._runnables, fused
 
 
 def test_a_trace_serves_every_call_of_its_kind() -> None:
@@ -47,9 +47,9 @@ def test_a_trace_serves_every_call_of_its_kind() -> None:
     fused(X, "a")
     fused(X, (1, 2))
     assert len(traces) == 8
-    for k in (2.0, 2, True, "a", (1, 2)):
+    for k in (2.0, 3.0, 0.0, 2, True, "a", (1, 2)):
         fused(X, k)
-    assert len(traces) == 8
+    assert len(traces) == 8, "another float needs no trace"
 
 
 def test_constants_that_compare_equal_are_different_traces() -> None:
@@ -62,9 +62,10 @@ def test_constants_that_compare_equal_are_different_traces() -> None:
     assert np.isnan(nan(np.ones(1), float("nan"))[0])
 
 
+@dataclass
 class Node:
-    def __init__(self, value: Any, child: Any = None):
-        self.value, self.child = value, child
+    value: Any
+    child: Any = None
 
 
 def test_objects_among_the_arguments_are_never_stale() -> None:
@@ -82,13 +83,6 @@ def test_objects_among_the_arguments_are_never_stale() -> None:
     assert listed(node, np.ones(1)) == 5
 
 
-@pytest.mark.parametrize("held", [np.ones((3, 2)), np.array(2.0)])
-def test_objects_that_hold_arrays_are_refused(held: np.ndarray) -> None:
-    """A trace may read an array's shape, or compute with its values: changes of it would not be seen."""
-    with pytest.raises(TypeError, match=r"'node'.*holds an array"):
-        cf.fuse(lambda node, x: x * node.value.size)(Node(held), np.ones(1))
-
-
 @pytest.mark.parametrize(
     "value", [np.dtype("f4"), np.float32, "float32", (1, 2), frozenset({1}), b"a", range(3), None, np, np.exp, Ellipsis]
 )
@@ -96,7 +90,7 @@ def test_constants_of_many_kinds(value: Any) -> None:
     traces, fused = counted()
     for _ in range(2):
         assert_equal(fused(X, value), X * 2)
-    assert len(traces) == 1 and traces[0][2] == value
+    assert len(traces) == 1
 
 
 def test_precision_is_part_of_the_trace() -> None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 from collections import namedtuple
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,13 +67,11 @@ def test_precision_is_checked() -> None:
 
 
 def test_methods_class_methods_and_static_methods() -> None:
+    @dataclass
     class Layer:
         """Every kind of method, with state of its own."""
 
-        factor = 1.0
-
-        def __init__(self, factor: float):
-            self.factor = factor
+        factor: float = 1.0
 
         @cf.fuse
         def forward(self, x: Any, shift: float = 0.0) -> Any:
@@ -103,6 +102,7 @@ def test_methods_class_methods_and_static_methods() -> None:
 
 
 def test_callables_of_other_kinds() -> None:
+    @dataclass
     class Doubler:
         def __call__(self, x: Any) -> Any:
             return x * 2
@@ -271,3 +271,18 @@ def test_a_fused_function_of_nested_arguments_within_another_one() -> None:
     outer = cf.fuse(lambda x, y: inner((x, 1.0), {"y": y}) + 1)
     x, y = np.arange(3.0), np.ones(3)
     np.testing.assert_array_equal(outer(x, y), x * 2 + y + 1)
+
+
+def test_a_parameter_may_be_called_self() -> None:
+    """As that of a method, fused in its class and given by name."""
+
+    class Model:
+        @cf.fuse
+        def forward(self, x: Any) -> Any:
+            return x + 1
+
+    fused, x = Model.forward, np.zeros((2, 3))
+    assert fused.plan(self=None, x=cf.spec((2, 3))).launches == 1
+    np.testing.assert_array_equal(fused(self=None, x=x), x + 1)
+    np.testing.assert_array_equal(fused.bind(self=None)(x=x), x + 1)
+    assert [plan.name for plan in fused.plans] == ["forward"]

@@ -209,7 +209,7 @@ def test_logsumexp_of_complex_numbers(
 
 def test_only_logsumexp_takes_complex_numbers_and_only_outside_of_fused_functions() -> None:
     for function in (cf.softmax, cf.log_softmax, cf.relu, cf.fuse(lambda x: cf.logsumexp(x))):
-        with pytest.raises(TypeError, match=r"complex128.*expected one of.*convert first"):
+        with pytest.raises(TypeError, match=r"complex128.*convert"):
             function(np.ones(3, complex))
 
 

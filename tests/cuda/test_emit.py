@@ -105,10 +105,10 @@ def test_argument_names_cannot_break_the_text(name):
 
 
 def test_guards_are_computed_without_branches_first():
-    def affine(x, w, b, scale, shift):
-        return cf.relu(((x @ w.T) + b) * scale + shift)
+    def scaled(x, w, b, scale, shift):
+        return cf.relu(((x @ w.T) + b) / scale * shift)
 
-    text = source(affine, cf.spec((8, 16)), cf.spec((32, 16)), *[cf.spec(32)] * 3)
+    text = source(scaled, cf.spec((8, 16)), cf.spec((32, 16)), *[cf.spec(32)] * 3)
     assert "return isfinite(" in text
     assert "exact_element(At<0>" in text
 

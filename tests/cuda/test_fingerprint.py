@@ -259,7 +259,7 @@ def test_conditional_plans(device: Engine) -> None:
 @pytest.mark.parametrize("by", ["rows", "columns"])
 def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -> None:
     from cupyfuse.cuda.split_launch import Split
-    from cupyfuse.ir.graph import split_shape
+    from cupyfuse.ir.products import split_shape
 
     runtime = runtime_of(device)
     x = device.array(normal(rng, (37, 130)), "contiguous" if by == "rows" else "fortran")

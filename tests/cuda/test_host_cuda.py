@@ -179,6 +179,7 @@ def sanitized(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
         **sanitizer_environment(),
+        "CUPYFUSE_ORDERS": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{HELPERS}",
     }
     command = [sys.executable, *arguments]

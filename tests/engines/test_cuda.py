@@ -367,6 +367,6 @@ def test_a_prepared_vector_is_read_the_other_way_round():
     expected = chain(v0.astype(np.float64), v5.astype(np.float64))
     d0, d5 = cp.asarray(v0), cp.asarray(v5)
     agree(cf.fuse(chain).bind(v0=d0)(d5), expected, "float16", 16.0)
-    turned = cf.fuse(lambda x, y: np.exp(x.T) + y).bind(x=cp.asarray(draw((3, 4), "float16")))
+    transposed = cf.fuse(lambda x, y: np.exp(x.T) + y).bind(x=cp.asarray(draw((3, 4), "float16")))
     expected = np.exp(draw((3, 4), "float16").T.astype(np.float64))
-    agree(turned(cp.zeros((4, 3), "float16")), expected, "float16", 16.0)
+    agree(transposed(cp.zeros((4, 3), "float16")), expected, "float16", 16.0)

@@ -57,10 +57,10 @@ def test_blocks_and_copies_are_captured(rng: Any) -> None:
     """What lives between the steps of a call belongs to the graph: halves for all blocks, results on their way."""
     x, weight = (cp.asarray(rng.standard_normal(s), np.float32) for s in ((600, 1024), (2048, 1024)))
     blocks = cf.fuse(lambda x, weight: cf.softmax(x @ weight.T, axis=1), max_workspace=2 << 20)
-    turned = cf.fuse(lambda x, weight: (cf.softmax(x @ weight.T, axis=1) * 2).T)
+    transposed = cf.fuse(lambda x, weight: (cf.softmax(x @ weight.T, axis=1) * 2).T)
     out = cp.empty((2048, 600), np.float32)
     assert blocks.plan(x, weight).blocks is not None
-    for call, result in ((lambda: blocks(x, weight), None), (lambda: turned(x, weight, out=out), out)):
+    for call, result in ((lambda: blocks(x, weight), None), (lambda: transposed(x, weight, out=out), out)):
         graph, captured = capture(call)
         x[...] = cp.asarray(rng.standard_normal(x.shape), np.float32)
         taken = [cp.full((1 << 20,), np.nan, np.float32) for _ in range(16)]

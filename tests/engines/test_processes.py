@@ -134,7 +134,7 @@ FORK_WHILE_TRACING = """
     started, release = threading.Event(), threading.Event()
     parent = os.getpid()
 
-    @cf.fuse
+    @cf.fuse(static=("started", "release"))
     def slow(x):
         if os.getpid() == parent:
             started.set()

@@ -230,10 +230,10 @@ class Builder:
                 pairs.append((j, ""))
             if self.values[j].shape[1] == self.values[i].shape[1]:
                 pairs.append((j, ".T"))
-        j, turned = self.draw(st.sampled_from(pairs))
-        right = self.values[j].view(np.transpose) if turned else self.values[j]
-        self.viewed |= {j} if turned else set()
-        return self.keep(bounds.matmul(self.values[i], right, self.promoted(i, j)), f"v{i} @ v{j}{turned}")
+        j, transposed = self.draw(st.sampled_from(pairs))
+        right = self.values[j].view(np.transpose) if transposed else self.values[j]
+        self.viewed |= {j} if transposed else set()
+        return self.keep(bounds.matmul(self.values[i], right, self.promoted(i, j)), f"v{i} @ v{j}{transposed}")
 
     def linear_tail(self) -> bool:
         """A product and what the algebra looks for after one: column-wise multiply-adds, and a sum."""

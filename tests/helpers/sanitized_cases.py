@@ -79,7 +79,7 @@ def run_products(cupy: Any) -> int:
     """Products from halves, with rows and elements to repair; returns how many kernels were launched."""
     from cupyfuse.cuda.runtime import on_device
     from cupyfuse.cuda.split_launch import Split, SplitProduct
-    from cupyfuse.ir.graph import split_shape
+    from cupyfuse.ir.products import split_shape
 
     runtime, launches = on_device(0), 0
     if runtime.device is None or not runtime.device.split:

@@ -7,15 +7,25 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from support import HOST
+from support import HOST, missing_gpu
 from torch import Tensor, nn
 
 import cupyfuse.torch as ct
 from cupyfuse import dtypes
+from cupyfuse.engines import row_blocks
+from cupyfuse.engines.cuda import CudaExecutable
+from cupyfuse.plan.plan import Plan
 from cupyfuse.torch.backend import fuse_graph
 from cupyfuse.torch.chains.chain import Chain
 from cupyfuse.torch.chains.tensors import TensorMemory, dtype_name, from_numpy
+
+
+def require_gpu() -> None:
+    """Skip the test where PyTorch or CuPy finds no GPU."""
+    if missing_gpu() or not torch.cuda.is_available():
+        pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
 
 
 def close(a: Any, b: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -71,3 +81,7 @@ class OnHost(TensorMemory):
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Tensor:
         return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(dtype_name(dtype)), strides))
+
+    def load(self, plan: Plan, tensors: Any) -> Callable[..., list[Tensor]]:
+        """Load a plan for tensors on the CPU, whose kernels run here."""
+        return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=self), plan, tensors)

@@ -101,7 +101,7 @@ def test_arity_is_that_of_the_cuda_expression(row: Operator) -> None:
 
 
 EXACT = {"negative", "absolute", "sign", "floor", "ceil", "rint", "trunc", "finite_or_zero", "where"}
-EXACT |= {"maximum", "minimum", "clip", "hardtanh", "relu", "relu6"}
+EXACT |= {"fmod", "maximum", "minimum", "clip", "hardtanh", "relu", "relu6"}
 
 
 @pytest.mark.parametrize("row", POINTWISE_ROWS)
@@ -220,6 +220,9 @@ def away_from_kinks(row: Operator, x: list[np.ndarray[Any, Any]]) -> list[np.nda
         keep &= np.abs(2 * x[0] - np.rint(2 * x[0])) > 1e-3
     if row.name in ("maximum", "minimum"):
         keep &= np.abs(x[0] - x[1]) > 1e-3
+    if row.name in ("fmod", "remainder", "floor_divide"):
+        quotient = x[0] / x[1]
+        keep &= (np.abs(quotient - np.rint(quotient)) > 1e-2) & (np.abs(x[1]) > 0.1)
     if row.name == "tan":
         keep &= np.abs(np.cos(x[0])) > 0.1
     return [v[keep] if v.ndim else v for v in x]

@@ -10,7 +10,7 @@ import pytest
 from support import FLOATS, HEADS, Head, head_logsumexp, head_softmax, head_softmax_training, head_sum
 
 import cupyfuse as cf
-from cupyfuse import devices
+from cupyfuse import devices, dtypes
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.report import quantity
 
@@ -85,9 +85,10 @@ def test_head_softmax_in_inference_is_a_product_and_one_launch(shape: Any, dtype
     plan = plan_of(head_softmax, *shape, dtype, bound=bound)
     assert kinds(plan) == ["Gemm", "RowProgram"] and plan.launches == 2 * blocks(plan)
     if bound and shape == SHAPES[0]:
-        # y once, and two numbers a column: the multiply-add that everything folds into.
+        # y once, and four numbers a column: bias, mean, gamma over the deviation, beta. One scale for all.
         wide = 8 if dtype == "float64" else 4
-        assert plan.steps[1].reads == wide * (ROWS * COLUMNS + 2 * COLUMNS)
+        size = dtypes.ITEMSIZE[dtype]
+        assert plan.steps[1].reads == wide * (ROWS * COLUMNS + COLUMNS) + size * (3 * COLUMNS + 1)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -133,7 +134,7 @@ def test_arrays_and_specs_give_the_same_plan(rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("vector", [(7, 1), (1, 5), (1, 1), (7,), (1,), ()])
 def test_vectors_are_described_as_they_lie(vector: tuple[int, ...]) -> None:
-    """A column that is turned is a row that lies as well: specs know that as arrays do."""
+    """A column that is transposed is a row that lies as well: specs know that as arrays do."""
     fused = cf.fuse(lambda z, v: z * v.T)
     steps = fused.plan(np.ones((5, 7), np.float32), np.ones(vector, np.float32)).steps
     described = fused.plan(cf.spec((5, 7)), cf.spec(vector)).steps
@@ -147,8 +148,9 @@ def test_forms_of_a_spec() -> None:
     for wrong in ((-1,), (2, -3)):
         with pytest.raises(ValueError, match="shape"):
             cf.spec(wrong)
-    with pytest.raises(TypeError, match="int32"):
-        cf.spec(3, np.int32)
+    assert cf.spec(3, np.int32).dtype == "int32"
+    with pytest.raises(TypeError, match="str"):
+        cf.spec(3, "U4")
     with pytest.raises(TypeError):
         cf.spec((2.5, 3))
     assert [o.shape for o in cf.fuse(lambda x: x).plan(cf.spec((2, 3, 4))).outputs] == [(2, 3, 4)]
@@ -208,8 +210,8 @@ def test_an_argument_that_changes_is_never_prepared_from() -> None:
 def test_prepared_values_are_inputs_of_the_plan() -> None:
     plan = plan_of(head_softmax, 6, 5, 7, bound=True)
     names = [n.name for n in plan.graph.inputs]
-    assert names[:3] == ["x", "weight", "bias"] and names[-2:] == ["prepacked0", "prepacked1"]
-    assert plan.prepare is not None and len(plan.prepare.outputs) == 2
+    assert names[:3] == ["x", "weight", "bias"] and names[-2:] == ["scale", "prepacked0"]
+    assert plan.prepare is not None and len(plan.prepare.outputs) == 1
 
 
 # Printing -----------------------------------------------------------------------------------------------------------
@@ -221,9 +223,9 @@ def test_a_plan_reads_as_a_report() -> None:
     for part in (
         "1. Gemm over 1024 x 8192: 1 launch; reads 302 MB, writes 33.6 MB, 137 GFLOP",
         "2. RowProgram over 1024 x 8192: 1 launch",
-        "fused: multiply, add, guard, max, subtract, exp, expsum, divide",
+        "fused: add, subtract, multiply, guard, add, multiply, max, subtract, exp, expsum, divide",
         "prepacked once, when the arguments are bound:",
-        "add -> subtract -> divide -> multiply -> add -> multiply",
+        "divide -> multiply; saves 3.36e+07 FLOPs",
         "evaluated as written",
         "fused:   2 launches, 403 MB moved, 138 GFLOP; at best",
         "unfused: 4 operations (linear, batch_norm, multiply, softmax), 537 MB moved",
@@ -273,7 +275,7 @@ def test_best_time_is_bytes_or_flops_whichever_takes_longer() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "precision", "rate"),
-    [("float32", "ieee", "simt"), ("float32", "tf32", "tf32")]
+    [("float32", "ieee", "simt"), ("float32", "tf32", "half"), ("float32", "high", "half")]
     + [("float16", "highest", "half"), ("bfloat16", "highest", "half")]
     + [("float64", "highest", None), ("float64", "medium", None)],
 )
@@ -283,7 +285,8 @@ def test_precision_and_dtype_choose_the_unit(dtype: str, precision: str, rate: s
         plan = cf.fuse(lambda x, w: x @ w).plan(x, x)
     h200 = devices.DEVICES["H200"]
     peak = getattr(h200, rate) if rate else h200.simt64
-    assert plan.best_time("H200") == pytest.approx(2 * 8192**3 / peak)
+    passes = 3 * 4 * 8192**2 / h200.bandwidth if rate == "half" and dtype == "float32" else 0.0  # factors, splits
+    assert plan.best_time("H200") == pytest.approx(2 * 8192**3 / peak + passes, rel=0.05 if passes else 1e-9)
 
 
 def test_unknown_gpus() -> None:

@@ -22,7 +22,7 @@ from cupyfuse.ir.operators import table as rows
 from cupyfuse.selftest import chains, pointwise, specials, tables
 from cupyfuse.selftest.formats import FORMATS
 from cupyfuse.selftest.report import Report
-from cupyfuse.selftest.target import Failure, Target
+from cupyfuse.selftest.target import Failure, LaunchedKernel, Target
 
 HALF, SINGLE = FORMATS["float16"], FORMATS["float32"]
 
@@ -125,7 +125,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Report, str
     printed: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         whole = selftest.run
-        patch.setattr(selftest, "run", lambda xp: kept.append(whole(xp)) or kept[0])
+        patch.setattr(selftest, "run", lambda xp, quick: kept.append(whole(xp, quick)) or kept[0])
         # test_compile.py compiles more than these.
         patch.setattr(selftest, "cubin", lambda source, architecture: b"")
         patch.setattr("builtins.print", lambda text="", **_: printed.append(str(text)))
@@ -211,6 +211,51 @@ def test_kernels_that_do_not_compile_are_failures(monkeypatch: pytest.MonkeyPatc
     selftest._compile(target)
     assert {f.what for f in target.failures} == {"column_stats, merge of shares"}
     assert "undefined identifier" in str(target.failures[0])
+
+
+def test_a_quick_run_compiles_nothing_and_checks_the_rest(
+    page: tuple[Report, str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(source: str, architecture: str) -> bytes:
+        raise AssertionError("a quick run without a GPU compiles nothing")
+
+    monkeypatch.setattr(selftest, "cubin", refuse)
+    monkeypatch.setattr(selftest, "available", lambda: [HALF, SINGLE])  # the others take longer, and run alike
+    report = selftest.run(np, quick=True)
+    assert report.passed and "[6/6]" in capsys.readouterr().err
+    assert report.kernels_title == "No kernel ran, and none was compiled: the run was quick."
+    whole = page[0]
+    for name in ("float16", "float32"):
+        assert list(report.operators[name]) == list(whole.operators[name])
+        assert list(report.chains[name]) == list(whole.chains[name])
+
+
+def test_a_quick_run_on_kernels_is_float32_alone() -> None:
+    with HOST.active(), pytest.MonkeyPatch.context() as patch:
+        for part in (selftest.reduced, selftest.chains):  # minutes on a CPU
+            patch.setattr(part, "check_specials", lambda *_: 0, raising=False)
+            patch.setattr(part, "accuracy", lambda *_: {}, raising=False)
+        patch.setattr(selftest.machine, "device_name", lambda xp: "kernels on a CPU")
+        report = selftest.run(HOST.xp, quick=True)
+    assert report.passed and list(report.operators) == ["float32"]
+    assert {k.dtype for k in report.kernels} == {"float32"}
+    assert "A quick run: float32 alone." in str(report)
+
+
+def test_after_an_interruption_nothing_more_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def interrupted(source: str, architecture: str) -> bytes:
+        compiled.append(source)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(selftest, "cubin", interrupted)
+    monkeypatch.setattr(selftest.os, "cpu_count", lambda: 1)
+    target = Target(np, collecting=True)
+    target.kernels = {str(i): LaunchedKernel("elementwise", "float32", False) for i in range(10_000)}
+    with pytest.raises(KeyboardInterrupt):
+        selftest._compile(target)
+    assert 0 < len(compiled) < 10_000
 
 
 def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class Mutant:
 
 
 def kernels(select: str) -> tuple[str, ...]:
-    """The kernel tests on the CPU whose names hold one of these."""
+    """The kernel tests on the CPU whose names hold this: best a single case, as each has kernels to compile."""
     return (KERNELS, "-k", f"host and ({select})")
 
 
@@ -48,12 +48,17 @@ REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh",
 TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
 
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
+EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
 TILES, PIECES = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh"
 SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
 
 
-def halves(select: str) -> tuple[str, ...]:
-    return ("tests/cuda/test_halves.py", "-k", f"host and ({select})")
+def splits(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_split.py", "-k", f"host and ({select})")
+
+
+def one_part(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_rounded.py", "-k", f"host and ({select})")
 
 
 FINGERPRINT, KERNEL_TEXT = "kernels_cu/fingerprint.cu", "cupyfuse/cuda/kernel.py"
@@ -157,144 +162,184 @@ MUTANTS: tuple[Mutant, ...] = (
         stale("their_own"),
     ),
     # Products from halves
-    Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", halves("22_bits")),
-    Mutant("a low part without its own scale", PIECES, "* 2048.0f", "* 1024.0f", halves("22_bits")),
-    Mutant("a row of padding that is read", ROWS, "row < rows ? cols : 0", "cols", halves("22_bits")),
-    Mutant("small elements that are not counted", PIECES, "< 0x1p-14f;", "< 0x1p-24f;", halves("small")),
-    Mutant("a column of padding that is read", SPLIT_COLUMNS, "row < rows ? cols : 0", "cols", halves("columns")),
+    Mutant("a scale that overflows float16", PIECES, "14 + 127 - static", "16 + 127 - static", splits("22_bits")),
+    Mutant("a low part without its own scale", PIECES, "* 2048.0f", "* 1024.0f", splits("22_bits")),
+    Mutant("a row of padding that is read", ROWS, "row < rows ? cols : 0", "cols", splits("22_bits")),
+    Mutant("small elements that are not counted", PIECES, "< 0x1p-14f;", "< 0x1p-24f;", splits("small")),
+    Mutant("a column of padding that is read", SPLIT_COLUMNS, "row < rows ? cols : 0", "cols", splits("columns")),
     Mutant(
         "no barrier before warps share the largest elements of columns",
         SPLIT_COLUMNS,
         "    slots[0][warp][lane] = top;\n    __syncthreads();",
         "    slots[0][warp][lane] = top;",
-        halves("columns"),
+        splits("columns"),
     ),
     Mutant(
         "atoms that are written before all lanes have transposed theirs",
         SPLIT_COLUMNS,
         "        __syncwarp(0xffffffffu);\n        char* const to",
         "        char* const to",
-        halves("columns"),
+        splits("columns"),
     ),
     Mutant(
         "a strip's atoms written over the next ones",
         SPLIT_COLUMNS,
         "min(static_cast<i64>(4), groups - first / 8) * 128",
         "4 * 128",
-        halves("columns"),
+        splits("columns"),
     ),
     Mutant(
         "no barrier before warps share what they know of a row",
         ROWS,
         "            slots[threadIdx.x / 32] = number;\n        }\n        __syncthreads();",
         "            slots[threadIdx.x / 32] = number;\n        }",
-        halves("22_bits"),
+        splits("22_bits"),
     ),
-    Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", halves("float32")),
+    Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", splits("float32")),
     Mutant(
         "products before their operands are there",
         GEMM,
         "        barrier_wait(ring.full(), ring.parity);\n",
         "",
-        halves("float32"),
+        splits("float32"),
     ),
-    Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", halves("float32")),
-    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", halves("float32")),
-    Mutant("a tile too far down", TILES, "within % height", "within % band", halves("float32")),
-    Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", halves("exponents")),
-    Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", halves("magnitudes or nothing_else")),
-    Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", halves("nothing_else")),
-    Mutant("marked rows of the last group", REPAIR, "if (count > 0) {", "if (count > 16) {", halves("repair")),
+    Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", splits("float32")),
+    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", splits("float32")),
+    Mutant("a tile too far down", TILES, "within % height", "within % band", splits("float32")),
+    Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", splits("exponents")),
+    Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", splits("magnitudes or nothing_else")),
+    Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", splits("nothing_else")),
+    Mutant("marked rows of the last group", EXACT, "if (count > 0) {", "if (count > 16) {", splits("repair")),
     Mutant(
         "a barrier too few around gathered rows",
-        REPAIR,
+        EXACT,
         "            put();\n            __syncthreads();\n",
         "            put();\n",
-        halves("repair"),
+        splits("repair"),
     ),
+    # Products in one part
+    Mutant("a factor of the odd half", FINISH, "power - power / 2", "power / 2", one_part("exact_as_tf32")),
+    Mutant("column factors too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")),
+    Mutant("marked rows that go unseen", FINISH, "power > most", "power > most + 1", one_part("repair")),
+    Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
+    Mutant("scales undone twice", FINISH, "factors, all != 0", "factors, false", one_part("nothing_else")),
     # Barriers, and who may write when
-    Mutant("no barrier before the slots are read", TEAMS, "        __syncthreads();\n", "", kernels("softmax")),
-    Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("softmax")),
     Mutant(
-        "a barrier for some warps", TEAMS, "__syncthreads();", "if (wanted) __syncthreads();", kernels("reductions")
+        "no barrier before the slots are read",
+        TEAMS,
+        "        __syncthreads();\n",
+        "",
+        kernels("affine_softmax-2x1025-float32"),
+    ),
+    Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("affine_softmax-26x1025-float16")),
+    Mutant(
+        "a barrier for some warps",
+        TEAMS,
+        "__syncthreads();",
+        "if (wanted) __syncthreads();",
+        kernels("reductions-2x1500-float32"),
     ),
     Mutant(
         "every lane writes its warp's slot",
         TEAMS,
         "if (threadIdx.x % 32 == 0) {\n            *reinterpret_cast<Totals*>(slots + threadIdx.x / 32 * Slot)",
         "{\n            *reinterpret_cast<Totals*>(slots + threadIdx.x % 32 * Slot)",
-        kernels("softmax"),
+        kernels("affine_softmax-2x1025-float32"),
     ),
-    Mutant("one warp's slot too many", TEAMS, "lane < warps", "lane <= warps", kernels("softmax")),
+    Mutant(
+        "one warp's slot too many", TEAMS, "lane < warps", "lane <= warps", kernels("affine_softmax-2x1025-float32")
+    ),
     Mutant(
         "shuffles over half a group",
         TEAMS,
         "for (int mask = 1; mask < G; mask *= 2) {\n            totals.exchange",
         "for (int mask = 2; mask < G; mask *= 2) {\n            totals.exchange",
-        kernels("softmax"),
+        kernels("affine_softmax-3x33-float32"),
     ),
-    Mutant("members of the wrong group", TEAMS, "<< (threadIdx.x % 32 / G * G)", "<< 0", kernels("softmax")),
-    Mutant("no barrier before strips are merged", COLUMNS, "    __syncthreads();\n", "", kernels("column")),
+    Mutant(
+        "members of the wrong group",
+        TEAMS,
+        "<< (threadIdx.x % 32 / G * G)",
+        "<< 0",
+        kernels("affine_softmax-37x3-float32"),
+    ),
+    Mutant(
+        "no barrier before strips are merged",
+        COLUMNS,
+        "    __syncthreads();\n",
+        "",
+        kernels("column_reductions-2x3-float32"),
+    ),
     # Bounds
     Mutant(
         "a column too many in registers",
         STAGES,
         "if (col < cols) {\n            p.template load<V>",
         "if (col <= cols) {\n            p.template load<V>",
-        kernels("softmax"),
+        kernels("affine_softmax-3x1000-float32"),
     ),
     Mutant(
         "a column too many computed",
         STAGES,
         "        if (col < cols) {\n            if constexpr (Columns)",
         "        if (col <= cols) {\n            if constexpr (Columns)",
-        kernels("softmax"),
+        kernels("affine_softmax-3x33-float32"),
     ),
     Mutant(
         "a column too many in a stream",
         STAGES,
         "if (start + i * step < cols) {\n                p.template load",
         "if (start + i * step <= cols) {\n                p.template load",
-        kernels("reductions"),
+        kernels("reductions-1x70000-float32"),
     ),
     Mutant(
         "a stream that reads its packs twice",
         STAGES,
         "start < cols; start += Items * step",
         "start < cols; start += step",
-        kernels("reductions"),
+        kernels("reductions-1x70000-float32"),
     ),
     Mutant(
         "the last pack of a thread left out of its totals",
         STAGES,
         "p.add(At<S>(), e[i * V + j], totals);\n                }\n            }\n        }\n        finish_stage",
         "if (i == 0) p.add(At<S>(), e[i * V + j], totals);}\n            }\n        }\n        finish_stage",
-        kernels("reductions"),
+        kernels("reductions-4x40-float32-offset0"),
     ),
     Mutant(
         "a row too many for groups of lanes",
         "kernels_cu/row_lanes.cu",
         "if (row < p.rows)",
         "if (row <= p.rows)",
-        kernels("softmax"),
+        kernels("affine_softmax-37x3-float32"),
     ),
-    Mutant("a row too many for blocks", "kernels_cu/row_block.cu", "row < p.rows", "row <= p.rows", kernels("softmax")),
     Mutant(
-        "a row too many for streams", "kernels_cu/row_stream.cu", "row < p.rows", "row <= p.rows", kernels("reductions")
+        "a row too many for blocks",
+        "kernels_cu/row_block.cu",
+        "row < p.rows",
+        "row <= p.rows",
+        kernels("softmax-2x1025-float32"),
+    ),
+    Mutant(
+        "a row too many for streams",
+        "kernels_cu/row_stream.cu",
+        "row < p.rows",
+        "row <= p.rows",
+        kernels("reductions-1x70000-float32"),
     ),
     Mutant(
         "the row after the last one read ahead",
         PERSISTENT,
         "row + gridDim.x < p.rows",
         "row + gridDim.x <= p.rows",
-        kernels("affine_softmax"),
+        kernels("affine_softmax-2x1025-float32"),
     ),
     Mutant(
         "the row read ahead not handed over",
         PERSISTENT,
         "tiles[i] = next[i];",
         "if (row == blockIdx.x) tiles[i] = next[i];",
-        kernels("affine_softmax"),
+        kernels("affine_softmax-26x1025-float16"),
     ),
     Mutant("elements one pack too far", "kernels_cu/elementwise.cu", "k < total;", "k <= total;", kernels("pointwise")),
     Mutant(
@@ -302,32 +347,42 @@ MUTANTS: tuple[Mutant, ...] = (
         COLUMNS,
         "first + share < rows ? first + share : rows",
         "first + share < rows ? first + share + 1 : rows",
-        kernels("column"),
+        kernels("column_reductions-600x5-float32"),
     ),
     Mutant(
-        "rows that no share has", COLUMNS, "(rows + gridDim.y - 1) / gridDim.y", "rows / gridDim.y", kernels("column")
+        "rows that no share has",
+        COLUMNS,
+        "(rows + gridDim.y - 1) / gridDim.y",
+        "rows / gridDim.y",
+        kernels("column_reductions-1030x5-float32-special"),
     ),
     Mutant(
         "the first share alone",
         COLUMNS,
         "share < p.shares; ++share",
         "share + 1 < p.shares; ++share",
-        kernels("column"),
+        kernels("column_reductions-600x5-float32"),
     ),
-    Mutant("the last warp of a strip left out", COLUMNS, "w < warps; ++w", "w + 1 < warps; ++w", kernels("column")),
+    Mutant(
+        "the last warp of a strip left out",
+        COLUMNS,
+        "w < warps; ++w",
+        "w + 1 < warps; ++w",
+        kernels("column_reductions-40x48-float64"),
+    ),
     Mutant(
         "lanes of a strip added across columns",
         COLUMNS,
         "for (int mask = across; mask < 32; mask *= 2) {\n            totals[j].exchange",
         "for (int mask = 1; mask < 32; mask *= 2) {\n            totals[j].exchange",
-        kernels("column"),
+        kernels("column_reductions-2x3-float32"),
     ),
     Mutant(
         "a column behind the last one",
         COLUMNS,
         "threadIdx.x < Strip && mine < cols",
         "threadIdx.x < Strip && mine <= cols",
-        kernels("column"),
+        kernels("column_reductions-2x3-float32"),
     ),
     # Reductions
     Mutant(
@@ -335,16 +390,22 @@ MUTANTS: tuple[Mutant, ...] = (
         REDUCTIONS,
         "s *= exp_in_sum(m - base(ahead));",
         "",
-        kernels("softmax or reductions"),
+        kernels("column_reductions-2x3-float32"),
     ),
     Mutant(
         "no rescaling where sums are merged",
         REDUCTIONS,
         "s = s * exp_in_sum(m - base(top)) + o.s",
         "s = s + o.s",
-        kernels("column"),
+        kernels("column_reductions-5x40-float32"),
     ),
-    Mutant("-inf minus -inf", REDUCTIONS, "return m == -infinity<T>() ? T(0) : m;", "return m;", kernels("special")),
+    Mutant(
+        "-inf minus -inf",
+        REDUCTIONS,
+        "return m == -infinity<T>() ? T(0) : m;",
+        "return m;",
+        kernels("column_reductions-9x50-float32-special"),
+    ),
     Mutant(
         "an infinite top with a finite sum",
         REDUCTIONS,
@@ -357,50 +418,56 @@ MUTANTS: tuple[Mutant, ...] = (
         REDUCTIONS,
         "struct Max {\n    T v = -infinity<T>();",
         "struct Max {\n    T v = T(0);",
-        kernels("extremes"),
+        kernels("extremes-9x50-float32-special"),
     ),
     Mutant(
         "minimum from zero",
         REDUCTIONS,
         "struct Min {\n    T v = infinity<T>();",
         "struct Min {\n    T v = T(0);",
-        kernels("extremes"),
+        kernels("extremes-30x70-float32-offset1"),
     ),
     Mutant(
         "product from zero",
         REDUCTIONS,
         "struct Product {\n    T v = T(1);",
         "struct Product {\n    T v = T(0);",
-        kernels("reductions"),
+        kernels("column_reductions-2x3-float32"),
     ),
     Mutant(
         "sum from one",
         REDUCTIONS,
         "struct Sum {\n    T v = T(0);",
         "struct Sum {\n    T v = T(1);",
-        kernels("reductions"),
+        kernels("column_reductions-2x3-float32"),
     ),
-    Mutant("moments relative to nothing", REDUCTIONS, "first = n == T(0) ? x : first;", "", kernels("moments")),
+    Mutant(
+        "moments relative to nothing",
+        REDUCTIONS,
+        "first = n == T(0) ? x : first;",
+        "",
+        kernels("column_moments-40x3-float32-offset"),
+    ),
     Mutant(
         "moments merged without their distance",
         REDUCTIONS,
         "m2 += o.m2 + d * d * (n * share);",
         "m2 += o.m2;",
-        kernels("column"),
+        kernels("column_reductions-2x3-float32"),
     ),
     Mutant(
         "maximum that forgets NaN",
         TYPES,
         "return (a > b || a != a) ? a : b;",
         "return a > b ? a : b;",
-        kernels("special"),
+        kernels("reductions-9x50-float32-special"),
     ),
     Mutant(
         "minimum that forgets NaN",
         TYPES,
         "return (a < b || a != a) ? a : b;",
         "return a < b ? a : b;",
-        kernels("special"),
+        kernels("reductions-9x50-float32-special"),
     ),
     # Types
     Mutant(
@@ -421,17 +488,29 @@ MUTANTS: tuple[Mutant, ...] = (
         TYPES,
         "return copysign(fma(fma(-q, d, x), reciprocal, q), q);",
         "return copysign(q * T(1.000001), q);",
-        kernels("normalised or softmax"),
+        kernels("affine_softmax-3x33-float64"),
     ),
     # Guards and stages
-    Mutant("a pack that is not computed again", STAGES, "if (!finite) {", "if (false) {", kernels("folded")),
-    Mutant("totals of a row that are not combined", STAGES, "team.reduce_first(totals);", "", kernels("reductions")),
+    Mutant(
+        "a pack that is not computed again",
+        STAGES,
+        "if (!finite) {",
+        "if (false) {",
+        kernels("folded-9x20-float32-special"),
+    ),
+    Mutant(
+        "totals of a row that are not combined",
+        STAGES,
+        "team.reduce_first(totals);",
+        "",
+        kernels("reductions-4x40-float32-offset0"),
+    ),
     Mutant(
         "per-row results by a thread that lacks them",
         STAGES,
         "if (team.rank() == 0) {\n        p.commit(row, r);",
         "if (team.rank() == team.size() - 1) {\n        p.commit(row, r);",
-        kernels("reductions or softmax"),
+        kernels("reductions-2x1500-float32"),
     ),
     # Emission and launching
     Mutant(
@@ -460,14 +539,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "cupyfuse/engines/kernel_launch.py",
         "blocks = -(-rows // (config.threads // config.group))",
         "blocks = rows // (config.threads // config.group)",
-        kernels("softmax"),
+        kernels("affine_softmax-9x31-float32"),
     ),
     Mutant(
         "partial totals in too little memory",
         "cupyfuse/engines/kernel_launch.py",
         "return self.config.shares * self.cols * 32 * max(1, len(self.program.accumulators(0)))",
         "return self.config.shares * self.cols * 4",
-        kernels("column"),
+        kernels("column_reductions-600x5-float32"),
     ),
     Mutant(
         "collapsed sums that are not repaired",

@@ -328,6 +328,28 @@ def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) 
         )
 
 
+def test_second_derivatives_of_the_operator_are_refused() -> None:
+    chain = CHAINS["logsumexp"]
+    tensors = [torch.randn(s, requires_grad=True) for s in ((5, 12), (7, 12), (7,))]
+    saved = custom_op.saves(chain, tensors, [True] * 3)
+    (y,) = torch.ops.cupyfuse.chain(tensors, [], chain.to_json(), saved, OPTIONS)[:1]
+    (gradient,) = torch.autograd.grad(y.sum(), tensors[:1], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiated once"):
+        gradient.square().sum().backward()
+
+
+def test_a_first_call_within_a_checkpoint() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    plain = nn.Sequential(nn.Linear(12, 8), nn.GELU(), nn.LayerNorm(8), nn.Softmax(-1))
+    compiled = torch.compile(copy.deepcopy(plain), backend="cupyfuse", options={"cupyfuse.only_gains": False})
+    for rows in (5, 6):
+        x = torch.randn(rows, 12, requires_grad=True)
+        results = [checkpoint(module, x, use_reentrant=False) for module in (plain, compiled)]
+        grads = [torch.autograd.grad((r * r).sum(), x)[0] for r in results]
+        torch.testing.assert_close(*grads)
+
+
 def test_a_chain_is_text_and_back() -> None:
     chain = Chain(
         ("x",),

@@ -104,9 +104,11 @@ def test_wide_rows_gain_beside_inductor():
     assert not of(chains.softmax, "bfloat16", (262144, 1024), compiled=True).gains()
 
 
-@pytest.mark.parametrize("precision", ["tf32", "high"])
-def test_halves_do_not_beat_tf32(precision):
-    assert not of(chains.linear, "float32", HEAD, precision=precision).gains()
+@pytest.mark.parametrize("precision", ["tf32", "high", "medium"])
+def test_one_fp16_product_gains_where_it_is_large(precision):
+    """Large and deep enough that the passes for scales cost less than the product saves."""
+    assert of(chains.linear, "float32", HEAD, precision=precision).gains()
+    assert not of(chains.linear, "float32", (4096, 768, 768), precision=precision).gains()
 
 
 def test_products_are_left_where_halves_have_no_kernel():

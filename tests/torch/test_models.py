@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import threading
+import warnings
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -353,3 +354,29 @@ def test_hooks_before_and_after_the_first_call() -> None:
     fused.linear.register_full_backward_hook(lambda *a: seen.append("backward of the layer"))
     fused(x).sum().backward()
     assert seen[2:] == ["before", "after", "backward of the layer", "backward"]
+
+
+def test_drop_in_modules_read_their_parameters_as_attributes() -> None:
+    """Subclasses and classes put in place of one, as sharding does, may say what `weight` is."""
+    x = torch.randn(5, 12)
+
+    class Tripled(ct.LinearGELU):
+        weight = property(lambda self: self._parameters["weight"] * 3)  # type: ignore[assignment]
+
+    class Squashed(ct.LinearGELU):
+        def __getattr__(self, name: str) -> Any:
+            found = super().__getattr__(name)
+            return found.tanh() if name == "weight" else found
+
+    for cls in (Tripled, Squashed):
+        module = ct.LinearGELU(12, 8)
+        module.__class__ = cls
+        torch.testing.assert_close(module(x), F.gelu(F.linear(x, module.weight, module.bias)))
+
+
+def test_drop_in_modules_compile_without_a_warning() -> None:
+    module, x = ct.HeadLogSumExp(12, 8), torch.randn(5, 12)
+    expected = module(x)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*lru_cache.*")
+        torch.testing.assert_close(torch.compile(module, backend="eager")(x), expected)

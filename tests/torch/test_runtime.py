@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import assert_close, assert_equal, dtype_of, info, missing_gpu, normal, unit
-from torch_support import OnHost
+from support import assert_close, assert_equal, dtype_of, info, normal, unit
+from torch_support import OnHost, require_gpu
 
 import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.api import arrays
-from cupyfuse.engines import row_blocks
-from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.errors import EngineError
 from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
@@ -56,7 +54,7 @@ class Place:
 
     def load(self, plan: Plan, tensors: Sequence[Tensor]) -> Callable[..., list[Tensor]]:
         if self.name == "host":
-            return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=OnHost()), plan, tensors)
+            return OnHost().load(plan, tensors)
         return load(plan, tensors)
 
     def run(self, function: Callable[..., Any], tensors: Sequence[Tensor], outs: Any = None, **choices: Any) -> Any:
@@ -89,15 +87,14 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
 
 @pytest.fixture(params=["cpu", "host", pytest.param("cuda", marks=pytest.mark.gpu)])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    if request.param == "cuda" and (missing_gpu() or not torch.cuda.is_available()):
-        pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
+    if request.param == "cuda":
+        require_gpu()
     return Place(request.param)
 
 
 @pytest.fixture
 def gpu() -> Place:
-    if missing_gpu() or not torch.cuda.is_available():
-        pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
+    require_gpu()
     return Place("cuda")
 
 

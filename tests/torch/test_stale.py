@@ -13,15 +13,13 @@ from unittest import mock
 import pytest
 import torch
 import torch_models as models
-from support import HOST, missing_gpu
+from support import HOST
 from torch import nn
 from torch.nn import functional as F
-from torch_support import OnHost
+from torch_support import OnHost, require_gpu
 
 import cupyfuse.torch as ct
 from cupyfuse.cuda import fingerprint
-from cupyfuse.engines import row_blocks
-from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.torch.chains import compiled, executor, prepacked, weight_changes
 from cupyfuse.torch.chains.tensors import to_numpy
 
@@ -49,15 +47,12 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
     """Tensors of the CPU taken for a GPU's: their chains are run, checked and prepared by the kernels."""
     runtime = Launching()
 
-    def load(plan: Any, tensors: Any) -> Any:
-        return row_blocks.load(lambda *args: CudaExecutable(*args, runtime=runtime), plan, tensors)
-
     def weight_cache(plan: Any, matrices: Any, frozen: bool, budget: Any) -> Any:
         assert plan.conditional
         return (prepacked.FrozenCache if frozen else prepacked.CheckedCache)(plan, matrices, budget)
 
     for module in (compiled, prepacked):
-        monkeypatch.setattr(module, "load", load)
+        monkeypatch.setattr(module, "load", runtime.load)
     for module in (executor, prepacked):
         monkeypatch.setattr(module, "is_capturing", lambda: False)
     monkeypatch.setattr(prepacked, "runtime_of", lambda index: runtime)
@@ -69,8 +64,8 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Launching:
 @pytest.fixture(params=["cpu", "host", pytest.param("cuda", marks=gpu)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(prepacked, "_CALLS_BEFORE_RECORDING", 1)  # so that most calls replay a recording
-    if request.param == "cuda" and (missing_gpu() or not torch.cuda.is_available()):
-        pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
+    if request.param == "cuda":
+        require_gpu()
     if request.param == "host":
         HOST.require()
         request.getfixturevalue("host")
@@ -87,8 +82,7 @@ def few_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cuda() -> None:
-    if missing_gpu() or not torch.cuda.is_available():
-        pytest.skip(missing_gpu() or "needs a GPU: PyTorch finds none")
+    require_gpu()
 
 
 def sizes(device: str) -> tuple[int, int, int]:
@@ -474,9 +468,14 @@ def test_a_check_is_recorded_once_its_arguments_stay_the_same(host: Launching, m
     for call in range(6):
         agree(fused, plain, x)
         assert host.recordings == 1 + (call >= 3)
+    for micro_batches in (5, 5, 5):
+        in_place(layer(plain).weight), in_place(layer(fused).weight)
+        for _ in range(micro_batches):
+            agree(fused, plain, x)
+    assert host.recordings == 3, "a recording that was used for few calls makes the next one wait longer"
     host.current = 1
     agree(fused, plain, x)
-    assert host.recordings == 2, "another stream has a state of its own"
+    assert host.recordings == 3, "another stream has a state of its own"
     for module in (plain, fused):
         layer(module).weight = nn.Parameter(layer(module).weight.detach() * -1.5)
     agree(fused, plain, x)

@@ -11,7 +11,6 @@ import pytest
 
 import cupyfuse as cf
 
-CAPTURED = np.ones(3, np.float32)
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
@@ -31,7 +30,6 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x * int(x.max()), "conversion .* value"),
     (lambda x: x * x.max().item(), "conversion .* value"),
     (lambda x: x * math.sqrt(x.sum()), "conversion .* value"),
-    (lambda x: np.asarray(x) + 1, "conversion .* value"),
     (lambda x: np.array([x, x]), "conversion .* value"),
     (lambda x: x + x.tolist(), "conversion .* value"),
     (lambda x: x[np.arange(2)], "indexing"),
@@ -41,7 +39,6 @@ VALUES_NEEDED: list[tuple[Callable[..., Any], str]] = [
 ]
 UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x[x > 0].max(), r"\.max of masked elements: their number depends on values"),
-    (lambda x: np.sort(x[x > 0]), r"np\.sort of masked elements"),
     (lambda x: x[x > 0] + x, r"masked elements and an array"),
     (lambda x: x[x > 0] + x[x > 1], r"different masks"),
     (lambda x: x[x > 0][0], r"masked elements"),
@@ -52,81 +49,42 @@ UNSUPPORTED: list[tuple[Callable[..., Any], str]] = [
     (lambda x: x[[0, 2]], r"indexing with arrays"),
     (lambda x: x[x.astype(np.int64)], r"indexing with arrays"),
     (lambda x: x[np.array([1, 0, 2, 3]), x[:, 0].astype(np.int64)], r"np\.arange along each"),
-    (lambda x: np.take_along_axis(x, x.astype(np.int64), 1), r"one index in each row"),
-    (lambda x: np.take_along_axis(x.astype(np.int64), x[:, :1].astype(np.int64), 1), r"labels in an array of integers"),
     (lambda x: [*np.broadcast_to(x[0], (65, 3))], r"iteration over 65"),
-    (lambda x: x // 2, r"//"),
-    (lambda x: 2 // x, r"//"),
-    (lambda x: x % 2, r"%"),
-    (lambda x: divmod(x, 2), r"divmod"),
-    (lambda x: (x > 0) ^ (x > 1), r"\^"),
-    (lambda x: x << 1, r"<<"),
+    (lambda x: np.sort(x[x > 0]), r"np\.sort of masked elements"),
     (lambda x: ~x, r"the operator ~"),
+    (lambda x: np.unique(x), r"np\.unique: the shape of its result depends on values"),
+    (lambda x: np.nonzero(x), r"np\.nonzero: the shape"),
+    (lambda x: x.nonzero(), r"np\.nonzero: the shape"),
+    (lambda x: np.linalg.lstsq(x, x), r"np\.linalg\.lstsq: the shape"),
+    (lambda x: np.repeat(x, (x > 0).sum(axis=0), axis=1), r"np\.repeat: the shape"),
+    (lambda x: np.apply_along_axis(np.sum, 1, x), r"apply_along_axis: it calls a Python function"),
+    (lambda x: np.put_along_axis(x, x, 0, 1), r"put_along_axis: it writes"),
+    (lambda x: np.array2string(x), r"array2string: it needs values"),
+    (lambda x: np.histogram(x, "auto"), r"histogram: the number of bins"),
+    (lambda x: np.cumsum(x, out=np.ones(12)), r"np\.cumsum with out="),
+    (lambda x: cf.gelu(x + 1j), r"gelu of complex"),
     (lambda x: x & 1, r"the operator &"),
-    (lambda x: np.cumsum(x, axis=1), r"cumsum"),
-    (lambda x: np.sort(x), r"sort"),
-    (lambda x: np.argmax(x, axis=1), r"argmax"),
-    (lambda x: x.argmax(), r"\.argmax"),
     (lambda x: x.flat, r"\.flat"),
-    (lambda x: x.real, r"\.real"),
-    (lambda x: np.concatenate([x, x]), r"concatenate"),
-    (lambda x: np.stack([x, x]), r"stack"),
-    (lambda x: np.einsum("ij->i", x), r"einsum"),
-    (lambda x: np.linalg.inv(x), r"inv"),
-    (lambda x: np.linalg.norm(x, 2), r"norm"),
-    (lambda x: np.linalg.norm(x, 3, axis=1), r"norm"),
-    (lambda x: np.linalg.norm(x, 1, axis=(0, 1)), r"matrix norms"),
-    (lambda x: np.linalg.norm(x, np.inf, axis=(0, 1)), r"matrix norms"),
     (lambda x: np.dot(x, x.T, out=x), r"np\.dot with out="),
     (lambda x: np.ravel(x, order="K"), r"order='K'"),
-    (lambda x: np.bitwise_and(x.astype(np.int64), 1), r"np\.bitwise_and"),
-    (lambda x: np.invert(x.astype(np.int64)), r"np\.invert"),
-    (lambda x: x.astype(np.int64) ** 9, r"power of integers"),
-    (lambda x: x.astype(np.int64) ** x.astype(np.int64), r"power of integers"),
-    (lambda x: 2 ** x.astype(np.int64), r"power of integers"),
-    (lambda x: np.reciprocal(x.astype(np.int64)), r"reciprocal of integers"),
-    (lambda x: (x > 0) ** 2, r"power of integers|masks"),
-    (lambda x: np.square(x > 0), r"square of masks"),
-    (lambda x: np.add.outer(x, x), r"np\.add\.outer"),
-    (lambda x: np.add.accumulate(x), r"np\.add\.accumulate"),
     (lambda x: np.add.at(x, 0, 1), r"np\.add\.at"),
-    (lambda x: np.arcsin(x), r"np\.arcsin"),
-    (lambda x: np.hypot(x, x), r"np\.hypot"),
-    (lambda x: np.add(x, x, dtype=np.float64), r"np\.add with dtype="),
     (lambda x: np.add(x, x, where=x > 0), r"np\.add with where="),
     (lambda x: np.exp(x, out=np.empty((4, 3), np.float32)), r"np\.exp with out="),
-    (lambda x: np.sum(x, where=x > 0), r"sum with where="),
-    (lambda x: np.sum(x, initial=1.0), r"sum with initial="),
     (lambda x: x.sum(axis=1, out=x), r"sum with out="),
     (lambda x: np.add.reduce(x, axis=1, out=x), r"sum with out="),
     (lambda x: np.clip(x, 0, 1, out=x), r"clip with out="),
     (lambda x: np.where(x > 0), r"np\.where with one argument"),
-    (lambda x: np.round(x, 2), r"round"),
     (lambda x: x.reshape(3, 4, order="A"), r"order='A'"),
     (lambda x: np.full_like(x, 1.0, shape=(2, 2)), r"shape="),
-    (lambda x: x + CAPTURED, r"captured array of shape \(3,\)"),
-    (lambda x: CAPTURED * x, r"captured array"),
-    (lambda x: x @ np.ones((3, 2)), r"captured array"),
-    (lambda x: np.maximum(CAPTURED, x), r"captured array"),
-    (lambda x: cf.linear(x, np.ones((2, 3))), r"captured array"),
+    (lambda x: x + np.ones(3, np.int32), r"a int32 array"),
+    (lambda x: x + np.ones(3).view(np.recarray), r"a captured array"),
     (lambda x: x + [1, 2, 3], r"a list"),
     (lambda x: x + "a", r"a str"),
     (lambda x: x + None, r"a NoneType"),
-    (lambda x: x + 1j, r"a complex"),
-    (lambda x: x * np.int32(2), r"int32"),
-    (lambda x: x * np.complex64(2), r"complex64"),
-    (lambda x: x.astype(np.int32), r"astype.*int32"),
-    (lambda x: x.astype(complex), r"astype.*complex"),
-    (lambda x: x.sum(dtype=np.int16), r"astype.*int16"),
-    (lambda x: np.sqrt(x > 0), r"sqrt.*bool"),
-    (lambda x: (x > 0).max(), r"max.*bool"),
-    (lambda x: (x > 0) @ x, r"matmul.*bool"),
     (lambda x: (x > 0) - (x > 1), r"subtract.*bool"),
     (lambda x: -(x > 0), r"negative.*bool"),
     (lambda x: +(x > 0), r"positive.*bool"),
     (lambda x: np.positive(x > 0), r"positive.*bool"),
-    (lambda x: np.fabs(x > 0), r"absolute.*bool"),
-    (lambda x: np.round(x > 0), r"rint.*bool"),
 ]  # fmt: skip
 
 
@@ -138,6 +96,10 @@ def test_refused_operations(function: Callable[..., Any], words: str) -> None:
 @pytest.mark.parametrize(
     ("function", "error", "words"),
     [
+        (lambda x: np.linalg.inv(x), np.linalg.LinAlgError, "np.linalg.inv: .*must be square"),
+        (lambda x: np.sort(x, axis=2), np.exceptions.AxisError, "np.sort"),
+        (lambda x: np.concatenate([x, x.T]), ValueError, "np.concatenate"),
+        (lambda x: x.astype(np.int8) + 300, OverflowError, "300 out of bounds for int8"),
         (lambda x: x.sum(axis=2), np.exceptions.AxisError, "sum: axis 2"),
         (lambda x: np.max(x, axis=-3), np.exceptions.AxisError, "max: axis -3"),
         (lambda x: cf.softmax(x, axis=5), np.exceptions.AxisError, "axis 5"),
@@ -194,9 +156,7 @@ def test_the_extreme_of_nothing() -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (np.ones((2, 3), complex), r"'x'.*complex128"),
-        (np.ones((2, 3), np.int32), r"'x'.*int32"),
-        (np.ones((2, 3), np.uint8), r"'x'.*uint8"),
+        (np.ones((2, 3), np.longdouble), r"'x'.*longdouble|'x'.*float128"),
         (np.array([[1, 2]], object), r"'x'.*object"),
         (np.array(["a"]), r"'x'.*str"),
         (np.array([np.datetime64("2020-01-01")]), r"'x'.*datetime64"),
@@ -216,12 +176,12 @@ def test_arrays_that_cannot_come_in(value: Any, words: str) -> None:
 
 def test_an_error_within_a_nested_function_names_the_inner_line() -> None:
     def helper(y: Any) -> Any:
-        return np.cumsum(y)
+        return np.unique(y)
 
     with pytest.raises(cf.TraceError) as caught:
         cf.fuse(lambda x: helper(x) + 1)(X)
     assert f"{__file__}:{helper.__code__.co_firstlineno + 1}" in str(caught.value)
-    assert "return np.cumsum(y)" in str(caught.value), "the text of the line helps to find it"
+    assert "return np.unique(y)" in str(caught.value), "the text of the line helps to find it"
 
 
 def test_trace_error_is_a_type_error() -> None:
@@ -229,30 +189,41 @@ def test_trace_error_is_a_type_error() -> None:
 
 
 def test_probing_for_attributes_is_not_an_error() -> None:
-    fused = cf.fuse(lambda x: x + 1 if not hasattr(x, "device") and getattr(x, "flat", None) is None else x)
+    fused = cf.fuse(lambda x: x + 1 if not hasattr(x, "strides") and getattr(x, "flat", None) is None else x)
     np.testing.assert_array_equal(fused(X), X + 1)
 
 
 def test_a_failed_trace_leaves_nothing_behind() -> None:
-    fused = cf.fuse(lambda x, broken: np.cumsum(x) if broken else x * 2)
+    fused = cf.fuse(lambda x, broken: np.unique(x) if broken else x * 2)
     for _ in range(2):
         with pytest.raises(cf.TraceError):
             fused(X, True)
         np.testing.assert_array_equal(fused(X, False), X * 2)
 
 
+class Box:
+    """Compared by identity."""
+
+    value: Any = None
+
+
 def test_a_traced_array_that_leaks_says_so() -> None:
-    kept: list[Any] = []
-    cf.fuse(lambda x: kept.append(x) or x * 2)(X)
-    assert "traced" in repr(kept[0])
-    with pytest.raises(cf.TraceError, match="another fused function"):
-        cf.fuse(lambda x: x + kept[0])(X)
+    kept = Box()
+    cf.fuse(lambda x, kept: setattr(kept, "value", x) or x * 2, static=("kept",))(X, kept)
+    assert "traced" in repr(kept.value)
+    for use in (lambda: kept.value + 1, lambda: np.exp(kept.value), kept.value.sum, lambda: kept.value.T):
+        with pytest.raises(cf.TraceError, match="a trace that has ended"):
+            use()
+    with pytest.raises(cf.TraceError, match=r"another fused function|a trace that has ended"):
+        cf.fuse(lambda x, kept: x + kept.value, static=("kept",))(X, kept)
+    with pytest.raises(cf.TraceError, match=r"another fused function|a trace that has ended"):
+        cf.fuse(lambda x, kept: np.concatenate([x, kept.value]), static=("kept",))(X, kept)
 
 
 @pytest.mark.parametrize(
     "function",
-    [lambda x: 3, lambda x: None, lambda x: (1.0, "a"), lambda x: X, lambda x: (x + 1, X)],
-    ids=["number", "nothing", "constants", "captured", "mixed"],
+    [lambda x: 3, lambda x: None, lambda x: (1.0, "a"), lambda x: np.ones(3)],
+    ids=["number", "nothing", "constants", "made"],
 )
 def test_functions_that_return_no_array_of_theirs(function: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="array"):

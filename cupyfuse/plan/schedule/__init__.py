@@ -6,8 +6,8 @@ matrix-vector product), `ColumnStats` (reductions down the columns, with the poi
 `Gemm`, a `Split`, or a `Copy` of an argument whose layout a kernel cannot read.
 
 The layer of a value is one more than the layers of the values in memory that it reads; values of one layer and one
-domain make one step. Cheap pointwise work is recomputed rather than stored. A 16-bit value that is stored, and so
-rounded, for some readers and recomputed for others is rounded for all of them.
+domain make one step. Cheap work is recomputed rather than stored: `recompute` says how much, `cost` how it is counted.
+A 16-bit value that is stored, and so rounded, for some readers and recomputed for others is rounded for all of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
 from .blocks import NotRowwise, rowwise_values, with_rows
+from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .memory import (
     Layout,
     contiguous_strides,
@@ -24,25 +25,34 @@ from .memory import (
     results_in_memory,
     rounded,
     row_stride,
+    views,
 )
-from .partition import Scheduler
 from .products import choose_products
-from .steps import Step, column_launches, column_splits, with_bytes
+from .recompute import best_partition
+from .steps import Step, column_launches, column_splits
+from .workspace import arrange, dead_after
 
 __all__ = [
+    "MOST_FLOPS",
+    "Cost",
     "Layout",
     "NotRowwise",
     "Schedule",
     "Step",
+    "arrange",
     "choose_products",
     "column_launches",
     "column_splits",
     "contiguous_strides",
+    "cost_of",
+    "dead_after",
     "resolve",
     "row_stride",
     "rounded",
     "rowwise_values",
     "schedule",
+    "unfused_cost",
+    "views",
     "with_rows",
 ]
 
@@ -56,14 +66,12 @@ class Schedule:
     storage: dict[Node, str]
 
 
-def schedule(graph: Graph, layouts: dict[int, Layout] | None = None) -> Schedule:
-    """Partition a simplified graph into steps."""
+def schedule(graph: Graph, layouts: dict[int, Layout] | None = None, written: Cost | None = None) -> Schedule:
+    """Partition a simplified graph into steps; `written` is the cost of the function that it was simplified from."""
     graph = insert_copies(results_in_memory(graph), layouts or {})
-    scheduler = Scheduler(graph)
-    raw = scheduler.run()
-    while mixed := scheduler.rounded_in_part(raw):
-        scheduler = Scheduler(rounded(scheduler.graph, mixed))
-        raw = scheduler.run()
-    storage = scheduler.storage(raw)
-    steps = [with_bytes(step, storage) for step in raw]
-    return Schedule(scheduler.graph, steps, storage)
+    while True:
+        scheduler, steps = best_partition(graph, written)
+        mixed = scheduler.rounded_in_part(steps)
+        if not mixed:
+            return Schedule(graph, steps, scheduler.storage(steps))
+        graph = rounded(graph, mixed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.products import split_shape
 
 LEAST_ROWS = 128  # of a block, if the workspace allows: with fewer, tensor cores wait for the weights
 
@@ -61,14 +62,18 @@ class _Rows:
                 self.mark(inputs.pop(1), by_row, node.op)
             for i in inputs:
                 self.mark(i, False, "a matrix product")
+        elif node.op == "factor":
+            if node.shape[0] > 1:  # those of columns are each block's own
+                self.mark(inputs[0], by_row, node.op)
         elif node.op == "split" or node.pointwise or node.op == "copy" or (node.reduction and node.axis == 1):
             for i in inputs:
                 self.mark(i, by_row, node.op)
         else:
+            name = repr(node.call) if node.call is not None else f"a {node.op}"
             for i in inputs:
-                self.mark(i, False, f"a {node.op} across rows")
+                self.mark(i, False, f"{name} across rows")
                 if by_row:
-                    raise NotRowwise(f"a {node.op} gives values of other rows")
+                    raise NotRowwise(f"{name} gives values of other rows")
 
     def mark(self, node: Node, by_row: bool, reader: str) -> None:
         if node.op == "const" or node.shape[0] == 1:
@@ -87,7 +92,7 @@ def with_rows(graph: Graph, rowwise: set[Node], rows: int) -> Graph:
         inputs = tuple(done[i] for i in node.inputs)
         if node not in rowwise:
             return g.with_inputs(node, inputs)
-        shape = g.split_shape(inputs[0].shape) if node.op == "split" else (rows, node.shape[1])
+        shape = split_shape(inputs[0].shape, node.parts) if node.op == "split" else (rows, node.shape[1])
         return g.with_inputs(node, inputs, shape)
 
     for node in g.topological([*graph.inputs, *graph.roots]):

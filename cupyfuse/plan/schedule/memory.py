@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 
@@ -63,20 +64,31 @@ def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return rows[-1][1] if one else None
 
 
+def views(node: Node) -> list[Node]:
+    """List the transposes, reshapes and parts that make a node of the value in memory beneath, in their order."""
+    found = []
+    while node.op in g.VIEWS:
+        found.append(node)
+        node = node.inputs[0]
+    return found[::-1]
+
+
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
-    if node.op == "transpose":
-        return layout_of(node.inputs[0], layouts).transposed
+    turned = False
+    while node.op == "transpose":
+        node, turned = node.inputs[0], not turned
     if node.op == "part":
         whole, ((_, down), (_, across)) = layout_of(node.inputs[0], layouts), node.dims
-        return Layout(
+        layout = Layout(
             whole.unit_cols and (across == 1 or node.shape[1] <= 1),
             whole.unit_rows and (down == 1 or node.shape[0] <= 1),
             contiguous=False,
             blas=False,
         )
-    if node.op == "input":
-        return layouts.get(node.argument) or Layout(unit_rows=min(node.shape) <= 1)
-    return Layout(unit_rows=min(node.shape) <= 1)
+    else:
+        given = layouts.get(node.argument) if node.op == "input" else None
+        layout = given or Layout(unit_rows=min(node.shape) <= 1)
+    return layout.transposed if turned else layout
 
 
 def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
@@ -94,9 +106,9 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         return copies.setdefault(value, Node("copy", (value,), value.shape, value.dtype))
 
     def contiguous(value: Node) -> bool:
-        if value.op == "transpose":
-            return min(value.shape) <= 1 and contiguous(value.inputs[0])
-        return layout_of(value, layouts).contiguous
+        while value.op == "transpose" and min(value.shape) <= 1:
+            value = value.inputs[0]
+        return value.op != "transpose" and layout_of(value, layouts).contiguous
 
     def readable(reader: Node, value: Node) -> Node:
         if value.op not in ("input", "transpose", "part"):
@@ -139,7 +151,8 @@ def results_in_memory(graph: Graph) -> Graph:
     def own(node: Node) -> Node:
         base = resolve(node)
         fresh = base.op not in ("input", "const") and base not in used and not _is_part(node)
-        result = node if fresh else Node("cast", (node,), node.shape, node.dtype)
+        copied = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
+        result = node if fresh else Node(copied, (node,), node.shape, node.dtype)
         used.add(resolve(result))
         return result
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import heapq
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Set
+from itertools import count
 
 from ... import dtypes
 from ...ir import graph as g
@@ -15,8 +18,11 @@ _SINGLE_STEPS = {
     **dict.fromkeys(("matmul", "batched_matmul", "split_matmul"), "Gemm"),
     "split": "Split",
     **dict.fromkeys(COPIES, "Copy"),
+    "library": "Library",
 }
-_IN_MEMORY = {"input", *g.VIEWS, *_SINGLE_STEPS}
+_IN_MEMORY = {"input", *g.VIEWS, "factor", *_SINGLE_STEPS}
+
+StepKey = tuple[int, str, Shape]  # layer, kind ("row", "column" or an operator) and domain of a step
 
 
 class Scheduler:
@@ -25,10 +31,20 @@ class Scheduler:
     A layer is a position in the order of steps: a step reads only what steps of lower layers have written. A domain is
     the rows and columns that a step runs over. `_place_all` gives each value both; `run` collects the steps from the
     results backwards.
+
+    Parameters
+    ----------
+    graph : Graph
+    kept : set of Node
+        Values that one step stores, and all later ones read; others are computed again wherever they are needed.
+    narrow : bool
+        Whether kept values of 16 bits are stored in their own dtype, rounded, instead of the wider one.
     """
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, kept: Set[Node] = frozenset(), narrow: bool = False):
         self.graph = graph
+        self.kept = kept
+        self.narrow = narrow
         self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without values that only guards read
         self.read_back: set[Node] = set()  # stored values that column steps read rather than recompute
         self._place_all()
@@ -41,8 +57,12 @@ class Scheduler:
         self.layer: dict[Node, int] = {}
         self.row_domain: dict[Node, Shape] = {}  # the domain of the row program that computes a value
         self.column_group: dict[Node, tuple[int, Shape]] = {}  # layer and domain of the column step that computes it
+        self.column_layer: dict[Node, int] = {}  # the last layer that a column step reads to compute a value
         for node in g.topological(self.graph.roots):
             self._place(node)
+            reads = self._column_step_reads(node)
+            below = (self.column_layer[i] for i in node.inputs)
+            self.column_layer[node] = self.layer[node] if reads else max(below, default=0)
 
     # Where each value is computed
     def in_memory(self, node: Node) -> bool:
@@ -50,15 +70,16 @@ class Scheduler:
         return node.op in _IN_MEMORY or node in self.column_group
 
     def _place(self, node: Node) -> None:
+        """Choose the layer and the step in which a value is computed; its operands are placed already."""
         self.after_reduction[node] = False
         if node.op in ("input", "const"):
             self.layer[node] = 0
-        elif node.op in g.VIEWS:
+        elif node.op in (*g.VIEWS, "factor"):
             self.layer[node] = self.layer[node.inputs[0]]
         elif node.op in _SINGLE_STEPS:
             self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
         elif node.reduction and node.axis == 0:
-            layer = 1 + max((self.layer[f] for f in self.frontier(node.inputs[0])), default=0)
+            layer = 1 + self.column_layer[node.inputs[0]]
             self.layer[node] = layer
             self.column_group[node] = (layer, node.inputs[0].shape)
         else:
@@ -77,12 +98,11 @@ class Scheduler:
         same_step = any(self.row_domain[i] == self.row_domain[node] for i in reduced)
         self.after_reduction[node] = node.reduction or guarded_reduction or same_step
         layer = 1
-        for i in inputs:
-            separate = self.in_memory(i) or (self.after_reduction[i] and self.row_domain[i] != self.row_domain[node])
+        for i in (*inputs, *self.guard_only_reads(node, self.live_set)):
+            separate = self.in_memory(i) or (
+                (self.after_reduction[i] or i in self.kept) and self.row_domain[i] != self.row_domain[node]
+            )
             layer = max(layer, self.layer[i] + (1 if separate else 0))
-        for i in self.guard_only_reads(node):
-            same_step = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
-            layer = max(layer, self.layer[i] + (0 if same_step else 1))
         self.layer[node] = layer
 
     def _common_row_domain(self, node: Node, reduced: list[Node]) -> Shape:
@@ -91,18 +111,24 @@ class Scheduler:
         fitting = [h for h in domains if h[0] == node.shape[0] and node.shape[1] in (h[1], 1)]
         return max(fitting, key=lambda h: (h[1], h), default=node.shape)
 
-    def guard_only_reads(self, node: Node) -> list[Node]:
-        """List the values that only a guard's exact form reads."""
+    def guard_only_reads(self, node: Node, available: Container[Node]) -> list[Node]:
+        """List the values that a guard's exact form reads; `available` ones need nothing beneath them."""
         if node.op != "guard":
             return []
         exact = node.inputs[1]
-        order = g.topological([exact], lambda n: () if self._known_to_guard(n, exact) else n.inputs)
-        return [n for n in order if n.op != "const" and self._known_to_guard(n, exact)]
+
+        def stop(n: Node) -> bool:
+            return n in available or self._known_to_guard(n, exact)
+
+        order = g.topological([exact], lambda n: () if stop(n) else n.inputs)
+        return [n for n in order if n.op != "const" and stop(n)]
 
     def _known_to_guard(self, node: Node, exact: Node) -> bool:
         """Whether a guard's exact form reads a value rather than recompute it; it recomputes products not live."""
         if self.in_memory(node):
             return not g.is_product(node) or node in self.live_set
+        if node in self.kept:
+            return True
         # A guarded sum is read as its own repair leaves it.
         return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
@@ -135,7 +161,7 @@ class Scheduler:
 
     def _column_step_reads(self, node: Node) -> bool:
         """Whether a column step reads a value from memory rather than recompute it; also true of constants."""
-        if self.in_memory(node) or node.op == "const":
+        if self.in_memory(node) or node.op == "const" or node in self.kept:
             return True
         return node.reduction or (self.after_reduction[node] and node.shape[1] == 1) or node in self.read_back
 
@@ -159,26 +185,55 @@ class Scheduler:
         return found
 
     # Collecting the steps, from the results backwards
-    def run(self) -> list[Step]:
-        """Return the steps in the order of their launches."""
-        # Values still to compute, by layer, kind ("row", "column" or an operator) and domain of their step.
-        self.required: dict[tuple[int, str, Shape], dict[Node, None]] = {}
+    def home(self, node: Node) -> StepKey:
+        """Return the first step that can compute a value and store it."""
+        if node.op in _SINGLE_STEPS:
+            return self.layer[node], node.op, (0, 0)
+        if node in self.column_group:
+            return self.layer[node], "column", self.column_group[node][1]
+        return self.layer[node], "row", self.row_domain[node]
+
+    def reads(self, key: StepKey, node: Node) -> bool:
+        """Whether a step that needs a value reads it from memory rather than compute it."""
+        layer, kind, domain = key
+        if kind == "row":
+            if self.in_memory(node) or (node in self.kept and self.layer[node] < layer):
+                return True
+            return self.after_reduction[node] and self.row_domain[node] != domain
+        if kind == "column":
+            return self.column_group.get(node) != (layer, domain) and self._column_step_reads(node)
+        return True
+
+    def run(self, most_flops: float = math.inf) -> list[Step] | None:
+        """Return the steps in the order of their launches, or None if they have more than `most_flops`."""
+        # Values still to compute, by step.
+        self.required: dict[StepKey, dict[Node, None]] = {}
+        self.queue: list[
+            tuple[int, bool, Shape, int, StepKey]
+        ] = []  # the steps to build, as a heap: the last one first
+        self.numbers = count()  # of the steps, to order those of one place as they were asked for
         self.rounded: set[Node] = set()  # stored in their own dtype, not the wider one that they are computed in
         self.stored: set[Node] = set()  # values that some step writes to memory
+        self.factors: dict[Node, dict[Node, None]] = {}  # those of products that are written with them
         for root in self.graph.roots:
             self._require(root)
             self._round(resolve(root))
         steps: list[tuple[int, Step]] = []
-        while self.required:
-            key = max(self.required, key=lambda k: (k[0], k[1] == "row", k[2]))
+        while self.queue:
+            *_, key = heapq.heappop(self.queue)
             roots = list(self.required.pop(key))
-            layer, kind, domain = key
-            if kind == "row":
-                steps.append((layer, self._row_step(roots, layer, domain)))
-            elif kind == "column":
-                steps.append((layer, self._column_step(roots, domain)))
+            if key[1] == "row":
+                built = [self._row_step(roots, key)]
+            elif key[1] == "column":
+                built = [self._column_step(roots, key)]
+            elif key[1] == "library":
+                built = [self._library_step(nodes) for nodes in _by_call(roots)]
             else:
-                steps.extend((layer, self._single_step(node)) for node in roots)
+                built = [self._single_step(node) for node in roots]
+            steps.extend((key[0], step) for step in built)
+            most_flops -= sum(step.flops for step in built)
+            if most_flops < 0:
+                return None
         return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
 
     def _require(self, node: Node) -> None:
@@ -187,24 +242,23 @@ class Scheduler:
         if node.op in ("input", "const"):
             return
         self.stored.add(node)
-        if node.op in _SINGLE_STEPS:
-            key = (self.layer[node], node.op, (0, 0))
-        elif node in self.column_group:
-            key = (self.layer[node], "column", self.column_group[node][1])
-        else:
-            key = (self.layer[node], "row", self.row_domain[node])
-        self.required.setdefault(key, {})[node] = None
+        if node.op == "factor":
+            self.factors.setdefault(node.inputs[0], {})[node] = None
+            node = node.inputs[0]
+        if self.narrow and node in self.kept:
+            self._round(node)
+        key = layer, kind, (rows, cols) = self.home(node)
+        if key not in self.required:
+            self.required[key] = {}
+            heapq.heappush(self.queue, (-layer, kind != "row", (-rows, -cols), next(self.numbers), key))
+        self.required[key][node] = None
 
-    def _row_step(self, roots: list[Node], layer: int, domain: Shape) -> Step:
+    def _row_step(self, roots: list[Node], key: StepKey) -> Step:
         """Build the row program that computes `roots`."""
+        layer, _, domain = key
 
         def read(node: Node) -> bool:
-            """Whether the step reads a value from memory rather than compute it."""
-            if self.in_memory(node):
-                return True
-            if node in self.stored and self.layer[node] < layer:
-                return True
-            return self.after_reduction[node] and self.row_domain[node] != domain
+            return self.reads(key, node) or (node in self.stored and self.layer[node] < layer)
 
         nodes, inputs, repair_inputs = self._collect(roots, read)
         if not any(n.reduction for n in nodes):
@@ -212,15 +266,10 @@ class Scheduler:
             domain = g.broadcast_shapes(*(n.shape for n in nodes))
         return step_of("RowProgram", domain, nodes, inputs, roots, repair_inputs)
 
-    def _column_step(self, roots: list[Node], domain: Shape) -> Step:
+    def _column_step(self, roots: list[Node], key: StepKey) -> Step:
         """Build the step of the column reductions `roots`, and of the values computed along with them."""
-        group = (self.layer[roots[0]], domain)
-
-        def read(node: Node) -> bool:
-            return self.column_group.get(node) != group and self._column_step_reads(node)
-
-        nodes, inputs, repair_inputs = self._collect(roots, read)
-        return step_of("ColumnStats", domain, nodes, inputs, roots, repair_inputs)
+        nodes, inputs, repair_inputs = self._collect(roots, lambda node: self.reads(key, node))
+        return step_of("ColumnStats", key[2], nodes, inputs, roots, repair_inputs)
 
     def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
         """Return the nodes of a step, the values that it always reads, and those that only guards read."""
@@ -230,7 +279,8 @@ class Scheduler:
             order = [n for n in walk if n.op != "const"]
             inside = [n for n in order if not stop(n)]
             outside = [n for n in order if stop(n)]
-            repair_inputs = dict.fromkeys(r for n in inside for r in self.guard_only_reads(n) if r not in order)
+            here = set(order)
+            repair_inputs = dict.fromkeys(r for n in inside for r in self.guard_only_reads(n, here) if r not in here)
             computed_here = [r for r in repair_inputs if not stop(r)]
             if not computed_here:
                 break
@@ -250,7 +300,16 @@ class Scheduler:
         repair_inputs = node.inputs[2:] if node.op == "split_matmul" else ()
         inputs = [i for i in node.inputs if i not in repair_inputs]
         domain = node.inputs[0].shape if node.op == "split" else node.shape
-        return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, [node], list(repair_inputs))
+        outputs = [node, *self.factors.get(node, ())]
+        return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, outputs, list(repair_inputs))
+
+    def _library_step(self, nodes: list[Node]) -> Step:
+        """Build the step of one library call, from those of its results that are wanted."""
+        for i in nodes[0].inputs:
+            self._require(i)
+            self._round(resolve(i))
+        self.rounded.update(nodes)
+        return step_of("Library", nodes[0].shape, nodes, list(nodes[0].inputs), nodes, [])
 
     def _round(self, node: Node) -> None:
         """Mark a value to be stored in its own dtype, as results and operands of products are."""
@@ -282,6 +341,14 @@ class Scheduler:
                 read.update(_copied(resolve(i)) for i in (*step.inputs, *step.repair_inputs))
                 computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
         return own & read & computed
+
+
+def _by_call(nodes: list[Node]) -> list[list[Node]]:
+    """Group the results of the same library call on the same operands."""
+    groups: dict[object, list[Node]] = {}
+    for node in nodes:
+        groups.setdefault((node.call, node.inputs), []).append(node)
+    return list(groups.values())
 
 
 def _copied(node: Node) -> Node:

@@ -1,23 +1,31 @@
-"""Choice of matrix products: cuBLAS in the operands' dtype, or the hi/lo split of float32 operands on tensor cores.
+"""Choice of matrix products: cuBLAS in the operands' dtype, or float32 operands as float16 ones on tensor cores.
 
-x = inverse (hi + 2**-11 lo), with float16 numbers hi and lo and a power of two for each row, keeps 22 of 24 bits. The
-product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both low parts, is
-below the rounding of the result.
+At "highest", x = inverse (hi + 2**-11 lo), with float16 numbers hi and lo and a power of two for each row, keeps 22 of
+24 bits. The product of two such matrices is three products of float16 matrices with float32 sums; the fourth, of both
+low parts, is below the rounding of the result. At "high", "medium" and "tf32", x = inverse hi keeps 11 bits, as TF32
+does, and the product is one of float16 matrices. Elements too small for float16 beside the largest of their row,
+infinities and NaN are repaired in float32 either way.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
+from ...ir.products import split_matmul, with_factors
 from ...settings import Settings
 
 # Shorter sums are so accurate in float32 that 22 bits of the operands would show.
 LEAST_DEPTH = 512
-# Seconds for two more launches, and for what cannot overlap at their ends.
-_OVERHEAD = 8e-6
+# Seconds of more launches and of what cannot overlap at their ends: of hi/lo products, and of products of one part.
+_OVERHEAD, _ROUNDED_OVERHEAD = 8e-6, 8e-6
+# Of the peak rates, what cuBLAS reaches in large products, and of the bandwidth, what passes over operands reach.
+_FLOAT32_SHARE, _TF32_SHARE, _HALF_SHARE, _PASS_SHARE = 0.76, 0.83, 0.77, 0.85
+# Precisions that allow operands of 11 bits.
+ROUNDED = ("high", "medium", "tf32")
 # Tiles of a split product: rows, and the available widths.
 TILE_ROWS, TILE_WIDTHS = 128, (168, 160, 144, 128, 96, 64)
 _FIXED_WIDTH = 28  # cost of a tile beside its products, in columns
@@ -26,42 +34,53 @@ _FIXED_WIDTH = 28  # cost of a tile beside its products, in columns
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
     """Replace each float32 product by the one that will run, with the reason in its field `how`.
 
-    `fixed` are the values that depend on bound arguments alone, so that their hi/lo splits can be prepacked.
+    `fixed` are the values that depend on bound arguments alone, so that their splits can be prepacked.
     """
     live = set(g.topological(graph.roots, g.eager_inputs))
+    results = set(graph.roots)
     done: dict[Node, Node] = {}
     shared: _Shared = {}
     for node in g.topological(graph.roots):
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node.op == "matmul" and node in live:
             left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
-            done[node] = _choose(done[node], settings, right_prepacked, left_prepacked, shared)
+            prepacked = _Prepacked(left_prepacked, right_prepacked)
+            done[node] = _choose(done[node], settings, prepacked, node in results, shared)
     return graph.replace(done)
 
 
-# Operands that several products may share, by (one of "transposed", "split", "rounded"; the original).
+# Operands that several products may share, by ("transposed" or "split", the original).
 _Shared = dict[tuple[str, Node], Node]
 
 
-def _choose(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool, shared: _Shared) -> Node:
-    if _rounds_operands(node, settings):
-        return _round_operands(node, shared)
-    reason = _reason_against(node, settings, right_prepacked, left_prepacked)
+class _Prepacked(NamedTuple):
+    """Whether the splits of a product's operands are made beforehand."""
+
+    left: bool = False
+    right: bool = False
+
+
+def _choose(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool, shared: _Shared) -> Node:
+    """Return a product in the form in which it runs: of operands split into one part or two, or as it is."""
+    rounded = settings.precision in ROUNDED
+    reason = _library_reason(node, settings)
+    if not reason and rounded:
+        reason = _reason_against_rounding(node, settings, prepacked, is_result)
+    elif not reason:
+        reason = _reason_against_splitting(node, settings, prepacked)
     if reason:
         return replace(node, how=reason)
     left, right = _operands(node, shared)
-    product = g.split_matmul(left, right)
-    parts = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
+    product = split_matmul(left, right, 1 if rounded else 2)
+    splits = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
     how = "fp16 hi/lo split on tensor cores: 3 products with float32 sums, special values repaired"
-    return replace(product, inputs=(*parts, left, right), how=how)
-
-
-def _rounds_operands(node: Node, settings: Settings) -> bool:
-    """Whether to round operands to bfloat16 before a product: cuBLAS itself would round them to TF32."""
-    device = settings.device
-    if settings.precision != "medium" or node.dtype != "float32" or device is None or device.tf32 <= device.simt:
-        return False
-    return float32_time(node, device) > 4 * _OVERHEAD
+    if rounded:
+        how = (
+            "fp16 on tensor cores: operands rounded to 11 bits with a scale for each row, as the precision "
+            f"{settings.precision!r} allows, float32 sums, special values repaired"
+        )
+    product = replace(product, inputs=(*splits, left, right), how=how)
+    return with_factors(product) if rounded else product
 
 
 def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
@@ -70,47 +89,76 @@ def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
     return node.inputs[0], shared.setdefault(("transposed", right), g.transpose(right))
 
 
-def _round_operands(node: Node, shared: _Shared) -> Node:
-    operands = _operands(node, shared)
-    left, right = (shared.setdefault(("rounded", i), g.cast(i, "bfloat16")) for i in operands)
-    inputs = (left, g.transpose(right))
-    how = "cuBLAS bfloat16 with float32 sums, operands rounded before, as the precision 'medium' asks"
-    return Node("matmul", inputs, node.shape, "float32", how=how)
-
-
-def _reason_against(node: Node, settings: Settings, right_prepacked: bool, left_prepacked: bool) -> str:
-    """Explain why a product is left to cuBLAS; empty if the split is faster and as accurate."""
+def _library_reason(node: Node, settings: Settings) -> str:
+    """Explain why a product is cuBLAS's whatever its size; empty if there is a choice."""
     library = f"cuBLAS {node.dtype}"
     if node.dtype != "float32":
         return f"{library} with {'float64' if node.dtype == 'float64' else 'float32'} sums"
-    if settings.precision in ("ieee", "medium", "tf32"):
-        kind = {"ieee": "float32", "medium": "bfloat16 or better", "tf32": "TF32"}[settings.precision]
-        return f"cuBLAS {kind}, as the precision {settings.precision!r} asks"
-    if settings.device is None:
-        return library
-    if not settings.device.split:
-        return f"{library}: the hi/lo split is not faster on an {settings.device.name}"
+    if settings.precision == "ieee":
+        return f"{library}, as the precision 'ieee' asks"
+    return library if settings.device is None else ""
+
+
+def _reason_against_splitting(node: Node, settings: Settings, prepacked: _Prepacked) -> str:
+    """Explain why the hi/lo split is not faster, or not as accurate; empty if it is both."""
+    device, library = settings.device, f"cuBLAS {node.dtype}"
+    assert device is not None
+    if not device.split:
+        return f"{library}: the hi/lo split is not faster on an {device.name}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
-    fast = split_time(node, settings.device, right_prepacked, left_prepacked)
-    plain = float32_time(node, settings.device)
+    fast, plain = split_time(node, device, *prepacked), float32_time(node, device)
     if fast >= plain:
         return f"{library}: {plain * 1e6:.3g} us, where the hi/lo split would take {fast * 1e6:.3g} us"
     return ""
 
 
+def _reason_against_rounding(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool) -> str:
+    """Explain why float16 operands with scales are not faster than cuBLAS; empty if they are."""
+    device = settings.device
+    assert device is not None
+    fast, plain = rounded_time(node, device, *prepacked, is_result=is_result), tf32_time(node, device)
+    if fast < 0.95 * plain:
+        return ""
+    kind = "TF32" if device.tf32 > device.simt else "float32"
+    return f"cuBLAS {kind}: {plain * 1e6:.3g} us, where fp16 operands with scales would take {fast * 1e6:.3g} us"
+
+
 def float32_time(node: Node, device: Device) -> float:
     """Estimate the seconds of cuBLAS for a float32 product, at the rate measured for large ones."""
-    return max(g.flops(node) / (0.76 * device.simt), _operand_bytes(node) / device.bandwidth) + 2e-6
+    return _library_time(node, _FLOAT32_SHARE * device.simt, device)
 
 
-def split_time(node: Node, device: Device, right_prepacked: bool = False, left_prepacked: bool = False) -> float:
-    """Estimate the seconds of a split product, with the splits of operands that are not prepacked."""
+def tf32_time(node: Node, device: Device) -> float:
+    """Estimate the seconds of cuBLAS for a float32 product that may round operands to TF32."""
+    return _library_time(node, max(_TF32_SHARE * device.tf32, _FLOAT32_SHARE * device.simt), device)
+
+
+def _library_time(node: Node, rate: float, device: Device) -> float:
+    return max(2 * node.size * node.inputs[0].shape[1] / rate, _operand_bytes(node) / device.bandwidth) + 2e-6
+
+
+def rounded_time(
+    node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False, is_result: bool = False
+) -> float:
+    """Estimate the seconds of a product of float16 operands, with the splits of those that are not prepacked.
+
+    The step that reads the product multiplies it by its factors; a result takes a pass for them.
+    """
+    (rows, depth), cols = node.inputs[0].shape, node.shape[1]
+    split = 6 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked))
+    passes = (split + 8 * rows * cols * is_result) / (_PASS_SHARE * device.bandwidth)
+    compute = 2 * rows * depth * cols / (_HALF_SHARE * device.half)
+    return max(compute, _operand_bytes(node) / 2 / device.bandwidth) + passes + _ROUNDED_OVERHEAD
+
+
+def split_time(node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False) -> float:
+    """Estimate the seconds of a hi/lo split product, with the splits of operands that are not prepacked."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
     compute = max(flops / device.split, _operand_bytes(node) / device.bandwidth)
-    split = 8 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked)) / (0.85 * device.bandwidth)
+    split = 8 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked)) / (_PASS_SHARE * device.bandwidth)
     return compute + split + _OVERHEAD
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from ... import dtypes
 from ...ir import graph as g
@@ -32,6 +33,10 @@ class Step:
     outputs: tuple[Node, ...] = field(repr=False)
     repair_inputs: tuple[Node, ...] = field(default=(), repr=False)
 
+    @cached_property
+    def node_set(self) -> frozenset[Node]:
+        return frozenset(self.nodes)
+
     @property
     def how(self) -> str:
         """How a product is computed, and why; empty for other steps."""
@@ -45,7 +50,7 @@ def step_of(
         kind = "MatVec"
     return Step(
         kind=kind,
-        fused=tuple("matmul" if g.is_product(n) else n.op for n in nodes),
+        fused=(repr(nodes[0].call),) if kind == "Library" else tuple(map(_operation_name, nodes)),
         reads=0,
         writes=0,
         flops=sum(g.flops(n) for n in nodes),
@@ -56,6 +61,10 @@ def step_of(
         outputs=tuple(outputs),
         repair_inputs=tuple(repair_inputs),
     )
+
+
+def _operation_name(node: Node) -> str:
+    return "matmul" if g.is_product(node) else node.op
 
 
 def _is_matvec(nodes: list[Node], domain: Shape) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ... import __version__
 from ...errors import TraceError
 from ...ir.graph import Node
 from ...settings import Settings
@@ -47,13 +48,15 @@ _LIBRARY.define(
 
 
 def options_text(options: Options) -> str:
-    """Write options as the operators take them."""
-    return json.dumps(asdict(options), sort_keys=True)
+    """Write options as the operators take them, with the version, which compilers' caches then know."""
+    return json.dumps({"version": __version__, **asdict(options)}, sort_keys=True)
 
 
 @lru_cache(maxsize=256)
 def _parse_options(text: str) -> Options:
-    return Options(**json.loads(text))
+    options = json.loads(text)
+    options.pop("version", None)
+    return Options(**options)
 
 
 _MAX_COMPILED = 1024
@@ -63,12 +66,13 @@ _compiled: dict[Hashable, CompiledChain] = {}
 def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options: str) -> CompiledChain:
     chosen = _parse_options(options)
     signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-    key = (chain, saved, options, chosen.current_precision(), tuple(sizes), signature)
+    sizes = tuple(sizes or ())  # some compilers pass None for none
+    key = (chain, saved, options, chosen.current_precision(), sizes, signature)
     compiled = _compiled.get(key)
     if compiled is None:
         if len(_compiled) >= _MAX_COMPILED:
             _compiled.clear()
-        traced = Chain.from_json(chain).with_sizes(tuple(sizes)).trace(metas_of(tensors))
+        traced = Chain.from_json(chain).with_sizes(sizes).trace(metas_of(tensors))
         settings = chosen.settings_on(device_of(tensors[0]))
         compiled = CompiledChain(traced, tensors, settings, saved=_saved_nodes(traced, saved), in_place=False)
         _compiled[key] = compiled
@@ -155,10 +159,11 @@ def _run(inputs: list[Any], sizes: list[int], chain: str, saved: str, options: s
 def fake(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str, options: str = "") -> list[Any]:
     """Return the results of `cupyfuse::chain` as tensors without data."""
     filled = Chain.from_json(chain).with_sizes(tuple(sizes))
-    values = filled.values(inputs)
-    numbers = (*filled.outputs, *(number for _, number in filled.updates))
-    fresh = [torch.empty_like(values[n], memory_format=_CONTIGUOUS) for n in numbers]
-    return [*fresh, *_saved_like(values, saved)]
+    with torch.no_grad():  # hooks of saved tensors, as those of checkpoints, are not for these
+        values = filled.values(inputs)
+        numbers = (*filled.outputs, *(number for _, number in filled.updates))
+        fresh = [torch.empty_like(values[n], memory_format=_CONTIGUOUS) for n in numbers]
+        return [*fresh, *_saved_like(values, saved)]
 
 
 def _run_backward(
@@ -175,6 +180,9 @@ def _fake_backward(
     inputs: Any, saved: Any, gradients: Any, sizes: Any, chain: str, saves: str, needs: list[bool], options: str
 ) -> list[Any]:
     return [torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need]
+
+
+_ONCE = b"cupyfuse::chain can be differentiated once; modules made by cupyfuse.torch.fuse can be differentiated twice"
 
 
 class _ChainOperator(torch.autograd.Function):
@@ -202,7 +210,12 @@ class _ChainOperator(torch.autograd.Function):
         inputs, saved = list(kept[: len(needs)]), list(kept[len(needs) :])
         given = [None if g is None else g.contiguous() for g in gradients[: ctx.outputs]]
         arguments = (inputs, saved, given, ctx.sizes, ctx.text, ctx.saves, list(needs), ctx.options)
-        found = iter(torch.ops.cupyfuse.chain_backward(*arguments))
+        with torch.no_grad():
+            results = torch.ops.cupyfuse.chain_backward(*arguments)
+        if torch.is_grad_enabled():
+            # The gradients seem to be constants, which they are not.
+            results = torch._C._functions.DelayedError(_ONCE, len(results))(*(t.requires_grad_() for t in results))
+        found = iter(results if isinstance(results, (list, tuple)) else (results,))
         return None, None, None, None, *(next(found) if need else None for need in needs)
 
 

@@ -326,21 +326,25 @@ class _CheckedBuffers(_Buffers):
 class _Recording:
     """Launches of one stream, recorded as a CUDA graph once their arguments have stayed the same for some calls.
 
-    The check of a few weights is four launches, which take the host longer than all that follows them.
+    The check of a few weights is four launches, which take the host longer than all that follows them. Where arguments
+    change soon after a recording, as in training with many small batches to a step, the next one waits twice as long.
     """
 
     def __init__(self) -> None:
         self._arguments: tuple[int, ...] = ()
-        self._calls = 0
+        self._calls = 0  # with these arguments
+        self._patience = _CALLS_BEFORE_RECORDING
         self._replay: Callable[[Any], None] | None = None
 
     def __call__(self, runtime: Any, launch: Callable[[Any], Any], arguments: tuple[int, ...], stream: Any) -> None:
         """Run `launch(stream)`, or its recording if it has one for the same arguments."""
         if arguments != self._arguments:
+            if self._replay is not None and self._calls < 2 * self._patience:
+                self._patience *= 2
             self._arguments, self._calls, self._replay = arguments, 0, None
+        self._calls += 1
         if self._replay is None:
-            self._calls += 1
-            if self._calls <= _CALLS_BEFORE_RECORDING:
+            if self._calls <= self._patience:
                 launch(stream)
                 return
             self._replay = runtime.record(launch)

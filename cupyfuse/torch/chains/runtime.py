@@ -20,12 +20,14 @@ from ... import devices
 from ...cuda.compile import check_process, load_together
 from ...cuda.gemm import BatchSteps, ForeignBlas, Gemm, Operand, library_name
 from ...cuda.kernel import Kernel
+from ...cuda.launch_graph import LaunchGraph
 from ...cuda.runtime import Function, load_unless_capturing
 from ...devices import Device
 from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
 from ...engines.numpy import NumpyExecutable
 from ...errors import EngineError
+from ...ir.library import LibraryCall
 from ...plan.plan import Plan
 from .tensors import TensorMemory, bump_version, from_numpy, to_numpy
 
@@ -59,7 +61,20 @@ def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
 
 def device_of(tensor: torch.Tensor) -> Device | None:
     """Return the GPU that a tensor is on; None for a CPU, and for a GPU that is not in the table."""
-    return runtime_of(tensor.get_device()).device if tensor.is_cuda else None
+    return _device(tensor.get_device()) if tensor.is_cuda else None
+
+
+@lru_cache(maxsize=64)
+def _device(index: int) -> Device | None:
+    """Return the entry of a GPU in the table, if it has one; without CuPy, whose import takes a second."""
+    name = torch.cuda.get_device_properties(index).name
+    return devices.find(name) if devices.is_known(name) else None
+
+
+def require_engine(tensor: torch.Tensor) -> None:
+    """Raise an `EngineError` where nothing can run a chain on the tensor's device, as without CuPy."""
+    if tensor.is_cuda:
+        runtime_of(tensor.get_device())
 
 
 def is_capturing() -> bool:
@@ -104,9 +119,8 @@ class TorchRuntime(TensorMemory):
             ) from error
         super().__init__(torch.device("cuda", index))
         self._index = index
-        properties = torch.cuda.get_device_properties(index)
-        self.device = devices.find(properties.name) if devices.is_known(properties.name) else None
-        self.processors = int(properties.multi_processor_count)
+        self.device = _device(index)
+        self.processors = int(torch.cuda.get_device_properties(index).multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
         # What PyTorch's own compiled code calls costs a third of `torch.empty`.
         self._empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or self._empty_strided
@@ -137,18 +151,14 @@ class TorchRuntime(TensorMemory):
         return SimpleNamespace(ptr=tensor.data_ptr(), tensor=tensor)
 
     def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], None]:
-        """Record what `launch(stream)` launches as a CUDA graph; the returned function replays it on a stream."""
-        import cupy
+        """Record the kernels that `launch(stream)` launches; the returned function launches them on a stream.
 
+        What `launch` returns, the memory that they work on, is kept.
+        """
         with self.made_current():
-            stream = cupy.cuda.Stream(non_blocking=True)
-            # Nothing but this stream is captured: other threads, and allocations, go on as before.
-            stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
-            try:
-                memory = launch(stream)
-            finally:
-                graph = stream.end_capture()
-        return _Replay(graph, memory)
+            graph = LaunchGraph()
+            graph.finish(launch(graph))
+        return graph
 
     def function(self, kernel: Kernel) -> Function:
         return load_unless_capturing(kernel, self._index, is_capturing())
@@ -168,15 +178,8 @@ class TorchRuntime(TensorMemory):
     ) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps)
 
-
-class _Replay:
-    """A recorded CUDA graph, and the memory that its launches work on."""
-
-    def __init__(self, graph: Any, memory: Any):
-        self._graph, self._memory = graph, memory
-
-    def __call__(self, stream: Any) -> None:
-        self._graph.launch(stream)
+    def library_function(self, call: LibraryCall) -> Function:
+        raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
 
 
 @lru_cache(maxsize=64)

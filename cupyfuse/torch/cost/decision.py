@@ -7,7 +7,7 @@ from typing import Any
 
 from ..chains.chain import Chain, metas_of
 from ..chains.options import Options
-from ..chains.runtime import device_of
+from ..chains.runtime import device_of, require_engine
 from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
 
@@ -35,6 +35,8 @@ def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge
             frozen=options.frozen,
         )
         gains = found.ours.gpu < found.theirs.gpu if replayed and not found.reason else found.gains()
+        if gains:
+            require_engine(inputs[0])
         return Verdict(gains, found.summary())
 
     return judge

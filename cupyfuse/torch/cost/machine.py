@@ -9,7 +9,7 @@ from ... import dtypes
 from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
-from ...plan.schedule.products import LEAST_DEPTH, split_time
+from ...plan.schedule.products import LEAST_DEPTH, ROUNDED, rounded_time, split_time
 from . import rates
 
 
@@ -56,14 +56,21 @@ class Machine:
         moved = self.memory(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
         return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
 
-    def split_product(self, m: int, k: int, n: int, presplit: bool = False) -> float:
-        """Seconds of a product from the hi/lo split of its operands, which `presplit` ones have already."""
+    def split_product(self, m: int, k: int, n: int, parts: int, presplit: bool = False) -> float:
+        """Seconds of a product from splits of its operands; `presplit` ones have theirs, and other steps follow it."""
         left, right = (Node("input", (), shape, "float32") for shape in ((m, k), (k, n)))
-        return split_time(g.matmul(left, right), self.device, presplit, presplit)
+        product = g.matmul(left, right)
+        if parts == 2:
+            return split_time(product, self.device, presplit, presplit)
+        rounded = rounded_time(product, self.device, presplit, presplit, is_result=not presplit)
+        return max(rounded, self.product(m, k, n, "float16"))
 
     def best_split_product(self, m: int, k: int, n: int, dtype: str) -> float | None:
-        """Seconds of a product from a hi/lo split made for it; None where cuBLAS computes it."""
-        if dtype != "float32" or self.precision not in ("highest", "high") or not self.device.split or k < LEAST_DEPTH:
+        """Seconds of a product from splits made for it; None where cuBLAS computes it."""
+        rounded = self.precision in ROUNDED
+        if dtype != "float32" or self.precision == "ieee":
             return None
-        fast = self.split_product(m, k, n)
+        if not rounded and (not self.device.split or k < LEAST_DEPTH):
+            return None
+        fast = self.split_product(m, k, n, 1 if rounded else 2)
         return fast if fast < self.product(m, k, n, dtype) else None

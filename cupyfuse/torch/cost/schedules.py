@@ -64,11 +64,12 @@ def _our_step(step: Step, machine: Machine) -> Time:
     times = []
     for node in step.nodes:
         if node.op == "split":
-            times.append(Time(machine.memory(8.0 * node.inputs[0].size), rates.OUR_LAUNCH))
+            times.append(Time(machine.memory((4.0 + 2.0 * node.parts) * node.inputs[0].size), rates.OUR_LAUNCH))
         elif node.op == "matmul":
             times.append(Time(machine.product(*_sizes(node), node.inputs[0].dtype), rates.OUR_PRODUCT))
         else:
-            times.append(Time(machine.split_product(*_sizes(node), presplit=True), 2 * rates.OUR_LAUNCH))
+            host = rates.OUR_LAUNCH + (rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT)
+            times.append(Time(machine.split_product(*_sizes(node), node.parts, presplit=True), host))
     return total(times)
 
 
@@ -174,13 +175,16 @@ def _backward_product(sizes: tuple[int, int, int], dtype: str, machine: Machine,
 
 def _dependent(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
     """Find the values of a schedule that depend on inputs whose gradient is wanted."""
-    numbers = {k for k, wanted in enumerate(requires_grad) if wanted}
-    if any(requires_grad[k] for k in traced.chain.fixed):
-        # Prepacked weights are numbered after the inputs; the range has room for more than a chain makes.
-        numbers |= set(range(len(requires_grad), 2 * len(requires_grad) + 64))
+    wanted = {k for k, want in enumerate(requires_grad) if want}
+    fixed = any(requires_grad[k] for k in traced.chain.fixed)
+
+    def is_wanted(number: int) -> bool:
+        # Prepacked weights are numbered after the inputs.
+        return number in wanted or (fixed and number >= len(requires_grad))
+
     found: set[Node] = set()
     for node in g.topological([n for step in steps for n in step.outputs]):
-        if node.argument in numbers if node.op == "input" else any(i in found for i in node.inputs):
+        if is_wanted(node.argument) if node.op == "input" else any(i in found for i in node.inputs):
             found.add(node)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..rules.symbols import references
@@ -40,7 +41,7 @@ class Operation:
     after: frozenset[int] = frozenset()
     left: str = ""
 
-    @property
+    @cached_property
     def read(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(references((self.args, self.kwargs))))
 
@@ -48,7 +49,7 @@ class Operation:
     def name(self) -> str:
         return str(getattr(self.target, "__name__", self.target))
 
-    @property
+    @cached_property
     def results(self) -> tuple[int, ...]:
         return tuple(references(self.result))
 

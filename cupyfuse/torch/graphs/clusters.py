@@ -196,6 +196,7 @@ class Clusters(GraphSemantics):
         return Call(call.rule, arguments, call.results)
 
     def _value(self, cluster: Cluster, number: int) -> Value:
+        """Return the traced value of a tensor in a cluster; one from outside becomes an argument."""
         if number not in cluster.values:
             tensor = self.captured.tensors[number]
             dtype = dtype_name(tensor.dtype)

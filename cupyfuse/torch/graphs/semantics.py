@@ -91,6 +91,7 @@ class GraphSemantics:
         return len(self.captured.tensors) - 1
 
     def _dependencies(self) -> list[set[int]]:
+        """Find, for each operation, those that have to run before it: producers, barriers, and uses of its memory."""
         before: list[set[int]] = []
         memories = self._memories()
         readers: dict[int, list[int]] = {}

@@ -10,6 +10,7 @@ import torch
 
 from ... import trace
 from ...ir import graph as g
+from ...ir.parts import average_pool
 from ...trace import matrix_node
 from .table import F, Refused, leave_unfused, overload, rule, swapped, two
 from .values import Value, broadcast_shapes, refuse, require_float
@@ -82,7 +83,7 @@ def _pool(op: str, input: Value, width: int, name: str) -> Value:
     rows = math.prod(input.shape[:-1])
     node = matrix_node(require_float(input, name).as_matrix((rows, columns)))
     if op == "mean":
-        pooled = g.average_pool(node, width)
+        pooled = average_pool(node, width)
     else:
         # The gradient is that of one element: the first, or the last NaN.
         groups = g.reduce(op, g.reshape(node, (rows * columns // width, width)), 1, gradient="last")

@@ -24,7 +24,9 @@ COMPILER = os.environ.get("CXX", "g++")
 OPTIONS = ["-std=c++17", "-O0", "-fPIC", "-w", "-ftrivial-auto-var-init=pattern"]
 CHECKS = "alignment,null,bounds,shift,signed-integer-overflow,integer-divide-by-zero,bool,return"
 _IN_ONE_UNIT = 24
-COMMON = "common.h"  # the shim and the templates, compiled beforehand
+COMMON = "common.h"  # the shim and the templates
+# Compiling the common part beforehand takes as long as reading it in four units.
+_UNITS_READ_PLAIN = 4
 # Libraries that the shim has loaded for all.
 _SHARED = ["-shared", "-nostdlib"]
 SHARED_BUILD = "CUPYFUSE_HOST_BUILD"  # the environment variable: a folder in which processes share what they compile
@@ -54,14 +56,14 @@ class Library:
 
     def __init__(self, kernels: Path = KERNELS, address_sanitizer: bool = False):
         self.options = [*OPTIONS, f"-fsanitize={CHECKS}"]
-        self.options += ["-fsanitize=address", "-fno-omit-frame-pointer", "-g"] if address_sanitizer else []
-        # By their texts, so that checkouts with other kernels share nothing.
-        texts = [COMPILER, *self.options]
-        texts += [path.read_text() for folder in (kernels, HERE) for path in sorted(folder.glob("*.[ch]*"))]
+        self.options += ["-fsanitize=address", "-fno-omit-frame-pointer", "-g1"] if address_sanitizer else []
+        # By their texts: checkouts with other kernels share the shim alone.
+        shim = [COMPILER, *self.options, *_texts(HERE)]
         self.options += ["-I", str(kernels)]
         self._temporary = None if SHARED_BUILD in os.environ else tempfile.TemporaryDirectory(prefix="host_cuda_")
         folder = Path(self._temporary.name if self._temporary else os.environ[SHARED_BUILD])
-        self._directory = folder / _digest("\0".join(texts))
+        self._shim = folder / f"shim_{_digest(shim)}"
+        self._directory = folder / _digest([*shim, *_texts(kernels)])
         self._launches: dict[str, Launch] = {}
         self._pending: dict[str, Kernel] = {}
         self._ready = False
@@ -86,38 +88,44 @@ class Library:
         wanted = list(self._pending.values())
         self._pending.clear()
         if not self._ready:
-            self._prepare()
+            self._load_shim()
             self._ready = True
         size = max(1, min(_IN_ONE_UNIT, -(-len(wanted) // _processors())))
         units = [wanted[i : i + size] for i in range(0, len(wanted), size)]
+        self._prepare_common(len(units))
         with ThreadPoolExecutor(_processors()) as pool:
             for unit, path in zip(units, pool.map(self._unit, units), strict=True):
                 library = ctypes.CDLL(str(path))
                 for number, kernel in enumerate(unit):
                     self._launches[kernel.source] = _launcher(library, number, kernel.name)
 
-    def _prepare(self) -> None:
-        """Load the shim, and compile what all units have in common."""
+    def _load_shim(self) -> None:
+        self._shim.mkdir(parents=True, exist_ok=True)
+        with locked(self._shim / "lock"):
+            shim = self._built(self._shim / "shim.so", HERE / "shim.cpp", ["-O1", "-shared"])
+        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+
+    def _prepare_common(self, units: int) -> None:
+        """Write what all units have in common; compile it beforehand once that pays."""
         self._directory.mkdir(parents=True, exist_ok=True)
         with locked(self._directory / "lock"):
-            shim = self._built("shim.so", HERE / "shim.cpp", ["-O1", "-shared"])
             header = self._directory / COMMON
-            _write(header, "".join(f'#include "{name}"\n' for name in ("shim.h", *(f"{t}.cu" for t in TEMPLATES))))
-            self._built(f"{COMMON}.gch", header, ["-x", "c++-header"])
-        ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
+            if not header.exists():
+                _write(header, "".join(f'#include "{name}"\n' for name in ("shim.h", *(f"{t}.cu" for t in TEMPLATES))))
+            if units + len(list(self._directory.glob("*.so"))) > _UNITS_READ_PLAIN:
+                self._built(self._directory / f"{COMMON}.gch", header, ["-x", "c++-header"])
 
     def _unit(self, kernels: Sequence[Kernel]) -> Path:
         text = translation_unit(kernels)
-        name = _digest(text)
+        name = _digest([text])
         source = self._directory / f"{name}.cpp"
         _write(source, text)
-        return self._built(f"{name}.so", source, _SHARED)
+        return self._built(self._directory / f"{name}.so", source, _SHARED)
 
-    def _built(self, name: str, source: Path, more: list[str]) -> Path:
-        target = self._directory / name
+    def _built(self, target: Path, source: Path, more: list[str]) -> Path:
         if target.exists():  # another process has compiled it
             return target
-        part = self._directory / f"{name}.{os.getpid()}.part"
+        part = target.with_name(f"{target.name}.{os.getpid()}.part")
         command = [COMPILER, *self.options, *more, "-I", str(HERE), "-o", str(part), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -172,8 +180,12 @@ def _processors() -> int:
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1)))
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def _texts(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("*.[ch]*"))]
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
 
 
 def _write(path: Path, text: str) -> None:

@@ -17,6 +17,7 @@ from cupyfuse import dtypes
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.runtime import NumpyLikeArrays
 from cupyfuse.devices import Device
+from cupyfuse.ir.library import LibraryCall
 from host_cuda.library import HostCudaError, Library
 
 PAGE = mmap.PAGESIZE
@@ -205,6 +206,16 @@ class HostRuntime(NumpyLikeArrays):
 
         return multiply
 
+    def library_function(self, call: LibraryCall) -> Callable[..., Any]:
+        function = call.found_in(np)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with np.errstate(all="ignore"):
+                result = function(*args, **kwargs)
+            return [np.asarray(r) for r in result] if isinstance(result, (tuple, list)) else np.asarray(result)
+
+        return run
+
     @contextlib.contextmanager
     def only_collecting(self) -> Iterator[None]:
         """Calls launch nothing: their kernels are collected, and compiled together at the end."""
@@ -268,9 +279,10 @@ def installed(runtime: HostRuntime) -> Iterator[HostRuntime]:
     import cupyfuse.cuda.runtime as runtimes
     from cupyfuse.api import arrays
 
-    before = arrays.CUPY_ARRAY, runtimes.on_device
-    arrays.CUPY_ARRAY, runtimes.on_device = HostArray, lambda device: runtime  # type: ignore[assignment]
+    before = arrays.CUPY_ARRAY, arrays.upload, runtimes.on_device
+    arrays.CUPY_ARRAY, arrays.upload = HostArray, lambda values, device: HostArrays(runtime).asarray(values)
+    runtimes.on_device = lambda device: runtime  # type: ignore[assignment]
     try:
         yield runtime
     finally:
-        arrays.CUPY_ARRAY, runtimes.on_device = before
+        arrays.CUPY_ARRAY, arrays.upload, runtimes.on_device = before

@@ -11,7 +11,7 @@ from support import CUDA, HOST, Engine
 
 from cupyfuse.cuda import split as split_kernels
 from cupyfuse.cuda.split_launch import Split, SplitProduct
-from cupyfuse.ir.graph import split_shape
+from cupyfuse.ir.products import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 
 F32 = np.float32
@@ -49,13 +49,13 @@ def split(device: Engine, matrix: Any) -> Any:
     return memory
 
 
-def turned(device: Engine, x: Any, layout: str = "contiguous") -> Any:
+def transposed(device: Engine, x: Any, layout: str = "contiguous") -> Any:
     """The matrix with its columns side by side in memory, each a row of another one of this layout."""
     return device.array(np.ascontiguousarray(x.T), layout).T
 
 
 def laid(device: Engine, x: Any, by: str) -> Any:
-    return device.array(x) if by == "rows" else turned(device, x)
+    return device.array(x) if by == "rows" else transposed(device, x)
 
 
 BY = pytest.mark.parametrize("by", ["rows", "columns"])
@@ -148,7 +148,7 @@ def test_columns_are_split_as_rows_of_a_copy(
 ) -> None:
     x = rows_of(rng, "scaled", shape)
     x[:, 0] *= 2.0**-40
-    one = device.host(split(device, turned(device, x, layout)))
+    one = device.host(split(device, transposed(device, x, layout)))
     other = device.host(split(device, device.array(x)))
     for a, b in zip(unpacked(one, *shape), unpacked(other, *shape), strict=True):
         assert (a == b).all()
@@ -253,8 +253,8 @@ def test_strided_operands_are_repaired(device: Engine, rng: np.random.Generator)
     a[2, 5], b[1, 6] = np.inf, 1e-33
     b[:, 5] = np.abs(b[:, 5])
     plain = product(device, a, b)
-    turned = product(device, a, b, (device.array(a, "fortran"), device.array(b, "row_gap")))
-    np.testing.assert_array_equal(plain, turned)
+    transposed = product(device, a, b, (device.array(a, "fortran"), device.array(b, "row_gap")))
+    np.testing.assert_array_equal(plain, transposed)
     assert np.isinf(plain[2]).all() and np.isfinite(plain[[0, 1, 3, 4, 5]]).all()
 
 

@@ -1,0 +1,79 @@
+"""Registered types: how objects of a user's class come apart into arrays and constants, and go together again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+
+class Registration(NamedTuple):
+    """How to take objects of a type apart, and to make them again."""
+
+    flatten: Callable[[Any], tuple[Iterable[Any], Any]]
+    unflatten: Callable[[Any, list[Any]], Any]
+    mutable: bool = True
+
+
+_registered: dict[type, Registration] = {}
+
+
+def register(
+    cls: type, flatten: Callable[[Any], tuple[Iterable[Any], Any]], unflatten: Callable[[Any, list[Any]], Any]
+) -> type:
+    """Let fused functions take and return objects of a type, and call its methods.
+
+    Parameters
+    ----------
+    cls : type
+        Objects of exactly this type; subclasses are registered on their own.
+    flatten : callable
+        ``flatten(obj)`` returns ``(children, constants)``: all that a fused function may read of the object. Children
+        are arrays, numbers and any other argument of fused functions. Constants are hashable; calls share a trace if
+        they are equal.
+    unflatten : callable
+        ``unflatten(constants, children)`` makes an object again, of the children as a list. While a function is traced,
+        these are traced arrays.
+
+    Returns
+    -------
+    type
+        `cls`.
+
+    Raises
+    ------
+    TypeError
+        `cls` is not a type, or is one that fused functions know already; `flatten` or `unflatten` cannot be called.
+
+    Examples
+    --------
+    >>> import numpy as np, cupyfuse as cf
+    >>> class Layer:
+    ...     def __init__(self, weight, slope):
+    ...         self.weight, self.slope = weight, slope
+    ...     @cf.fuse
+    ...     def forward(self, x):
+    ...         return cf.leaky_relu(x @ self.weight.T, self.slope)
+    >>> cf.register(Layer, lambda s: ([s.weight], s.slope), lambda slope, children: Layer(children[0], slope))
+    <class '...Layer'>
+    >>> Layer(np.ones((1, 2)), 0.5).forward(np.array([[1.0, -3.0]]))
+    array([[-1.]])
+    """
+    if not isinstance(cls, type):
+        raise TypeError(f"register: cls: expected a type, got {type(cls).__name__}")
+    if cls.__flags__ & (1 << 8) or not cls.__flags__ & (1 << 9):
+        # An immutable type, or one not made by a class statement: NumPy's, CuPy's and Python's own.
+        raise TypeError(f"register: cls: expected a class of your own, got {cls.__module__}.{cls.__qualname__}")
+    for name, function in (("flatten", flatten), ("unflatten", unflatten)):
+        if not callable(function):
+            raise TypeError(f"register: {name}: expected a function, got {type(function).__name__}")
+    _registered[cls] = Registration(flatten, unflatten)
+    return cls
+
+
+def register_own(cls: type, flatten: Any, unflatten: Any, mutable: bool) -> None:
+    """Register a type of this package; objects of an immutable one always hold the same children."""
+    _registered[cls] = Registration(flatten, unflatten, mutable)
+
+
+def registration(cls: type) -> Registration | None:
+    return _registered.get(cls)

@@ -1,0 +1,65 @@
+"""The nested results of a fused function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..trace import TracedNumber, Tracer
+from . import arrays
+from .constants import constant_key
+from .structures import structure_of
+
+
+class Results:
+    """The nested structure that a traced function returned, and the traced arrays in it.
+
+    Attributes
+    ----------
+    leaves : list of Tracer
+        The traced arrays, in order.
+    key : list
+        Everything else that was returned.
+    """
+
+    def __init__(self, value: Any):
+        self.leaves: list[Tracer] = []
+        self.key: list[Any] = []
+        self._is_single = type(value) is Tracer
+        self._rebuild = self._flatten(value)
+
+    def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
+        """Collect the leaves of `value`; return a function that rebuilds it from other leaves."""
+        cls = type(value)
+        if cls is Tracer:
+            self.leaves.append(value)
+            position = len(self.leaves) - 1
+            return lambda leaves: leaves[position]
+        if cls is TracedNumber:
+            value = float(value)
+        if (key := constant_key(value)) is not None:
+            self.key.append(key)
+            return lambda leaves: value
+        if cls is np.ndarray or arrays.is_cupy(value):
+            # Made by the function; the caller may change what it gets.
+            self.key.append((value.shape, str(value.dtype), value.tobytes()))
+            kept = value.copy()
+            return lambda leaves: kept.copy()
+        try:
+            structure = structure_of(value)
+        except TypeError as error:
+            raise TypeError(f"the function returns {error}") from error
+        if structure is None:
+            raise TypeError(
+                f"the function returns a {cls.__name__}: expected arrays, numbers, or tuples, lists, dicts and "
+                "dataclasses of these; create other objects outside, or teach their type to cf.register"
+            )
+        self.key.append(structure.key)
+        items = [self._flatten(child) for child in structure.children]
+        return lambda leaves: structure.rebuild([item(leaves) for item in items])
+
+    def rebuild(self, leaves: list[Any]) -> Any:
+        """Return the same structure with these arrays in the place of the traced ones."""
+        return leaves[0] if self._is_single else self._rebuild(leaves)

@@ -1,0 +1,242 @@
+"""`python -m cupyfuse explain`: plan a head, or any function of a module, from shapes alone."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import inspect
+import json
+import os
+import re
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cupyfuse.heads as heads
+
+from ..api.arrays import Spec, spec
+from ..api.fuse import Bound, Fused, fuse
+from ..errors import TraceError
+from ..plan.plan import Plan
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "int64", "bool")
+_SPEC = "NAME=SHAPE:DTYPE, for example x=1024x8192:float32"
+# Files that are not the user's code.
+_SKIPPED = (str(Path(__file__).resolve().parent.parent), str(Path(np.__file__).parent), "<frozen")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to plan: a function, and the name by which it was asked for."""
+
+    given: str
+    function: Any
+    is_head: bool
+
+
+class Failure(Exception):
+    """Planning failed; the message says why and where."""
+
+
+# Parsing ------------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command, except those for the shapes of heads."""
+    names = ", ".join(heads.HEADS)
+    parser.add_argument("target", metavar="FUNCTION", type=_target, help=f"module:function, or one of {names}")
+    parser.add_argument("--spec", action="append", type=_spec, default=[], metavar="NAME=SHAPE:DTYPE",
+                        help="an array argument, such as x=1024x8192:float32; repeat it for each")  # fmt: skip
+    parser.add_argument("--value", action="append", type=_value, default=[], metavar="NAME=LITERAL",
+                        help="another argument, such as axis=1; repeat it for each")  # fmt: skip
+    parser.add_argument("--bound", action="store_true", help="with everything but the first argument bound")
+    parser.add_argument("--training", action="store_true", help="head_softmax with the statistics of the batch")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--source", action="store_true", help="print the CUDA source instead")
+    form.add_argument("--json", action="store_true", help="print the plan as JSON instead")
+    form.add_argument("--svg", action="store_true", help="print a picture of the plan instead")
+
+
+def _target(text: str) -> Target:
+    module_name, colon, path = text.partition(":")
+    if not colon:
+        try:
+            return Target(text, heads.find(text), True)
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"expected module:function or one of {', '.join(heads.HEADS)}, got {text!r}"
+            ) from None
+    if not module_name or not path:
+        raise argparse.ArgumentTypeError(f"expected module:function, got {text!r}")
+    # `python -m` looks into the current folder; the installed command does not.
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise argparse.ArgumentTypeError(f"module {module_name!r} cannot be imported: {error}") from None
+    except (Exception, SystemExit) as error:  # a script that is not guarded by __name__ may exit
+        raise argparse.ArgumentTypeError(f"importing module {module_name!r} failed: {_described(error)}") from error
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            where = getattr(found, "__name__", type(found).__name__)
+            raise argparse.ArgumentTypeError(f"{where!r} has no {name!r}{_functions_in(found)}") from None
+    if not callable(found):
+        raise argparse.ArgumentTypeError(f"expected a function, but {text!r} is of type {type(found).__name__}")
+    return Target(text, found, False)
+
+
+def _functions_in(found: Any) -> str:
+    """Name the fused functions of a module, or its functions if it has none."""
+    own = {name: value for name, value in getattr(found, "__dict__", {}).items() if not name.startswith("_")}
+    names = [name for name, value in own.items() if isinstance(value, (Fused, Bound))]
+    names = names or [name for name, value in own.items() if inspect.isfunction(value)]
+    return f"; it has {', '.join(sorted(names)[:10])}" if names else ""
+
+
+def _spec(text: str) -> tuple[str, Spec]:
+    name, equals, rest = text.partition("=")
+    shape, colon, dtype = rest.partition(":")
+    if not equals or not name.isidentifier() or not re.fullmatch(r"scalar|\d+([x,]\d+)*", shape):
+        raise argparse.ArgumentTypeError(f"expected {_SPEC} (or 8192, or scalar, as SHAPE), got {text!r}")
+    dtype = dtype if colon else "float32"
+    lengths = () if shape == "scalar" else tuple(int(n) for n in re.split("[x,]", shape))
+    try:
+        return name, spec(lengths, dtype)
+    except (TypeError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"expected one of {', '.join(_DTYPES)} as DTYPE, got {dtype!r} in {text!r}"
+        ) from None
+
+
+def _value(text: str) -> tuple[str, Any]:
+    name, equals, literal = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=LITERAL, for example axis=1, got {text!r}")
+    try:
+        return name, ast.literal_eval(literal)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise argparse.ArgumentTypeError(
+            f"expected a literal of Python after {name}=, such as 0.5, True, '\"tanh\"' or '(0, 1)', got {literal!r}"
+        ) from None
+
+
+# Planning -----------------------------------------------------------------------------------------------------------
+
+
+def explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+    """Return the plan in the form that was asked for.
+
+    Raises
+    ------
+    Failure
+        The function cannot be fused, or raised.
+    """
+    target: Target = options.target
+    function = target.function
+    if not isinstance(function, (Fused, Bound)):
+        try:
+            function = fuse(function)
+        except (TypeError, ValueError) as error:
+            raise Failure(f"{target.given}: {error}") from None
+    arguments = _arguments(parser, options, function)
+    first = next(iter(_parameters(function)), None)
+    try:
+        if options.bound and isinstance(function, Fused):
+            free = {name: value for name, value in arguments.items() if name == first}
+            fixed = {name: value for name, value in arguments.items() if name != first}
+            plan: Plan = function.bind(**fixed).plan(**free)
+        else:
+            plan = function.plan(**arguments)
+        return _printed(plan, options)
+    except TraceError as error:
+        raise Failure(str(error)) from None
+    except Exception as error:  # whatever the user's function raises
+        raise Failure(f"{target.given}: {_described(error)}") from error
+
+
+def _arguments(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, function: Fused | Bound
+) -> dict[str, Spec | Any]:
+    """Return the arguments by name; exit with status 2 if some are missing or make no sense."""
+    target: Target = options.target
+    arguments: dict[str, Any] = {}
+    if target.is_head:
+        rows, inner, columns = (
+            default if (given := getattr(options, name)) is None else given
+            for name, default in (
+                ("rows", heads.ROWS), ("in_features", heads.IN_FEATURES), ("out_features", heads.OUT_FEATURES)
+            )
+        )  # fmt: skip
+        shapes = heads.input_shapes(target.function, rows, inner, columns)
+        arguments = {name: spec(shape, options.dtype or "float32") for name, shape in shapes.items()}
+    else:
+        for name in ("rows", "in_features", "out_features", "dtype"):
+            if getattr(options, name) is not None:
+                flag = name.replace("_", "-")
+                parser.error(f"argument --{flag}: it is for the heads; give the arrays of {target.given} by --spec")
+    if options.training:
+        if target.function is not heads.head_softmax:
+            parser.error(f"argument --training: it is for head_softmax, {_name(function)} is the same in training")
+        if arguments["x"].shape[0] < 2:
+            parser.error("argument --rows: expected at least 2 with --training")
+        arguments["training"] = True
+    parameters = _parameters(function)
+    seen: set[str] = set()
+    for flag, pairs in (("spec", options.spec), ("value", options.value)):
+        for name, value in pairs:
+            if name not in parameters:
+                parser.error(
+                    f"argument --{flag}: expected one of {', '.join(parameters)}, the parameters of {_name(function)}, "
+                    f"got {name!r}"
+                )
+            if name in seen:
+                parser.error(f"argument --{flag}: {name!r} was given twice")
+            seen.add(name)
+            arguments[name] = value
+    missing = [n for n, p in parameters.items() if n not in arguments and p.default is p.empty]
+    if missing:
+        parser.error(
+            f"argument --spec: {_name(function)} also needs {', '.join(missing)}: add "
+            f"{' '.join(f'--spec {name}=SHAPE:DTYPE' for name in missing)}, or --value {missing[0]}=LITERAL"
+        )
+    return arguments
+
+
+def _parameters(function: Fused | Bound) -> dict[str, inspect.Parameter]:
+    """Return the parameters that are left to give, by name."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def _name(function: Fused | Bound) -> str:
+    return str(getattr(function, "__name__", function))
+
+
+def _described(error: BaseException) -> str:
+    """Return an exception's type and message, and the last line of the user's code that it came through."""
+    text = f"{type(error).__name__}: {error}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_SKIPPED)]
+    return f"{text}\n  at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else text
+
+
+def _printed(plan: Plan, options: argparse.Namespace) -> str:
+    if options.json:
+        return json.dumps(plan.record(), indent=2) + "\n"
+    if options.svg:
+        return plan.svg()
+    return f"{_source(plan) if options.source else plan}\n"
+
+
+def _source(plan: Plan) -> str:
+    parts = [plan.source()]
+    if plan.prepare is not None:
+        parts = ["// Run once, when the arguments are bound:", plan.prepare.source(), "// Run in every call:", *parts]
+    return "\n\n".join(parts)

@@ -1,0 +1,214 @@
+"""Steps that fit in the caches whole, as straight-line programs of NumPy calls that are settled when a plan is loaded.
+
+A program gives the bits that evaluation by blocks gives (`numpy.py`), with less work for each node: shapes, dtypes, the
+last use of each value, and common subexpressions are known. A maximum that is subtracted again, as in softmax, is
+computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import dtypes
+from ..ir import graph as g
+from ..ir.graph import Node
+from ..ir.operators import POINTWISE
+from ..plan.schedule import Step, resolve
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Memory = dict[Node, Array]
+
+
+class _Call(NamedTuple):
+    """One NumPy call: `values[target] = function(*values[operands])`, operands converted to their dtypes."""
+
+    function: Callable[..., Array]
+    operands: tuple[tuple[int, np.dtype[Any] | None], ...]
+    target: int
+    dead: tuple[int, ...]  # values that no later call reads
+
+
+class _Unknown(Exception):
+    """A node that has no straight-line form."""
+
+
+class StraightLine:
+    """A step as a program.
+
+    Parameters
+    ----------
+    step : Step
+    in_memory : collection of Node
+        What is in memory when the step begins.
+    storage : dict
+        The dtype in which each value in memory is stored.
+    view, reduce : callable
+        `view(node, memory)` reads a value in memory; `reduce(node, array)` reduces it.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        in_memory: Collection[Node],
+        storage: dict[Node, str],
+        view: Callable[[Node, Memory], Array],
+        reduce: Callable[[Node, Array], Array],
+    ):
+        self._in_memory, self._view, self._reduce = in_memory, view, reduce
+        self._nodes = frozenset(step.nodes)
+        self._slots: dict[Node, int] = {}
+        self._known: dict[Any, int] = {}  # slots of calls that are computed already
+        self._initial: list[Array | None] = []  # constants, and None
+        self._loads: list[tuple[int, Node, np.dtype[Any]]] = []
+        self._numbers: list[tuple[int, Node]] = []
+        calls: list[tuple[Callable[..., Array], tuple[tuple[int, np.dtype[Any] | None], ...], int]] = []
+        self._calls_being_made = calls
+        for node in step.nodes:
+            self._slot(node)
+        self._stores = [(self._slots[n], n, dtypes.to_numpy(storage[n])) for n in step.outputs]
+        kept = {slot for slot, _, _ in self._stores} | {i for i, value in enumerate(self._initial) if value is not None}
+        self._calls: list[_Call] = []
+        for function, operands, target in reversed(calls):
+            dead = tuple({slot for slot, _ in operands} - kept)
+            kept.update(dead)
+            self._calls.append(_Call(function, operands, target, dead))
+        self._calls.reverse()
+
+    def run(self, memory: Memory) -> None:
+        """Compute the step's outputs from what is in memory."""
+        values: list[Any] = self._initial.copy()
+        loaded = []
+        for slot, node, dtype in self._loads:
+            value = self._view(node, memory)
+            values[slot] = value if value.dtype is dtype else value.astype(dtype)
+            loaded.append(values[slot])
+        for slot, node in self._numbers:
+            values[slot] = memory[node]
+        for function, operands, target, dead in self._calls:
+            given = []
+            for slot, kind in operands:
+                value = values[slot]
+                given.append(value if kind is None or value.dtype is kind else value.astype(kind))
+            result = function(*given)
+            values[target] = result
+            for slot in dead:
+                values[slot] = None
+        taken: list[Array] = []
+        for slot, node, dtype in self._stores:
+            value = values[slot]
+            fresh = type(value) is np.ndarray and value.base is None and value.flags.c_contiguous
+            if fresh and value.dtype is dtype and value.shape == node.shape and not _among(value, (*loaded, *taken)):
+                memory[node] = value
+                taken.append(value)
+            else:
+                memory[node] = np.empty(node.shape, dtype)
+                memory[node][...] = value
+
+    # Making the program
+    def _new_slot(self, value: Array | None = None) -> int:
+        self._initial.append(value)
+        return len(self._initial) - 1
+
+    def _call(self, name: Any, function: Callable[..., Array], *operands: tuple[int, np.dtype[Any] | None]) -> int:
+        """Add a call, unless the same one is there already; return its slot."""
+        slot = self._known.get((name, operands))
+        if slot is None:
+            slot = self._known[name, operands] = self._new_slot()
+            self._calls_being_made.append((function, operands, slot))
+        return slot
+
+    def _slot(self, node: Node) -> int:
+        slot = self._slots.get(node)
+        if slot is None:
+            slot = self._slots[node] = self._make(node)
+        return slot
+
+    def _make(self, node: Node) -> int:
+        base = resolve(node)
+        if base in self._in_memory and node not in self._nodes:
+            slot = self._new_slot()
+            self._loads.append((slot, node, _computed_in(base.dtype)))
+            return slot
+        if node.op in g.PASS_THROUGH:
+            return self._pass_through(node)
+        if node.op == "positions":
+            return self._new_slot(np.arange(node.size, dtype=dtypes.to_numpy(node.dtype)).reshape(node.shape))
+        if node.reduction:
+            return self._reduction(node)
+        if node.op not in POINTWISE:
+            raise _Unknown
+        if node.op == "where":
+            condition, *choices = node.inputs
+            operands = [self._operand(condition, "bool"), *(self._operand(c, node.dtype) for c in choices)]
+        else:
+            dtype = g.operand_dtype(node)
+            operands = [self._operand(i, dtype) for i in node.inputs]
+        return self._call(node.op, POINTWISE[node.op].numpy, *operands)
+
+    def _operand(self, node: Node, dtype: str) -> tuple[int, np.dtype[Any] | None]:
+        kind = _computed_in(dtype)
+        if node.op != "const":
+            return self._slot(node), kind
+        if node.number is not None:
+            slot = self._known.get(node)
+            if slot is None:
+                slot = self._known[node] = self._new_slot()
+                self._numbers.append((slot, node))
+            return slot, kind
+        key = ("const", repr(node.value), kind)
+        if key not in self._known:
+            self._known[key] = self._new_slot(np.asarray(node.value, kind))
+        return self._known[key], None
+
+    def _pass_through(self, node: Node) -> int:
+        (inner,) = node.inputs
+        operand = self._operand(inner, inner.dtype)
+        kind = _computed_in(node.dtype)
+        narrow = dtypes.compute(node.dtype) != node.dtype and inner.dtype != node.dtype
+        stored = dtypes.to_numpy(node.dtype)
+        if inner.op != "const" and not narrow and inner.dtype == node.dtype and inner.shape == node.shape:
+            return operand[0]
+
+        def convert(value: Array) -> Array:
+            if narrow:
+                value = value.astype(stored)
+            return np.broadcast_to(value.astype(kind, copy=False), node.shape)
+
+        return self._call((node.op, node.dtype, node.shape, narrow), convert, operand)
+
+    def _reduction(self, node: Node) -> int:
+        (inner,) = node.inputs
+        kind = _computed_in(inner.dtype)
+        operand = self._operand(inner, node.dtype) if inner.op == "const" else (self._slot(inner), kind)
+        if node.op != "expsum" or inner.op == "const":
+            return self._call((node.op, node.axis), lambda x: self._reduce(node, x), operand)
+        axis = node.axis
+        top = self._call(("max", axis), lambda x: x.max(axis=axis, keepdims=True), operand)
+        shifted = self._call("subtract", POINTWISE["subtract"].numpy, operand, (top, kind))
+        exponential = self._call("exp", POINTWISE["exp"].numpy, (shifted, kind))
+        return self._call(("sum", axis, "pairwise"), lambda x: x.sum(axis=axis, keepdims=True), (exponential, kind))
+
+
+def _computed_in(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtypes.to_numpy(dtypes.compute(dtype)))
+
+
+def _among(value: Array, others: Sequence[Array]) -> bool:
+    return any(value is other for other in others)
+
+
+def straight_line(
+    step: Step,
+    in_memory: Collection[Node],
+    storage: dict[Node, str],
+    view: Callable[[Node, Memory], Array],
+    reduce: Callable[[Node, Array], Array],
+) -> StraightLine | None:
+    """Return the program of a step; None if it has none."""
+    try:
+        return StraightLine(step, in_memory, storage, view, reduce)
+    except _Unknown:
+        return None

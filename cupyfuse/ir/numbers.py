@@ -1,0 +1,55 @@
+"""Numbers that a call brings: float arguments of a fused function, and what is computed from them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Numbers = Sequence[float]  # the float arguments of one call
+
+
+class Number:
+    """A number that is known when a plan runs, not when it is made.
+
+    Attributes
+    ----------
+    text : str
+        The expression; numbers of the same text are equal.
+    evaluate : callable
+        Computes the number from the float arguments of a call.
+    read : callable
+        Returns the number for the call that is being traced. The plan then serves calls with the same arguments only.
+    """
+
+    __slots__ = ("evaluate", "read", "text")
+
+    def __init__(self, text: str, evaluate: Callable[[Numbers], float], read: Callable[[], float]):
+        self.text, self.evaluate, self.read = text, evaluate, read
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Number and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def computed(name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> Number:
+    """Return what a function, called `name`, computes of numbers."""
+
+    def call(values: Sequence[Any]) -> float:
+        result = function(*values)
+        if type(result) is not float:
+            raise TypeError(
+                f"a float argument became a {type(result).__name__} in {text}; pass the result as an argument"
+            )
+        return result
+
+    text = f"{name}({', '.join(repr(o) for o in operands)})"
+    return Number(
+        text,
+        lambda numbers: call([o.evaluate(numbers) if isinstance(o, Number) else o for o in operands]),
+        lambda: call([o.read() if isinstance(o, Number) else o for o in operands]),
+    )

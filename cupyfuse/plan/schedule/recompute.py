@@ -1,0 +1,112 @@
+"""Choice of the values that are stored instead of being computed again by every step that needs them.
+
+A step computes what it needs from what is in memory. That is cheap for a few pointwise operations; where reductions
+along rows and columns alternate, each step would start again from the arguments, and the cost would grow with the
+square of the program's length. So the partition without any stored values is taken if it is within the bounds of
+`cost`. Otherwise every value that several steps compute is stored by the first of them, and little is computed twice.
+
+Stored values of 16 bits keep their wider dtype, unless that alone takes more bytes than the operations one by one: then
+they are rounded, as these round them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+
+from ... import dtypes
+from ...ir import graph as g
+from ...ir.graph import Graph, Node
+from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
+from .memory import resolve
+from .partition import Scheduler, StepKey
+from .steps import Step, with_bytes
+
+# Storing a value moves its readers to later steps, which may then share others: how often to look again.
+_ROUNDS = 8
+# Share of the FLOPs that may go into computing vectors again, which saves launches of their own.
+_VECTORS = 1 / 8
+
+
+def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler, list[Step]]:
+    """Partition a graph within the bounds of `cost`, with the fewest values stored; else with the fewest bytes.
+
+    Parameters
+    ----------
+    graph : Graph
+    written : Cost, optional
+        That of the function as written, which may compute a value twice that the graph holds once.
+    """
+    once = unfused_cost(graph)
+    limit = max(MOST_FLOPS * once.repeatable, 0 if written is None else written.repeatable)
+    best: tuple[Scheduler, list[Step], Cost] | None = None
+    for scheduler in _candidates(graph, once):
+        steps = scheduler.run(once.products + limit)
+        if steps is None:
+            continue
+        storage = scheduler.storage(steps)
+        steps = [with_bytes(step, storage) for step in steps]
+        cost = cost_of(steps)
+        nothing_shared = not scheduler.kept and cost.repeatable <= once.repeatable
+        if nothing_shared or cost.bytes <= once.bytes:
+            return scheduler, steps
+        if best is None or cost.bytes < best[2].bytes:
+            best = scheduler, steps, cost
+    assert best is not None, "storing every shared value leaves nothing to compute twice"
+    return best[:2]
+
+
+def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
+    """Yield partitions, those that store the least first."""
+    scheduler = Scheduler(graph)
+    yield scheduler
+    for _ in range(_ROUNDS):
+        shared = _shared_values(scheduler, _VECTORS * once.repeatable) - scheduler.kept
+        if not shared:
+            break
+        scheduler = Scheduler(graph, scheduler.kept | shared)
+    yield scheduler
+    yield Scheduler(graph, scheduler.kept, narrow=True)
+
+
+def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
+    """Find the values that several steps compute, given that those found are stored by the first of their steps.
+
+    Vectors of a matrix's step are computed again while their FLOPs do not exceed `spare`.
+    """
+    found: set[Node] = set()
+    keys: dict[Node, dict[StepKey, None]] = {}  # the steps that compute each value
+
+    def require(node: Node) -> None:
+        node = resolve(node)
+        if node.op not in ("input", "const"):
+            keys.setdefault(node, {})[scheduler.home(node)] = None
+
+    for root in scheduler.graph.roots:
+        require(root)
+    for node in reversed(list(g.topological(scheduler.graph.roots))):
+        steps = keys.pop(node, {})
+        if len(steps) > 1 and not scheduler.in_memory(node):
+            home = scheduler.home(node)
+            again = (len(steps) - 1) * g.flops(node)
+            vector = 1 in node.shape and not scheduler.after_reduction[node]
+            if vector and home not in steps and again <= spare:
+                spare -= again
+            elif again or home in steps or _rounding(node, scheduler):
+                found.add(node)
+                steps = {home: None}
+        for key in steps:
+            for i in (*g.eager_inputs(node), *scheduler.guard_only_reads(node, scheduler.live_set)):
+                if i.op == "const":
+                    continue
+                if scheduler.reads(key, i):
+                    require(i)
+                else:
+                    keys.setdefault(i, {})[key] = None
+    return found
+
+
+def _rounding(node: Node, scheduler: Scheduler) -> bool:
+    """Whether a value is a computed one in a dtype that takes no more memory, and so the better one to store."""
+    if node.op != "cast" or scheduler.in_memory(node.inputs[0]):
+        return False
+    return dtypes.ITEMSIZE[node.dtype] <= dtypes.ITEMSIZE[dtypes.compute(node.inputs[0].dtype)]

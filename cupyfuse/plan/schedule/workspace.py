@@ -1,0 +1,80 @@
+"""Lifetimes of the values that steps write, and their places in one workspace."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Container, Iterable, Sequence
+
+from ... import dtypes
+from ...ir.graph import Node
+from .memory import resolve
+from .steps import Step
+
+
+def dead_after(steps: Sequence[Step], lasting: Iterable[Node]) -> list[list[Node]]:
+    """List for each step the values, written by it or before, that no later step reads; `lasting` ones never die."""
+    last: dict[Node, int] = {}
+    for number, step in enumerate(steps):
+        last.update(dict.fromkeys(step.outputs, number))
+        for node in map(resolve, (*step.inputs, *step.repair_inputs)):
+            if node in last:
+                last[node] = number
+    for node in lasting:
+        last.pop(resolve(node), None)
+    dead: list[list[Node]] = [[] for _ in steps]
+    for node, number in last.items():
+        dead[number].append(node)
+    return dead
+
+
+def arrange(
+    steps: Sequence[Step],
+    storage: dict[Node, str],
+    lasting: Iterable[Node],
+    elsewhere: Container[Node] = (),
+    alignment: int = 1,
+) -> tuple[dict[Node, int], int]:
+    """Place the values that steps write in one workspace, where those that never live together may overlap.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+    storage : dict
+        The dtype in which each value is stored.
+    lasting : iterable of Node
+        Values that are read after the last step.
+    elsewhere : container of Node
+        Values that have memory of their own, such as results.
+    alignment : int
+        Of the offsets, in bytes.
+
+    Returns
+    -------
+    offsets : dict
+        Of each value, in bytes.
+    nbytes : int
+        Of the workspace.
+    """
+    offsets: dict[Node, int] = {}
+    taken: list[tuple[int, int, int]] = []  # (start, end, number of the value), in order
+    blocks: dict[Node, tuple[int, int, int]] = {}
+    total = 0
+    for step, dead in zip(steps, dead_after(steps, lasting), strict=True):
+        for node in step.outputs:
+            if node in elsewhere:
+                continue
+            nbytes = max(node.size * dtypes.ITEMSIZE[storage[node]], 1 if alignment > 1 else 0)
+            nbytes = -(-nbytes // alignment) * alignment
+            start = 0
+            for first, end, _ in taken:
+                if start + nbytes <= first:
+                    break
+                start = max(start, end)
+            offsets[node] = start
+            blocks[node] = (start, start + nbytes, len(blocks))
+            insort(taken, blocks[node])
+            total = max(total, start + nbytes)
+        for node in dead:
+            if node in blocks:
+                taken.remove(blocks[node])
+    return offsets, total

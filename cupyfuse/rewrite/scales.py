@@ -1,0 +1,121 @@
+"""Adjacent per-column scales, such as the division by a deviation and the gamma of BatchNorm, folded into one.
+
+Shifts stay where they are written. ((y - m) / s) g + t as y a + c, with a = g / s and c = t - m g / s, would save a
+subtraction, and lose all digits that y and m share: y a and c are both rounded, by parts of |y a| and |m a|, before
+they cancel. Nor are two shifts added before they meet the data: y + b can cancel where b - m rounds. A product of
+factors rounds relative to itself, whatever the data; so a folded chain has at most one rounding more than the scales as
+written between the same two shifts, and cancels nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .. import dtypes
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
+from .linear import convert, scale_factor
+from .notes import Note
+
+# A guard costs about an operation: folds have to save more.
+_LEAST_FLOPS = 3
+
+
+def fold_scales(node: Node, dependences: _Dependences | None = None) -> Node:
+    """y r / s g = y a, with the per-column factor a = r / s g.
+
+    Holds to rounding; guarded by element, also where factors underflow. Operands that depend on a maximum or minimum
+    end a chain: (y - min(y)) / (max(y) - min(y)) is exactly one. Saves the loads and the arithmetic of all steps but
+    one; the factor is computed once for bound arrays.
+    """
+    chain, inner = scale_chain(node, dependences)
+    if len(chain) < 2 or sum(g.flops(s) for s in chain) < _LEAST_FLOPS * node.size:
+        return node
+    factor: Node | None = None
+    value = inner
+    for step in reversed(chain):
+        other = next((convert(i, step.dtype) for i in step.inputs if i is not value), None)
+        negated = step.op == "negative" or other is None
+        factor = scale_factor("multiply" if negated else step.op, factor, g.const(-1.0) if other is None else other)
+        value = step
+    assert factor is not None
+    return g.guard(g.cast(g.pointwise("multiply", inner, factor), node.dtype), node)
+
+
+def scale_chain(node: Node, dependences: _Dependences | None = None) -> tuple[list[Node], Node]:
+    """Return the scales that end in a node, outermost first, and the value that they are applied to.
+
+    `dependences` saves finding those of the values beneath the node again.
+    """
+    dependences = _find_dependences([node]) if dependences is None else dependences
+    chain: list[Node] = []
+    while (inner := _scaled(node, dependences)) is not None:
+        chain.append(node)
+        node = inner
+    return chain, node
+
+
+def _scaled(node: Node, dependences: _Dependences) -> Node | None:
+    """Return the operand that a node scales by a per-column value; None for other nodes."""
+    if node.op not in ("multiply", "divide", "negative") or not dtypes.is_float(node.dtype) or node.shape[1] == 1:
+        return None
+    values = [i for i in node.inputs if i.shape == node.shape and i in dependences.varying]
+    if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
+        return None
+    others = [i for i in node.inputs if i is not values[0]]
+    fixed = all(i.shape[0] == 1 and i not in dependences.varying and i not in dependences.extreme for i in others)
+    return values[0] if fixed else None
+
+
+@dataclass(frozen=True)
+class _Dependences:
+    """What values depend on, as sets of nodes.
+
+    Attributes
+    ----------
+    varying : values that depend on a matrix, so that their rows may differ
+    extreme : values that depend on the maximum or minimum of a varying value
+    """
+
+    varying: set[Node]
+    extreme: set[Node]
+
+
+def _find_dependences(roots: Iterable[Node]) -> _Dependences:
+    varying: set[Node] = set()
+    extreme: set[Node] = set()
+    for node in g.topological(roots, g.eager_inputs):
+        inputs = g.eager_inputs(node)
+        matrix = node.op == "matmul" or (node.op == "input" and node.ndim >= 2)
+        column_reduction = node.reduction and node.axis == 0
+        if matrix or (not column_reduction and any(i in varying for i in inputs)):
+            varying.add(node)
+        if any(i in extreme for i in inputs) or (node.op in ("max", "min") and inputs[0] in varying):
+            extreme.add(node)
+    return _Dependences(varying, extreme)
+
+
+def fold_scale_chains(graph: Graph, notes: list[Note]) -> Graph:
+    """Fold each chain of per-column scales once, at its last step."""
+    users = g.users(graph.roots)
+    roots = set(graph.roots)
+    dependences = _find_dependences(graph.roots)
+    chained = {n for n in users if _scaled(n, dependences) is not None}
+    outermost = {n for n in chained if n in roots or not users[n] or not all(u in chained for u in users[n])}
+    done: dict[Node, Node] = {}
+    for node in g.topological(graph.roots):
+        done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+        if node not in outermost:
+            continue
+        folded = fold_scales(node, dependences)
+        if folded is node:
+            continue
+        steps = [n.op for n in reversed(scale_chain(node, dependences)[0])]
+        saved = sum(g.flops(n) for n in scale_chain(node, dependences)[0]) - node.size
+        notes.append(Note("per-column scales are one", " -> ".join(steps), f"{saved:.3g} FLOPs"))
+        for part in g.topological([folded], lambda n: () if n in done else n.inputs):
+            if part not in done:
+                done[part] = g.with_inputs(part, [done[i] for i in part.inputs])
+        done[node] = done[folded]
+    return graph.replace(done)

@@ -1,0 +1,170 @@
+"""`Arithmetic`: Python's operators on traced arrays, and their in-place forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .user_code import fail
+from .value import TracedValue
+
+
+class Arithmetic(TracedValue):
+    """A traced value with Python's operators; `Tracer` says what a change in place is."""
+
+    __slots__ = ()
+    __hash__ = object.__hash__
+
+    def __add__(self, other: Any) -> Any:
+        return self._trace.apply("add", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self._trace.apply("add", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._trace.apply("subtract", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return self._trace.apply("subtract", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._trace.apply("multiply", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return self._trace.apply("multiply", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return self._trace.apply("divide", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self._trace.apply("divide", other, self)
+
+    def __pow__(self, other: Any) -> Any:
+        return self._trace.power(self, other)
+
+    def __rpow__(self, other: Any) -> Any:
+        return self._trace.power(other, self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return self._trace.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return self._trace.matmul(other, self)
+
+    def __neg__(self) -> Any:
+        return self._trace.apply("negative", self)
+
+    def __pos__(self) -> Any:
+        if self._node.dtype == "bool":
+            fail("positive of masks (bool arrays)", "NumPy refuses it as well; a copy is .copy()")
+        return self.copy()
+
+    def __abs__(self) -> Any:
+        return self._trace.apply("absolute", self)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._trace.apply("greater", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._trace.apply("greater_equal", self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._trace.apply("less", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._trace.apply("less_equal", self, other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._trace.apply("equal", self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._trace.apply("not_equal", self, other)
+
+    def __and__(self, other: Any) -> Any:
+        return self._trace.mask_logic("logical_and", "&", self, other)
+
+    def __or__(self, other: Any) -> Any:
+        return self._trace.mask_logic("logical_or", "|", self, other)
+
+    __rand__, __ror__ = __and__, __or__
+
+    def __invert__(self) -> Any:
+        return self._trace.mask_logic("logical_not", "~", self)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._trace.apply("remainder", self, other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._trace.apply("remainder", other, self)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._trace.apply("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return self._trace.apply("floor_divide", other, self)
+
+    def __divmod__(self, other: Any) -> tuple[Any, Any]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Any, Any]:
+        return other // self, other % self
+
+    def __xor__(self, other: Any) -> Any:
+        return self._trace.mask_logic("not_equal", "^", self, other)
+
+    __rxor__ = __xor__
+
+    def __lshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("left_shift", "__call__", (self, other), {})
+
+    def __rlshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("left_shift", "__call__", (other, self), {})
+
+    def __rshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("right_shift", "__call__", (self, other), {})
+
+    def __rrshift__(self, other: Any) -> Any:
+        return self._trace.call_ufunc("right_shift", "__call__", (other, self), {})
+
+    # In place
+    def _changed_to(self, value: Any) -> Any:
+        """Return the result of an in-place operator."""
+        raise NotImplementedError
+
+    def __iadd__(self, other: Any) -> Any:
+        return self._changed_to(self + other)
+
+    def __isub__(self, other: Any) -> Any:
+        return self._changed_to(self - other)
+
+    def __imul__(self, other: Any) -> Any:
+        return self._changed_to(self * other)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return self._changed_to(self / other)
+
+    def __ipow__(self, other: Any) -> Any:
+        return self._changed_to(self._trace.power(self, other))
+
+    def __iand__(self, other: Any) -> Any:
+        return self._changed_to(self & other)
+
+    def __ior__(self, other: Any) -> Any:
+        return self._changed_to(self | other)
+
+    def __imod__(self, other: Any) -> Any:
+        return self._changed_to(self % other)
+
+    def __ifloordiv__(self, other: Any) -> Any:
+        return self._changed_to(self // other)
+
+    def __ixor__(self, other: Any) -> Any:
+        return self._changed_to(self ^ other)
+
+    def __ilshift__(self, other: Any) -> Any:
+        return self._changed_to(self << other)
+
+    def __irshift__(self, other: Any) -> Any:
+        return self._changed_to(self >> other)
+
+    def __imatmul__(self, other: Any) -> Any:
+        return self._changed_to(self @ other)

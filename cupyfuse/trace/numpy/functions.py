@@ -1,0 +1,201 @@
+"""NumPy's functions of elements and shapes on traced arrays."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...ir import graph as g
+from ..axes import normalize_axes
+from ..broadcasting import broadcast_to, expand, reshape
+from ..library import call_library
+from ..operations import apply, as_tracer, clip, trace_of
+from ..shape_functions import SHAPE_FUNCTIONS
+from ..tracer import Tracer
+from ..user_code import fail, user_line
+
+
+def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
+    def call(x: Tracer, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
+        if options.get("shape") is not None:
+            fail("np.full_like and the like with shape=", "that option is not supported in a fused function")
+        value = fill_value if fill_value is not None else fill(x, fill_value)
+        constant = as_tracer(value, x._trace)
+        node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
+        result = expand(x._trace.array(node, constant._axes), x.shape)
+        result._is_array = True
+        return result
+
+    return call
+
+
+def _where(condition: Any, *choices: Any) -> Tracer:
+    if len(choices) != 2:
+        fail("np.where with one argument", "the number of results depends on values; give both choices")
+    trace = trace_of((condition, *choices))
+    mask = as_tracer(condition, trace)
+    if mask._node.dtype != "bool":
+        mask = apply("not_equal", mask, 0)
+    return apply("where", mask, *choices)
+
+
+def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
+    dtype = x._node.dtype
+    if not dtypes.is_float(dtype):
+        return x.copy() if copy else x
+    largest = float.fromhex("0x1.fep127") if dtype == "bfloat16" else float(np.finfo(x.dtype).max)
+    top, bottom = (largest if posinf is None else posinf), (-largest if neginf is None else neginf)
+    infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
+    finite = apply("where", apply("isinf", x), infinite, x)
+    result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
+    return result if copy else x._assign(result)
+
+
+def _expand_dims(x: Tracer, axis: Any) -> Tracer:
+    axis = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    rank = x.ndim + len(axis)
+    new = set(normalize_axes(axis, rank, "expand_dims"))
+    return x[tuple(None if p in new else slice(None) for p in range(rank))]
+
+
+def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
+    """`np.round`: scale by a power of ten, round to even, scale back, as NumPy does."""
+    if out is not None:
+        fail("np.round with out=", "that option is not supported in a fused function")
+    decimals = operator.index(decimals)
+    if a._node.dtype == "bool" and decimals == 0:
+        return apply("rint", a)
+    if not dtypes.is_float(a._node.dtype):
+        keeps = decimals >= 0 and dtypes.is_integer(a._node.dtype)
+        return a.copy() if keeps else call_library("round", [a, decimals])
+    if decimals == 0:
+        return apply("rint", a)
+    scale = 10.0 ** abs(decimals)
+    return apply("rint", a * scale) / scale if decimals > 0 else apply("rint", a / scale) * scale
+
+
+def _fix(x: Tracer, out: Any = None) -> Any:
+    if out is not None:
+        fail("np.fix with out=", "that option is not supported in a fused function")
+    return apply("trunc", x)
+
+
+def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tracer:
+    trace = trace_of((a, b))
+    x, y = as_tracer(a, trace), as_tracer(b, trace)
+    if y._node.op != "const" and not dtypes.is_float(y._node.dtype):
+        y = y.astype("float64")
+    near = apply("less_equal", apply("absolute", x - y), atol + rtol * apply("absolute", y))
+    result = apply("logical_or", apply("logical_and", near, apply("isfinite", y)), apply("equal", x, y))
+    if equal_nan:
+        both = apply("logical_and", apply("isnan", x), apply("isnan", y))
+        result = apply("logical_or", result, both)
+    return result
+
+
+def _infinite(sign: float) -> Callable[..., Tracer]:
+    def call(x: Tracer, out: Any = None) -> Tracer:
+        if out is not None:
+            fail("np.isposinf and np.isneginf with out=", "that option is not supported in a fused function")
+        return apply("equal", x, sign)
+
+    return call
+
+
+def _at_least(rank: int) -> Callable[..., Any]:
+    def one(x: Tracer) -> Tracer:
+        if x.ndim >= rank:
+            return x
+        if rank == 3:
+            return x[None, :, None] if x.ndim == 1 else x[..., None] if x.ndim == 2 else x[None, None, None]
+        return x[(None,) * (rank - x.ndim)]
+
+    def call(*arrays: Any) -> Any:
+        trace = trace_of(arrays)
+        found = tuple(one(as_tracer(a, trace)) for a in arrays)
+        return found[0] if len(found) == 1 else found
+
+    return call
+
+
+def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    trace = trace_of(vectors)
+    found = [as_tracer(v, trace).ravel() for v in vectors]
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"meshgrid: indexing {indexing!r} is neither 'xy' nor 'ij'\n  at {user_line()}")
+    order = list(range(len(found)))
+    if indexing == "xy" and len(found) > 1:
+        order[:2] = 1, 0
+    shape = tuple(found[k].shape[0] for k in order)
+    spread = [x[tuple(slice(None) if place == k else None for place in order)] for k, x in enumerate(found)]
+    return tuple(spread) if sparse else tuple(expand(x, shape) for x in spread)
+
+
+def _dtype_function(name: str) -> Callable[..., Any]:
+    """Return a function of dtypes alone, which are known while tracing."""
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if name == "result_type":
+            return np.result_type(*(a.dtype if isinstance(a, Tracer) else a for a in arguments))
+        given = [np.zeros((), a.dtype) if isinstance(a, Tracer) else a for a in arguments]
+        return getattr(np, name)(*given, **options)
+
+    return call
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.round: _round,
+    np.around: _round,
+    np.fix: _fix,
+    np.isclose: _isclose,
+    np.allclose: lambda a, b, rtol=1e-5, atol=1e-8, equal_nan=False: _isclose(a, b, rtol, atol, equal_nan).all(),
+    np.isposinf: _infinite(math.inf),
+    np.isneginf: _infinite(-math.inf),
+    np.atleast_1d: _at_least(1),
+    np.atleast_2d: _at_least(2),
+    np.atleast_3d: _at_least(3),
+    np.meshgrid: _meshgrid,
+    np.result_type: _dtype_function("result_type"),
+    np.common_type: _dtype_function("common_type"),
+    np.iscomplexobj: _dtype_function("iscomplexobj"),
+    np.isrealobj: _dtype_function("isrealobj"),
+    np.can_cast: lambda from_, to, casting="safe": _dtype_function("can_cast")(from_.dtype, to, casting),
+    np.min_scalar_type: lambda a, /: a.dtype,
+    np.diag_indices_from: lambda arr: np.diag_indices(arr.shape[0], arr.ndim),
+    np.tril_indices_from: lambda arr, k=0: np.tril_indices(arr.shape[-2], k, arr.shape[-1]),
+    np.triu_indices_from: lambda arr, k=0: np.triu_indices(arr.shape[-2], k, arr.shape[-1]),
+    np.matrix_transpose: lambda x, /: x.mT,
+    np.linalg.matrix_transpose: lambda x, /: x.mT,
+    np.astype: lambda x, dtype, /, *, copy=True, device=None: x.astype(dtype, copy=copy),
+    np.real: lambda val: val.real,
+    np.imag: lambda val: val.imag,
+    np.empty_like: lambda prototype, dtype=None, **options: _like(lambda x, _: 0.0)(prototype, None, dtype, **options),
+    np.where: _where,
+    np.clip: lambda a, a_min=None, a_max=None, out=None, *, min=None, max=None: clip(
+        a, a_min if min is None else min, a_max if max is None else max, out=out
+    ),
+    np.nan_to_num: _nan_to_num,
+    np.transpose: lambda a, axes=None: a.transpose(axes),
+    np.expand_dims: _expand_dims,
+    np.squeeze: lambda a, axis=None: a.squeeze(axis),
+    np.reshape: lambda a, shape, order="C", copy=None: reshape(
+        a, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), order
+    ),
+    np.ravel: lambda a, order="C": a.ravel(order),
+    np.broadcast_to: lambda array, shape, subok=False: broadcast_to(
+        array, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    ),
+    np.zeros_like: lambda a, dtype=None, **options: _like(lambda x, _: 0.0)(a, None, dtype, **options),
+    np.ones_like: lambda a, dtype=None, **options: _like(lambda x, _: 1.0)(a, None, dtype, **options),
+    np.full_like: _like(lambda x, value: value),
+    np.copy: lambda a, order="K", subok=False: a.copy(),
+    np.shape: lambda a: a.shape,
+    np.ndim: lambda a: a.ndim,
+    np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
+    **SHAPE_FUNCTIONS,
+}

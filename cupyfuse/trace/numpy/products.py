@@ -1,0 +1,193 @@
+"""NumPy's products: those of two matrices or vectors become matrix products or weighted sums, others library steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ..library import call_library
+from ..operations import apply, as_tracer, reduce, trace_of
+from ..products import dot, matmul
+from ..tracer import Tracer
+from ..user_code import fail
+
+
+def _operands(*values: Any) -> list[Tracer]:
+    trace = trace_of(values)
+    return [v if isinstance(v, Tracer) else as_tracer(np.asarray(v), trace) for v in values]
+
+
+def _refuse_out(name: str, out: Any) -> None:
+    if out is not None:
+        fail(f"np.{name} with out=", "that option is not supported in a fused function")
+
+
+def _dot(a: Any, b: Any, out: Any = None) -> Any:
+    _refuse_out("dot", out)
+    return dot(*_operands(a, b))
+
+
+def _inner(a: Any, b: Any, /) -> Any:
+    a, b = _operands(a, b)
+    if not a.ndim or not b.ndim:
+        return apply("multiply", a, b)
+    if b.ndim > 2:
+        return call_library("inner", [a, b])
+    return matmul(a, b.T if b.ndim == 2 else b)
+
+
+def _outer(a: Any, b: Any, out: Any = None) -> Any:
+    _refuse_out("outer", out)
+    a, b = _operands(a, b)
+    return apply("multiply", a.ravel()[:, None], b.ravel()[None, :])
+
+
+def _vdot(a: Any, b: Any, /) -> Any:
+    a, b = _operands(a, b)
+    if any(dtypes.is_opaque(x._node.dtype) for x in (a, b)):
+        return call_library("vdot", [a, b])
+    return matmul(a.ravel(), b.ravel())
+
+
+def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    a, b = _operands(a, b)
+    if isinstance(axes, (int, np.integer)):
+        left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
+    else:
+        left, right = ([int(n)] if isinstance(n, (int, np.integer)) else list(n) for n in axes)
+    if len(left) == len(right) and max(a.ndim, b.ndim) <= 2:
+        letters = "abcd"
+        first, second = list(letters[: a.ndim]), list(letters[2 : 2 + b.ndim])
+        for p, q in zip(left, right, strict=True):
+            second[q] = first[p]
+        free = [n for n in first if n not in second] + [n for n in second if n not in first]
+        if len(set(left)) == len(left) and all(a.shape[p] == b.shape[q] for p, q in zip(left, right, strict=True)):
+            product = _contract([("".join(first), a), ("".join(second), b)], "".join(free))
+            if product is not None:
+                return product
+    return call_library("tensordot", [a, b], {"axes": axes})
+
+
+def _multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
+    """Multiply in the order of least work, as `np.linalg.multi_dot` does."""
+    _refuse_out("linalg.multi_dot", out)
+    given = _operands(*arrays)
+    shapes = [t.shape for t in given]
+    ranks = [len(s) for s in shapes]
+    if len(given) < 2 or any(r != 2 for r in ranks[1:-1]) or {ranks[0], ranks[-1]} - {1, 2}:
+        return call_library("linalg.multi_dot", [list(given)])
+    sizes = [shapes[0][0] if ranks[0] == 2 else 1, *(s[0] for s in shapes[1:]), shapes[-1][-1] if ranks[-1] == 2 else 1]
+    return _in_order(given, _best_splits(sizes), 0, len(given) - 1)
+
+
+def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
+    """Return where to split each range of matrices, by dynamic programming over the number of multiplications."""
+    count = len(sizes) - 1
+    cost = {(i, i): 0 for i in range(count)}
+    split: dict[tuple[int, int], int] = {}
+    for length in range(1, count):
+        for i in range(count - length):
+            j = i + length
+            work = {k: cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)}
+            split[i, j] = min(work, key=work.__getitem__)
+            cost[i, j] = work[split[i, j]]
+    return split
+
+
+def _in_order(matrices: list[Tracer], split: dict[tuple[int, int], int], i: int, j: int) -> Tracer:
+    if i == j:
+        return matrices[i]
+    k = split[i, j]
+    return matmul(_in_order(matrices, split, i, k), _in_order(matrices, split, k + 1, j))
+
+
+# einsum -------------------------------------------------------------------------------------------------------------
+
+_Labelled = tuple[str, Tracer]  # a letter for each axis
+
+
+def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: Any) -> Any:
+    _refuse_out("einsum", out)
+    if options:
+        return call_library("einsum", operands, options)
+    given = operands
+    if isinstance(operands[0], str):
+        found = _parsed(operands[0], _operands(*operands[1:]))
+        if found is not None:
+            product = _contract(*found)
+            if product is not None:
+                return product
+        given = (operands[0], *_operands(*operands[1:]))
+    return call_library("einsum", given, {"optimize": bool(optimize)})
+
+
+def _parsed(subscripts: str, operands: list[Tracer]) -> tuple[list[_Labelled], str] | None:
+    """Return the letters of operands and result; None for ellipses, repeated letters and what does not fit."""
+    left, arrow, result = subscripts.replace(" ", "").partition("->")
+    terms = left.split(",")
+    letters = left.replace(",", "")
+    if not arrow:
+        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
+    sizes: dict[str, int] = {}
+    fits = len(terms) == len(operands) <= 2 and "." not in subscripts and len(set(result)) == len(result)
+    for term, x in zip(terms, operands, strict=False):
+        fits = fits and len(term) == x.ndim == len(set(term)) and term.isalpha()
+        fits = fits and all(sizes.setdefault(c, n) == n for c, n in zip(term, x.shape, strict=False))
+    return (list(zip(terms, operands, strict=True)), result) if fits and set(result) <= set(letters) else None
+
+
+def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
+    """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
+    if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
+        return None
+    others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
+    operands = [_summed(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
+    if len(operands) == 1:
+        return _ordered(*operands[0], result)
+    (first, a), (second, b) = operands
+    everything = sorted(set(first + second))
+    if len(everything) <= 2:
+        product = apply("multiply", _spread(first, a, everything), _spread(second, b, everything))
+        term, total = _summed("".join(everything), product, set(result))
+        return _ordered(term, total, result)
+    shared = [c for c in first if c in second]
+    if len(everything) == 3 and len(shared) == 1 and shared[0] not in result and len(first) == len(second) == 2:
+        (k,) = shared
+        left = a if first[1] == k else a.T
+        right = b if second[0] == k else b.T
+        rows, cols = first.replace(k, ""), second.replace(k, "")
+        return _ordered(rows + cols, matmul(left, right), result)
+    return None
+
+
+def _summed(term: str, x: Tracer, kept: set[str]) -> _Labelled:
+    """Sum over the letters that neither the result nor the other operand has."""
+    axes = tuple(p for p, c in enumerate(term) if c not in kept)
+    return ("".join(c for c in term if c in kept), reduce("sum", x, axes)) if axes else (term, x)
+
+
+def _spread(term: str, x: Tracer, letters: list[str]) -> Tracer:
+    """Permute axes to the order of `letters`, with axes of length one for those that the operand lacks."""
+    x = _ordered(term, x, "".join(c for c in letters if c in term))
+    return x[tuple(slice(None) if c in term else None for c in letters)] if letters else x
+
+
+def _ordered(term: str, x: Tracer, result: str) -> Tracer:
+    return x if term == result else x.transpose(tuple(term.index(c) for c in result))
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.dot: _dot,
+    np.inner: _inner,
+    np.outer: _outer,
+    np.linalg.outer: lambda a, b, /: _outer(a, b),
+    np.vdot: _vdot,
+    np.tensordot: _tensordot,
+    np.linalg.tensordot: lambda a, b, /, *, axes=2: _tensordot(a, b, axes),
+    np.linalg.matmul: lambda a, b, /: matmul(a, b),
+    np.linalg.multi_dot: _multi_dot,
+    np.einsum: _einsum,
+}

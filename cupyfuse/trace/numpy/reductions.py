@@ -1,0 +1,310 @@
+"""NumPy's reductions: with masks and initial values, ignoring NaN, positions of extremes, averages, norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...ir import graph as g
+from ..axes import normalize_axes
+from ..library import call_library
+from ..operations import apply, as_tracer, count, reduce, variance
+from ..tracer import Tracer
+from ..user_code import fail, user_line
+
+_NEUTRAL = {"sum": 0, "prod": 1}
+_COMBINED_BY = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+_NO_VALUE = type(np._NoValue)
+
+
+def reduction(op: str) -> Callable[..., Any]:
+    """Return `np.<op>` for traced arrays."""
+
+    def call(
+        a: Tracer,
+        axis: Any = None,
+        dtype: Any = None,
+        out: Any = None,
+        keepdims: Any = False,
+        initial: Any = None,
+        where: Any = True,
+    ) -> Any:
+        if isinstance(initial, _NO_VALUE):
+            initial = None
+        keepdims = False if isinstance(keepdims, _NO_VALUE) else bool(keepdims)
+        if where is not True and not isinstance(where, _NO_VALUE):
+            neutral = _NEUTRAL.get(op) if initial is None else initial
+            if neutral is None:
+                raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
+            own = a._node.dtype
+            # A mask chooses between values of the array's own dtype, as NumPy leaves elements out.
+            a = apply("where", where, a, neutral if own != "bool" else bool(neutral))
+        if initial is not None and op in ("max", "min") and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim)):
+            fail(f"np.{op} of an empty array with initial=", "it is that number; write it down")
+        result = reduce(op, a, axis, keepdims, dtype=dtype, out=out)
+        return result if initial is None else apply(_COMBINED_BY[op], result, initial)
+
+    return call
+
+
+def extreme(op: str) -> Callable[..., Any]:
+    """Return `np.max` or `np.min`, which take no dtype."""
+    general = reduction(op)
+
+    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
+        return general(a, axis, None, out, keepdims, **more)
+
+    return call
+
+
+def mean(
+    a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
+) -> Any:
+    if where is True or isinstance(where, _NO_VALUE):
+        return reduce("mean", a, axis, bool(keepdims), dtype=dtype, out=out)
+    mask = _full_mask(where, a)
+    total = reduction("sum")(a, axis, dtype, out, keepdims, where=where)
+    return total / reduce("sum", mask, axis, bool(keepdims)).astype(total._node.dtype)
+
+
+def _full_mask(where: Any, a: Tracer) -> Tracer:
+    mask = as_tracer(where, a._trace)
+    return a._trace.expand(mask, a.shape) if mask.shape != a.shape else mask
+
+
+def var(
+    a: Tracer,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: float = 0,
+    keepdims: Any = False,
+    *,
+    correction: Any = None,
+    **more: Any,
+) -> Any:
+    for key, value in more.items():
+        if value is not True and not isinstance(value, _NO_VALUE):
+            fail(f"np.var with {key}=", "that option is not supported in a fused function")
+    if correction is not None and not isinstance(correction, _NO_VALUE):
+        ddof = correction
+    return variance(a, axis, ddof, bool(keepdims), dtype=dtype, out=out)
+
+
+def std(*args: Any, **options: Any) -> Any:
+    return apply("sqrt", var(*args, **options))
+
+
+def truth(name: str) -> Callable[..., Any]:
+    """Return `np.any` or `np.all`."""
+
+    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
+        if where is not True and not isinstance(where, _NO_VALUE):
+            a = apply("where", where, apply("not_equal", a, 0), name == "all")
+        return getattr(a, name)(axis, out, bool(keepdims))
+
+    return call
+
+
+def count_nonzero(a: Tracer, axis: Any = None, *, keepdims: bool = False) -> Tracer:
+    return reduce("sum", apply("not_equal", a, 0), axis, bool(keepdims))
+
+
+def ptp(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False) -> Tracer:
+    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    high = reduce("max", a, axis, keepdims, out=out)
+    return high - reduce("min", a, axis, keepdims)
+
+
+def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False) -> Any:
+    """`np.average`; weights that sum to zero give NaN or infinity instead of ZeroDivisionError."""
+    trace = a._trace if isinstance(a, Tracer) else weights._trace
+    a = as_tracer(a, trace)
+    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    if weights is None:
+        mean = reduce("mean", a, axis, keepdims)
+        total = mean * 0 + float(count(a, axis))
+    else:
+        w = as_tracer(weights, trace)
+        if w.shape != a.shape:
+            if axis is None or w.ndim != 1 or isinstance(axis, tuple):
+                fail("np.average", f"weights of shape {w.shape} for an array of shape {a.shape} need one axis")
+            (p,) = normalize_axes(axis, a.ndim, "average")
+            if w.shape[0] != a.shape[p]:
+                raise ValueError(f"average: {w.shape[0]} weights for {a.shape[p]} elements\n  at {user_line()}")
+            w = w[tuple(slice(None) if q == p else None for q in range(a.ndim))]
+        if not dtypes.is_float(a._node.dtype):
+            a = a.astype("float64")
+        total = reduce("sum", trace.expand(w, a.shape).astype((a * w)._node.dtype), axis, keepdims)
+        mean = reduce("sum", a * w, axis, keepdims) / total
+    return (mean, total) if returned else mean
+
+
+# Ignoring NaN -------------------------------------------------------------------------------------------------------
+
+
+def _options(options: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if not isinstance(v, _NO_VALUE)}
+
+
+def nan_reduction(op: str, neutral: float) -> Callable[..., Any]:
+    """Return `np.nansum` or `np.nanprod`."""
+    general = reduction(op)
+
+    def call(a: Tracer, axis: Any = None, *args: Any, **options: Any) -> Any:
+        if dtypes.is_float(a._node.dtype):
+            a = apply("where", apply("isnan", a), neutral, a)
+        return general(a, axis, *args, **_options(options))
+
+    return call
+
+
+def _valid(a: Tracer) -> Tracer:
+    return apply("logical_not", apply("isnan", a))
+
+
+def nan_extreme(op: str) -> Callable[..., Any]:
+    """Return `np.nanmax` or `np.nanmin`; NaN where all elements are NaN."""
+    limit = -math.inf if op == "max" else math.inf
+
+    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
+        keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+        if _options(more) or not dtypes.is_float(a._node.dtype):
+            return extreme(op)(a, axis, out, keepdims, **_options(more))
+        found = reduce(op, apply("where", apply("isnan", a), limit, a), axis, keepdims, out=out)
+        some = reduce("sum", _valid(a), axis, keepdims)
+        return apply("where", some > 0, found, math.nan)
+
+    return call
+
+
+def nanmean(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Any:
+    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    if not dtypes.is_float(a._node.dtype):
+        return reduce("mean", a, axis, keepdims, dtype=dtype, out=out)
+    total = nan_reduction("sum", 0.0)(a, axis, dtype, out, keepdims)
+    return total / reduce("sum", _valid(a), axis, keepdims).astype(total._node.dtype)
+
+
+def nanvar(
+    a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False
+) -> Any:
+    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    if not dtypes.is_float(a._node.dtype) or dtype is not None or out is not None:
+        return variance(a, axis, ddof, keepdims, dtype=dtype, out=out)
+    valid = _valid(a)
+    centred = apply("where", valid, a - nanmean(a, axis, keepdims=True), 0.0)
+    total = reduce("sum", apply("square", centred), axis, keepdims)
+    degrees = (reduce("sum", valid, axis, keepdims).astype("float64") - float(ddof)).astype(total._node.dtype)
+    return apply("where", degrees > 0, total / degrees, math.nan)
+
+
+def nanstd(*args: Any, **options: Any) -> Any:
+    return apply("sqrt", nanvar(*args, **options))
+
+
+# Positions of extremes ----------------------------------------------------------------------------------------------
+
+_EXACT_POSITIONS = 1 << 24  # of float32
+
+
+def arg_extreme(op: str) -> Callable[..., Any]:
+    """Return `np.argmax` or `np.argmin`: the first position of the extreme, or of NaN."""
+
+    def call(a: Tracer, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+        if out is not None:
+            fail(f"np.arg{op} with out=", "that option is not supported in a fused function")
+        if axis is None or a._node.dtype in ("int64", *dtypes.OPAQUE) or a.ndim == 0:
+            if axis is not None or a._node.dtype in ("int64", *dtypes.OPAQUE) or a.ndim == 0:
+                return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
+            flat = call(a.ravel(), 0, keepdims=True)
+            return flat.reshape((1,) * a.ndim if keepdims else ())
+        (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
+        n = a.shape[p]
+        if n == 0:
+            raise ValueError(f"arg{op}: attempt to get arg{op} of an empty sequence\n  at {user_line()}")
+        if not dtypes.is_float(a._node.dtype):
+            a = a.astype("float64")
+        top = reduce(op, a, axis, keepdims=True)
+        hit = apply("where", apply("isnan", top), apply("isnan", a), apply("equal", a, top))
+        places = a._trace.array(g.positions(n, 1, "float32" if n <= _EXACT_POSITIONS else "float64"), (1,))
+        places = places[tuple(slice(None) if q == p else None for q in range(a.ndim))]
+        first = reduce("min", apply("where", hit, places, float(n)), axis, keepdims)
+        return first.astype("int64")
+
+    return call
+
+
+# Norms --------------------------------------------------------------------------------------------------------------
+
+
+def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """`np.linalg.norm`: of vectors natively, matrix norms of singular values by a library step."""
+    if dtypes.is_opaque(x._node.dtype):
+        return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
+    x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
+    axes = normalize_axes(axis, x.ndim, "norm")
+    if ord is None or (ord == "fro" and len(axes) == 2) or (ord == 2 and len(axes) == 1):
+        return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
+    if len(axes) == 1 and not isinstance(ord, str):
+        return _vector_norm(apply("absolute", x), ord, axis, keepdims)
+    if len(axes) == 2 and ord in (1, -1, np.inf, -np.inf):
+        first, second = (axes[0], axes[1]) if abs(ord) == 1 else (axes[1], axes[0])
+        sums = reduce("sum", apply("absolute", x), first, True)
+        result = reduce("max" if ord > 0 else "min", sums, second, True)
+        return result if keepdims else result.squeeze(axes).copy()
+    return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
+
+
+def _vector_norm(size: Tracer, ord: float, axis: Any, keepdims: bool) -> Tracer:
+    if ord == 1:
+        return reduce("sum", size, axis, keepdims)
+    if ord in (np.inf, -np.inf):
+        return reduce("max" if ord > 0 else "min", size, axis, keepdims)
+    if ord == 0:
+        return reduce("sum", apply("not_equal", size, 0.0), axis, keepdims).astype(size._node.dtype)
+    return apply("power", reduce("sum", apply("power", size, float(ord)), axis, keepdims), 1.0 / float(ord))
+
+
+def vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+    axes = normalize_axes(axis, x.ndim, "vector_norm")
+    if len(axes) != 1:
+        if ord != 2:
+            return call_library("linalg.vector_norm", [x], {"axis": axis, "keepdims": keepdims, "ord": ord})
+        x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
+        return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
+    return norm(x, ord, axis, keepdims)
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.sum: reduction("sum"),
+    np.prod: reduction("prod"),
+    np.mean: mean,
+    np.max: extreme("max"),
+    np.min: extreme("min"),
+    np.amax: extreme("max"),
+    np.amin: extreme("min"),
+    np.var: var,
+    np.std: std,
+    np.any: truth("any"),
+    np.all: truth("all"),
+    np.count_nonzero: count_nonzero,
+    np.ptp: ptp,
+    np.average: average,
+    np.nansum: nan_reduction("sum", 0.0),
+    np.nanprod: nan_reduction("prod", 1.0),
+    np.nanmax: nan_extreme("max"),
+    np.nanmin: nan_extreme("min"),
+    np.nanmean: nanmean,
+    np.nanvar: nanvar,
+    np.nanstd: nanstd,
+    np.argmax: arg_extreme("max"),
+    np.argmin: arg_extreme("min"),
+    np.linalg.norm: norm,
+    np.linalg.vector_norm: vector_norm,
+}

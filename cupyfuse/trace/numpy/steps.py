@@ -1,0 +1,62 @@
+"""NumPy's functions that run as library steps, and those that cannot be part of a plan, with the reason."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Functions whose results' shapes follow from the shapes of the operands and constants, by their public names.
+_NAMES = """
+    sort argsort partition argpartition lexsort searchsorted digitize isin median percentile quantile nanmedian
+    nanpercentile nanquantile nanargmax nanargmin argmax argmin cumsum cumprod nancumsum nancumprod cumulative_sum
+    cumulative_prod diff ediff1d gradient trapezoid interp unwrap concatenate stack hstack vstack dstack
+    column_stack block append insert delete resize repeat tile split array_split hsplit vsplit dsplit unstack flip
+    fliplr flipud roll rollaxis rot90 pad triu tril diag diagonal diagflat trace linalg.trace linalg.diagonal take
+    take_along_axis choose select broadcast_arrays kron cross linalg.cross cov corrcoef vander convolve correlate
+    histogram histogram2d einsum inner tensordot vdot outer linalg.outer matrix_transpose swapaxes moveaxis sinc i0
+    angle real imag sum prod max min mean round fix nan_to_num array_equiv array_equal linalg.cholesky linalg.cond
+    linalg.det linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.inv linalg.matrix_norm
+    linalg.matrix_power linalg.matrix_rank linalg.multi_dot linalg.norm linalg.pinv linalg.qr linalg.slogdet
+    linalg.solve linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve linalg.vector_norm linalg.matmul
+    linalg.vecdot linalg.tensordot linalg.matrix_transpose fft.fft fft.ifft fft.fft2 fft.ifft2 fft.fftn fft.ifftn
+    fft.rfft fft.irfft fft.rfft2 fft.irfft2 fft.rfftn fft.irfftn fft.hfft fft.ihfft fft.fftshift fft.ifftshift
+    astype linspace geomspace logspace polyval polyder
+    polyint packbits unpackbits sort_complex isreal iscomplex unravel_index ravel_multi_index
+"""
+LIBRARY = frozenset(_NAMES.split())
+
+_SHAPE = "the shape of its result depends on values; call it outside of the fused function"
+_CALLS_BACK = "it calls a Python function on values; write it with array operations"
+_WRITES = "it writes to an array by index; compute a new array, for example with np.where"
+_TEXT = "it needs values, which are not known while the function is traced; call it outside of the fused function"
+_REASONS = {
+    _SHAPE: """
+        argwhere nonzero flatnonzero unique unique_all unique_counts unique_inverse unique_values extract compress
+        trim_zeros union1d intersect1d setdiff1d setxor1d bincount histogram_bin_edges histogramdd real_if_close poly
+        roots polyfit polydiv polyadd polysub polymul linalg.lstsq ix_
+    """,
+    _CALLS_BACK: "apply_along_axis apply_over_axes piecewise",
+    _WRITES: "put put_along_axis place copyto putmask fill_diagonal",
+    _TEXT: """
+        array2string array_repr array_str save savetxt savez savez_compressed datetime_as_string
+        busday_count busday_offset is_busday datetime_data may_share_memory shares_memory einsum_path
+    """,
+}
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+
+def public_name(function: object) -> str:
+    """Return a function's name beneath `numpy`, as in "linalg.svd"."""
+    module = str(getattr(function, "__module__", None) or "numpy")
+    name = str(getattr(function, "__name__", function))
+    return f"{module}.{name}".removeprefix("numpy.")
+
+
+def dispatched_functions() -> dict[str, object]:
+    """Return the public functions that NumPy hands to `__array_function__`, by name."""
+    found: dict[str, object] = {}
+    for space, prefix in ((np, ""), (np.linalg, "linalg."), (np.fft, "fft.")):
+        for name, value in sorted(vars(space).items()):
+            public = callable(value) and not name.startswith("_") and hasattr(value, "_implementation")
+            if public and public_name(value) == prefix + name:
+                found[prefix + name] = value
+    return found

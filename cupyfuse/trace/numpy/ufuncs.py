@@ -1,0 +1,229 @@
+"""NumPy's ufuncs, and SciPy's and CuPy's of the same protocol, and their methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ... import dtypes
+from ...ir.operators import POINTWISE
+from ..library import call_library
+from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
+from ..products import matmul
+from ..tracer import Tracer
+from ..user_code import fail
+
+# Names of NumPy, SciPy and CuPy that differ from the operator table's.
+_ALIASES = {
+    "true_divide": "divide",
+    "abs": "absolute",
+    "expit": "sigmoid",
+    "log_expit": "log_sigmoid",
+    "round": "rint",
+    "cupy_where": "where",
+    "mod": "remainder",
+    "conj": "conjugate",
+}
+_BITWISE = {
+    "bitwise_and": ("logical_and", "&"),
+    "bitwise_or": ("logical_or", "|"),
+    "bitwise_xor": ("not_equal", "^"),
+    "invert": ("logical_not", "~"),
+}
+REDUCING = {
+    "add": "sum",
+    "multiply": "prod",
+    "maximum": "max",
+    "minimum": "min",
+    "logaddexp": "logsumexp",
+    "logical_and": "all",
+    "logical_or": "any",
+}
+
+
+def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a ufunc, or a method of one, on traced arrays."""
+    out = options.pop("out", None)
+    target = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if method == "reduce":
+        return _reduce(name, inputs, options | ({} if target is None else {"out": target}))
+    if method == "at":
+        fail(f"np.{name}.at", "it changes elements in place; choose with np.where, or compute a new array")
+    if target is not None and not isinstance(target, Tracer):
+        fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
+    if method == "outer":
+        result = _outer(name, *inputs)
+    elif method != "__call__":
+        result = call_library(f"{_numpy_name(name)}.{method}", inputs, options)
+    else:
+        result = _call(name, inputs, options, target)
+    return result if target is None else target._assign(result)
+
+
+def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    x, *rest = inputs
+    options = {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims"), rest, strict=False)) | options
+    if name in ("logical_and", "logical_or"):
+        return getattr(x, REDUCING[name])(**options)
+    if name in REDUCING:
+        axis, keepdims = options.pop("axis"), options.pop("keepdims", False)
+        return reduce(REDUCING[name], x, axis, bool(keepdims), **options)
+    if options.pop("out", None) is not None:
+        fail(f"np.{name}.reduce with out=", "that option is not supported in a fused function")
+    return call_library(f"{_numpy_name(name)}.reduce", [x], options)
+
+
+def _outer(name: str, a: Any, b: Any) -> Any:
+    trace = trace_of((a, b))
+    a, b = as_tracer(a, trace), as_tracer(b, trace)
+    return _value(name, (a[(..., *(None,) * b.ndim)], b))
+
+
+def _numpy_name(name: str) -> str:
+    """Return the name of a ufunc of NumPy's; others have no library step."""
+    if not isinstance(getattr(np, name, None), np.ufunc):
+        fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's")
+    return name
+
+
+def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
+    where = options.pop("where", True)
+    if options.pop("casting", "same_kind") != "same_kind":
+        fail(f"np.{name} with casting=", "that option is not supported; convert with .astype first")
+    options = {k: v for k, v in options.items() if k not in ("order", "subok") and v is not None}
+    dtype = options.pop("dtype", None)
+    for key in options:
+        fail(f"np.{name} with {key}=", "that option is not supported in a fused function")
+    if dtype is not None:
+        row = POINTWISE.get(_ALIASES.get(name, name))
+        if row is None or row.result == "bool" or not dtypes.is_float(dtypes.name_of(dtype)):
+            return call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype)})
+        inputs = tuple(i.astype(dtype) if isinstance(i, Tracer) else np.asarray(i, dtype)[()] for i in inputs)
+    result = _value(name, inputs)
+    if where is True:
+        return result
+    if target is None:
+        fail(f"np.{name} with where=", "elements left out are undefined without out=; choose with np.where")
+    return apply("where", where, result, target)
+
+
+def _value(name: str, inputs: tuple[Any, ...]) -> Any:
+    name = _ALIASES.get(name, name)
+    trace = trace_of(inputs)
+    if name == "matmul":
+        return matmul(*inputs)
+    if name == "power":
+        return power(*inputs)
+    if name == "positive":
+        return +inputs[0]
+    if name in _BITWISE:
+        op, symbol = _BITWISE[name]
+        return mask_logic(op, symbol, *inputs)
+    if name in COMPOSED:
+        operands = [as_tracer(i, trace) for i in inputs]
+        if not any(dtypes.is_opaque(o._node.dtype) for o in operands):
+            return COMPOSED[name](*operands)
+    if name in POINTWISE:
+        return apply(name, *inputs)
+    return call_library(_numpy_name(name), inputs)
+
+
+# Ufuncs as several operators ----------------------------------------------------------------------------------------
+
+
+def loop_float(x: Tracer) -> Tracer:
+    """Convert integers and masks to the floats in which NumPy's float functions compute with them."""
+    name = x._node.dtype
+    if dtypes.is_float(name):
+        return x
+    small = {"bool": "float16", "int8": "float16", "uint8": "float16", "int16": "float32", "uint16": "float32"}
+    return x.astype(small.get(name, "float64"))
+
+
+def _together(operation: Callable[..., Tracer]) -> Callable[..., Tracer]:
+    """Convert operands to one float dtype before an operation that uses each several times."""
+
+    def call(*operands: Tracer) -> Tracer:
+        strong = [o._node.dtype for o in operands if o._node.op != "const"]
+        dtype = strong[0] if len(strong) == 1 else dtypes.promote(*strong)
+        scalars = [o._node.value for o in operands if o._node.op == "const"]
+        dtype = dtypes.promote_weak([dtype], scalars)
+        floats = [o if o._node.op == "const" else loop_float(o.astype(dtype)) for o in operands]
+        return operation(*floats)
+
+    return call
+
+
+def _ignoring_nan(op: str) -> Callable[[Tracer, Tracer], Tracer]:
+    def call(a: Tracer, b: Tracer) -> Tracer:
+        if not any(dtypes.is_float(o._node.dtype) for o in (a, b)):
+            return apply(op, a, b)
+        inner = apply("where", apply("isnan", a), b, apply(op, a, b))
+        return apply("where", apply("isnan", b), a, inner)
+
+    return call
+
+
+def _heaviside(x: Tracer, half: Tracer) -> Tracer:
+    step = apply("where", x > 0, 1.0, apply("where", x == 0, half, 0.0))
+    return apply("where", apply("isnan", x), x, step.astype((x + half)._node.dtype))
+
+
+def _xlogy(x: Tracer, y: Tracer) -> Tracer:
+    nothing = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
+    return apply("where", nothing, 0.0, x * apply("log", apply("where", nothing, 1.0, y)))
+
+
+def _xlog1py(x: Tracer, y: Tracer) -> Tracer:
+    nothing = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
+    return apply("where", nothing, 0.0, x * apply("log1p", apply("where", nothing, 0.0, y)))
+
+
+def _entr(x: Tracer) -> Tracer:
+    inner = -x * apply("log", apply("where", x > 0, x, 1.0))
+    value = apply("where", x > 0, inner, apply("where", x == 0, 0.0, -math.inf))
+    return apply("where", apply("isnan", x), x, value)
+
+
+def _rel_entr(x: Tracer, y: Tracer) -> Tracer:
+    both = apply("logical_and", x > 0, y > 0)
+    inner = x * apply("log", apply("where", both, x, 1.0) / apply("where", both, y, 1.0))
+    rest = apply("where", apply("logical_and", x == 0, y >= 0), 0.0, math.inf)
+    value = apply("where", both, inner, rest)
+    return apply("where", apply("logical_or", apply("isnan", x), apply("isnan", y)), math.nan, value)
+
+
+def _logit(x: Tracer) -> Tracer:
+    return apply("log", x / (1.0 - x))
+
+
+def _fabs(x: Tracer) -> Tracer:
+    return apply("absolute", loop_float(x))
+
+
+def _logical_xor(a: Tracer, b: Tracer) -> Tracer:
+    return apply("not_equal", apply("not_equal", a, 0), apply("not_equal", b, 0))
+
+
+COMPOSED: dict[str, Callable[..., Any]] = {
+    "fabs": _fabs,
+    "logical_xor": _logical_xor,
+    "conjugate": lambda x: +x if x._node.dtype != "bool" else x.copy(),
+    "deg2rad": lambda x: loop_float(x) * (math.pi / 180),
+    "radians": lambda x: loop_float(x) * (math.pi / 180),
+    "rad2deg": lambda x: loop_float(x) * (180 / math.pi),
+    "degrees": lambda x: loop_float(x) * (180 / math.pi),
+    "fmax": _ignoring_nan("maximum"),
+    "fmin": _ignoring_nan("minimum"),
+    "heaviside": _together(_heaviside),
+    "divmod": lambda a, b: (a // b, a % b),
+    "vecdot": lambda a, b: reduce("sum", a * b, -1),
+    "xlogy": _together(_xlogy),
+    "xlog1py": _together(_xlog1py),
+    "entr": _together(_entr),
+    "rel_entr": _together(_rel_entr),
+    "logit": _together(_logit),
+}

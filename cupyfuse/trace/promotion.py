@@ -1,0 +1,135 @@
+"""Operands that are not floats: the dtypes in which NumPy computes with them, and what kernels make of them.
+
+Kernels compute with bool, int64 and floats. Narrower integers are computed as int64 and cast back, which wraps as NumPy
+does; where neither holds (powers of integers, complex numbers) NumPy's or CuPy's own ufunc is a library step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .. import dtypes
+from ..ir import graph as g
+from ..ir.operators import POINTWISE
+from .tracer import Tracer
+from .user_code import fail, user_line
+
+UFUNCS: dict[str, np.ufunc] = {
+    name: ufunc for name in POINTWISE if isinstance(ufunc := getattr(np, name, None), np.ufunc)
+}
+# Operators of the table that are exact in int64 too; beside them all that give bool.
+_EXACT_IN_INTEGERS = ("add", "subtract", "multiply", "negative", "square", "maximum", "minimum", "clip", "where")
+_UNCHANGED_INTEGERS = ("floor", "ceil", "trunc")
+_ADVICE = {
+    "subtract": "use ~, ^ or np.logical_not, as NumPy asks for",
+    "negative": "use ~, ^ or np.logical_not, as NumPy asks for",
+}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Operands as an operator takes them.
+
+    Attributes
+    ----------
+    operands : list of Tracer
+    result : str
+        The dtype to cast the result to; empty for none.
+    library : bool
+        Whether a library step computes the result from the original operands.
+    """
+
+    operands: list[Tracer]
+    result: str = ""
+    library: bool = False
+
+
+def convert(op: str, operands: list[Tracer]) -> Converted:
+    """Convert the operands of a pointwise operator as NumPy does.
+
+    Raises
+    ------
+    TraceError
+        NumPy has no loop for these dtypes.
+    OverflowError
+        A Python integer does not fit into the dtype of the arrays.
+    """
+    strong = [t._node.dtype for t in operands if t._node.op != "const"]
+    values = operands[1:] if op == "where" else operands
+    dtype = g.promoted(t._node for t in values)
+    if all(map(dtypes.is_float, strong)) and not dtypes.is_opaque(dtype):
+        return Converted(operands)
+    if any(map(dtypes.is_opaque, (*strong, dtype))):
+        return Converted(operands, library=True)
+    if op in UFUNCS and not any(map(dtypes.is_float, strong)):
+        return _by_loop(op, operands, dtype)
+    if dtypes.is_integer(dtype) and op in _EXACT_IN_INTEGERS:
+        _check_range(values, dtype)
+        return Converted(_as_int64(operands), dtype if dtype != "int64" else "")
+    return Converted(operands)
+
+
+def _by_loop(op: str, operands: list[Tracer], dtype: str) -> Converted:
+    """Convert operands without floats to the dtypes of the loop that NumPy chooses."""
+    kinds = [type(t._node.value) if t._node.op == "const" else t.dtype for t in operands]
+    given = [np.dtype(bool) if k is bool else k for k in kinds]
+    try:
+        *loop, result = (d.name for d in UFUNCS[op].resolve_dtypes((*given, None)))
+    except TypeError:
+        fail(f"{op} of {' and '.join(sorted({str(t.dtype) for t in operands}))} arrays", _ADVICE.get(op, _NO_LOOP))
+    if any(map(dtypes.is_opaque, (*loop, result))):
+        return Converted(operands, library=True)
+    if dtypes.is_float(result) or all(map(dtypes.is_float, loop)):
+        return Converted([_cast(t, name) for t, name in zip(operands, loop, strict=True)])
+    if result == "bool" or op in _EXACT_IN_INTEGERS:
+        if result != "bool":
+            _check_range(operands, dtype)
+        integers = _as_int64(operands)
+        if op == "square" and result == "int8":
+            integers = [_cast(t, "int64") for t in operands]  # a bool's square is a number
+        return Converted(integers, result if result in dtypes.NARROW else "")
+    if op in _UNCHANGED_INTEGERS or op in _INTEGER_FORMS:
+        return Converted(_as_int64(operands), result if result in dtypes.NARROW else "")
+    return Converted(operands, library=True)
+
+
+_NO_LOOP = "NumPy refuses it as well; convert the operands with .astype first"
+
+
+def _cast(x: Tracer, dtype: str) -> Tracer:
+    return x if x._node.op == "const" else x._trace.array(g.cast(x._node, dtype), x._axes)
+
+
+def _as_int64(operands: Sequence[Tracer]) -> list[Tracer]:
+    return [_cast(t, "int64") if t._node.dtype in dtypes.NARROW else t for t in operands]
+
+
+def _check_range(operands: Sequence[Tracer], dtype: str) -> None:
+    """Check that Python integers fit into the dtype of the arrays beside them, as NumPy does."""
+    if not dtypes.is_integer(dtype):
+        return
+    limits = np.iinfo(dtype)
+    for t in operands:
+        value = t._node.value
+        if t._node.op == "const" and not limits.min <= value <= limits.max:
+            raise OverflowError(f"Python integer {value} out of bounds for {dtype}\n  at {user_line()}")
+
+
+def _sign(x: Tracer) -> Tracer:
+    return (x > 0).astype("int64") - (x < 0).astype("int64")
+
+
+# Integer forms of operators whose table rows are float functions; operands are bool or int64.
+_INTEGER_FORMS: dict[str, Callable[[Tracer], Tracer]] = {
+    "absolute": lambda x: x.copy() if x._node.dtype == "bool" else x._trace.apply("maximum", x, -x),
+    "sign": _sign,
+    **dict.fromkeys(_UNCHANGED_INTEGERS, Tracer.copy),
+}
+
+
+def integer_form(op: str, operands: list[Tracer]) -> Callable[[Tracer], Tracer] | None:
+    """Return the form of an operator for bool or int64 operands, where the table's does not serve."""
+    return None if dtypes.is_float(operands[0]._node.dtype) else _INTEGER_FORMS.get(op)

@@ -1,0 +1,190 @@
+// Products in float32 of rows and elements that split operands cannot give, shared by split_repair.cu and split_finish.cu.
+//
+// Rows that split_rows.cu marked (infinities or NaN) are gathered sixteen at a time and multiplied with all rows of the other
+// operand. Single elements are summed by a warp each. Both sum in the same order, so that no element depends on which others
+// are repaired. Subnormal numbers count.
+#pragma once
+
+#include "split_tiles.cuh"
+
+// An operand, and the inverse row scales of its split, which mark rows.
+struct Matrix {
+    const float* elements;
+    i64 row_stride, col_stride;
+    const float* inverse;
+    i64 rows;
+
+    __device__ __forceinline__ bool marked(i64 row) const { return row < rows && SplitRow::of(inverse[row]).is_marked(); }
+
+    // Whether a thread of so many finds a marked row in its share. The scales are padded to 8 rows.
+    __device__ __forceinline__ bool any_marked(int threads) const {
+        bool any = false;
+#pragma unroll 4
+        for (i64 row = threadIdx.x * 4; row < rows; row += threads * 4) {
+            const Pack<float, 4> four = load_pack<4>(inverse + row);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                any |= row + j < rows && SplitRow::of(four.v[j]).is_marked();
+            }
+        }
+        return any;
+    }
+};
+
+struct Repair {
+    static constexpr int group = 16, depth = 128, pitch = depth + 4, threads = 256;
+    static constexpr int per_thread = group * depth / threads;  // elements of an operand that a thread moves
+    static constexpr int bytes = 2 * group * pitch * 4;
+
+    float (*left)[pitch];             // tile of the chosen rows, in shared memory
+    float (*right)[pitch];            // tile of the other operand
+    float prefetched[2][per_thread];  // the next tiles of both
+
+    __device__ __forceinline__ explicit Repair(char* memory)
+        : left(reinterpret_cast<float (*)[pitch]>(memory)), right(left + group) {}
+
+    __device__ __forceinline__ static float element(const Matrix& x, i64 row, i64 k, i64 cols) {
+        return row >= 0 && row < x.rows && k < cols ? x.elements[row * x.row_stride + k * x.col_stride] : 0.0f;
+    }
+
+    __device__ __forceinline__ void fetch(
+        const Matrix& x, const i64* chosen, const Matrix& other, i64 first, i64 start, i64 cols) {
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) {
+            const int at = i * threads + threadIdx.x, row = at / depth;
+            const i64 k = start + at % depth;
+            prefetched[0][i] = element(x, chosen[row], k, cols);
+            prefetched[1][i] = element(other, first + row, k, cols);
+        }
+    }
+
+    __device__ __forceinline__ void put() {
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) {
+            const int at = i * threads + threadIdx.x;
+            left[at / depth][at % depth] = prefetched[0][i];
+            right[at / depth][at % depth] = prefetched[1][i];
+        }
+    }
+
+    // Multiply 16 chosen rows of x (-1: none) with 16 rows of `other` from `first`: 4 x 8 per warp, of which each lane
+    // sums every 32nd group of four elements. marked_step, other_step: strides of C along the rows of x and of `other`.
+    __device__ __forceinline__ void multiply(
+        const Matrix& x, const i64* chosen, const Matrix& other, i64 first, i64 cols, float* c, i64 marked_step,
+        i64 other_step) {
+        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        const int top = warp / 2 * 4, begin = warp % 2 * 8;
+        float sums[4][8];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                sums[i][j] = 0.0f;
+            }
+        }
+        fetch(x, chosen, other, first, 0, cols);
+        for (i64 start = 0; start < cols; start += depth) {
+            __syncthreads();  // all threads have read the previous tiles
+            put();
+            __syncthreads();
+            if (start + depth < cols) {
+                fetch(x, chosen, other, first, start + depth, cols);
+            }
+            Pack<float, 4> a[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                a[i] = load_pack<4>(&left[top + i][4 * lane]);
+            }
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                const Pack<float, 4> b = load_pack<4>(&right[begin + j][4 * lane]);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+#pragma unroll
+                    for (int q = 0; q < 4; ++q) {
+                        sums[i][j] = exact_multiply_add(a[i].v[q], b.v[q], sums[i][j]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+                float sum = sums[i][j];
+#pragma unroll
+                for (int mask = 16; mask > 0; mask /= 2) {
+                    sum = exact_multiply_add(__shfl_xor_sync(0xffffffffu, sum, mask), 1.0f, sum);
+                }
+                const i64 row = chosen[top + i], other_row = first + begin + j;
+                if (lane == 0 && row >= 0 && other_row < other.rows) {
+                    c[row * marked_step + other_row * other_step] = sum;
+                }
+            }
+        }
+    }
+};
+
+// Multiply every marked row of x with all rows of `other`; steps as in Repair::multiply.
+__device__ __forceinline__ void repair_rows(
+    Repair& repair, i64* chosen, u32* marks, const Matrix& x, const Matrix& other, i64 cols, float* c, i64 marked_step,
+    i64 other_step) {
+    int count = 0;
+    const auto flush = [&] {
+        for (i64 first = static_cast<i64>(blockIdx.x) * Repair::group; first < other.rows;
+             first += static_cast<i64>(gridDim.x) * Repair::group) {
+            repair.multiply(x, chosen, other, first, cols, c, marked_step, other_step);
+        }
+        __syncthreads();
+        if (threadIdx.x < Repair::group) {
+            chosen[threadIdx.x] = -1;
+        }
+        __syncthreads();
+        count = 0;
+    };
+    for (i64 from = 0; from < x.rows; from += Repair::threads) {
+        const u32 mask = __ballot_sync(0xffffffffu, x.marked(from + threadIdx.x));
+        if (threadIdx.x % 32 == 0) {
+            marks[threadIdx.x / 32] = mask;
+        }
+        __syncthreads();
+        for (int at = 0; at < Repair::threads; ++at) {
+            const u32 rest = marks[at / 32] >> at % 32;
+            if (rest == 0) {
+                at |= 31;
+            } else if (rest & 1) {
+                if (threadIdx.x == 0) {
+                    chosen[count] = from + at;
+                }
+                if (++count == Repair::group) {
+                    __syncthreads();
+                    flush();
+                }
+            }
+        }
+        __syncthreads();
+    }
+    if (count > 0) {
+        flush();
+    }
+}
+
+// One element, summed by a warp in the order of Repair::multiply.
+__device__ __forceinline__ void repair_element(const Matrix& a, i64 row, const Matrix& b, i64 col, i64 cols, float* c) {
+    const int lane = threadIdx.x % 32;
+    float sum = 0.0f;
+    for (i64 start = 0; start < cols; start += Repair::depth) {
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+            const i64 k = start + 4 * lane + q;
+            sum = exact_multiply_add(Repair::element(a, row, k, cols), Repair::element(b, col, k, cols), sum);
+        }
+    }
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) {
+        sum = exact_multiply_add(__shfl_xor_sync(0xffffffffu, sum, mask), 1.0f, sum);
+    }
+    if (lane == 0) {
+        c[row * b.rows + col] = sum;
+    }
+}

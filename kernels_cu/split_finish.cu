@@ -1,0 +1,135 @@
+// The factors that undo the scales of C = A B', a product of operands that were split into one f16 part.
+//
+// A (m, k), B (n, k): any strides. C: (m, n) float32, contiguous. C as it should be is
+//   ((C * row_factor[row]) * column_factor[col]) * row_rest[row],
+// powers of two in an order in which nothing overflows or underflows unless the result does, if every column factor is within
+// 2^63 and 2^-63. Where one is not, or elements or rows may need a repair, C itself is replaced and all factors are 1: the scales
+// are undone, and rows with infinities or NaN and elements that small elements of the operands may have changed are recomputed
+// in float32 (split_exact.cuh). An element is accurate if these, each with an absolute error of at most 2^-25 times less than
+// 2^15, change it by less than the rounding of the others to 11 bits.
+// Then a warp takes 16 rows of a tile of 128 x 128, four neighbouring columns a lane.
+// Launch: 256 threads, any number of blocks.
+#pragma once
+
+#include "split_exact.cuh"
+
+struct Factors {
+    float *row, *row_rest, *column;
+};
+
+// Two to the power of n.
+__device__ __forceinline__ float power_of_two(int n) { return __uint_as_float(static_cast<u32>(127 + n) << 23); }
+
+// Whether a thread of a block finds, in its share of the rows, one that needs more than a factor.
+__device__ __forceinline__ bool any_careful(const Matrix& x, int most) {
+    bool any = false;
+#pragma unroll 4
+    for (i64 row = threadIdx.x * 4; row < x.rows; row += Repair::threads * 4) {
+        const Pack<float, 4> four = load_pack<4>(x.inverse + row);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const SplitRow of = SplitRow::of(four.v[j]);
+            const int power = static_cast<int>(of.exponent()) - 127;
+            // The power of a marked row is 128.
+            any |= row + j < x.rows && (of.accurate_from() > 0.0f || power > most || power < -most);
+        }
+    }
+    return any;
+}
+
+__device__ __forceinline__ void write_factors(const Matrix& a, const Matrix& b, const Factors& factors, bool ones) {
+    const i64 step = static_cast<i64>(gridDim.x) * Repair::threads;
+    const i64 first = static_cast<i64>(blockIdx.x) * Repair::threads + threadIdx.x;
+    for (i64 row = first; row < a.rows; row += step) {
+        const int power = ones ? 0 : static_cast<int>(SplitRow::of(a.inverse[row]).exponent()) - 127;
+        factors.row[row] = power_of_two(power / 2);
+        factors.row_rest[row] = power_of_two(power - power / 2);
+    }
+    for (i64 col = first; col < b.rows; col += step) {
+        factors.column[col] = power_of_two(ones ? 0 : static_cast<int>(SplitRow::of(b.inverse[col]).exponent()) - 127);
+    }
+}
+
+// Undo the scales of one row of a tile, of which a lane has four columns, and recompute its elements that are not accurate.
+__device__ __forceinline__ void finish_row(
+    const Matrix& a, const Matrix& b, i64 cols, float* c, i64 row, i64 col, const SplitRow (&of_col)[4], bool packs) {
+    const SplitRow of_row = SplitRow::of(a.inverse[row]);
+    float* const at = c + row * b.rows + col;
+    Pack<float, 4> sums;
+    u32 flagged = 0, kept = 0;  // bits of elements to recompute, and of those not to write
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const bool inside = col + j < b.rows, marked = of_row.is_marked() || of_col[j].is_marked();
+        const float sum = inside ? at[j] : 0.0f;
+        const bool small = inside && !marked && fabsf(sum) < of_row.accurate_from() + of_col[j].accurate_from();
+        flagged |= static_cast<u32>(small) << j;
+        kept |= static_cast<u32>(small || marked || !inside) << j;
+        sums.v[j] = scaled(sum, of_row.exponent() + of_col[j].exponent());
+    }
+    if (packs && kept == 0) {
+        store_pack<4>(at, sums);
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            if (!(kept >> j & 1)) {
+                at[j] = sums.v[j];
+            }
+        }
+    }
+#pragma unroll 1
+    for (int j = 0; j < 4; ++j) {
+        u32 lanes = __ballot_sync(0xffffffffu, flagged >> j & 1);
+        const i64 first = col - static_cast<i64>(threadIdx.x % 32) * 4 + j;
+        for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
+            if (lanes & 1) {
+                repair_element(a, row, b, first + l * 4, cols, c);
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void split_finish(
+    const Matrix& a, const Matrix& b, float* c, i64 cols, const Factors& factors) {
+    constexpr int width = 128;
+    // Tiles of both operands, the 16 chosen rows, and a mask for each warp.
+    SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
+    i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
+    u32* marks = reinterpret_cast<u32*>(chosen + 16);
+    const bool careful = any_careful(a, 127) | any_careful(b, 63);
+    const u32 mask = __ballot_sync(0xffffffffu, careful);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (lane == 0) {
+        marks[warp] = mask;
+    }
+    if (threadIdx.x < 16) {
+        chosen[threadIdx.x] = -1;
+    }
+    __syncthreads();
+    u32 all = 0;
+    for (int w = 0; w < Repair::threads / 32; ++w) {
+        all |= marks[w];
+    }
+    __syncthreads();
+    write_factors(a, b, factors, all != 0);
+    if (all == 0) {
+        return;
+    }
+    const TileOrder order(a.rows, b.rows, width);
+    const bool packs = b.rows % 4 == 0 && reinterpret_cast<i64>(c) % 16 == 0;
+    for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
+        i64 first, col;
+        order.at(tile, first, col);
+        col += lane * 4;
+        SplitRow of_col[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            of_col[j] = col + j < b.rows ? SplitRow::of(b.inverse[col + j]) : SplitRow::none();
+        }
+        for (i64 row = first + warp * rows_a_warp; row < first + (warp + 1) * rows_a_warp && row < a.rows; ++row) {
+            finish_row(a, b, cols, c, row, col, of_col, packs);
+        }
+    }
+    Repair repair(memory);
+    repair_rows(repair, chosen, marks, a, b, cols, c, b.rows, 1);
+    repair_rows(repair, chosen, marks, b, a, cols, c, 1, b.rows);
+}

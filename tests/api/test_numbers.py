@@ -1,0 +1,228 @@
+"""Float arguments: parameters of a plan, which serves all their values; what reads a value gets a plan for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from support import Engine, assert_close, assert_equal, dtype_of, normal
+
+import cupyfuse as cf
+from cupyfuse.api import cache
+
+VALUES = (0.5, -0.0, 0.0, 3.0, 1.0, -1.0, 1e300, math.inf, -math.inf, math.nan, 2.0**-1074, 0.1)
+ONES = np.ones(3)
+
+FUNCTIONS: list[Callable[[Any, float], Any]] = [
+    lambda x, k: x * k,
+    lambda x, k: k / x + x / 2 * k * 3,
+    lambda x, k: (2 * k - 1) * x + k,
+    lambda x, k: ((x * 3 + k) * (k * k) - 1) * k + 5,
+    lambda x, k: np.exp(x * k).sum(axis=1) * k,
+    lambda x, k: np.where(x > k, x, k),
+    lambda x, k: np.maximum(x, k) + np.clip(x, -abs(k), k),
+    lambda x, k: cf.leaky_relu(x, k) + cf.elu(x, alpha=k),
+    lambda x, k: (x - x.mean(axis=1, keepdims=True)) / np.sqrt(x.var(axis=1, keepdims=True) + k),
+    lambda x, k: (x @ (x.T * k)).sum(axis=1) * -k,
+    lambda x, k: np.power(np.abs(x), k) + np.maximum(k, x) - np.where(x > 0, k, x),
+    lambda x, k: (x.sum(axis=0) * k, np.full_like(x, k), x + (-k) + (+k)),
+    lambda x, k: cf.logsumexp(x * k, axis=1, b=2.0) + cf.logsumexp(x, axis=0).sum() * k,
+    lambda x, k: x.sum() * k + k,
+]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("number", range(len(FUNCTIONS)))
+def test_one_plan_serves_all_values(engine: Engine, number: int, dtype: str, rng: np.random.Generator) -> None:
+    """With the bits of a plan that is made for the value alone."""
+    function = FUNCTIONS[number]
+    x = engine.array(normal(rng, (4, 5), dtype))
+    fused = cf.fuse(function)
+    for k in VALUES:
+        with np.errstate(all="ignore"):
+            got, want = fused(x, k), cf.fuse(function).bind(k=k)(x)
+        for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, want)), strict=True):
+            a, b = (np.asarray(engine.host(v)) for v in (a, b))
+            assert a.dtype == b.dtype
+            scale = np.finfo(np.float32 if dtype != "float64" else np.float64).eps * 32
+            unit = max(scale, 2.0**-7 if dtype == "bfloat16" else 2.0**-10 if dtype == "float16" else 0)
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            assert_close(a, b, unit * (1 + np.abs(np.where(np.isfinite(b), b, 0))) * 4)
+    assert len(fused._runnables) == 1
+
+
+@pytest.mark.parametrize("number", range(len(FUNCTIONS)))
+def test_against_numpy(number: int, rng: np.random.Generator) -> None:
+    function, x = FUNCTIONS[number], normal(rng, (4, 5), "float64")
+    fused = cf.fuse(function)
+    for k in (0.5, 3.0, 0.1, 1.0):
+        got, want = fused(x, k), function(x, k)
+        for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, want)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
+
+
+READING: list[Callable[[Any, float], Any]] = [
+    lambda x, k: x * 2 if k > 1 else x * 3,
+    lambda x, k: x * (2 if k else 3),
+    lambda x, k: x * math.sqrt(abs(k)),
+    lambda x, k: x * np.exp(k),
+    lambda x, k: x * np.float64(k),
+    lambda x, k: x + int(k),
+    lambda x, k: x + round(k),
+    lambda x, k: x + len(str(k)),
+    lambda x, k: x + len(f"{k:.1f}"),
+    lambda x, k: x + {0.5: 1.0}.get(k, 7.0),
+    lambda x, k: x + [0.5, 3.0].index(k) if k in (0.5, 3.0) else x,
+    lambda x, k: x * max(k, 1.0) + min(2.0, k),
+    lambda x, k: x * (1.0 if k == 0.5 else 2.0),
+    lambda x, k: x + k.is_integer(),
+    lambda x, k: (x, k),
+    lambda x, k: (x, k * 2),
+    lambda x, k: x + np.full(3, k),
+    lambda x, k: x + np.asarray(k),
+    lambda x, k: x * (1 - k if k < 1 else k - 1),
+]
+
+
+@pytest.mark.parametrize("number", range(len(READING)))
+def test_functions_that_read_a_value_get_a_plan_for_it(number: int) -> None:
+    function = READING[number]
+    fused = cf.fuse(function)
+    for k in (0.5, 3.0, 1.0, 0.5, 0.25, 3.0):
+        got, want = fused(ONES, k), function(ONES, k)
+        for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (got, want)), strict=True):
+            assert type(a) is type(b)
+            np.testing.assert_allclose(a, b, rtol=1e-14)
+    assert 2 <= len(fused._runnables) <= 4
+
+
+def test_values_that_are_read_in_some_cases_only() -> None:
+    def function(x: Any, a: float, b: float) -> Any:
+        if a > 0:
+            return x * (2 if b > 0 else 3)
+        return x * b
+
+    fused = cf.fuse(function)
+    for _ in range(2):
+        for a in (-1.0, 1.0, -2.0, 2.0):
+            for b in (-5.0, 5.0, 7.0):
+                assert_equal(fused(ONES, a, b), function(ONES, a, b))
+
+
+@dataclass
+class Layer:
+    k: float
+    bias: Any = 0.0
+
+    def apply(self, x: Any) -> Any:
+        return x * self.k + self.bias
+
+
+def test_floats_in_containers_and_objects() -> None:
+    fused = cf.fuse(lambda layer, more, x: layer.apply(x) * more["k"][0] + more["k"][1])
+    for k in (2.0, 3.0, -1.0):
+        assert_equal(fused(Layer(k, 1.0), {"k": [k, 0.5]}, ONES), (ONES * k + 1) * k + 0.5)
+    assert len(fused._runnables) == 1
+    with pytest.raises(cf.TraceError, match="a change of 'layer'"):
+        cf.fuse(lambda x, layer: setattr(layer, "k", layer.k + 1) or x)(ONES, Layer(1.0))
+
+
+def test_isinstance_knows_floats() -> None:
+    fused = cf.fuse(lambda x, k: x * (k if isinstance(k, float) and not isinstance(k, int) else 0))
+    assert [fused(ONES, k)[0] for k in (2.0, 3.0)] == [2, 3]
+
+
+def test_numbers_that_cannot_be_computed_raise_what_python_raises() -> None:
+    fused = cf.fuse(lambda x, k: x * (1 / k))
+    assert fused(ONES, 2.0)[0] == 0.5
+    with pytest.raises(ZeroDivisionError):
+        fused(ONES, 0.0)
+    root = cf.fuse(lambda x, k: x * k**0.5)
+    assert root(ONES, 4.0)[0] == 2
+    with pytest.raises(TypeError, match="complex"):
+        root(ONES, -4.0)
+
+
+def test_bound_floats_are_constants_and_others_are_not(rng: np.random.Generator) -> None:
+    x, w = normal(rng, (6, 5), "float64"), normal(rng, (4, 5), "float64")
+    fused = cf.fuse(lambda x, w, k, b: ((x @ w.T) * k + b).sum(axis=1))
+    serve = fused.bind(w=w, b=0.5)
+    for k in (1.0, 2.0, -3.0):
+        np.testing.assert_allclose(serve(x, k), ((x @ w.T) * k + 0.5).sum(axis=1), rtol=1e-11, atol=1e-12)
+    assert len(serve._runnables) == 1
+    prepared = cf.fuse(lambda x, w, k: x * (w.sum() * k)).bind(w=w)
+    for k in (1.0, 2.0):
+        np.testing.assert_allclose(prepared(x, k), x * w.sum() * k, rtol=1e-12)
+
+
+def test_blocks_of_rows(engine: Engine, rng: np.random.Generator) -> None:
+    x, w = normal(rng, (64, 8)), normal(rng, (128, 8))
+    fused = cf.fuse(lambda x, w, k: (cf.softmax(x @ w.T * k, axis=1) @ w) * k, max_workspace=1 << 14)
+    assert fused.plan(x, w, 2.0).blocks is not None
+    for k in (0.5, 0.25):
+        y = np.exp(x.astype(float) @ w.T.astype(float) * k)
+        expected = y / y.sum(axis=1, keepdims=True) @ w * k
+        got = engine.host(fused(engine.array(x), engine.array(w), k))
+        assert_close(got, expected, 1e-4 * (1 + np.abs(expected)))
+
+
+def test_one_fused_function_within_another_shares_its_numbers() -> None:
+    inner = cf.fuse(lambda x, k: x * (k + 1))
+    outer = cf.fuse(lambda x, k: inner(x, k * 2) + inner(np.arange(3.0), k))
+    for k in (1.0, 2.0):
+        assert_equal(outer(ONES, k), ONES * (2 * k + 1) + np.arange(3.0) * (k + 1))
+
+
+def test_a_number_that_leaks_says_so() -> None:
+    class Box:
+        value: Any = None
+
+    kept = Box()
+    cf.fuse(lambda x, k, kept: setattr(kept, "value", k) or x * k, static=("kept",))(ONES, 2.0, kept)
+    with pytest.raises(cf.TraceError, match="another fused function"):
+        cf.fuse(lambda x, kept: x * kept.value, static=("kept",))(ONES, kept)
+
+
+def test_the_least_recently_used_plan_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "LIMIT", 8)
+    fused = cf.fuse(lambda x, k: x + k)
+    plans = {}
+    for k in range(30):
+        fused(ONES, k)
+        fused(ONES, 0)
+        plans[k] = fused._runnables.find(("highest", *fused.read((ONES, 0)).key), ())
+    assert len({id(p) for p in plans.values()}) == 1, "the one in use stays"
+    assert len(fused._runnables) <= 8
+
+
+def test_dtypes_of_arrays_beside_a_float() -> None:
+    for name in ("float16", "float32", "float64", "int64", "bool", "bfloat16"):
+        x = np.ones(3).astype(dtype_of(name))
+        got = cf.fuse(lambda x, k: x * k)(x, 0.5)
+        assert got.dtype == (x * 0.5).dtype if name != "bfloat16" else x.dtype
+
+
+def test_default_values_are_constants(rng: np.random.Generator) -> None:
+    """What depends on them and on bound arrays alone is prepared once."""
+
+    def normalised(x: Any, w: Any, eps: float = 1e-5, *, k: float = 2.0) -> Any:
+        return x * k / np.sqrt(w.var(axis=0) + eps)
+
+    x, w = normal(rng, (4, 5), "float64"), normal(rng, (6, 5), "float64")
+    fused = cf.fuse(normalised)
+    serve = fused.bind(w=w)
+    for options in ({}, {"eps": 0.5}, {"k": 3.0}, {"eps": 0.25, "k": 1.0}):
+        expected = normalised(x, w, **options)
+        np.testing.assert_allclose(fused(x, w, **options), expected, rtol=1e-12)
+        np.testing.assert_allclose(serve(x, **options), expected, rtol=1e-12)
+    np.testing.assert_allclose(fused(x, w, 1e-5), normalised(x, w), rtol=1e-12)
+    plan = serve.plan(x)
+    assert plan.prepare is not None and [s.fused[-1] for s in plan.prepare.steps][-1] in (
+        "sqrt",
+        "safe_divide",
+        "divide",
+    )

@@ -1,0 +1,270 @@
+"""What is computed again and what is stored: no plan costs much more than its operations one by one."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from support import Engine, normal, unit
+
+import cupyfuse as cf
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, unfused_cost
+
+
+def sinkhorn(k: Any, iterations: int) -> Any:
+    for _ in range(iterations):
+        k = k / k.sum(axis=1, keepdims=True)
+        k = k / k.sum(axis=0)
+    return k
+
+
+def log_sinkhorn(k: Any, iterations: int) -> Any:
+    for _ in range(iterations):
+        k = k - cf.logsumexp(k, axis=1, keepdims=True)
+        k = k - cf.logsumexp(k, axis=0)
+    return k
+
+
+def scaling_vectors(k: Any, iterations: int) -> Any:
+    u = k.sum(axis=1)
+    for _ in range(iterations):
+        v = 1 / (k.T @ u)
+        u = 1 / (k @ v)
+    return u[:, None] * k * v
+
+
+def centred(x: Any, times: int) -> Any:
+    for _ in range(times):
+        x = np.tanh(x - x.mean(axis=1, keepdims=True))
+        x = x - x.mean(axis=0)
+    return x
+
+
+def centred_with_products(x: Any, times: int) -> Any:
+    for _ in range(times):
+        x = (x - x.max(axis=0)) @ (x.T @ x)
+        x = x / (1 + np.abs(x).max(axis=1, keepdims=True))
+    return x
+
+
+def each_step_kept(x: Any, times: int) -> Any:
+    """Every value is a result, or read again at the end."""
+    values = [x]
+    for _ in range(times):
+        values.append(np.exp(values[-1] - values[-1].max(axis=len(values) % 2, keepdims=True)))
+    total = values[0]
+    for value in values[1:]:
+        total = total + value * value.sum(axis=0)
+    return total, values[-1], values[len(values) // 2]
+
+
+PROGRAMS = [sinkhorn, log_sinkhorn, scaling_vectors, centred, centred_with_products, each_step_kept]
+
+
+def plan_of(program: Any, count: int, shape: tuple[int, int], dtype: str = "float64") -> Plan:
+    return cf.fuse(lambda x: program(x, count)).plan(cf.spec(shape, dtype))
+
+
+def copied(plan: Plan) -> int:
+    """Bytes moved to give an argument a layout that kernels read."""
+    return sum(s.reads + s.writes for s in plan.steps if s.kind == "Copy")
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("shape", [(100, 100), (300, 40), (40, 300)])
+def test_cost_grows_linearly_with_the_length_of_a_program(program: Any, shape: tuple[int, int]) -> None:
+    if program is scaling_vectors and shape[0] != shape[1]:
+        shape = (shape[0], shape[0])
+    plans = [plan_of(program, n, shape) for n in (20, 40, 60)]
+    for first, second in itertools.pairwise(itertools.pairwise(plans)):
+        steps, flops, moved = (
+            [f(q) - f(p) for p, q in (first, second)]
+            for f in (lambda p: len(p.steps), lambda p: p.flops, lambda p: p.reads + p.writes)
+        )
+        assert steps[0] == steps[1] > 0
+        assert abs(flops[1] / flops[0] - 1) < 0.02 and abs(moved[1] / moved[0] - 1) < 0.02
+    for plan in plans:
+        written = unfused_cost(plan.graph)
+        cost = cost_of(plan.steps)
+        assert cost.repeatable <= MOST_FLOPS * written.repeatable and cost.products == written.products
+        assert plan.reads + plan.writes - copied(plan) <= written.bytes
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_deep_programs_are_right(program: Any, engine: Engine, rng: np.random.Generator) -> None:
+    x = np.abs(normal(rng, (6, 6), "float64")) + 0.1
+    function = cf.fuse(lambda x: program(x, 7))
+    expected = program(x, 7)
+    results = engine.host(function(*engine.arrays([x])))
+    pairs = [(results, expected)] if not isinstance(expected, tuple) else zip(results, expected, strict=True)
+    for result, value in pairs:
+        np.testing.assert_allclose(result, value, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, -0.0])
+def test_deep_programs_of_special_values(special: float, engine: Engine, rng: np.random.Generator) -> None:
+    x = normal(rng, (5, 4), "float64")
+    x[1, 2] = special
+    with np.errstate(all="ignore"):
+        expected = sinkhorn(x, 6)
+    result = engine.host(cf.fuse(lambda x: sinkhorn(x, 6))(*engine.arrays([x])))
+    np.testing.assert_allclose(result, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1, 5), (5, 1), (1, 1)])
+def test_deep_programs_of_few_elements(shape: tuple[int, int], engine: Engine, rng: np.random.Generator) -> None:
+    x = np.abs(normal(rng, shape, "float64")) + 0.1
+    result = engine.host(cf.fuse(lambda x: sinkhorn(x, 6))(*engine.arrays([x])))
+    np.testing.assert_allclose(result, sinkhorn(x, 6), rtol=1e-12)
+
+
+@pytest.mark.parametrize("layout", ["fortran", "row_gap", "column_gap", "reversed", "transposed", "misaligned"])
+def test_deep_programs_of_any_layout(layout: str, engine: Engine, rng: np.random.Generator) -> None:
+    x = np.abs(normal(rng, (5, 7), "float64")) + 0.1
+    result = engine.host(cf.fuse(lambda x: sinkhorn(x, 6))(engine.array(x, layout)))
+    np.testing.assert_allclose(result, sinkhorn(x, 6), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_deep_programs_in_narrow_dtypes(dtype: str, engine: Engine, rng: np.random.Generator) -> None:
+    """Each of 12 divisions and sums of 6 elements may round, in float32 or, where it is stored, in the dtype."""
+    x = (np.abs(normal(rng, (6, 6))) + 0.5).astype(cf.dtypes.to_numpy(dtype))
+    result = engine.host(cf.fuse(lambda x: sinkhorn(x, 6))(*engine.arrays([x])))
+    exact = sinkhorn(x.astype(np.float64), 6)
+    assert result.dtype == x.dtype
+    np.testing.assert_allclose(result.astype(np.float64), exact, rtol=100 * unit(dtype))
+
+
+# Random deep programs -----------------------------------------------------------------------------------------------
+
+LINES = (
+    "{0} - {0}.max(axis=1, keepdims=True)",
+    "{0} / {0}.sum(axis=1, keepdims=True)",
+    "{0} - {0}.mean(axis=0)",
+    "{0} / (1 + {0}.std(axis=0))",
+    "{0} * {0}.max(axis=0) + np.exp(b) * {0}.min(axis=1, keepdims=True)",
+    "cf.softmax({0}, axis=1)",
+    "cf.softmax({0}, axis=0)",
+    "np.tanh({0})",
+    "np.exp(-np.abs({0}))",
+    "{0} + {1}",
+    "{0} * {1}",
+    "{0} - {1}.sum(axis=0)",
+    "{0} * b",
+    "{0} / (1 + np.abs({0}).sum())",
+    "np.where({0} > {1}, {0}, b)",
+    "({0} @ w) * 0.1",
+    "({0} @ ({1}.T @ {0})) * 0.01",
+)
+
+
+@st.composite
+def deep_programs(draw: Any, longest: int = 60) -> tuple[str, int]:
+    """Draw the source of a program of one matrix `x`, and the number of its lines."""
+    count = draw(st.sampled_from([n for n in (5, 12, 30, 60) if n <= longest]))
+    some = draw(st.lists(st.sampled_from(LINES), min_size=1, max_size=6, unique=True))
+    names, lines = ["x"], []
+    for n in range(count):
+        other = names[-1 - draw(st.integers(0, min(len(names) - 1, draw(st.sampled_from((1, 3, 40))))))]
+        lines.append(f"    v{n} = " + draw(st.sampled_from(some)).format(names[-1], other))
+        names.append(f"v{n}")
+    returned = ", ".join(dict.fromkeys([names[-1], *draw(st.lists(st.sampled_from(names[1:]), max_size=3))]))
+    return "\n".join(["def program(x, b, w):", *lines, f"    return ({returned},)"]), count
+
+
+def compiled(source: str) -> Any:
+    scope: dict[str, Any] = {"np": np, "cf": cf}
+    exec(source, scope)
+    return scope["program"]
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(
+    program=deep_programs(),
+    shape=st.sampled_from([(64, 48), (300, 200), (48, 5), (5, 48), (1, 40), (40, 1)]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_no_plan_costs_more_than_its_operations(program: tuple[str, int], shape: tuple[int, int], dtype: str) -> None:
+    source, _ = program
+    columns = shape[1]
+    fused = cf.fuse(compiled(source))
+    arguments = cf.spec(shape, dtype), cf.spec(columns, dtype), cf.spec((columns, columns), dtype)
+    plan, (traced, _) = fused.plan(*arguments), fused.trace(arguments)
+    written, cost = unfused_cost(traced.graph), cost_of(plan.steps)
+    # A mean's division is not in its count.
+    divisions = 2 * sum(shape) * len(plan.calls)
+    assert cost.products <= written.products
+    assert cost.repeatable <= MOST_FLOPS * written.repeatable + divisions
+    assert cost.bytes - copied(plan) <= written.bytes + 8 * 3 * divisions
+    assert (cost.flops, cost.bytes) == (plan.flops, plan.reads + plan.writes)
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(
+    program=deep_programs(longest=30),
+    shape=st.sampled_from([(6, 5), (1, 4), (4, 1), (9, 3)]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_random_deep_programs_are_right(program: tuple[str, int], shape: tuple[int, int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    columns = shape[1]
+    arguments = [rng.standard_normal(s) for s in (shape, (columns,), (columns, columns))]
+    function = compiled(program[0])
+    with np.errstate(all="ignore"):
+        expected = function(*arguments)
+        disturbed = function(*[a * (1 + 1e-12 * rng.standard_normal(a.shape)) for a in arguments])
+    for result, value, other in zip(cf.fuse(function)(*arguments), expected, disturbed, strict=True):
+        # What a change of the arguments by 1e-12 of themselves does, roundings may do.
+        with np.errstate(invalid="ignore"):
+            error = 1e-9 * (1 + np.abs(value)) + 100 * np.abs(value - other)
+            wrong = np.isfinite(error) & ~(np.abs(result - value) <= error)
+        assert not wrong.any()
+
+
+# Long chains --------------------------------------------------------------------------------------------------------
+
+LONG = 5000
+LINKS = {
+    "shifts": lambda x, k: x + 1.0 * (k % 3),
+    "choices": lambda x, k: np.where(x > 0.1, x * 0.9, x + 0.1),
+    "transposes": lambda x, k: np.tanh(x).T,
+    "conversions": lambda x, k: (x * 0.5).astype(np.float32 if k % 2 else np.float64),
+    "row sums": lambda x, k: x / (1 + np.abs(x).sum(axis=1, keepdims=True)),
+    "alternating sums": lambda x, k: x / (1 + np.abs(x).sum(axis=k % 2, keepdims=True)),
+    "products": lambda x, k: (x @ x) * 0.1 if k % 10 == 0 else np.tanh(x),
+    "scales": lambda x, k: x * x.mean(axis=0) / 2 * 0.5 - 1,
+}
+
+
+def linked(x: Any, name: str, count: int) -> Any:
+    for k in range(count):
+        x = LINKS[name](x, k)
+    return x
+
+
+@pytest.mark.parametrize("name", ["shifts", "choices", "transposes", "conversions"])
+def test_thousands_of_chained_operations(name: str) -> None:
+    """Through the trace, the plan, its source and report, and NumPy: nothing recurses along a chain."""
+    x = np.linspace(-1, 1, 16).reshape(4, 4)
+    function = cf.fuse(lambda x: linked(x, name, LONG))
+    plan = function.plan(x)
+    assert len(plan.source()) > 10 * LONG and repr(plan) and str(plan)
+    np.testing.assert_allclose(function(x), linked(x, name, LONG), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(LINKS))
+def test_the_source_of_a_chain_grows_with_its_length(name: str) -> None:
+    x = np.linspace(-1, 1, 16).reshape(4, 4)
+    lengths = []
+    for count in (250, 500):
+        function = cf.fuse(lambda x, count=count: linked(x, name, count))
+        lengths.append(len(function.plan(x).source()))
+        with np.errstate(all="ignore"):
+            expected = linked(x, name, count)
+        np.testing.assert_allclose(function(x), expected, rtol=1e-6)
+    assert 1.7 < lengths[1] / lengths[0] < 2.3

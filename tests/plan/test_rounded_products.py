@@ -1,0 +1,121 @@
+"""Chains whose products run on operands in one fp16 part: what reads a product applies its factors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import CUDA, HEADS, HOST, Engine, Head
+
+import cupyfuse as cf
+from cupyfuse import devices
+from cupyfuse.plan.schedule import products
+
+F32 = np.float32
+
+
+@pytest.fixture(params=[pytest.param(HOST, id="host"), pytest.param(CUDA, id="cuda", marks=pytest.mark.gpu)])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """An engine that rounds the operands of every float32 product, however small."""
+    chosen: Engine = request.param
+    chosen.require()
+    monkeypatch.setattr(products, "rounded_time", lambda *_, **__: 0.0)
+    if chosen is HOST:
+        monkeypatch.setattr(chosen.runtime, "device", devices.DEVICES["H200"])
+    with chosen.active():
+        yield chosen
+
+
+def close(actual: Any, expected: Any, depth: int) -> None:
+    """Within what operands rounded to 11 bits may change, relative to the largest value."""
+    scale = float(np.nanmax(np.abs(expected), initial=1, where=np.isfinite(expected)))
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=4 * 2.0**-11 * scale * np.sqrt(depth))
+
+
+@pytest.mark.parametrize("bound", [False, True])
+@pytest.mark.parametrize("shape", [(5, 70, 9), (33, 130, 100)])
+@pytest.mark.parametrize("head", [h for h in HEADS if h.name != "head_sum"], ids=lambda h: h.name)
+def test_heads(engine: Engine, head: Head, shape: Any, bound: bool, rng: np.random.Generator) -> None:
+    given = head.arguments(rng, *shape)
+    expected = head.plain(*(a.astype(np.float64) for a in given))
+    arguments = engine.arrays(given)
+    fused: Any = cf.fuse(head.function, precision="high")
+    if bound:
+        names = list(fused.signature.parameters)
+        fixed = {n: a for n, a in zip(names, arguments, strict=False) if n in head.bound}
+        fused = fused.bind(**fixed)
+        arguments = [a for n, a in zip(names, arguments, strict=False) if n not in fixed]
+    plan = fused.plan(*arguments)
+    assert "11 bits" in plan.steps[0].how and plan.steps[0].launches == 4 - bound
+    assert not any(step.kind == "RowProgram" and step.fused == ("multiply",) * 3 for step in plan.steps), "no pass"
+    result, wanted = engine.host(fused(*arguments)), expected
+    np.testing.assert_allclose(result, wanted, rtol=2e-2, atol=2e-2 * float(np.abs(wanted).max()))
+
+
+CHAINS = [
+    (lambda x, w: x @ w, (7, 70), (70, 12)),
+    (lambda x, w: (x * 2 + 1) @ w.T, (7, 70), (12, 70)),
+    (lambda x, w: (x @ w.T) @ w, (7, 70), (12, 70)),
+    (lambda x, w: (x @ x.T, x @ w.T), (7, 70), (12, 70)),
+    (lambda x, w: (x.T @ x) @ w.T, (7, 70), (12, 70)),
+    (lambda x, w: (x @ w.T).T, (7, 70), (12, 70)),
+    (lambda x, w: (x @ w.T).sum(axis=0), (7, 70), (12, 70)),
+    (lambda x, w: x @ w.T - (x @ w.T).mean(axis=0), (7, 70), (12, 70)),
+    (lambda x, w: cf.logsumexp(x @ w.T, axis=1), (300, 70), (130, 70)),
+    (lambda x, w: (x @ w.T).max(axis=1, keepdims=True) + x @ w.T, (1, 70), (1, 70)),
+]
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "fortran", "row_gap", "offset"])
+@pytest.mark.parametrize("number", range(len(CHAINS)))
+def test_chains(engine: Engine, number: int, layout: str, rng: np.random.Generator) -> None:
+    chain, *shapes = CHAINS[number]
+    values = [rng.standard_normal(s).astype(F32) for s in shapes]
+    results = cf.fuse(chain, precision="high")(*(engine.array(v, layout) for v in values))
+    expected = chain(*(v.astype(np.float64) for v in values))
+    pairs = zip(results, expected, strict=True) if isinstance(results, tuple) else [(results, expected)]
+    for result, value in pairs:
+        close(engine.host(result), value, 70)
+
+
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e-30, 1e30), (1e30, 1e-30), (1e-20, 1e-12), (1.0, 1e25), (1e25, 1.0)])
+@pytest.mark.parametrize("special", ["", "inf", "nan", "small"])
+def test_any_scales_and_special_values(
+    engine: Engine, scales: tuple[float, float], special: str, rng: np.random.Generator
+) -> None:
+    """With factors, and where C itself is repaired: results are the same but for rounding."""
+    x, w = (rng.standard_normal(s) * scale for s, scale in zip(((9, 100), (140, 100)), scales, strict=True))
+    if special in ("inf", "nan"):
+        x[4, 7] = float(special)
+        w[3, 9] = float(special)
+    if special == "small":
+        x[2, 5:] *= 1e-12
+        w[:, :5] = 0
+    x, w = x.astype(F32), w.astype(F32)
+    with np.errstate(all="ignore"):
+        expected = x.astype(np.float64) @ w.astype(np.float64).T
+        size = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)).T
+    fused = cf.fuse(lambda x, w: (x @ w.T, (x @ w.T) * 0.5), precision="high")
+    whole, half = map(engine.host, fused(engine.array(x), engine.array(w)))
+    finite = np.isfinite(expected) & np.isfinite(size)
+    np.testing.assert_array_equal(np.isnan(whole), np.isnan(expected))
+    assert (np.abs(whole[finite] - expected[finite]) <= 3 * 2.0**-11 * size[finite] + 1e-38).all()
+    np.testing.assert_array_equal(half, whole * F32(0.5))
+
+
+def test_blocks_of_rows(engine: Engine, rng: np.random.Generator) -> None:
+    x, w = (rng.standard_normal(s).astype(F32) for s in ((700, 70), (130, 70)))
+    x[500] *= 1e-20
+    x[600, 3] = np.inf
+    chain = cf.fuse(lambda x, w: cf.logsumexp(x @ w.T, axis=1), precision="high", max_workspace=200_000)
+    arguments = engine.array(x), engine.array(w)
+    plan = chain.plan(*arguments)
+    assert plan.blocks is not None and plan.blocks.rows < 700
+    with np.errstate(all="ignore"):
+        expected = cf.logsumexp(x.astype(np.float64) @ w.astype(np.float64).T, axis=1)
+    result = engine.host(chain(*arguments))
+    finite = np.isfinite(expected)
+    close(result[finite], expected[finite], 70)
+    np.testing.assert_array_equal(result[~finite], expected[~finite])
