@@ -91,5 +91,5 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "asanyarray": _asarray,
     "ascontiguousarray": _contiguous,
     "asfortranarray": _contiguous,
-    "isscalar": lambda element: False,
+    "isscalar": lambda element: element._is_scalar,
 }
