@@ -184,8 +184,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a strip's atoms written over the next ones",
         SPLIT_COLUMNS,
-        "min(static_cast<i64>(4), groups - first / 8) * 128",
-        "4 * 128",
+        "min(static_cast<i64>(4), groups - first / 8) * Parts",
+        "4 * Parts",
         splits("columns"),
     ),
     Mutant(
