@@ -14,8 +14,6 @@
 
 #include "types.cuh"
 
-typedef unsigned long long u64;
-
 // Strides are in bytes; `places` is the number of runs of 32 bytes that are read of each row.
 struct Sampled {
     const char* data;

@@ -125,6 +125,21 @@ struct Repair {
     }
 };
 
+// Whether something holds for any thread of a block; `marks` has a word for each warp.
+__device__ __forceinline__ bool any_of_block(bool own, u32* marks) {
+    const u32 mask = __ballot_sync(0xffffffffu, own);
+    if (threadIdx.x % 32 == 0) {
+        marks[threadIdx.x / 32] = mask;
+    }
+    __syncthreads();
+    u32 all = 0;
+    for (int w = 0; w < Repair::threads / 32; ++w) {
+        all |= marks[w];
+    }
+    __syncthreads();
+    return all != 0;
+}
+
 // Multiply every marked row of x with all rows of `other`; steps as in Repair::multiply.
 __device__ __forceinline__ void repair_rows(
     Repair& repair, i64* chosen, u32* marks, const Matrix& x, const Matrix& other, i64 cols, float* c, i64 marked_step,

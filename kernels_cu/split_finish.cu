@@ -95,23 +95,13 @@ __device__ __forceinline__ void split_finish(
     SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
     i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
     u32* marks = reinterpret_cast<u32*>(chosen + 16);
-    const bool careful = any_careful(a, 127) | any_careful(b, 63);
-    const u32 mask = __ballot_sync(0xffffffffu, careful);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    if (lane == 0) {
-        marks[warp] = mask;
-    }
     if (threadIdx.x < 16) {
         chosen[threadIdx.x] = -1;
     }
-    __syncthreads();
-    u32 all = 0;
-    for (int w = 0; w < Repair::threads / 32; ++w) {
-        all |= marks[w];
-    }
-    __syncthreads();
-    write_factors(a, b, factors, all != 0);
-    if (all == 0) {
+    const bool careful = any_of_block(any_careful(a, 127) | any_careful(b, 63), marks);
+    write_factors(a, b, factors, careful);
+    if (!careful) {
         return;
     }
     const TileOrder order(a.rows, b.rows, width);

@@ -30,6 +30,15 @@ struct SplitGemm {
 // min(n, most).
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
+// The result, the inverse scales of both operands, and flags: a word for each warp's part of a tile, with a bit for each
+// lane whose elements may be inaccurate because of small elements of the operands.
+struct Target {
+    float* c;
+    i64 m, n;
+    const float *inverse_a, *inverse_b;
+    u32* flags;
+};
+
 // Store the tile at (row, col) from the accumulators of both consumer warpgroups, and its flags. A thread has pairs of
 // neighbouring columns in rows `row` and `row` + 8; see multiply_add. There is no tile where `tile` is negative.
 template <int Columns>

@@ -63,22 +63,12 @@ __device__ __forceinline__ void split_repair(
     SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
     i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
     u32* marks = reinterpret_cast<u32*>(chosen + 16);
-    const bool any = a.any_marked(Repair::threads) | b.any_marked(Repair::threads);
-    const u32 mask = __ballot_sync(0xffffffffu, any);
-    if (threadIdx.x % 32 == 0) {
-        marks[threadIdx.x / 32] = mask;
-    }
     if (threadIdx.x < 16) {
         chosen[threadIdx.x] = -1;
     }
-    __syncthreads();
-    u32 all = 0;
-    for (int w = 0; w < Repair::threads / 32; ++w) {
-        all |= marks[w];
-    }
-    __syncthreads();
+    const bool any = any_of_block(a.any_marked(Repair::threads) | b.any_marked(Repair::threads), marks);
     repair_flagged(a, b, cols, c, flags, marks, static_cast<int>(width));
-    if (all == 0) {
+    if (!any) {
         return;
     }
     Repair repair(memory);

@@ -53,12 +53,3 @@ __device__ __forceinline__ float scaled(float x, u32 exponents) {
     const float first = exact_multiply_add(x, __uint_as_float(half << 23), -0.0f);
     return exact_multiply_add(first, __uint_as_float((exponents - half) << 23), -0.0f);
 }
-
-// The result, the inverse scales of both operands, and flags: a word for each warp's part of a tile, with a bit for each
-// lane whose elements may be inaccurate because of small elements of the operands.
-struct Target {
-    float* c;
-    i64 m, n;
-    const float *inverse_a, *inverse_b;
-    u32* flags;
-};

@@ -7,8 +7,6 @@
 
 #include "types.cuh"
 
-typedef unsigned long long u64;
-
 __device__ __forceinline__ u32 shared_address(const void* p) {
 #ifdef __CUDA_ARCH__
     return static_cast<u32>(__cvta_generic_to_shared(p));

@@ -230,33 +230,34 @@ __device__ __forceinline__ T divide_by(T x, typename Same<T>::type d, typename S
     return copysign(fma(fma(-q, d, x), reciprocal, q), q);
 }
 
-// Remainder and quotient as Python and NumPy define them: the remainder has the sign of the divisor.
+// Remainder and quotient as Python and NumPy define them: the remainder has the sign of the divisor. In double, where a
+// remainder that is subnormal in float is not flushed to zero before its sign is asked.
 template <class T>
 __device__ __forceinline__ T remainder_of(T a, typename Same<T>::type b) {
-    const T rest = fmod(a, b);
+    const double rest = fmod(static_cast<double>(a), static_cast<double>(b));
     if (b == T(0)) {
-        return rest;
+        return static_cast<T>(rest);
     }
-    if (rest == T(0)) {
+    if (rest == 0.0) {
         return copysign(T(0), b);
     }
-    return (b < T(0)) != (rest < T(0)) ? rest + b : rest;
+    return static_cast<T>((b < T(0)) != (rest < 0.0) ? rest + b : rest);
 }
 template <class T>
 __device__ __forceinline__ T floor_quotient(T a, typename Same<T>::type b) {
     if (b == T(0)) {
         return a / b;
     }
-    const T rest = fmod(a, b);
-    T quotient = (a - rest) / b;
-    if (rest != T(0) && (b < T(0)) != (rest < T(0))) {
-        quotient -= T(1);
+    const double rest = fmod(static_cast<double>(a), static_cast<double>(b));
+    double quotient = (static_cast<double>(a) - rest) / static_cast<double>(b);
+    if (rest != 0.0 && (b < T(0)) != (rest < 0.0)) {
+        quotient -= 1.0;
     }
-    if (quotient == T(0)) {
+    if (quotient == 0.0) {
         return copysign(T(0), a / b);
     }
-    const T below = floor(quotient);
-    return quotient - below > T(0.5) ? below + T(1) : below;
+    const double below = floor(quotient);
+    return static_cast<T>(quotient - below > 0.5 ? below + 1.0 : below);
 }
 
 // top + log(total), rounded once: total is m 2^e, and e times the first bits of log(2) is exact.

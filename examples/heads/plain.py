@@ -20,7 +20,11 @@ def plain(head: Fused, xp: Any) -> Callable[..., Any]:
     It computes in the dtype of its arguments, 16-bit ones in float32, and returns their dtype. It updates the running
     statistics of training in place, as the head does.
     """
-    tail = {"head_logsumexp": _logsumexp_tail, "head_sum": _sum_tail, "head_softmax": _softmax_tail}
+    tail: dict[str, Callable[..., Any]] = {
+        "head_logsumexp": _logsumexp_tail,
+        "head_sum": _sum_tail,
+        "head_softmax": _softmax_tail,
+    }
     (name,) = (name for name, each in HEADS.items() if each is head)
 
     def run(x: Any, weight: Any, bias: Any, **rest: Any) -> Any:

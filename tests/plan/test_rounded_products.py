@@ -105,6 +105,21 @@ def test_any_scales_and_special_values(
     np.testing.assert_array_equal(half, whole * F32(0.5))
 
 
+def test_values_that_steps_would_compute_again(engine: Engine, rng: np.random.Generator) -> None:
+    """Plans that store such values ask for the step of each, that of factors among them."""
+    x, w = (rng.standard_normal(s).astype(F32) for s in ((9, 70), (12, 70)))
+
+    def chain(x: Any, w: Any) -> Any:
+        y = x @ w.T
+        for _ in range(12):
+            y = y - cf.logsumexp(y, axis=1, keepdims=True)
+            y = y - cf.logsumexp(y, axis=0, keepdims=True)
+        return y
+
+    result = cf.fuse(chain, precision="high")(engine.array(x), engine.array(w))
+    close(engine.host(result), chain(x.astype(np.float64), w.astype(np.float64)), 70)
+
+
 def test_blocks_of_rows(engine: Engine, rng: np.random.Generator) -> None:
     x, w = (rng.standard_normal(s).astype(F32) for s in ((700, 70), (130, 70)))
     x[500] *= 1e-20

@@ -184,8 +184,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a strip's atoms written over the next ones",
         SPLIT_COLUMNS,
-        "min(static_cast<i64>(4), groups - first / 8) * 128",
-        "4 * 128",
+        "min(static_cast<i64>(4), groups - first / 8) * Parts",
+        "4 * Parts",
         splits("columns"),
     ),
     Mutant(
@@ -222,7 +222,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("column factors too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")),
     Mutant("marked rows that go unseen", FINISH, "power > most", "power > most + 1", one_part("repair")),
     Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
-    Mutant("scales undone twice", FINISH, "factors, all != 0", "factors, false", one_part("nothing_else")),
+    Mutant("scales undone twice", FINISH, "factors, careful", "factors, false", one_part("nothing_else")),
     # Barriers, and who may write when
     Mutant(
         "no barrier before the slots are read",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import pkgutil
 import subprocess
 import sys
@@ -156,6 +157,14 @@ print(cf.fuse(lambda x: x + 1).plan(cf.spec(3, 'bfloat16')).launches)
 """
     lines = run(code).splitlines()
     assert "pip install ml_dtypes" in lines[0] and lines[-1] == "1"
+
+
+def test_every_package_is_installed() -> None:
+    """`setup.cfg` names each of them: one that it forgets is missing from an installed copy alone."""
+    setup = configparser.ConfigParser()
+    setup.read(PACKAGE.parent / "setup.cfg")
+    listed = set(setup["options"]["packages"].split()) - {"cupyfuse.heads", "cupyfuse.kernels_cu"}
+    assert listed == {"cupyfuse", *(f"cupyfuse.{name}" for name in PACKAGES - {"heads"})}
 
 
 def test_every_public_name_exists() -> None:

@@ -154,7 +154,7 @@ def test_native_functions(name: str, dtype: str, special: bool) -> None:
     try:
         plain(function, x)
     except TypeError:
-        pytest.skip("NumPy itself has no such function of this dtype")
+        return  # NumPy itself has no such function of this dtype
     plan = compare(function, [x], NUMPY, ulps, dtype)
     assert not any(step.kind == "Library" for step in plan.steps)
 

@@ -186,7 +186,8 @@ class Scheduler:
 
     # Collecting the steps, from the results backwards
     def home(self, node: Node) -> StepKey:
-        """Return the first step that can compute a value and store it."""
+        """Return the first step that can compute a value and store it; factors are written with their product."""
+        node = node.inputs[0] if node.op == "factor" else node
         if node.op in _SINGLE_STEPS:
             return self.layer[node], node.op, (0, 0)
         if node in self.column_group:
