@@ -9,14 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from ..ir.library import LibraryCall, Operand, replace_operands
+from ..ir.library import LibraryCall, Operand, called, function_of, replace_operands
 from .axes import Axes
 from .broadcasting import axis_labels
 from .folds import in_fold
@@ -39,14 +38,14 @@ _CONSTANTS = (bool, int, float, complex, str, slice, type, np.dtype, np.generic,
 
 
 def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
-    """Add a call of `np.<function>` to the graph; returns its results in NumPy's structure.
+    """Add a call of a function, by its name in a `LibraryCall`, to the graph; returns its results in NumPy's structure.
 
     Raises
     ------
     TraceError
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
-    name, options = f"np.{function}", options or {}
+    name, options = called(function), options or {}
     first = _first_tracer((tuple(arguments), options))
     if first is None:
         fail(name, "none of its operands is an array")
@@ -138,7 +137,7 @@ def _results(function: str, arguments: tuple[Any, ...], options: dict[str, Any],
         shape, dtype = known
         return Result(shape, _name_of(found.name, dtype))
     zeros = _tried(found.name, function, arguments, options, metadata, 0)
-    if len(metadata) == 1 or function.startswith("linalg."):
+    if len(metadata) == 1 or _is_linear_algebra(function):
         return zeros
     try:
         ones = _tried(found.name, function, arguments, options, metadata, 1)
@@ -173,7 +172,7 @@ def _tried(
 ) -> Any:
     """Call NumPy's function on arrays of these shapes; its errors name the user's line."""
     samples = [_sample(function, shape, dtype, value) for shape, dtype in metadata]
-    numpy: Callable[..., Any] = attrgetter(function)(np)
+    numpy = function_of(function, np)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -195,9 +194,13 @@ def _reraise(name: str, error: Exception) -> NoReturn:
     raise kind(f"{name}: {error}\n  at {user_line()}") from error
 
 
+def _is_linear_algebra(function: str) -> bool:
+    return function.startswith(("linalg.", "scipy.linalg."))
+
+
 def _sample(function: str, shape: Shape, dtype: Any, value: int) -> Any:
     array = np.full(shape, value, dtype)
-    if function.startswith("linalg.") and len(shape) >= 2:
+    if _is_linear_algebra(function) and len(shape) >= 2:
         array[...] = np.eye(shape[-2], shape[-1])  # which can be inverted and decomposed
     return array
 

@@ -84,6 +84,46 @@ CHANGES = (
     "m[...] = 3; m + v"
 )
 
+GATHERS = (
+    "m[lab % 5]; m[:, lab]; m[lab[:, None] % 5, lab]; m[lab % 5, lab]; m[lab[::-1] % 5, lab]; m[[0, 2]]; "
+    "m[:, [3, -1]]; m[[1, 2], [0, 3]]; "
+    "m[range(3), 1]; m[lab[0] % 5]; m[1, lab]; v[lab]; v[lab.reshape(5, 1)]; x[:, lab % 5]; "
+    "x[..., lab % 6, None]; x[lab % 4, :, 1:3]; m[np.array([True, False, True, True, False])]; lab[lab % 5]; "
+    "m[np.triu_indices(5)]; (m > 0)[:, lab]; m[np.arange(3)[:, None], [0, 6]]; m[[]]; lab[np.array([4, 4, 0])] * 2; "
+    "m.T[lab].sum(0); (m * 2)[lab % 5] @ v; x[lab % 4][:, lab % 5]; "
+    "m[np.argsort(v)[:3] % 5]; m[np.arange(5), m.argmax(1)]; lab[np.arange(5)]; m[np.argmax(m[:, 0])]"
+)
+SCATTERS = (
+    "m[[0, 2]] = 1; m + 1 | m[np.arange(5), lab] = 0; m * 2 | z = m.copy(); z[lab % 5] = v; z | m[:, lab] += 1; m | "
+    "z = np.zeros_like(m); np.add.at(z, lab % 5, m); z | z = m.copy(); np.subtract.at(z, (lab % 5, lab), 2.0); z | "
+    "z = v.copy(); np.maximum.at(z, lab, m[:, 0]); z | np.add.at(lab, [0, 0], 1); lab | m[range(5), lab] -= 1; m | "
+    "z = x.copy(); z[:, lab % 5, 0] = 3; z | z = m.copy(); z[:, m[0] > 0] = 5; z | "
+    "z = m @ m.T; np.fill_diagonal(z, 0); z | z = m.copy(); np.fill_diagonal(z, v[:5]); z | "
+    "np.put_along_axis(m, lab[:, None], -1.0, axis=1); m | z = m.copy(); np.put(z, lab, 9); z | "
+    "z = m.copy(); np.copyto(z, v); z | z = m.copy(); np.copyto(z, 0, where=m > 0); z | "
+    "z = m.copy(); np.putmask(z, z > 0, z * 2); z | z = m.copy(); np.place(z, z > 0, [1, 2]); z | "
+    "z = m.copy(); z[1:][[0, 1]] = 0; z | z = m.T; z[[2]] = 0; m | z = m.copy(); z[np.triu_indices(5, 1)] = 0; z | "
+    "z = m + 0; r = z[1:]; z[lab % 5] = 0; r | z = m.copy(); z[:, np.arange(7) > 3] = v[4:]; z | "
+    "np.fill_diagonal(m, np.nan); m | z = lab.copy(); z[lab % 5] = np.arange(5); z | z = m > 0; z[:, lab] = True; z"
+)
+
+
+@pytest.mark.parametrize("text", GATHERS.split("; "))
+def test_gathers(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
+    same(engine, text, arguments)
+
+
+@pytest.mark.parametrize("text", SCATTERS.split(" | "))
+def test_scatters(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
+    same(engine, text, arguments)
+
+
+def test_an_index_out_of_range_raises_in_the_call() -> None:
+    rows = cf.fuse(lambda m, lab: m[lab])
+    assert rows(np.ones((3, 4)), np.array([0, 2])).shape == (2, 4)
+    with pytest.raises(IndexError, match="out of bounds"):
+        rows(np.ones((3, 4)), np.array([0, 3]))
+
 
 @pytest.mark.parametrize("text", PARTS.split("; "))
 def test_parts(engine: Engine, text: str, arguments: dict[str, Any]) -> None:

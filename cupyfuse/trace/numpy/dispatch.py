@@ -11,10 +11,15 @@ from ..library import call_library
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS
-from . import functions, products, reductions
+from . import functions, products, reductions, writing
 from .steps import LIBRARY, REFUSED, public_name
 
-FUNCTIONS: dict[Any, Callable[..., Any]] = {**functions.FUNCTIONS, **reductions.FUNCTIONS, **products.FUNCTIONS}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **functions.FUNCTIONS,
+    **reductions.FUNCTIONS,
+    **products.FUNCTIONS,
+    **writing.FUNCTIONS,
+}
 
 
 def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -26,7 +26,6 @@ LIBRARY = frozenset(_NAMES.split())
 
 _SHAPE = "the shape of its result depends on values; call it outside of the fused function"
 _CALLS_BACK = "it calls a Python function on values; write it with array operations"
-_WRITES = "it writes to an array by index; compute a new array, for example with np.where"
 _TEXT = "it needs values, which are not known while the function is traced; call it outside of the fused function"
 _REASONS = {
     _SHAPE: """
@@ -35,7 +34,6 @@ _REASONS = {
         roots polyfit polydiv polyadd polysub polymul linalg.lstsq ix_
     """,
     _CALLS_BACK: "apply_along_axis apply_over_axes piecewise",
-    _WRITES: "put put_along_axis place copyto putmask fill_diagonal",
     _TEXT: """
         array2string array_repr array_str save savetxt savez savez_compressed datetime_as_string
         busday_count busday_offset is_busday datetime_data may_share_memory shares_memory einsum_path

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ...ir.library import WRITING
 from ...ir.operators import POINTWISE
 from ..library import call_library
 from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
@@ -51,7 +52,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     if method == "reduce":
         return _reduce(name, inputs, options | ({} if target is None else {"out": target}))
     if method == "at":
-        fail(f"np.{name}.at", "it changes elements in place; choose with np.where, or compute a new array")
+        return _at(name, inputs)
     if target is not None and not isinstance(target, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     if method == "outer":
@@ -61,6 +62,13 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     else:
         result = _call(name, inputs, options, target)
     return result if target is None else target._assign(result)
+
+
+def _at(name: str, inputs: tuple[Any, ...]) -> None:
+    x, index, *values = inputs
+    if not isinstance(x, Tracer):
+        fail(f"np.{name}.at", "the array that it changes has to be an argument of the fused function or computed in it")
+    x._assign(call_library(f"{WRITING}{_numpy_name(name)}.at", [x, index, *values]), assigned=True)
 
 
 def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
