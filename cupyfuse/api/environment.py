@@ -33,6 +33,7 @@ class _Found(NamedTuple):
     spaces: list[tuple[dict[str, Any], str, Any]]
     cells: list[tuple[Any, Any]]
     attributes: set[str]
+    captured: bool
 
     def is_current(self) -> bool:
         for space, name, value in self.spaces:
@@ -83,11 +84,11 @@ class Environment:
             self._add(signature)
         else:
             signature.key.append(found.key)
+            signature.captured = signature.captured or found.captured
             if signature.classes:
                 signature.attributes |= found.attributes
             for leaf, name in zip(found.leaves, found.names, strict=True):
                 signature.add(leaf, name)
-                signature.captured = True
         signature.finish()
 
     def _look(self) -> _Found | None:
@@ -99,7 +100,7 @@ class Environment:
             return None
         spaces = [probe for probe in own.probes if isinstance(probe[0], dict)]
         cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
-        return _Found(_Hashed(tuple(own.key)), own.leaves, own.names, spaces, cells, own.attributes)
+        return _Found(_Hashed(tuple(own.key)), own.leaves, own.names, spaces, cells, own.attributes, own.captured)
 
     def _add(self, signature: Signature) -> None:
         if isinstance(self.function, types.FunctionType):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import Trace, TracedNumber, argument
+from ..trace.numpy import replacement_of
 from . import arrays
 from .constants import constant_key
 from .signature import defaults_of, is_library_function, read_by_attribute, variables_of
@@ -68,6 +69,8 @@ class Substitution:
             return self._number(value, name) if self._numbers else value
         if cls is TracedNumber:  # of another trace, for which it is read
             return float(value)
+        if (replacing := replacement_of(value)) is not None:
+            return replacing
         if constant_key(value) is not None or isinstance(value, (type, types.ModuleType)):
             return value
         if cls is types.FunctionType:

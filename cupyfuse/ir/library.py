@@ -13,6 +13,7 @@ from functools import partial
 from operator import attrgetter, getitem, setitem
 from typing import Any
 
+from ..dtypes import is_complex
 from ..errors import EngineError
 
 
@@ -39,6 +40,8 @@ class LibraryCall:
         What it is called with, nested; an `Operand` stands for each array.
     shapes, results : tuple of tuple of int
         The shapes of the operands, and of the results.
+    dtypes : tuple of str
+        The dtypes of the results.
     """
 
     function: str
@@ -46,6 +49,7 @@ class LibraryCall:
     options: dict[str, Any] = field(compare=False)
     shapes: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
     key: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +71,12 @@ class LibraryCall:
         shapes = tuple(tuple(getattr(r, "shape", ())) for r in found)
         if shapes != self.results:
             raise EngineError(f"{self!r}: results of shapes {self.results} were planned, the library returned {shapes}")
+        for planned, r in zip(self.dtypes, found, strict=True):
+            if getattr(getattr(r, "dtype", None), "kind", "") == "c" and not is_complex(planned):
+                raise EngineError(
+                    f"{self!r}: it returned {r.dtype} values, and {planned} ones were planned, as it returns them for "
+                    "other operands; convert these with .astype(complex) first"
+                )
         return found
 
 

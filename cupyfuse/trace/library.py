@@ -7,6 +7,7 @@ while tracing; `SHAPES` answers for the expensive functions. Functions whose sha
 from __future__ import annotations
 
 import warnings
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -46,7 +47,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
     name, options = called(function), options or {}
-    first = _first_tracer((tuple(arguments), options))
+    first = first_tracer((tuple(arguments), options))
     if first is None:
         fail(name, "none of its operands is an array")
     trace = first._trace
@@ -63,20 +64,28 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     narrow = [g.cast(n, "float32") if n.dtype == "bfloat16" else n for n in nodes]  # CuPy has no bfloat16
     every = [results] if isinstance(results, Result) else list(results)
     shapes = tuple(t.shape for t in found.tracers)
-    call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every))
+    call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
     with trace.call(name, found.tracers) as done:
         made = [done(_result(trace, call, narrow, k, r.shape, r.dtype)) for k, r in enumerate(every)]
     if isinstance(results, Result):
         return made[0]
-    return type(results)(*made) if hasattr(results, "_fields") else type(results)(made)
+    return _with_fields(type(results), made) if hasattr(results, "_fields") else type(results)(made)
 
 
-def _first_tracer(value: Any) -> Tracer | None:
+def _with_fields(cls: type, values: list[Any]) -> Any:
+    """Make a named tuple; of SciPy's result classes, which hold more than their fields, a plain one of their name."""
+    fields: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
+    if cls.__new__ is not tuple.__new__ and cls.__module__.startswith("scipy."):
+        return namedtuple(cls.__name__, fields)(*values)
+    return cls(*values)
+
+
+def first_tracer(value: Any) -> Tracer | None:
     """Find a traced array in nested arguments."""
     if isinstance(value, Tracer):
         return value
     items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((t for t in map(_first_tracer, items) if t is not None), None)
+    return next((t for t in map(first_tracer, items) if t is not None), None)
 
 
 class _Operands:
@@ -180,7 +189,7 @@ def _tried(
         except Exception as error:
             _reraise(name, error)
     if hasattr(result, "_fields"):
-        return type(result)(*(_described(name, r) for r in result))
+        return _with_fields(type(result), [_described(name, r) for r in result])
     if isinstance(result, (tuple, list)):
         return type(result)([_described(name, r) for r in result])
     return _described(name, result)
@@ -195,7 +204,7 @@ def _reraise(name: str, error: Exception) -> NoReturn:
 
 
 def _is_linear_algebra(function: str) -> bool:
-    return function.startswith(("linalg.", "scipy.linalg."))
+    return function.startswith(("linalg.", "scipy.linalg.", "scipy.stats.multivariate_"))
 
 
 def _sample(function: str, shape: Shape, dtype: Any, value: int) -> Any:

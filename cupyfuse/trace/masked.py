@@ -13,6 +13,8 @@ from .operations import apply, reduce
 from .tracer import Tracer
 from .user_code import fail
 
+_REDUCTIONS = (np.sum, np.mean)
+
 
 class Masked:
     """`x[mask]`: pointwise work on it, its sum and mean, and assignment to the same elements of an array.
@@ -64,7 +66,7 @@ class Masked:
         return self._apply(lambda *x: call(ufunc.__name__, "__call__", x, dict(options)), inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
-        if func not in (np.sum, np.mean) or args[:1] != (self,):
+        if func not in _REDUCTIONS or args[:1] != (self,):
             _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
         return getattr(self, func.__name__)(*args[1:], **options)
 

@@ -46,7 +46,9 @@ class Trace:
     call_library = staticmethod(library.call_library)
     call_method = staticmethod(numpy.call_method)
 
-    def __init__(self, repeats: Trace | None = None, captures: bool = False, strict: bool = False) -> None:
+    def __init__(
+        self, repeats: Trace | None = None, captures: bool = False, strict: bool = False, makes: bool = False
+    ) -> None:
         """Begin a trace.
 
         Parameters
@@ -57,8 +59,11 @@ class Trace:
             Whether arrays that are no arguments become `constants`; otherwise they are an error.
         strict : bool
             Whether library steps are refused.
+        makes : bool
+            Whether arrays that the function makes, as by `np.zeros`, are traced from the start.
         """
         self.strict = strict
+        self.makes, self.made = makes, False  # the second: whether it made such arrays
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by number of the argument
         self.calls: list[Call] = []

@@ -14,7 +14,7 @@ from .arithmetic import Arithmetic
 from .axes import Axes, Labels, normalize_axes
 from .user_code import fail, user_line
 
-_LONGEST_ITERATION = 64  # rows, each of which is traced by itself
+LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 
 
 class TraceProtocol(Protocol):
@@ -23,6 +23,8 @@ class TraceProtocol(Protocol):
     effects: dict[int, g.Node]
     folded: dict[tuple[object, ...], g.Node]
     strict: bool
+    makes: bool
+    made: bool
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
@@ -181,7 +183,7 @@ class Tracer(Arithmetic):
     def __iter__(self) -> Iterator[Tracer]:
         if not self.ndim:
             raise TypeError(f"iteration over a 0-d array\n  at {user_line()}")
-        if len(self) > _LONGEST_ITERATION:
+        if len(self) > LONGEST_ITERATION:
             fail(
                 f"an iteration over {len(self)} rows",
                 "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",

@@ -10,8 +10,8 @@ import numpy as np
 from ..library import call_library
 from ..tracer import Tracer
 from ..user_code import fail, user_line
-from ..value import IN_PLACE_METHODS
-from . import functions, products, reductions, writing
+from ..value import IN_PLACE_METHODS, METHODS
+from . import callbacks, functions, products, reductions, writing
 from .steps import LIBRARY, REFUSED, public_name
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -19,7 +19,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **reductions.FUNCTIONS,
     **products.FUNCTIONS,
     **writing.FUNCTIONS,
+    **callbacks.FUNCTIONS,
 }
+
+_METHODS = {name: getattr(np, name) for name in METHODS}
 
 
 def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -38,6 +41,8 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         fail(f"np.{name}", "it has neither a fused form nor a library step; call it outside of the fused function")
     if name.startswith("histogram") and isinstance(options.get("bins", args[1] if len(args) > 1 else 10), str):
         fail(f"np.{name}", "the number of bins depends on values; give it as a number")
+    if name == "bincount" and not options.get("minlength", args[2] if len(args) > 2 else 0):
+        fail(f"np.{name}", "the length of its result depends on values; give minlength=, the number of bins")
     out = options.pop("out", None)
     if out is None:
         return call_library(name, args, options)
@@ -48,7 +53,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
 
 def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:
     """Call an array method that is a function of NumPy's; `sort` and `partition` change the array."""
-    result = call_function(getattr(np, name), (x, *args), options)
+    result = call_function(_METHODS[name], (x, *args), options)
     if name not in IN_PLACE_METHODS:
         return result
     x._assign(result)

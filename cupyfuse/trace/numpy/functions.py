@@ -136,6 +136,14 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
     return tuple(spread) if sparse else tuple(expand(x, shape) for x in spread)
 
 
+def _ix(*vectors: Any) -> tuple[Tracer, ...]:
+    trace = trace_of(vectors)
+    found = [as_tracer(v, trace) for v in vectors]
+    if any(x.ndim != 1 or x._node.dtype == "bool" for x in found):
+        fail("np.ix_", "vectors of integers are expected: how many elements a mask selects depends on values")
+    return tuple(x[(None,) * k + (..., *(None,) * (len(found) - 1 - k))] for k, x in enumerate(found))
+
+
 def _dtype_function(name: str) -> Callable[..., Any]:
     """Return a function of dtypes alone, which are known while tracing."""
 
@@ -160,6 +168,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.atleast_2d: _at_least(2),
     np.atleast_3d: _at_least(3),
     np.meshgrid: _meshgrid,
+    np.ix_: _ix,
     np.result_type: _dtype_function("result_type"),
     np.common_type: _dtype_function("common_type"),
     np.iscomplexobj: _dtype_function("iscomplexobj"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -91,10 +92,13 @@ def _outer(name: str, a: Any, b: Any) -> Any:
 
 
 def _numpy_name(name: str) -> str:
-    """Return the name of a ufunc of NumPy's; others have no library step."""
-    if not isinstance(getattr(np, name, None), np.ufunc):
-        fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's")
-    return name
+    """Return the name by which a library step finds a ufunc of NumPy's, or of SciPy's."""
+    if isinstance(getattr(np, name, None), np.ufunc):
+        return name
+    special = sys.modules.get("scipy.special")
+    if getattr(special, name, None) is None:
+        fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's or of scipy.special's")
+    return f"scipy.special.{name}"
 
 
 def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
@@ -160,7 +164,8 @@ def _together(operation: Callable[..., Tracer]) -> Callable[..., Tracer]:
         scalars = [o._node.value for o in operands if o._node.op == "const"]
         dtype = dtypes.promote_weak([dtype], scalars)
         floats = [o if o._node.op == "const" else loop_float(o.astype(dtype)) for o in operands]
-        return operation(*floats)
+        # Choices between numbers alone are float64.
+        return operation(*floats).astype(next(f for f in floats if f._node.op != "const").dtype, copy=False)
 
     return call
 
