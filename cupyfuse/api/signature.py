@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import TracedNumber, Tracer
-from ..trace.numpy import replacement_of
+from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import Chain, Reads, is_library, is_library_module, reads_of
 from .constants import Identity, constant_key
@@ -192,7 +192,9 @@ class Signature:
             for label, value in defaults_of(function):
                 self.add(value, label)
         space = function.__globals__
-        self.probes += [(space, label, MISSING) for label in reads.globals if label not in space]  # of builtins
+        builtins = [label for label in reads.globals if label not in space]
+        self.probes += [(space, label, MISSING) for label in builtins]
+        self.captured = self.captured or not BUILTINS.keys().isdisjoint(builtins)
         for space, label, value in variables_of(function):
             if label in self._static:
                 self.stable = False

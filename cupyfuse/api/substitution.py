@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..trace import Trace, TracedNumber, argument
-from ..trace.numpy import replacement_of
+from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
+from .code import reads_of
 from .constants import constant_key
 from .signature import defaults_of, is_library_function, read_by_attribute, variables_of
 from .structures import Structure, structure_of
@@ -103,6 +104,9 @@ class Substitution:
         space = self._globals.get(id(function.__globals__))
         if space is None:
             space = self._globals[id(function.__globals__)] = dict(function.__globals__)
+        for label in reads_of(function.__code__).globals:
+            if label in BUILTINS:
+                space.setdefault(label, BUILTINS[label])
         made = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
         functools.update_wrapper(made, function)
         self._functions[function] = made

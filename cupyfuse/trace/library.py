@@ -1,7 +1,8 @@
 """Library steps: calls of functions that run through NumPy's or CuPy's own code, on whole arrays in memory.
 
-Shapes and dtypes of the results are NumPy's own for arrays of zeros (identity matrices for `np.linalg`), asked once
-while tracing; `SHAPES` answers for the expensive functions. Functions whose shapes depend on values are refused.
+Shapes and dtypes of the results are NumPy's own for arrays of zeros (identity matrices for `np.linalg`), and for arrays
+that the function made as they are, asked once while tracing; `SHAPES` answers for the expensive functions. Functions
+whose shapes depend on values are refused.
 """
 
 from __future__ import annotations
@@ -145,11 +146,11 @@ def _results(function: str, arguments: tuple[Any, ...], options: dict[str, Any],
     if known is not None:
         shape, dtype = known
         return Result(shape, _name_of(found.name, dtype))
-    zeros = _tried(found.name, function, arguments, options, metadata, 0)
+    zeros = _tried(function, arguments, options, found, 0)
     if len(metadata) == 1 or _is_linear_algebra(function):
         return zeros
     try:
-        ones = _tried(found.name, function, arguments, options, metadata, 1)
+        ones = _tried(function, arguments, options, found, 1)
     except (TypeError, ValueError, IndexError):
         return zeros  # such as an index of 1 beyond the end: the shape is checked again when the step runs
     if ones != zeros:
@@ -171,16 +172,10 @@ def _name_of(name: str, dtype: Any) -> str:
         fail(name, f"its result: {error}")
 
 
-def _tried(
-    name: str,
-    function: str,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    metadata: list[tuple[Shape, Any]],
-    value: int,
-) -> Any:
-    """Call NumPy's function on arrays of these shapes; its errors name the user's line."""
-    samples = [_sample(function, shape, dtype, value) for shape, dtype in metadata]
+def _tried(function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands, value: int) -> Any:
+    """Call the function on arrays of these shapes; its errors name the user's line."""
+    name = found.name
+    samples = [_sample(function, t, value) for t in found.tracers]
     numpy = function_of(function, np)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -207,8 +202,12 @@ def _is_linear_algebra(function: str) -> bool:
     return function.startswith(("linalg.", "scipy.linalg.", "scipy.stats.multivariate_"))
 
 
-def _sample(function: str, shape: Shape, dtype: Any, value: int) -> Any:
-    array = np.full(shape, value, dtype)
+def _sample(function: str, operand: Tracer, value: int) -> Any:
+    known = operand._trace.known(operand)
+    if known is not None:
+        return known.copy()
+    shape = operand.shape
+    array = np.full(shape, value, operand.dtype)
     if _is_linear_algebra(function) and len(shape) >= 2:
         array[...] = np.eye(shape[-2], shape[-1])  # which can be inverted and decomposed
     return array
@@ -240,6 +239,16 @@ def _solution(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], opt
     return (right, np.result_type(*dtypes_of)) if fits and None not in dtypes_of else None
 
 
+def _polynomial(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """np.polyfit without more results than the coefficients."""
+    degree = options.get("deg", arguments[2] if len(arguments) > 2 else None)
+    if not isinstance(degree, int) or len(arguments) > 3 or not set(options) <= {"deg", "w"} or len(arguments) < 2:
+        return None
+    shape, dtype = metadata[-2 if "w" in options and isinstance(options["w"], Operand) else -1]
+    values = arguments[1]
+    return None if not isinstance(values, Operand) else ((degree + 1, *shape[1:]), np.result_type(dtype, np.float64))
+
+
 def _scalar(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """np.linalg.det: one number for each matrix."""
     whole = _square(metadata, arguments, options)
@@ -252,4 +261,5 @@ SHAPES: dict[str, Callable[[list[tuple[Shape, Any]], tuple[Any, ...], dict[str, 
     "linalg.cholesky": _square,
     "linalg.solve": _solution,
     "linalg.det": _scalar,
+    "polyfit": _polynomial,
 }

@@ -13,11 +13,11 @@ from .operations import apply, reduce
 from .tracer import Tracer
 from .user_code import fail
 
-_REDUCTIONS = (np.sum, np.mean)
+_REDUCTIONS = {getattr(np, name): name for name in ("sum", "mean", "var", "std", "max", "min")}
 
 
 class Masked:
-    """`x[mask]`: pointwise work on it, its sum and mean, and assignment to the same elements of an array.
+    """`x[mask]`: pointwise work on it, its reductions, and assignment to the same elements of an array.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Masked:
                 if not o.selects_as(self.mask) or o.whole.shape != self.whole.shape:
                     _refuse("an operation on elements of different masks")
                 wholes.append(o.whole)
-            elif np.ndim(o) == 0 if not isinstance(o, Tracer) else o.ndim == 0:
+            elif (o.ndim if isinstance(o, Tracer) else np.ndim(o)) <= self.whole.ndim - self.ndim:
                 wholes.append(o)
             else:
                 _refuse("an operation on masked elements and an array")
@@ -68,7 +68,7 @@ class Masked:
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
         if func not in _REDUCTIONS or args[:1] != (self,):
             _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
-        return getattr(self, func.__name__)(*args[1:], **options)
+        return getattr(self, _REDUCTIONS[func])(*args[1:], **options)
 
     def sum(self, axis: Any = None, keepdims: Any = False) -> Tracer:
         self._check_axis("sum", axis, keepdims)
@@ -79,9 +79,49 @@ class Masked:
     def mean(self, axis: Any = None, keepdims: Any = False) -> Tracer:
         dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
         total = Masked(self.whole.astype(dtype), self.mask, self.ndim).sum(axis, keepdims)
+        return (total / self._number(axis).astype("float64")).astype(dtype)
+
+    def var(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
+        self._check_axis("var", axis, keepdims)
+        dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
+        wide = Masked(self.whole.astype(dtype), self.mask, self.ndim)
+        deviations = wide._apply(lambda x: (x - wide.mean(axis)) ** 2, (wide,))
+        return (deviations.sum(axis) / (self._number(axis) - ddof).astype("float64")).astype(dtype)
+
+    def std(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
+        return apply("sqrt", self.var(axis, keepdims, ddof))
+
+    def max(self, axis: Any = None, keepdims: Any = False) -> Tracer:
+        return self._extreme("max", axis, keepdims)
+
+    def min(self, axis: Any = None, keepdims: Any = False) -> Tracer:
+        return self._extreme("min", axis, keepdims)
+
+    def _extreme(self, op: str, axis: Any, keepdims: Any) -> Tracer:
+        """Return an extreme element; of none, for which NumPy raises an error, NaN."""
+        self._check_axis(op, axis, keepdims)
+        if not dtypes.is_float(self.whole._node.dtype):
+            _refuse(f"{op} of masked integers")
+        others = apply("where", self.mask, self.whole, -np.inf if op == "max" else np.inf)
+        found = reduce(op, others, None if axis is None else tuple(range(self.ndim)))
+        return apply("where", self._number(axis) > 0, found, np.nan)
+
+    def _number(self, axis: Any) -> Tracer:
+        """Return how many elements are selected, or how many along the axes of the mask."""
         selected = reduce("sum", self.mask, None)
-        others = self.whole.size // self.mask.size if axis is None and self.mask.size else 1
-        return (total / (selected * others).astype("float64")).astype(dtype)
+        return selected * (self.whole.size // self.mask.size) if axis is None and self.mask.size else selected
+
+    @property
+    def dtype(self) -> Any:
+        return self.whole.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return (self._number(0), *self.whole.shape[self.ndim :])
+
+    @property
+    def size(self) -> Tracer:
+        return self._number(None)
 
     def _check_axis(self, name: str, axis: Any, keepdims: Any) -> None:
         if keepdims or not (axis is None or (axis == 0 and type(axis) is int)):
@@ -111,8 +151,8 @@ def _are_equal(a: g.Node, b: g.Node) -> bool:
 def _refuse(operation: str) -> NoReturn:
     fail(
         operation,
-        "their number depends on values; pointwise work with numbers and with elements of the same mask, sum, mean and "
-        "x[mask] = ... are fused; otherwise choose with np.where",
+        "their number depends on values; pointwise work with numbers and with elements of the same mask, sums, means, "
+        "variances, extremes and x[mask] = ... are fused; otherwise choose with np.where",
     )
 
 

@@ -150,6 +150,11 @@ class Trace:
             return tracer
         return self.array(node, Axes.by_rows(value.shape))
 
+    def known(self, tracer: Tracer) -> Any:
+        """Return the values of an array that the function made itself; None of another one."""
+        number = tracer._node.argument - (len(self.inputs) - len(self.constants)) if tracer._node.op == "input" else -1
+        return self.constants[number].reshape(tracer.shape) if number >= 0 else None
+
     def tracer_of(self, value: Any) -> Tracer:
         """Make a tracer of a number; tracers of this trace are returned unchanged."""
         return operations.as_tracer(value, self)

@@ -60,7 +60,9 @@ CHOICES = (
     "x[np.arange(4)[:, None], np.arange(5), np.minimum(lab, 5)[None]]; "
     "x[:, 0, 0].sum() + (m * 2)[np.arange(5), lab].mean(); "
     "m[m > 0].sum(); m[m > 0].mean(); (m[m > 0] * 2 + 1).mean(); m[lab > 3].sum(); m[lab > 3].mean(0); "
-    "m[lab > 3].sum(axis=0); "
+    "m[lab > 3].sum(axis=0); m[m > 0].std(); m[lab > 3].var(0, ddof=1); np.std(m[m < 0]); m[m > 0].max(); "
+    "np.min(m[lab > 2], axis=0); m[m > 0].sum() / m[m > 0].size; m[lab > 3].sum(0) / m[lab > 3].shape[0]; "
+    "((m[lab > 2] - m[lab > 2].mean(0)) ** 2).sum(0); (m[lab > 2] * v).sum(axis=0);"
     "np.mean(np.exp(m[m < 0])); np.sum(m[m > 0] - m[m > 0] ** 2); (m > 0)[m < 1].sum(); lab[lab > 2].mean()"
 )
 CHANGES = (
@@ -81,7 +83,13 @@ CHANGES = (
     "z = x.transpose(2, 0, 1); z[1:3] = z[:2] * 2; x.sum(1) | z = x.copy(); z[z > 0] /= 2; z | "
     "lab[1:3] = 0; lab * 2 | "
     "z = x.copy(); z[x[:, :, 0] > 0] = 7; z | z = m > 0; z[1] = True; z | z = m.copy(); z[None, 1:2] = v; z | "
-    "m[...] = 3; m + v"
+    "m[...] = 3; m + v | z = (m + 0).reshape(7, 5); z -= z.mean(1)[:, None]; z | z = m.copy().ravel(); z[3] = 9; z | "
+    "z = m * 2; z = z.reshape(35); z[::2] *= 3; z.reshape(5, 7) | z = np.transpose(m * 1).reshape(5, 7); z += 1; z | "
+    "z = m.copy(); z.fill(2); z[0] | z = m.copy(); z.flat[::8] = 0; z | z = m + 0; z.flat[3] += 1; z.flat[2:5] * 2 | "
+    "z = x[0] * 1; sum(i * v for i, v in enumerate(z[:2].flat)) | np.clip(m, -1, 1, out=m); m * 2 | "
+    "z = m.copy(); np.sum(m, axis=0, out=z[0]); z | z = m.copy(); np.round(m, 1, out=z); z | "
+    "z = v.copy(); m.sum(axis=0, out=z); z | "
+    "sum(v * (i + j) for (i, j), v in np.ndenumerate(m))"
 )
 
 GATHERS = (
@@ -116,6 +124,12 @@ def test_gathers(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize("text", SCATTERS.split(" | "))
 def test_scatters(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
     same(engine, text, arguments)
+
+
+def test_extremes_of_no_elements_are_nan(engine: Engine) -> None:
+    m = engine.array(np.ones((3, 4)))
+    assert np.isnan(engine.host(cf.fuse(lambda m: m[m > 2].max())(m)))
+    assert np.isnan(engine.host(cf.fuse(lambda m: m[m > 2].min())(m)))
 
 
 def test_an_index_out_of_range_raises_in_the_call() -> None:

@@ -53,6 +53,12 @@ TEXTS = (
     "np.piecewise(x, [x < 0, x >= 1], [-1, 1]); np.piecewise(x, [x < 0], [np.abs, lambda v: v * 2])",
     "np.piecewise(x[0], x[0] > 0, [2, lambda v: v - 1]); np.piecewise(x, [x > 0, x > 1], [1, lambda v: v ** 2, 5])",
     "np.bincount(k, minlength=3); np.bincount(k, weights=x[:, 0], minlength=4); x[np.ix_(k, k % 3)]",
+    "np.c_[np.ones(4), x, k]; np.r_[x[0], 1.0, x[1]]; np.r_[1:4, x[0]]; np.c_[x[:, 0], x[:, 1]]; np.r_[x, x]",
+    "x * min(1.0, 2.0 / np.abs(x).sum()); x / max(1, k.sum()); max(x[0, 0], x[1, 1], x[2, 2]); min([x.max(), 0.5])",
+    "max(x.shape) * x; max([1, 2], key=lambda v: -v) * x; round(x.sum(), 2); round(x.sum())",
+    "(np.arange(3) != 1) & (x > 0); (x > 0) | np.array([True, False, True]); k & np.arange(4)",
+    "np.polyfit(x[:, 0], x[:, 1], 1); np.polyfit(np.arange(4), x, 2)",
+    "z = np.linspace(-1, 1, 12).reshape(4, 3); z += x; z",
     "np.linalg.lstsq(x, x[:, 0], rcond=None)[0]; np.lib.stride_tricks.sliding_window_view(x, 2, axis=0).sum(-1)",
 )
 

@@ -6,8 +6,17 @@ methods. `conversions` stands in for functions that offer traced arrays no proto
 `np.asarray` and its like, those that make arrays (`creation`), and SciPy's compiled ones (`scipy`).
 """
 
+from .choices import BUILTINS
 from .conversions import replacement_of, traced_conversions
 from .dispatch import FUNCTIONS, call_function, call_method
 from .ufuncs import call_ufunc
 
-__all__ = ["FUNCTIONS", "call_function", "call_method", "call_ufunc", "replacement_of", "traced_conversions"]
+__all__ = [
+    "BUILTINS",
+    "FUNCTIONS",
+    "call_function",
+    "call_method",
+    "call_ufunc",
+    "replacement_of",
+    "traced_conversions",
+]

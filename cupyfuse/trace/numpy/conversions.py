@@ -8,6 +8,7 @@ holds for `creation` and for SciPy's functions (`scipy`). `replacement_of` is fo
 
 from __future__ import annotations
 
+import builtins
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..tracer import TraceProtocol, Tracer
-from . import creation, scipy
+from . import choices, creation, scipy
 
 _lock = threading.Lock()
 _depth = 0
@@ -31,7 +32,7 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
     global _depth
     with _lock:
         if not _depth:
-            for space, name, replacing in (*_IN_NUMPY, *scipy.replacements()):
+            for space, name, replacing in (*_IN_NUMPY, *choices.REPLACED, *scipy.replacements()):
                 _replaced.append((space, name, getattr(space, name)))
                 setattr(space, name, replacing)
         _depth += 1
@@ -48,7 +49,7 @@ def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
 def replacement_of(value: Any) -> Any:
     """Return what stands for a function that a traced function holds by itself; None if nothing does."""
     if type(value) not in _FUNCTIONS:
-        return None
+        return next((new for _, _, new in choices.REPLACED if new.original is value), None)
     return _BY_FUNCTION.get(value) or scipy.replacement_of(value)
 
 
@@ -137,3 +138,4 @@ def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
 _IN_NUMPY = tuple(_in_numpy())
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(np.sum))
 _BY_FUNCTION = {getattr(space, name): replacing for space, name, replacing in _IN_NUMPY}
+_BY_FUNCTION |= {getattr(builtins, name): replacing for name, replacing in choices.BUILTINS.items()}

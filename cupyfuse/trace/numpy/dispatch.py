@@ -29,6 +29,9 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     """Call a NumPy function on traced arrays."""
     name = public_name(func)
     if func in FUNCTIONS:
+        out = options.get("out")
+        if out is not None:
+            return _written_to(out, name, call_function(func, args, {k: v for k, v in options.items() if k != "out"}))
         try:
             return FUNCTIONS[func](*args, **options)
         except TypeError as error:
@@ -46,9 +49,15 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     out = options.pop("out", None)
     if out is None:
         return call_library(name, args, options)
+    return _written_to(out, name, call_library(name, args, options))
+
+
+def _written_to(out: Any, name: str, result: Tracer) -> Tracer:
     if not isinstance(out, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
-    return out._assign(call_library(name, args, options))
+    if out.shape != result.shape:
+        raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
+    return out._assign(result)
 
 
 def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:
