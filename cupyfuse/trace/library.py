@@ -210,6 +210,8 @@ def _sample(function: str, operand: Tracer, value: int) -> Any:
     array = np.full(shape, value, operand.dtype)
     if _is_linear_algebra(function) and len(shape) >= 2:
         array[...] = np.eye(shape[-2], shape[-1])  # which can be inverted and decomposed
+    elif _is_linear_algebra(function) and shape and shape[0]:
+        array[0] = 1  # the first column of the identity
     return array
 
 

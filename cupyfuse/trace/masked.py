@@ -70,6 +70,21 @@ class Masked:
             _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
         return getattr(self, _REDUCTIONS[func])(*args[1:], **options)
 
+    @property
+    def T(self) -> MaskedColumns:
+        if self.whole.ndim != 2 or self.ndim != 1:
+            _refuse(".T of masked elements")
+        return MaskedColumns(self)
+
+    def __matmul__(self, other: Any) -> Masked:
+        if self.whole.ndim != 2 or self.ndim != 1 or isinstance(other, Masked):
+            _refuse("this product of masked elements")
+        product = np.matmul(self.whole, other)
+        return Masked(product, self.mask if product.ndim == 2 else self.mask[:, 0], 1)
+
+    def dot(self, other: Any) -> Masked:
+        return self @ other
+
     def sum(self, axis: Any = None, keepdims: Any = False) -> Tracer:
         self._check_axis("sum", axis, keepdims)
         zero = False if self.whole._node.dtype == "bool" else 0
@@ -136,6 +151,27 @@ class Masked:
         _refuse("a use of masked elements")
 
     __bool__ = __len__ = __iter__ = __array__ = __float__ = __int__ = __getitem__ = __setitem__ = _unknown
+
+
+class MaskedColumns:
+    """The transpose of selected rows: `x[mask].T @ y[mask]` is a product of whole arrays with zeros for other rows."""
+
+    __array_priority__ = 1001.0
+    __array_ufunc__ = None
+
+    def __init__(self, rows: Masked):
+        self.T = rows
+
+    def __matmul__(self, other: Any) -> Tracer:
+        if not isinstance(other, Masked) or not other.selects_as(
+            self.T.mask if other.whole.ndim == 2 else self.T.mask[:, 0]
+        ):
+            _refuse("a product of masked elements with others than those of the same mask")
+        left, right = (apply("where", m.mask, m.whole, 0) for m in (self.T, other))
+        product: Tracer = np.matmul(left.T, right)
+        return product
+
+    dot = __matmul__
 
 
 def _are_equal(a: g.Node, b: g.Node) -> bool:

@@ -62,7 +62,9 @@ CHOICES = (
     "m[m > 0].sum(); m[m > 0].mean(); (m[m > 0] * 2 + 1).mean(); m[lab > 3].sum(); m[lab > 3].mean(0); "
     "m[lab > 3].sum(axis=0); m[m > 0].std(); m[lab > 3].var(0, ddof=1); np.std(m[m < 0]); m[m > 0].max(); "
     "np.min(m[lab > 2], axis=0); m[m > 0].sum() / m[m > 0].size; m[lab > 3].sum(0) / m[lab > 3].shape[0]; "
-    "((m[lab > 2] - m[lab > 2].mean(0)) ** 2).sum(0); (m[lab > 2] * v).sum(axis=0);"
+    "(m[lab > 2].T @ m[lab > 2]) @ v; ((m[lab > 2] @ v) ** 2).sum(); (m[lab > 2].dot(m.T[:, :2])).mean(0); "
+    "np.compress([True, False, True], m, axis=0); np.extract(m > 0, m).sum(); np.compress(lab > 2, lab).sum(); "
+    "m[lab > 2].T.dot(m[lab > 2] * 2); ((m[lab > 2] - m[lab > 2].mean(0)) ** 2).sum(0); (m[lab > 2] * v).sum(axis=0);"
     "np.mean(np.exp(m[m < 0])); np.sum(m[m > 0] - m[m > 0] ** 2); (m > 0)[m < 1].sum(); lab[lab > 2].mean()"
 )
 CHANGES = (

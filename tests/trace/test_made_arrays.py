@@ -82,6 +82,16 @@ def test_arrays_stay_numpys_where_nothing_traced_is_written() -> None:
     np.testing.assert_array_equal(cf.fuse(shifted)(np.ones(3)), np.full(3, 2.0))
 
 
+def test_complex_arrays_are_made(engine: Engine) -> None:
+    def steps(x: Any) -> Any:
+        z = np.zeros_like(x * 1j)
+        for _ in range(3):
+            z = z * z + x * 1j
+        return abs(z)
+
+    same(engine, steps, np.linspace(-0.5, 0.5, 12).reshape(4, 3))
+
+
 def test_the_error_of_the_second_attempt_names_the_line() -> None:
     def fills(x: Any) -> Any:
         z = np.zeros(3)

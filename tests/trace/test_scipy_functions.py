@@ -18,6 +18,7 @@ import scipy.stats
 from scipy import special, stats
 from scipy.spatial.distance import cdist
 from scipy.special import gammaln
+from scipy.stats import norm
 from support import HOST, NUMPY, Engine, assert_close, normal
 
 import cupyfuse as cf
@@ -42,6 +43,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "dct": lambda x: scipy.fft.dct(x, axis=1, norm="ortho"),
     "simpson": lambda x: scipy.integrate.simpson(x, axis=0),
     "normal": lambda x: stats.norm.logpdf(x, loc=x.mean(), scale=2.0).sum() + scipy.stats.norm.cdf(x).sum(),
+    "imported": lambda x: norm.pdf(x) + norm.isf(0.1),
+    "solve_toeplitz": lambda x: scipy.linalg.solve_toeplitz(np.abs(x[0]) * 0 + np.array([9, 1, 1, 0, 0, 0]), x[1]),
     "student": lambda x: stats.t.logpdf(x, 4.0).mean(axis=1),
     "multivariate": lambda x: stats.multivariate_normal.logpdf(x, x.mean(0), np.eye(6)),
     "poisson": lambda x: stats.poisson.logpmf(np.floor(x * x), 2.0),

@@ -9,6 +9,7 @@ methods. `conversions` stands in for functions that offer traced arrays no proto
 from .choices import BUILTINS
 from .conversions import replacement_of, traced_conversions
 from .dispatch import FUNCTIONS, call_function, call_method
+from .scipy import is_distribution
 from .ufuncs import call_ufunc
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "call_function",
     "call_method",
     "call_ufunc",
+    "is_distribution",
     "replacement_of",
     "traced_conversions",
 ]

@@ -86,6 +86,14 @@ def _name_of(distribution: Any) -> str:
     return named
 
 
+def is_distribution(value: Any) -> bool:
+    """Whether an object is one of the distributions that scipy.stats has names for, which do not change."""
+    if not type(value).__module__.startswith("scipy.stats."):
+        return False
+    named = getattr(sys.modules.get("scipy.stats"), _name_of(value), None)
+    return named is value and isinstance(value, tuple(cls for cls, _, _ in _in_stats(sys.modules["scipy.stats"])))
+
+
 def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Yield the modules and classes of SciPy that are imported, the names in them, and what stands for these."""
     for module in FUNCTIONS:

@@ -30,7 +30,7 @@ _CALLS_BACK = "it calls a Python function on values; write it with array operati
 _TEXT = "it needs values, which are not known while the function is traced; call it outside of the fused function"
 _REASONS = {
     _SHAPE: """
-        argwhere nonzero flatnonzero unique unique_all unique_counts unique_inverse unique_values extract compress
+        argwhere nonzero flatnonzero unique unique_all unique_counts unique_inverse unique_values
         trim_zeros union1d intersect1d setdiff1d setxor1d histogram_bin_edges histogramdd real_if_close poly
         roots polydiv polyadd polysub polymul
     """,
