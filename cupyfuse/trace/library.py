@@ -62,12 +62,13 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         )
     results = _results(function, template, named, found)
     nodes = tuple(_in_memory(t) for t in found.tracers)
-    narrow = [g.cast(n, "float32") if n.dtype == "bfloat16" else n for n in nodes]  # CuPy has no bfloat16
+    own = function.startswith(_OF_SPACING)
+    wide = [n if own or n.dtype == "float16" and _is_stored(n) else _widened(n) for n in nodes]
     every = [results] if isinstance(results, Result) else list(results)
     shapes = tuple(t.shape for t in found.tracers)
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
     with trace.call(name, found.tracers) as done:
-        made = [done(_result(trace, call, narrow, k, r.shape, r.dtype)) for k, r in enumerate(every)]
+        made = [done(_result(trace, call, wide, k, r.shape, r.dtype)) for k, r in enumerate(every)]
     if isinstance(results, Result):
         return made[0]
     return _with_fields(type(results), made) if hasattr(results, "_fields") else type(results)(made)
@@ -126,13 +127,28 @@ def _in_memory(x: Tracer) -> g.Node:
     return g.cast(node, node.dtype) if node.op == "const" else node
 
 
+def _widened(node: g.Node) -> g.Node:
+    """Return 16-bit floats as kernels compute with them; CuPy has no bfloat16."""
+    return g.cast(node, "float32") if node.dtype in ("float16", "bfloat16") else node
+
+
+def _is_stored(node: g.Node) -> bool:
+    """Whether a value is one that is in memory before the call, in its own dtype."""
+    while node.op in (*g.VIEWS, "copy", "strided"):
+        node = node.inputs[0]
+    return node.op == "input"
+
+
+# The results of these depend on the dtype that they compute in.
+_OF_SPACING = ("nextafter", "spacing")
+
+
 def _result(
     trace: TraceProtocol, call: LibraryCall, inputs: Sequence[g.Node], number: int, shape: Shape, dtype: str
 ) -> Tracer:
     """Make a tracer of one result, which the step writes in C order."""
     axes = Axes.by_rows(shape)
-    node = g.library(call, inputs, number, axes.node_shape, "float32" if dtype == "bfloat16" else dtype)
-    return trace.array(g.cast(node, dtype), axes)
+    return trace.array(g.library(call, inputs, number, axes.node_shape, dtype), axes)
 
 
 # Shapes and dtypes of results ---------------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ class _Joined:
         if any(isinstance(i, str) for i in items):
             fail(f"np.{self._name} with a directive", "arrays, numbers and slices are expected; use np.concatenate")
         arrays = [self.original[i] if isinstance(i, slice) else i for i in items]
-        return self._join([a if isinstance(a, Tracer) or np.ndim(a) else np.asarray([a]) for a in arrays])
+        kinds = [a.dtype if isinstance(a, Tracer) else a for a in arrays]
+        number = np.result_type(*kinds)  # numbers take the dtype of the arrays, as in other operations
+        return self._join([a if isinstance(a, Tracer) or np.ndim(a) else np.asarray([a], number) for a in arrays])
 
     def __len__(self) -> int:
         return 0
