@@ -63,7 +63,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     results = _results(function, template, named, found)
     nodes = tuple(_in_memory(t) for t in found.tracers)
     own = function.startswith(_OF_SPACING)
-    wide = [n if own or n.dtype == "float16" and _is_stored(n) else _widened(n) for n in nodes]
+    wide = [n if own or (n.dtype == "float16" and _is_stored(n)) else _widened(n) for n in nodes]
     every = [results] if isinstance(results, Result) else list(results)
     shapes = tuple(t.shape for t in found.tracers)
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
