@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..trace import TracedNumber, Tracer
+from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import Chain, Reads, is_library, is_library_module, reads_of
 from .constants import Identity, constant_key
@@ -54,7 +55,7 @@ class Signature:
     probes : list of (dict or cell, name, object)
         Variables around functions that were read, and what they held.
     captured : bool
-        Whether such variables hold arrays, or what may come to hold some.
+        Whether such variables hold arrays, or what may come to hold some, or functions that traces replace.
     attributes : set of str
         The attributes that functions read of anything.
     classes : dict
@@ -122,6 +123,8 @@ class Signature:
             raise TracedArgument
         if cls is TracedNumber:
             value = float(value)
+        if replacement_of(value) is not None:
+            self.captured = True  # the functions that hold it are made again, with another for it
         if (key := constant_key(value)) is not None:
             self.key.append(key)
         elif cls is types.FunctionType:
@@ -189,7 +192,9 @@ class Signature:
             for label, value in defaults_of(function):
                 self.add(value, label)
         space = function.__globals__
-        self.probes += [(space, label, MISSING) for label in reads.globals if label not in space]  # of builtins
+        builtins = [label for label in reads.globals if label not in space]
+        self.probes += [(space, label, MISSING) for label in builtins]
+        self.captured = self.captured or not BUILTINS.keys().isdisjoint(builtins)
         for space, label, value in variables_of(function):
             if label in self._static:
                 self.stable = False
