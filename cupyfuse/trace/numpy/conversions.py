@@ -72,7 +72,8 @@ def _stacked(values: Any, dtype: Any) -> Tracer:
 
 
 def _asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, **options: Any) -> Any:
-    return _converted(a, dtype, copy)
+    result = _converted(a, dtype, copy)
+    return _perhaps_copied(a, result) if order in ("C", "F") else result
 
 
 def _array(object: Any, dtype: Any = None, *, copy: Any = True, ndmin: int = 0, **options: Any) -> Any:
@@ -81,8 +82,18 @@ def _array(object: Any, dtype: Any = None, *, copy: Any = True, ndmin: int = 0, 
 
 
 def _contiguous(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
-    result = _converted(a, dtype)
+    result = _perhaps_copied(a, _converted(a, dtype))
     return result if result.ndim else result[None]
+
+
+def _perhaps_copied(a: Any, result: Tracer) -> Tracer:
+    """Return an array in another order, which is a copy only where the memory of `a` is in another one."""
+    if result is not a or not result.ndim:
+        return result
+    copy = result.copy()
+    for array in (a, copy):
+        array._share()
+    return copy
 
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {

@@ -125,7 +125,8 @@ def _at_least(rank: int) -> Callable[..., Any]:
 
 def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
     trace = trace_of(vectors)
-    found = [as_tracer(v, trace).ravel() for v in vectors]
+    found = [as_tracer(v, trace) for v in vectors]
+    found = [x.flatten() if copy else x.ravel() for x in found]
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing {indexing!r} is neither 'xy' nor 'ij'\n  at {user_line()}")
     order = list(range(len(found)))
@@ -133,7 +134,7 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
         order[:2] = 1, 0
     shape = tuple(found[k].shape[0] for k in order)
     spread = [x[tuple(slice(None) if place == k else None for place in order)] for k, x in enumerate(found)]
-    return tuple(spread) if sparse else tuple(expand(x, shape) for x in spread)
+    return tuple(spread) if sparse else tuple((expand if copy else broadcast_to)(x, shape) for x in spread)
 
 
 def _dtype_function(name: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ...ir import graph as g
 from ..library import call_library
 from ..operations import apply, as_tracer, reduce, trace_of
 from ..products import dot, matmul
@@ -42,14 +43,14 @@ def _inner(a: Any, b: Any, /) -> Any:
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
     _refuse_out("outer", out)
     a, b = _operands(a, b)
-    return apply("multiply", a.ravel()[:, None], b.ravel()[None, :])
+    return apply("multiply", a.flatten()[:, None], b.flatten()[None, :])
 
 
 def _vdot(a: Any, b: Any, /) -> Any:
     a, b = _operands(a, b)
     if any(dtypes.is_opaque(x._node.dtype) for x in (a, b)):
         return call_library("vdot", [a, b])
-    return matmul(a.ravel(), b.ravel())
+    return matmul(a.flatten(), b.flatten())
 
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
@@ -143,6 +144,8 @@ def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
     """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
     if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
         return None
+    dtype = g.promoted(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
+    operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
     operands = [_summed(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
     if len(operands) == 1:
