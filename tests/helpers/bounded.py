@@ -95,7 +95,9 @@ class Bounded(np.lib.mixins.NDArrayOperatorsMixin):
 
     def arranged(self, change: Callable[[Any], Any]) -> Bounded:
         parts = (p.copy() if self.is_scalar else p for p in (self.v, self.e, self.m))
-        return Bounded(*map(change, parts), self.name)
+        new = Bounded(*map(change, parts), self.name)
+        new.is_scalar = self.is_scalar and not new.ndim
+        return new
 
     def __getitem__(self, index: Any) -> Bounded:
         plain, unknown = _plain_index(index)

@@ -276,7 +276,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.trace: _trace,
     np.zeros_like: _filled(0.0),
     np.ones_like: _filled(1.0),
-    np.copy: lambda x: x.copy(),
+    np.copy: lambda x: x.copy()._array(),
 }
 
 

@@ -34,7 +34,7 @@ class _PlainFunctions:
         if name in ("softmax", "log_softmax", "logsumexp"):
             return _softmaxes[name]
         row, numbers = POINTWISE[name], ACTIVATIONS[name][1]
-        return lambda x, *_: np.asarray(row.numpy(x, *numbers)).astype(x.dtype)
+        return lambda x, *_: np.asarray(row.numpy(x, *numbers)).astype(x.dtype)[()]
 
 
 def _logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:

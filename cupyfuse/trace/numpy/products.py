@@ -144,6 +144,8 @@ def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
     """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
     if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
         return None
+    if any(n == 0 and c not in result for term, x in operands for c, n in zip(term, x.shape, strict=True)):
+        return None  # a sum of no terms is 0, also where the other operand is infinite
     dtype = g.promoted(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
     operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
