@@ -43,7 +43,9 @@ def arrangement(func: Callable[..., Any], args: Any, options: Any) -> Any:
     found = [func(*_component(given, name), **options) for name in ("v", "e", "m")]
     if isinstance(found[0], (list, tuple)):
         return type(found[0])([Bounded(*parts, dtype) for parts in zip(*found, strict=True)])
-    return Bounded(*found, dtype)
+    new = Bounded(*found, dtype)
+    new.is_scalar = not new.ndim and isinstance(args[0], Bounded) and args[0].is_scalar
+    return new
 
 
 def _promoted(value: Any, dtype: str) -> Any:
@@ -64,9 +66,12 @@ def _where(condition: Any, a: Any, b: Any) -> Bounded:
     dtype = promoted(*kinds)
     mask = converted(condition, "bool")
     if dtype in FLOATS:
-        return Bounded.of(bounds.pointwise("where", mask.value, operand(a, dtype), operand(b, dtype), dtype=dtype))
+        value = bounds.pointwise("where", mask.value, operand(a, dtype), operand(b, dtype), dtype=dtype)
+        return Bounded.of(value)._array()
     x, y = converted(a, dtype), converted(b, dtype)
-    return Bounded.exact(np.where(mask.v, x.v, y.v), unknown_of(mask) | np.where(mask.v, np.isinf(x.e), np.isinf(y.e)))
+    return Bounded.exact(
+        np.where(mask.v, x.v, y.v), unknown_of(mask) | np.where(mask.v, np.isinf(x.e), np.isinf(y.e))
+    )._array()
 
 
 def _clip(x: Bounded, low: Any, high: Any) -> Any:
@@ -204,7 +209,7 @@ def _dot(a: Bounded, b: Bounded) -> Any:
 
 def _tensordot(a: Bounded, b: Bounded, axes: int = 2) -> Bounded:
     terms = int(np.prod(a.shape[a.ndim - axes :]))
-    return bilinear(lambda x, y: np.tensordot(x, y, axes), a, b, terms)
+    return bilinear(lambda x, y: np.tensordot(x, y, axes), a, b, terms)._array()
 
 
 # Library steps ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from nd_programs import Program
@@ -46,10 +47,10 @@ def _renamed(text: str, old: str, new: str) -> str:
 def _smaller(program: Program, way: Way) -> Iterator[tuple[Program, Way]]:
     p = program
     if way.bound or way.max_workspace or set(way.layouts) - {"contiguous"}:
-        yield p, Way(way.engine, (), (), 0)
-        yield p, Way(way.engine, way.bound, (), 0)
-        yield p, Way(way.engine, (), way.layouts, 0)
-        yield p, Way(way.engine, (), (), way.max_workspace)
+        yield p, replace(way, bound=(), layouts=(), max_workspace=0)
+        yield p, replace(way, layouts=(), max_workspace=0)
+        yield p, replace(way, bound=(), max_workspace=0)
+        yield p, replace(way, bound=(), layouts=())
     for k in range(len(p.returned)):
         if len(p.returned) > 1:
             yield Program(p.names, p.lines, p.returned[:k] + p.returned[k + 1 :], p.drawn), way
@@ -71,4 +72,4 @@ def _smaller(program: Program, way: Way) -> Iterator[tuple[Program, Way]]:
             layouts = tuple(way.layouts[i] for i in kept) if way.layouts else ()
             bound = tuple(n for n in way.bound if n != name)
             names, drawn = ([given[i] for i in kept] for given in (p.names, p.drawn))
-            yield Program(names, p.lines, p.returned, drawn), Way(way.engine, bound, layouts, way.max_workspace)
+            yield Program(names, p.lines, p.returned, drawn), replace(way, bound=bound, layouts=layouts)

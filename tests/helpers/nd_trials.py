@@ -18,6 +18,7 @@ from cupyfuse.api import planned_function
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, unfused_cost
+from cupyfuse.settings import plans_always
 
 Array = np.ndarray[Any, Any]
 
@@ -35,19 +36,24 @@ class Way:
         How each argument lies in memory; "shared": in memory that another one lies in.
     max_workspace : int
         0: as much as is allowed by default.
+    planned : bool
+        Whether the plan runs, also where the function as written is faster.
     """
 
     engine: Engine = NUMPY
     bound: tuple[str, ...] = ()
     layouts: tuple[str, ...] = ()
     max_workspace: int = 0
+    planned: bool = True
 
 
 def way_of(number: int, program: Program, rng: np.random.Generator) -> Way:
-    """The way of a trial: every 20th runs as kernels, every 20th with bound arguments, every 10th in little memory."""
+    """The way of a trial: every 20th runs as kernels, every 20th with bound arguments, every 10th in little
+    memory, and every 20th as written if that is faster."""
     layouts = tuple(str(rng.choice([*LAYOUTS, "contiguous", "shared"])) for _ in program.names)
     bound = tuple(n for n in program.names if rng.random() < 0.5) if number % 20 == 7 else ()
-    return Way(HOST if number % 20 == 3 else NUMPY, bound, layouts, 256 if number % 10 == 5 else 0)
+    engine, workspace = HOST if number % 20 == 3 else NUMPY, 256 if number % 10 == 5 else 0
+    return Way(engine, bound, layouts, workspace, number % 20 != 9)
 
 
 def trial_of(number: int) -> tuple[Program, Way, tuple[int, int]]:
@@ -101,7 +107,7 @@ def trial(program: Program, way: Way, rng: np.random.Generator, calls: int = 2) 
     for _ in range(calls):
         arguments = placed(way.engine, program.arguments(rng), way.layouts, not program.changes)
         expected, after = program.expected(way.engine.host(arguments))
-        with recorded() as built:
+        with recorded() as built, plans_always() if way.planned else contextlib.nullcontext():
             if way.bound:
                 named = dict(zip(program.names, arguments, strict=True))
                 serve = fused.bind(**{n: named[n] for n in way.bound})

@@ -29,6 +29,7 @@ COPIES = (
     *("np.outer(x[0], x[1])", "np.dot(x, x[None])", "np.vdot(x, x)", "np.tensordot(x, x, 2)", "np.inner(x, x)"),
     *("np.tril(x)", "np.take(x, [0, 1])", "np.concatenate([x])", "np.pad(x, 0)", "np.roll(x, 0)", "np.sort(x)"),
     *("np.trace(x)", "np.linalg.norm(x)", "cf.logsumexp(x)", "cf.avg_pool1d(x, 2)", "x[1, 2]", "x.min(axis=0)"),
+    *("np.where(x[0, 0] > 1, x.max(), 2.0)[None]", "np.asarray(x.max())[None]", "np.copy(x.max())[None]"),
     *("x.max()[None]", "np.expand_dims(x.max(), 0)", "x.max()[...]", "(x.sum() * 2)[None, None]"),
 )
 # NumPy copies some of them, if the array lies in memory in another order.
@@ -64,6 +65,18 @@ def test_changes_are_seen_where_numpy_sees_them(text: str, change: str, engine: 
         result = engine.host(cf.fuse(function)(engine.array(X)))
         assert result.shape == expected.shape
         np.testing.assert_allclose(result, expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    ["np.where(x[0, 0] > 1, x.max(), 2.0)", "np.asarray(x.max())", "np.copy(x.max())", "np.tensordot(x, x, 2)"],
+)
+def test_arrays_without_dimensions_have_views_and_scalars_have_none(scalar: str, engine: Engine) -> None:
+    for text in (scalar, "x.max()"):
+        for change in ("z = y[None]; z += 1; return y * 1", "z = y[None]; y += 1; return z * 1"):
+            function = changing(text, change)
+            result = engine.host(cf.fuse(function)(engine.array(X)))
+            np.testing.assert_allclose(result, function(X), rtol=1e-13)
 
 
 @pytest.mark.parametrize("change", ["x += 1; return y", "y += 1; return x"])

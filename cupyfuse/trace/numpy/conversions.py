@@ -60,8 +60,13 @@ def _converted(x: Any, dtype: Any = None, copy: Any = None) -> Tracer:
     if not isinstance(x, Tracer):
         return _stacked(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
-        return x.astype(dtype)
-    return x.copy() if copy is True else x  # not for None, False or the modes of np.array that copy if needed
+        x = x.astype(dtype)
+    elif copy is True or x._is_scalar:  # not for None, False or the modes of np.array that copy if needed
+        x = x.copy()
+    else:
+        return x
+    x._is_array = True
+    return x
 
 
 def _stacked(values: Any, dtype: Any) -> Tracer:

@@ -27,9 +27,7 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
         value = fill_value if fill_value is not None else fill(x, fill_value)
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        result = expand(x._trace.array(node, constant._axes), x.shape)
-        result._is_array = True
-        return result
+        return _as_array(expand(x._trace.array(node, constant._axes), x.shape))
 
     return call
 
@@ -41,7 +39,13 @@ def _where(condition: Any, *choices: Any) -> Tracer:
     mask = as_tracer(condition, trace)
     if mask._node.dtype != "bool":
         mask = apply("not_equal", mask, 0)
-    return apply("where", mask, *choices)
+    return _as_array(apply("where", mask, *choices))
+
+
+def _as_array(x: Tracer) -> Tracer:
+    """Without dimensions, return an array and no scalar, as some functions do."""
+    x._is_array = True
+    return x
 
 
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
@@ -194,7 +198,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.zeros_like: lambda a, dtype=None, **options: _like(lambda x, _: 0.0)(a, None, dtype, **options),
     np.ones_like: lambda a, dtype=None, **options: _like(lambda x, _: 1.0)(a, None, dtype, **options),
     np.full_like: _like(lambda x, value: value),
-    np.copy: lambda a, order="K", subok=False: a.copy(),
+    np.copy: lambda a, order="K", subok=False: _as_array(a.copy()),
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],

@@ -68,8 +68,11 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         if len(set(left)) == len(left) and all(a.shape[p] == b.shape[q] for p, q in zip(left, right, strict=True)):
             product = _contract([("".join(first), a), ("".join(second), b)], "".join(free))
             if product is not None:
+                product._is_array = True
                 return product
-    return call_library("tensordot", [a, b], {"axes": axes})
+    result = call_library("tensordot", [a, b], {"axes": axes})
+    result._is_array = True
+    return result
 
 
 def _multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
