@@ -140,7 +140,9 @@ class Bounded(np.lib.mixins.NDArrayOperatorsMixin):
 
     def astype(self, dtype: Any) -> Bounded:
         new = converted(self, np.dtype(dtype).name)
-        return new.copy() if new is self else new
+        new = new.copy() if new is self else new
+        new.is_scalar = self.is_scalar
+        return new
 
     def copy(self) -> Bounded:
         return self.arranged(np.array)

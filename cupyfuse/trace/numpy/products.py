@@ -9,6 +9,7 @@ import numpy as np
 
 from ... import dtypes
 from ...ir import graph as g
+from ..broadcasting import expand
 from ..library import call_library
 from ..operations import apply, as_tracer, reduce, trace_of
 from ..products import dot, matmul
@@ -147,9 +148,12 @@ def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
     """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
     if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
         return None
-    if any(n == 0 and c not in result for term, x in operands for c, n in zip(term, x.shape, strict=True)):
-        return None  # a sum of no terms is 0, also where the other operand is infinite
     dtype = g.promoted(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
+    sizes = {c: n for term, x in operands for c, n in zip(term, x.shape, strict=True)}
+    if any(n == 0 and c not in result for c, n in sizes.items()):
+        # Sums of no terms are 0, also where the other operand is infinite, and where NumPy's einsum gives NaN.
+        zero = g.cast(g.const(0.0), dtype)
+        return expand(operands[0][1]._trace.array(zero, ()), tuple(sizes[c] for c in result))
     operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
     operands = [_summed(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
