@@ -152,7 +152,7 @@ def costs_hold(graph: Any, plan: Plan) -> None:
         if node.op in ("cast", "broadcast"):
             free += 2 * max(node.nbytes, node.inputs[0].nbytes)
         elif (g.is_product(node) or node.reduction) and dtypes.compute(node.dtype) != node.dtype:
-            free += 2 * node.nbytes
+            free += 4 * node.nbytes  # for the step that writes it, and for three that read it
     products, flops, moved = (max(f) for f in zip(*((w.products, w.repeatable, w.bytes) for w in forms), strict=True))
     assert cost.products <= products, f"products: {cost.products} > {products}"
     assert cost.repeatable <= MOST_FLOPS * flops, f"FLOPs: {cost.repeatable} > 1.5 * {flops}"
