@@ -5,8 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any, NamedTuple
 
-from .code import is_own
-from .signature import MISSING, Signature, written_bases
+from .code import is_own, written_bases
+from .signature import MISSING, Signature
 
 _CLASSES = 64  # combinations of classes that are remembered
 

@@ -17,7 +17,7 @@ import numpy as np
 from ..trace import TracedNumber, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
-from .code import Chain, Reads, is_library, is_library_module, reads_of
+from .code import Chain, Reads, is_library, is_library_module, reads_of, written_bases
 from .constants import Identity, constant_key
 from .registry import registration
 from .structures import Structure, is_dataclass, is_namedtuple, structure_of
@@ -311,21 +311,8 @@ class Signature:
             )
 
 
-_HEAP_TYPE = 1 << 9
-
-
 def is_library_function(function: types.FunctionType, package: str) -> bool:
     return is_library(function.__code__.co_filename, function.__globals__.get("__name__") or "", package)
-
-
-def is_library_class(cls: type, package: str) -> bool:
-    module = sys.modules.get(cls.__module__)
-    return module is not None and is_library_module(module, package)
-
-
-def written_bases(cls: type, package: str) -> list[type]:
-    """Return a class and its bases, without those of Python, of libraries and of extensions."""
-    return [b for b in cls.__mro__[:-1] if b.__flags__ & _HEAP_TYPE and not is_library_class(b, package)]
 
 
 def function_in(attribute: Any) -> Any:

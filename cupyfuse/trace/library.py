@@ -30,10 +30,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """Shape and dtype of a result, before it is computed."""
+    """Shape and dtype of a result, before it is computed; and whether NumPy's is a view of an operand."""
 
     shape: Shape
     dtype: str
+    is_view: bool = False
 
 
 _CONSTANTS = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
@@ -69,6 +70,9 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
     with trace.call(name, found.tracers) as done:
         made = [done(_result(trace, call, wide, k, r.shape, r.dtype)) for k, r in enumerate(every)]
+    if any(r.is_view for r in every):  # ours is a copy: neither may change from here on
+        for t in (*found.tracers, *made):
+            t._share()
     if isinstance(results, Result):
         return made[0]
     return _with_fields(type(results), made) if hasattr(results, "_fields") else type(results)(made)
@@ -175,11 +179,12 @@ def _results(function: str, arguments: tuple[Any, ...], options: dict[str, Any],
     return zeros
 
 
-def _described(name: str, result: Any) -> Result:
+def _described(name: str, result: Any, samples: Sequence[Any]) -> Result:
     if not isinstance(result, (np.ndarray, np.generic, bool, int, float)):
         fail(name, f"it returns a {type(result).__name__}, not arrays; call it outside of the fused function")
     array = np.asarray(result)
-    return Result(array.shape, _name_of(name, array.dtype))
+    is_view = any(np.may_share_memory(array, sample) for sample in samples)
+    return Result(array.shape, _name_of(name, array.dtype), is_view)
 
 
 def _name_of(name: str, dtype: Any) -> str:
@@ -199,18 +204,19 @@ def _tried(function: str, arguments: tuple[Any, ...], options: dict[str, Any], f
         try:
             result = numpy(*replace_operands(arguments, samples), **replace_operands(options, samples))
         except Exception as error:
-            _reraise(name, error)
+            reraise(name, error)
     if hasattr(result, "_fields"):
-        return _with_fields(type(result), [_described(name, r) for r in result])
+        return _with_fields(type(result), [_described(name, r, samples) for r in result])
     if isinstance(result, (tuple, list)):
-        return type(result)([_described(name, r) for r in result])
-    return _described(name, result)
+        return type(result)([_described(name, r, samples) for r in result])
+    return _described(name, result, samples)
 
 
 _ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError, np.linalg.LinAlgError)
 
 
-def _reraise(name: str, error: Exception) -> NoReturn:
+def reraise(name: str, error: Exception) -> NoReturn:
+    """Raise NumPy's error with the user's line."""
     kind = type(error) if type(error) in _ERRORS else ValueError if isinstance(error, ValueError) else TypeError
     raise kind(f"{name}: {error}\n  at {user_line()}") from error
 

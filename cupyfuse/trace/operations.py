@@ -221,7 +221,12 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
 
 
 def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
+    """Clip as `numpy.clip`, which takes Python integers beyond the limits of an integer dtype."""
     _refuse_options("clip", **options)
+    if isinstance(x, Tracer) and dtypes.is_integer(x._node.dtype):
+        limits = np.iinfo(x._node.dtype)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
         return x.copy()
     if low is None:

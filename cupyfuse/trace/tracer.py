@@ -119,7 +119,7 @@ class Tracer(Arithmetic):
         aliases = self._root._aliases or ()
         if self._shared or self._root._shared or any(a._origin is not None for a in aliases):
             fail(
-                "an in-place change of an array that shares memory with a broadcast one or a reshaped argument",
+                "an in-place change of an array that may share memory with a reshaped, broadcast or converted one",
                 "write y = y + 1 instead of y += 1, or reshape later",
             )
         for alias in aliases:
@@ -163,10 +163,15 @@ class Tracer(Arithmetic):
         return root
 
     def _linked(self, get: Any, put: Any, selection: Any) -> Tracer:
-        """Make a view: `get(array, selection)`, which is assigned to by `put(array, selection, value)`."""
+        """Make a view: `get(array, selection)`, which is assigned to by `put(array, selection, value)`.
+
+        Of a scalar, which cannot change, a copy.
+        """
         view: Tracer = get(self, selection)
+        if self._is_scalar:
+            return view
         view._parent, view._get, view._put, view._selection = self, get, put, selection
-        view._is_array = not self._is_scalar
+        view._is_array = True
         self._views.append(view)
         return view
 
@@ -295,12 +300,15 @@ class Tracer(Arithmetic):
         return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
 
     def flatten(self, order: str = "C") -> Tracer:
-        return self.ravel(order).copy()
+        return self.copy().ravel(order).copy()
 
     def conjugate(self) -> Tracer:
         return self.conj()
 
     def conj(self) -> Tracer:
+        """Return the array itself if it is real, as NumPy's method does, unlike its function."""
+        if not dtypes.is_complex(self._node.dtype):
+            return self
         return self._trace.call_ufunc("conjugate", "__call__", (self,), {})
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:

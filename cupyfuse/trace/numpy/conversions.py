@@ -71,8 +71,13 @@ def _converted(x: Any, dtype: Any = None, copy: Any = None) -> Tracer:
     if not isinstance(x, Tracer):
         return _stacked(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
-        return x.astype(dtype)
-    return x.copy() if copy is True else x  # not for None, False or the modes of np.array that copy if needed
+        x = x.astype(dtype)
+    elif copy is True or x._is_scalar:  # not for None, False or the modes of np.array that copy if needed
+        x = x.copy()
+    else:
+        return x
+    x._is_array = True
+    return x
 
 
 def _stacked(values: Any, dtype: Any) -> Tracer:
@@ -83,7 +88,8 @@ def _stacked(values: Any, dtype: Any) -> Tracer:
 
 
 def _asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, **options: Any) -> Any:
-    return _converted(a, dtype, copy)
+    result = _converted(a, dtype, copy)
+    return _perhaps_copied(a, result) if order in ("C", "F") else result
 
 
 def _array(object: Any, dtype: Any = None, *, copy: Any = True, ndmin: int = 0, **options: Any) -> Any:
@@ -92,7 +98,7 @@ def _array(object: Any, dtype: Any = None, *, copy: Any = True, ndmin: int = 0, 
 
 
 def _contiguous(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
-    result = _converted(a, dtype)
+    result = _perhaps_copied(a, _converted(a, dtype))
     return result if result.ndim else result[None]
 
 
@@ -106,6 +112,16 @@ def _of_list(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(*args, **options)
 
     return call
+
+
+def _perhaps_copied(a: Any, result: Tracer) -> Tracer:
+    """Return an array in another order, which is a copy only where the memory of `a` is in another one."""
+    if result is not a or not result.ndim:
+        return result
+    copy = result.copy()
+    for array in (a, copy):
+        array._share()
+    return copy
 
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {

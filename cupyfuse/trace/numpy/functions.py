@@ -31,9 +31,7 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
             return x._trace.constant(np.full(x.shape, value, x.dtype if dtype is None else dtype))
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        result = expand(x._trace.array(node, constant._axes), x.shape)
-        result._is_array = True
-        return result
+        return _as_array(expand(x._trace.array(node, constant._axes), x.shape))
 
     return call
 
@@ -45,7 +43,13 @@ def _where(condition: Any, *choices: Any) -> Tracer:
     mask = as_tracer(condition, trace)
     if mask._node.dtype != "bool":
         mask = apply("not_equal", mask, 0)
-    return apply("where", mask, *choices)
+    return _as_array(apply("where", mask, *choices))
+
+
+def _as_array(x: Tracer) -> Tracer:
+    """Without dimensions, return an array and no scalar, as some functions do."""
+    x._is_array = True
+    return x
 
 
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
@@ -129,7 +133,8 @@ def _at_least(rank: int) -> Callable[..., Any]:
 
 def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
     trace = trace_of(vectors)
-    found = [as_tracer(v, trace).ravel() for v in vectors]
+    found = [as_tracer(v, trace) for v in vectors]
+    found = [x.flatten() if copy else x.ravel() for x in found]
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing {indexing!r} is neither 'xy' nor 'ij'\n  at {user_line()}")
     order = list(range(len(found)))
@@ -137,7 +142,7 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
         order[:2] = 1, 0
     shape = tuple(found[k].shape[0] for k in order)
     spread = [x[tuple(slice(None) if place == k else None for place in order)] for k, x in enumerate(found)]
-    return tuple(spread) if sparse else tuple(expand(x, shape) for x in spread)
+    return tuple(spread) if sparse else tuple((expand if copy else broadcast_to)(x, shape) for x in spread)
 
 
 def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
@@ -221,7 +226,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.zeros_like: lambda a, dtype=None, **options: _like(lambda x, _: 0.0)(a, None, dtype, **options),
     np.ones_like: lambda a, dtype=None, **options: _like(lambda x, _: 1.0)(a, None, dtype, **options),
     np.full_like: _like(lambda x, value: value),
-    np.copy: lambda a, order="K", subok=False: a.copy(),
+    np.copy: lambda a, order="K", subok=False: _as_array(a.copy()),
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
