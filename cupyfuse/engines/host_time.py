@@ -26,6 +26,7 @@ _RUN = 8e-6  # of a plan, beside what running as written takes
 _FLOP = {"float32": 0.06e-9, "float64": 0.11e-9}  # in the caches; FLOPs are weighted as in the operator tables
 _OTHER_FLOP = 0.3e-9  # of integers and bools
 _REDUCED = 0.1e-9  # an element that is reduced
+_BLOCKED = 0.05e-9  # an element of a step in several blocks, which a first-level cache does not hold
 _BY_COLUMNS = 1.6  # blocks of columns are not contiguous
 _PRODUCT_FLOP = {"float32": 0.01e-9, "float64": 0.02e-9}  # of BLAS
 _OTHER_PRODUCT_FLOP = 1e-9
@@ -122,7 +123,10 @@ def _step_seconds(step: Step) -> float:
         memory = sum(_memory(sum(i.nbytes for i in n.inputs), n.nbytes) for n in nodes)
     blocks = -(-step.domain[0] * step.domain[1] // BLOCK)
     calls = len(nodes) * (_CALL if blocks <= 1 else blocks * _BLOCK_CALL)
-    work = sum(map(_arithmetic, nodes)) * (_BY_COLUMNS if step.kind == "ColumnStats" and blocks > 1 else 1.0)
+    work = sum(map(_arithmetic, nodes))
+    if blocks > 1:
+        work += sum(n.size for n in nodes) * _BLOCKED
+        work *= _BY_COLUMNS if step.kind == "ColumnStats" else 1.0
     return _STEP + calls + max(work, memory)
 
 
