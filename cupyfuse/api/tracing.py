@@ -76,7 +76,8 @@ def trace_function(
     if not results.leaves and not first.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
     axes = tuple(t._axes for t in results.leaves)
-    return Tracing(Traced(name, _graph(first, results), axes, tuple(first.calls)), results, first.constants, read)
+    traced = Traced(name, _graph(first, results), axes, tuple(first.calls), first.plain)
+    return Tracing(traced, results, first.constants, read)
 
 
 def _key(trace: Trace, results: Results) -> list[Hashable]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections import namedtuple
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -48,7 +48,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
     name, options = called(function), options or {}
-    first = first_tracer((tuple(arguments), options))
+    first = next(tracers_in((tuple(arguments), options)), None)
     if first is None:
         fail(name, "none of its operands is an array")
     trace = first._trace
@@ -82,12 +82,13 @@ def _with_fields(cls: type, values: list[Any]) -> Any:
     return cls(*values)
 
 
-def first_tracer(value: Any) -> Tracer | None:
-    """Find a traced array in nested arguments."""
+def tracers_in(value: Any) -> Iterator[Tracer]:
+    """Yield the traced arrays in nested arguments or results."""
     if isinstance(value, Tracer):
-        return value
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((t for t in map(first_tracer, items) if t is not None), None)
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tracers_in(item)
 
 
 class _Operands:

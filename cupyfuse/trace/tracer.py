@@ -25,6 +25,7 @@ class TraceProtocol(Protocol):
     strict: bool
     makes: bool
     made: bool
+    plain: bool
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...

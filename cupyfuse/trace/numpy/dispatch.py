@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..library import call_library
+from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
@@ -32,12 +32,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         out = options.get("out")
         if out is not None:
             return _written_to(out, name, call_function(func, args, {k: v for k, v in options.items() if k != "out"}))
-        try:
-            return FUNCTIONS[func](*args, **options)
-        except TypeError as error:
-            if type(error) is TypeError and "\n  at " not in str(error):
-                raise TypeError(f"np.{name}: {error}\n  at {user_line()}") from error
-            raise
+        return _call_native(func, name, args, options)
     if name in REFUSED:
         fail(f"np.{name}", REFUSED[name])
     if name not in LIBRARY:
@@ -58,6 +53,22 @@ def _written_to(out: Any, name: str, result: Tracer) -> Tracer:
     if out.shape != result.shape:
         raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
     return out._assign(result)
+
+
+def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    operands = list(tracers_in((args, options)))
+    try:
+        if not operands:
+            return FUNCTIONS[func](*args, **options)
+        with operands[0]._trace.call(name, operands) as done:
+            result = FUNCTIONS[func](*args, **options)
+            for tracer in tracers_in(result):
+                done(tracer)
+            return result
+    except TypeError as error:
+        if type(error) is TypeError and "\n  at " not in str(error):
+            raise TypeError(f"np.{name}: {error}\n  at {user_line()}") from error
+        raise
 
 
 def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:

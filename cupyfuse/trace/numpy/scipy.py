@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from typing import Any
 
-from ..library import call_library, first_tracer
+from ..library import call_library, tracers_in
 
 # The shapes and dtypes of the results of these follow from the shapes and dtypes of the operands, and from constants.
 FUNCTIONS: dict[str, str] = {
@@ -64,7 +64,7 @@ _METHODS: dict[str, str] = {
 def _stepping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
-        if first_tracer((args, options)) is None:
+        if next(tracers_in((args, options)), None) is None:
             return original(*args, **options)
         return call_library(name, args, options)
 
@@ -74,7 +74,7 @@ def _stepping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def _stepping_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        if first_tracer((args, options)) is None:
+        if next(tracers_in((args, options)), None) is None:
             return original(self, *args, **options)
         return call_library(f"scipy.stats.{_name_of(self)}.{name}", args, options)
 
