@@ -23,9 +23,9 @@ class TraceProtocol(Protocol):
     effects: dict[int, g.Node]
     folded: dict[tuple[object, ...], g.Node]
     strict: bool
+    plain: bool
     makes: bool
     made: bool
-    plain: bool
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
