@@ -14,7 +14,14 @@ from typing import Any, cast
 from ..devices import Device
 from ..plan.build import build
 from ..plan.plan import Plan, Traced
-from ..settings import DEFAULT_WORKSPACE, Settings, check_precision, check_workspace, current_precision
+from ..settings import (
+    DEFAULT_WORKSPACE,
+    Settings,
+    check_precision,
+    check_workspace,
+    current_epilogues,
+    current_precision,
+)
 from ..trace import fail
 from . import arrays
 from .cache import PlanCache
@@ -98,13 +105,19 @@ class PlannedFunction:
         return self._precision or current_precision()
 
     @property
+    def products(self) -> tuple[str, str]:
+        """What the choice of products depends on beside the arguments: the precision, and `Settings.epilogues`."""
+        return self.precision, current_epilogues()
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans that calls have made and that are cached, the newest last."""
         return tuple(runnable.plan for runnable in self._runnables.values())
 
     def settings(self, device: Device | None) -> Settings:
         """Return the settings of a plan for a GPU."""
-        return Settings(self.precision, device, self._max_workspace, self._keep_halves)
+        precision, epilogues = self.products
+        return Settings(precision, device, self._max_workspace, self._keep_halves, epilogues)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"

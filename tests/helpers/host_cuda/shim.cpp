@@ -32,10 +32,19 @@ constexpr size_t kGuard = 64;
 
 enum class State { Ready, Waiting, Done };
 
+// A product of a warpgroup, as far as one thread computes it.
+struct Issued {
+    Product* product;
+    float* sums;
+    Word64 a, b;
+    int add;
+};
+
 struct Fiber {
     ucontext_t context;
     char* stack;
-    unsigned number;
+    unsigned number;  // in the cluster
+    std::vector<std::vector<Issued>> groups;  // of products: those in flight, and the one that is still open
     State state;
     Kind kind;
     Site site;
@@ -51,15 +60,23 @@ struct Shared {
 };
 
 std::vector<Fiber> fibers;
+unsigned threads_a_block;
 // A barrier in shared memory: what the current phase still waits for.
 struct Phase {
     unsigned arrivals, pending, parity;
     long long bytes;
 };
 
-std::vector<Shared> shared_blocks;
-std::map<unsigned, Phase> phases;
-std::map<unsigned, unsigned> arrived;  // at the named barriers
+// What the threads of a block share.
+struct Block {
+    Index at;
+    std::vector<Shared> shared;
+    std::map<unsigned, Phase> phases;
+    std::map<unsigned, unsigned> arrived;  // at the named barriers
+};
+
+std::vector<Block> blocks;  // of the cluster that runs
+Block* here;                // that of the current thread
 ucontext_t scheduler;
 Fiber* current;
 Entry* entry;
@@ -76,6 +93,7 @@ const char* name_of(Kind kind) {
         case Kind::Ballot: return "a vote";
         case Kind::Phase: return "a barrier in shared memory";
         case Kind::Named: return "a named barrier";
+        case Kind::Cluster: return "a barrier of the cluster";
         default: return "__syncwarp";
     }
 }
@@ -115,10 +133,14 @@ void enter_fiber() {
     setcontext(&scheduler);
 }
 
+unsigned block_of(const Fiber& fiber) { return fiber.number / threads_a_block; }
+
 void resume(Fiber& fiber) {
     current = &fiber;
-    threadIdx = Index{fiber.number % blockDim.x, fiber.number / blockDim.x % blockDim.y,
-                      fiber.number / blockDim.x / blockDim.y};
+    here = &blocks[block_of(fiber)];
+    blockIdx = here->at;
+    const unsigned number = fiber.number % threads_a_block;
+    threadIdx = Index{number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&scheduler_fake, fiber.stack, kStack);
 #endif
@@ -169,6 +191,7 @@ void prepare(unsigned threads) {
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, enter_fiber, 0);
         fiber.state = State::Ready;
+        fiber.groups.assign(1, {});
     }
 }
 
@@ -178,8 +201,9 @@ bool same(Site a, Site b) { return a.line == b.line && strcmp(a.file, b.file) ==
 
 // The threads whose numbers are those of `members` in the current warp; null where the block has no such thread.
 Fiber* member(int lane) {
-    const unsigned number = current->number / 32 * 32 + lane;
-    return number < blockDim.x * blockDim.y * blockDim.z ? &fibers[number] : nullptr;
+    const unsigned first = block_of(*current) * threads_a_block;
+    const unsigned number = (current->number - first) / 32 * 32 + lane;
+    return number < threads_a_block ? &fibers[first + number] : nullptr;
 }
 
 // Once the last of its lanes has arrived, a collective is carried out for all of them.
@@ -192,8 +216,10 @@ bool completed(unsigned members) {
                      other ? "has left the kernel" : "the block does not have");
                 abandon();
             }
-            const bool alone = other->kind == Kind::Barrier || other->kind == Kind::Phase || other->kind == Kind::Named;
-            if (other->state != State::Waiting || alone) return false;
+            const bool collective =
+                other->kind == Kind::Shuffle || other->kind == Kind::Ballot || other->kind == Kind::WarpBarrier;
+            if (other->state != State::Waiting || !collective) return false;
+            if (!(other->members >> lane() & 1)) return false;  // it has still to meet others
             if (other->kind != current->kind || !same(other->site, current->site) || other->members != members) {
                 note(current->site, "%s of lanes %08x meets %s of lanes %08x at %s:%d (lane %d)",
                      name_of(current->kind), members, name_of(other->kind), other->members,
@@ -219,8 +245,23 @@ bool completed(unsigned members) {
     return true;
 }
 
-// All threads wait: release them if it is at one barrier, else say who waits where.
+// Release threads that all wait at one barrier of a kind.
+bool released(Kind kind, unsigned from, unsigned to) {
+    for (unsigned k = from; k < to; ++k) {
+        const Fiber &fiber = fibers[k], &first = fibers[from];
+        if (fiber.state != State::Waiting || fiber.kind != kind || !same(fiber.site, first.site)) return false;
+    }
+    for (unsigned k = from; k < to; ++k) fibers[k].state = State::Ready;
+    return true;
+}
+
+// All threads wait: release those of a block, or of the cluster, that have met, else say who waits where.
 void release(unsigned threads) {
+    bool any = released(Kind::Cluster, 0, threads);
+    for (unsigned from = 0; from < threads; from += threads_a_block) {
+        any |= released(Kind::Barrier, from, from + threads_a_block);
+    }
+    if (any) return;
     const Fiber *first = nullptr, *left = nullptr, *other = nullptr;
     for (unsigned k = 0; k < threads; ++k) {
         const Fiber& fiber = fibers[k];
@@ -235,18 +276,16 @@ void release(unsigned threads) {
     if (other != nullptr) {
         note(first->site, "thread %u waits here at %s, thread %u at %s:%d at %s: they never meet", first->number,
              name_of(first->kind), other->number, short_name(other->site.file), other->site.line, name_of(other->kind));
-    } else if (left != nullptr || first->kind != Kind::Barrier) {
+    } else {
         note(first->site, "thread %u waits here at %s, which thread %u never reaches: it has left the kernel",
              first->number, name_of(first->kind), left ? left->number : first->number);
-    } else {
-        for (unsigned k = 0; k < threads; ++k) fibers[k].state = State::Ready;
     }
 }
 
 // Blocks ------------------------------------------------------------------------------------------------------------
 
 void check_shared() {
-    for (const Shared& block : shared_blocks) {
+    for (const Shared& block : here->shared) {
         for (size_t k = 0; k < kGuard; ++k) {
             if (block.memory[k] != 0x5a || block.memory[kGuard + block.bytes + k] != 0x5a) {
                 note(block.site, "a write beyond the %zu bytes of this shared memory", block.bytes);
@@ -255,7 +294,7 @@ void check_shared() {
     }
 }
 
-void run_block(unsigned threads, std::mt19937_64& random, bool ahead) {
+void run_threads(unsigned threads, std::mt19937_64& random, bool ahead) {
     prepare(threads);
     const unsigned warps = (threads + 31) / 32;
     std::vector<unsigned> order(ahead ? warps : threads);
@@ -348,20 +387,55 @@ void wait_for(Kind kind, Site site, unsigned what) {
     give_way();
 }
 
-void wake(Kind kind, unsigned what) {
-    for (Fiber& fiber : fibers) {
+// Wake the threads of a block that wait for this.
+void wake(Kind kind, unsigned block, unsigned what) {
+    for (unsigned k = block * threads_a_block; k < (block + 1) * threads_a_block; ++k) {
+        Fiber& fiber = fibers[k];
         if (fiber.state == State::Waiting && fiber.kind == kind && fiber.members == what) fiber.state = State::Ready;
     }
 }
 
-void settle(unsigned barrier) {
-    Phase& phase = phases[barrier];
+unsigned rank() { return block_of(*current); }
+
+// The barrier of a block of the cluster, which has to be there still.
+Phase& phase_of(Site site, unsigned barrier, unsigned block) {
+    if (block >= blocks.size()) fail("a block that the cluster does not have", site);
+    const Fiber* first = &fibers[block * threads_a_block];
+    if (std::all_of(first, first + threads_a_block, [](const Fiber& f) { return f.state == State::Done; })) {
+        fail("an access to the shared memory of a block that has left the kernel", site);
+    }
+    std::map<unsigned, Phase>& phases = blocks[block].phases;
+    if (phases.count(barrier) == 0) fail("a barrier in shared memory that nobody has initialised", site);
+    return phases[barrier];
+}
+
+void settle(unsigned barrier, unsigned block) {
+    Phase& phase = blocks[block].phases[barrier];
     if (phase.pending == 0 && phase.bytes == 0) {
         phase.pending = phase.arrivals;
         phase.parity ^= 1;
-        wake(Kind::Phase, barrier);
+        wake(Kind::Phase, block, barrier);
     }
 }
+
+void complete(Site site, unsigned barrier, unsigned block, unsigned bytes) {
+    phase_of(site, barrier, block).bytes -= bytes;
+    settle(barrier, block);
+}
+
+char* memory_of(Block& block, Site site, size_t bytes) {
+    for (const Shared& each : block.shared) {
+        if (same(each.site, site) && each.bytes == bytes) return each.memory + kGuard;
+    }
+    char* memory = static_cast<char*>(aligned_alloc(64, (bytes + 2 * kGuard + 63) / 64 * 64));
+    memset(memory, 0x5a, kGuard);
+    memset(memory + kGuard, 0xff, bytes);
+    memset(memory + kGuard + bytes, 0x5a, kGuard);
+    block.shared.push_back(Shared{site, bytes, memory});
+    return memory + kGuard;
+}
+
+constexpr Site kDynamic{"dynamic shared memory", 0};
 
 }  // namespace
 
@@ -369,66 +443,124 @@ unsigned offset_in_shared(const void* p) {
     return static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
 }
 
-void phase_init(unsigned barrier, unsigned arrivals) { phases[barrier] = Phase{arrivals, arrivals, 0, 0}; }
+void phase_init(unsigned barrier, unsigned arrivals) { here->phases[barrier] = Phase{arrivals, arrivals, 0, 0}; }
 
-void phase_expect(unsigned barrier, unsigned bytes) { phases[barrier].bytes += bytes; }
+void phase_expect(unsigned barrier, unsigned bytes) { here->phases[barrier].bytes += bytes; }
 
 void phase_complete(unsigned barrier, unsigned bytes) {
-    phases[barrier].bytes -= bytes;
-    settle(barrier);
+    complete(Site{"a bulk copy", 0}, barrier, rank(), bytes);
 }
 
-void phase_arrive(Site site, unsigned barrier) {
-    if (phases.count(barrier) == 0 || phases[barrier].pending == 0) {
-        fail("an arrival at a barrier that expects no more", site);
-    }
-    --phases[barrier].pending;
-    settle(barrier);
+void phase_arrive(Site site, unsigned barrier) { phase_arrive(site, barrier, rank()); }
+
+void phase_arrive(Site site, unsigned barrier, unsigned block) {
+    Phase& phase = phase_of(site, barrier, block);
+    if (phase.pending == 0) fail("an arrival at a barrier that expects no more", site);
+    --phase.pending;
+    settle(barrier, block);
 }
 
 void phase_wait(Site site, unsigned barrier, unsigned parity) {
-    while (phases[barrier].parity == parity) wait_for(Kind::Phase, site, barrier);
+    phase_of(site, barrier, rank());
+    while (here->phases[barrier].parity == parity) wait_for(Kind::Phase, site, barrier);
 }
 
 void named_barrier(Site site, unsigned name, unsigned threads, bool waits) {
-    if (++arrived[name] == threads) {
-        arrived[name] = 0;
-        wake(Kind::Named, name);
+    if (++here->arrived[name] == threads) {
+        here->arrived[name] = 0;
+        wake(Kind::Named, rank(), name);
     } else if (waits) {
         wait_for(Kind::Named, site, name);
     }
 }
 
-char* shared_memory(Site site, size_t bytes) {
-    for (const Shared& block : shared_blocks) {
-        if (same(block.site, site) && block.bytes == bytes) return block.memory + kGuard;
+unsigned rank_in_cluster() { return rank(); }
+
+void cluster_barrier(Site site) { wait_for(Kind::Cluster, site, 0); }
+
+void tensor_copy(Site site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks_) {
+    // As runtime.py writes it: address, elements a line, lines, bytes from line to line, and the box: elements, lines.
+    const char* from = reinterpret_cast<const char*>(map[0]);
+    const long long elements = map[1], lines = map[2], stride = map[3];
+    const unsigned wide = map[4], high = map[5];
+    if (to % 1024 != 0) fail("a swizzled box has to be aligned to 1024 bytes", site);
+    if (reinterpret_cast<Word64>(from) % 16 != 0 || stride % 16 != 0) fail("a matrix that is not aligned to 16", site);
+    for (unsigned block = 0; block < 32; ++block) {
+        if (!(blocks_ >> block & 1)) continue;
+        phase_of(site, barrier, block);
+        char* shared = memory_of(blocks[block], kDynamic, dynamic_bytes);
+        if (to + high * 128 > dynamic_bytes) fail("a box beyond the shared memory", site);
+        for (unsigned r = 0; r < high; ++r) {
+            for (unsigned c = 0; c < wide; ++c) {
+                const long long x = element + static_cast<long long>(c), y = line + static_cast<long long>(r);
+                unsigned at = to + r * 128 + c * 2;
+                at ^= (at >> 7 & 7) << 4;
+                if (x >= 0 && x < elements && y >= 0 && y < lines) {
+                    memcpy(shared + at, from + y * stride + x * 2, 2);
+                } else {
+                    memset(shared + at, 0, 2);
+                }
+            }
+        }
+        complete(site, barrier, block, wide * high * 2);
     }
-    char* memory = static_cast<char*>(aligned_alloc(64, (bytes + 2 * kGuard + 63) / 64 * 64));
-    memset(memory, 0x5a, kGuard);
-    memset(memory + kGuard, 0xff, bytes);
-    memset(memory + kGuard + bytes, 0x5a, kGuard);
-    shared_blocks.push_back(Shared{site, bytes, memory});
-    return memory + kGuard;
 }
 
-char* dynamic_shared_memory() { return shared_memory(Site{"dynamic shared memory", 0}, dynamic_bytes); }
+void products_issue(Product* product, float* sums, Word64 a, Word64 b, int add) {
+    current->groups.back().push_back(Issued{product, sums, a, b, add});
+}
+
+void products_commit() { current->groups.push_back({}); }
+
+void products_wait(unsigned left) {
+    std::vector<std::vector<Issued>>& groups = current->groups;
+    while (groups.size() > left + 1) {
+        for (const Issued& each : groups.front()) each.product(each.sums, each.a, each.b, each.add);
+        groups.erase(groups.begin());
+    }
+}
+
+char* shared_memory(Site site, size_t bytes) { return memory_of(*here, site, bytes); }
+
+char* dynamic_shared_memory() { return shared_memory(kDynamic, dynamic_bytes); }
+
+namespace {
+
+// Run the blocks of one cluster.
+void run_cluster(unsigned threads, std::mt19937_64& random, bool ahead) {
+    run_threads(threads * static_cast<unsigned>(blocks.size()), random, ahead);
+    for (Block& block : blocks) {
+        here = &block;
+        blockIdx = block.at;
+        check_shared();
+        for (Shared& memory : block.shared) free(memory.memory);
+        for (const auto& each : block.arrived) {
+            if (each.second != 0) note(Site{"a named barrier", 0}, "%u arrivals are left over", each.second);
+        }
+    }
+    blocks.clear();
+}
+
+}  // namespace
 
 const char* launch(const char* kernel_, Entry* entry_, const void* program_, Index grid, Index block, size_t dynamic_shared,
-                   Word64 seed) {
+                   unsigned cluster, Word64 seed) {
     kernel = kernel_;
     entry = entry_;
     program = program_;
     dynamic_bytes = dynamic_shared;
     gridDim = grid;
     blockDim = block;
+    threads_a_block = block.x * block.y * block.z;
     failed = false;
     report[0] = 0;
     std::mt19937_64 random(seed);
-    std::vector<Index> blocks;
+    if (grid.x % cluster != 0) note(Site{"the launch", 0}, "%u blocks in clusters of %u", grid.x, cluster);
+    std::vector<Index> firsts;
     for (unsigned y = 0; y < grid.y; ++y) {
-        for (unsigned x = 0; x < grid.x; ++x) blocks.push_back(Index{x, y, 0});
+        for (unsigned x = 0; x < grid.x; x += cluster) firsts.push_back(Index{x, y, 0});
     }
-    std::shuffle(blocks.begin(), blocks.end(), random);
+    std::shuffle(firsts.begin(), firsts.end(), random);
 #ifndef __SANITIZE_ADDRESS__
     struct sigaction action = {}, before[2];
     action.sa_sigaction = on_signal;
@@ -436,18 +568,10 @@ const char* launch(const char* kernel_, Entry* entry_, const void* program_, Ind
     sigaction(SIGSEGV, &action, &before[0]);
     sigaction(SIGBUS, &action, &before[1]);
 #endif
-    for (const Index& at : blocks) {
-        blockIdx = at;
-        run_block(block.x * block.y * block.z, random, seed & 1);
-        check_shared();
-        for (Shared& memory : shared_blocks) free(memory.memory);
-        shared_blocks.clear();
-        phases.clear();
-        for (const auto& each : arrived) {
-            if (each.second != 0) note(Site{"a named barrier", 0}, "%u arrivals are left over", each.second);
-        }
-        arrived.clear();
+    for (const Index& first : firsts) {
         if (failed) break;
+        for (unsigned k = 0; k < cluster; ++k) blocks.push_back(Block{Index{first.x + k, first.y, 0}, {}, {}, {}});
+        run_cluster(threads_a_block, random, seed & 1);
     }
 #ifndef __SANITIZE_ADDRESS__
     sigaction(SIGSEGV, &before[0], nullptr);
