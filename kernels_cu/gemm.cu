@@ -9,7 +9,7 @@
 //     partial, shares                       the totals of each row and column of tiles: shares totals for each row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
-//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride
+//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride, which is n
 // Reductions leave their totals in p.partial; gemm_merge finishes the rows. Results go through shared memory to whole lines.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
@@ -188,7 +188,7 @@ struct CopyResult {
                 T* const target = to + (row + down) * stride + col + across * elements;
                 const Pack<T, elements> pack =
                     load_pack<elements>(reinterpret_cast<const T*>(from.piece(down, across)));
-                if (aligned && left >= elements) {
+                if (aligned) {
                     store_pack<elements>(target, pack);
                 } else {
 #pragma unroll

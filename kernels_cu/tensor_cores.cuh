@@ -232,9 +232,11 @@ __device__ __forceinline__ void products_wait(float (&d)[R]) {
     keep(d);
 }
 #else
-inline void products_fence() {}
+inline void products_fence() { host_cuda::converged(HOST_SITE); }
 template <int R>
-void products_begin(float (&)[R]) {}
+void products_begin(float (&)[R]) {
+    products_fence();
+}
 inline void products_commit() { host_cuda::products_commit(); }
 template <int Left>
 void products_wait_for_all_but() {

@@ -21,7 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants import KERNELS, MUTANTS, Mutant
+from mutant import KERNELS, Mutant
+from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("cupyfuse", "kernels_cu", "examples", "tests", "setup.cfg")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from mutants import MUTANTS, Mutant
+from mutant import Mutant
+from mutants import MUTANTS
 from mutate import ROOT, check
 
 ON_THE_CPU = [m for m in MUTANTS if not m.gpu]

@@ -44,7 +44,8 @@ class Tiles:
 
 def tiles_for(shape: Shape, processors: int) -> Tiles:
     """Choose the tiles with which a product of these rows and columns takes the least time."""
-    fitting = [Tiles(columns, cluster) for columns, cluster in _TILES if cluster <= processors]
+    most = max(1, min(-(-shape[0] // TILE_ROWS), processors))  # blocks of a cluster that have rows, and a place
+    fitting = [Tiles(columns, min(cluster, most)) for columns, cluster in _TILES]
     return min(fitting, key=lambda tiles: tiles.columns_in_turn(shape, processors))
 
 

@@ -1,8 +1,8 @@
 // The threads of a block as fibers that take turns: each runs until it waits for others. See shim.h.
 //
-// The order is drawn from the seed, and is one of two kinds: rounds, in which every thread moves a step in a new order; and
-// running ahead, in which one warp gets as far as it can before the next one starts. What a kernel computes must depend on
-// neither. Shared memory is NaN to begin with, and has guards before and behind it.
+// The order is drawn from the seed, and is one of three kinds: rounds, in which every thread moves a step in a new order; and
+// running ahead, in which one warp, or one block of a cluster, gets as far as it can before the next one starts. What a kernel
+// computes must depend on none. Shared memory is NaN to begin with, and has guards before and behind it.
 #include "shim.h"
 
 #include <setjmp.h>
@@ -73,6 +73,7 @@ struct Block {
     std::vector<Shared> shared;
     std::map<unsigned, Phase> phases;
     std::map<unsigned, unsigned> arrived;  // at the named barriers
+    unsigned at_barrier = 0;               // threads at __syncthreads
 };
 
 std::vector<Block> blocks;  // of the cluster that runs
@@ -93,6 +94,7 @@ const char* name_of(Kind kind) {
         case Kind::Ballot: return "a vote";
         case Kind::Phase: return "a barrier in shared memory";
         case Kind::Named: return "a named barrier";
+        case Kind::Converged: return "an instruction of whole warps";
         case Kind::Cluster: return "a barrier of the cluster";
         default: return "__syncwarp";
     }
@@ -216,10 +218,9 @@ bool completed(unsigned members) {
                      other ? "has left the kernel" : "the block does not have");
                 abandon();
             }
-            const bool collective =
-                other->kind == Kind::Shuffle || other->kind == Kind::Ballot || other->kind == Kind::WarpBarrier;
-            if (other->state != State::Waiting || !collective) return false;
-            if (!(other->members >> lane() & 1)) return false;  // it has still to meet others
+            if (other->state != State::Waiting || other->kind >= Kind::Phase || other->kind == Kind::Barrier) return false;
+            // It has still to meet others.
+            if (!(other->members >> lane() & 1) && current->kind != Kind::Converged) return false;
             if (other->kind != current->kind || !same(other->site, current->site) || other->members != members) {
                 note(current->site, "%s of lanes %08x meets %s of lanes %08x at %s:%d (lane %d)",
                      name_of(current->kind), members, name_of(other->kind), other->members,
@@ -255,13 +256,9 @@ bool released(Kind kind, unsigned from, unsigned to) {
     return true;
 }
 
-// All threads wait: release those of a block, or of the cluster, that have met, else say who waits where.
+// All threads wait: release those of the cluster if they have met, else say who waits where.
 void release(unsigned threads) {
-    bool any = released(Kind::Cluster, 0, threads);
-    for (unsigned from = 0; from < threads; from += threads_a_block) {
-        any |= released(Kind::Barrier, from, from + threads_a_block);
-    }
-    if (any) return;
+    if (released(Kind::Cluster, 0, threads)) return;
     const Fiber *first = nullptr, *left = nullptr, *other = nullptr;
     for (unsigned k = 0; k < threads; ++k) {
         const Fiber& fiber = fibers[k];
@@ -294,16 +291,16 @@ void check_shared() {
     }
 }
 
-void run_threads(unsigned threads, std::mt19937_64& random, bool ahead) {
+void run_threads(unsigned threads, std::mt19937_64& random, unsigned team) {
     prepare(threads);
-    const unsigned warps = (threads + 31) / 32;
-    std::vector<unsigned> order(ahead ? warps : threads);
+    const bool ahead = team > 1;
+    std::vector<unsigned> order((threads + team - 1) / team);
     for (unsigned k = 0; k < order.size(); ++k) order[k] = k;
     std::shuffle(order.begin(), order.end(), random);
     for (;;) {
         bool moved = false, waiting = false;
         for (unsigned at : order) {
-            const unsigned from = ahead ? at * 32 : at, to = ahead ? std::min(threads, from + 32) : at + 1;
+            const unsigned from = at * team, to = std::min(threads, from + team);
             for (bool again = true; again;) {
                 again = false;
                 for (unsigned k = from; k < to; ++k) {
@@ -354,8 +351,15 @@ void barrier(Site site) {
     current->state = State::Waiting;
     current->kind = Kind::Barrier;
     current->site = site;
+    const unsigned from = block_of(*current) * threads_a_block;
+    if (++here->at_barrier == threads_a_block) {
+        here->at_barrier = 0;
+        released(Kind::Barrier, from, from + threads_a_block);
+    }
     give_way();
 }
+
+void converged(Site site) { collect(Kind::Converged, site, 0xffffffffu, 0, lane()); }
 
 Word64 collect(Kind kind, Site site, unsigned members, Word64 word, int from) {
     Fiber& own = *current;
@@ -527,8 +531,8 @@ char* dynamic_shared_memory() { return shared_memory(kDynamic, dynamic_bytes); }
 namespace {
 
 // Run the blocks of one cluster.
-void run_cluster(unsigned threads, std::mt19937_64& random, bool ahead) {
-    run_threads(threads * static_cast<unsigned>(blocks.size()), random, ahead);
+void run_cluster(unsigned threads, std::mt19937_64& random, unsigned team) {
+    run_threads(threads * static_cast<unsigned>(blocks.size()), random, team);
     for (Block& block : blocks) {
         here = &block;
         blockIdx = block.at;
@@ -568,10 +572,12 @@ const char* launch(const char* kernel_, Entry* entry_, const void* program_, Ind
     sigaction(SIGSEGV, &action, &before[0]);
     sigaction(SIGBUS, &action, &before[1]);
 #endif
+    // Who moves as far as it can: a thread one step, a warp, or a block of a cluster.
+    const unsigned team = !(seed & 1) ? 1 : cluster > 1 && seed & 2 ? threads_a_block : 32;
     for (const Index& first : firsts) {
         if (failed) break;
         for (unsigned k = 0; k < cluster; ++k) blocks.push_back(Block{Index{first.x + k, first.y, 0}, {}, {}, {}});
-        run_cluster(threads_a_block, random, seed & 1);
+        run_cluster(threads_a_block, random, team);
     }
 #ifndef __SANITIZE_ADDRESS__
     sigaction(SIGSEGV, &before[0], nullptr);

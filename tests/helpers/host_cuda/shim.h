@@ -24,7 +24,7 @@ struct Index {
 };
 typedef unsigned long long Word64;
 
-enum class Kind { Barrier, Shuffle, Ballot, WarpBarrier, Phase, Named, Cluster };
+enum class Kind { Barrier, Shuffle, Ballot, WarpBarrier, Converged, Phase, Named, Cluster };
 
 void barrier(Site);
 // Every lane of `members` hands in a word, and gets the one that lane `from` handed in (Ballot: one bit of each lane).
@@ -47,6 +47,8 @@ unsigned rank_in_cluster();
 void cluster_barrier(Site);
 // Copy a box of a matrix that `runtime.py` describes to the blocks whose bits are set, swizzled by 128 bytes.
 void tensor_copy(Site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks);
+// What all lanes of a warp execute together: none of them may be in another collective.
+void converged(Site);
 // Products are computed when their group is waited for, and not before.
 typedef void Product(float* sums, Word64 a, Word64 b, int add);
 void products_issue(Product*, float* sums, Word64 a, Word64 b, int add);
