@@ -64,7 +64,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         KERNEL,
         "        __syncthreads();\n    } else {\n        cluster_sync();",
         "        __syncthreads();\n    } else {\n        __syncthreads();",
-        fused("orders"),
+        fused("every_order"),
     ),
     Mutant(
         "a block that begins apart",

@@ -219,8 +219,7 @@ bool completed(unsigned members) {
                 abandon();
             }
             if (other->state != State::Waiting || other->kind >= Kind::Phase || other->kind == Kind::Barrier) return false;
-            // It has still to meet others.
-            if (!(other->members >> lane() & 1) && current->kind != Kind::Converged) return false;
+            if (!(other->members >> lane() & 1)) return false;  // it has still to meet others
             if (other->kind != current->kind || !same(other->site, current->site) || other->members != members) {
                 note(current->site, "%s of lanes %08x meets %s of lanes %08x at %s:%d (lane %d)",
                      name_of(current->kind), members, name_of(other->kind), other->members,
@@ -266,7 +265,8 @@ void release(unsigned threads) {
             left = &fiber;
         } else if (first == nullptr) {
             first = &fiber;
-        } else if (fiber.kind != first->kind || !same(fiber.site, first->site) || fiber.kind != Kind::Barrier) {
+        } else if (fiber.kind != first->kind || !same(fiber.site, first->site) ||
+                   (fiber.kind != Kind::Barrier && fiber.kind != Kind::Cluster)) {
             other = &fiber;
         }
     }
@@ -359,7 +359,19 @@ void barrier(Site site) {
     give_way();
 }
 
-void converged(Site site) { collect(Kind::Converged, site, 0xffffffffu, 0, lane()); }
+void converged(Site site) {
+    for (int k = 0; k < 32; ++k) {
+        const Fiber* other = member(k);
+        const bool elsewhere = other != nullptr && other->state == State::Waiting && other->kind < Kind::Phase &&
+                               !(other->members >> lane() & 1);
+        if (elsewhere && other->kind != Kind::Barrier) {
+            note(site, "%s, while lane %d is apart at %s:%d", name_of(Kind::Converged), k, short_name(other->site.file),
+                 other->site.line);
+            abandon();
+        }
+    }
+    collect(Kind::Converged, site, 0xffffffffu, 0, lane());
+}
 
 Word64 collect(Kind kind, Site site, unsigned members, Word64 word, int from) {
     Fiber& own = *current;
