@@ -19,6 +19,7 @@ from .report import Case
 FIGURES = ("gpu_evicted", "gpu_back_to_back")
 OWN, LIBRARY = "own kernel", "cuBLAS, row program"
 PRODUCTS, CHAINS, HEADS = "16-bit products", "16-bit products and a row program", "16-bit heads"
+GROUPS = (PRODUCTS, CHAINS, HEADS)
 DTYPES = ("bfloat16", "float16")
 _CUBES = (1024, 2048, 4096, 8192, 16384)
 _HEAD_SHAPE = (1024, 8192, 8192)
