@@ -36,6 +36,8 @@ class GemmShape:
         Whether each operand's rows lie across its lines in memory: A as (k, m), B as (k, n).
     staged : int
         Bytes of one element of all full results together.
+    chunk : int
+        Columns of a tile that the epilogue has at once: they take registers, and shared memory for results.
     vec : int
         Elements per access to what the epilogue reads, 1 or 2.
     """
@@ -44,12 +46,8 @@ class GemmShape:
     tiles: Tiles
     turned: tuple[bool, bool]
     staged: int
+    chunk: int
     vec: int
-
-    @property
-    def chunk(self) -> int:
-        """Columns of a tile that the epilogue has at once."""
-        return 64 if self.staged <= 2 else 32 if self.staged <= 4 else 16
 
     @property
     def stages(self) -> int:
@@ -92,7 +90,9 @@ def shape_of(step: Step, storage: dict[Node, str], program: Program, processors:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
     turned = lines(step.product.inputs[0])[1], not lines(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.place == FULL)
-    return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), turned, staged, vec)
+    # The widest chunk that leaves registers enough: ptxas spills where it is wider.
+    chunk = 16 if staged > 4 else 32 if staged > 2 or len(program.accumulators(0)) > 2 else 64
+    return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), turned, staged, chunk, vec)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
