@@ -18,10 +18,12 @@ from .schedule import (
     Schedule,
     choose_products,
     fuse_epilogues,
+    one_pass_variances,
     resolve,
     rounded,
     rowwise_values,
     schedule,
+    takes_epilogues,
     unfused_cost,
     with_rows,
 )
@@ -42,6 +44,7 @@ def build(
     settings = settings or Settings()
     graph, notes = simplify(traced.graph)
     graph = choose_products(graph, settings, _fixed_values(graph, bound))
+    graph = one_pass_variances(graph) if takes_epilogues(settings) else graph
     prepare = None
     if bound:
         fixed = _prepackable(graph, _fixed_values(graph, bound), settings)

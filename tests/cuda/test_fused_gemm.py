@@ -106,7 +106,20 @@ TAILS: dict[str, Tail] = {
         lambda y, b, r, c: (one("tanh", y), rows(bounds.total(one("relu", y), 1))),
         2,
     ),
+    "columns": (
+        lambda y, b, r, c: cf.relu(y).sum(axis=0),
+        lambda y, b, r, c: bounds.total(one("relu", y), 0).view(lambda a: a[0]),
+        1,
+    ),
     "softmax": (lambda y, b, r, c: cf.softmax(y + b, axis=1), lambda y, b, r, c: bounds.softmax(plus(y, b), 1), 2),
+    "variances": (
+        lambda y, b, r, c: ((y + b).var(axis=1), cf.relu(y + 100).std(axis=1)),
+        lambda y, b, r, c: (
+            rows(bounds.variance(plus(y, b), 1)),
+            rows(one("sqrt", bounds.variance(one("relu", plus(y, bounds.constant(100, y.dtype))), 1))),
+        ),
+        2,
+    ),
     "variance": (lambda y, b, r, c: y.var(axis=1), lambda y, b, r, c: rows(bounds.variance(y, 1)), 2),
 }
 
@@ -301,6 +314,22 @@ def test_chains_of_products(engine: Engine, rng: np.random.Generator) -> None:
     value = bounds.matmul(dataclasses.replace(hidden, dtype="float16"), bounds.exact(w, "float16"), "float32")
     assert check(results, dataclasses.replace(value, e=2 * value.e, dtype="float16")) > 0.99
     assert kinds(results[0]).max() == 0
+
+
+def test_an_argument_that_its_own_product_changes(engine: Engine, rng: np.random.Generator) -> None:
+    x, w = normal(rng, (40, 40), "float16", 0.5), normal(rng, (40, 40), "float16", 0.5)
+
+    def change(x: Any, w: Any) -> Any:
+        y = cf.relu(x @ w.T)
+        x[...] = y
+        return y.max(axis=1)
+
+    fused, given = cf.fuse(change), engine.arrays([x, w])
+    assert fused.plan(*given).steps[0].epilogue is not None
+    top = engine.host(fused(*given))
+    expected = one("relu", product(x, w, "float16"))
+    assert check((engine.host(given[0]),), expected) == 1
+    assert check((top,), rows(bounds.extreme(expected, 1, "max"))) == 1
 
 
 def test_numbers_of_the_call(engine: Engine, rng: np.random.Generator) -> None:

@@ -158,6 +158,34 @@ def test_blocks_of_rows_have_epilogues(always: None) -> None:
     assert reduced.plan(cf.spec((4096, 64), "bfloat16"), cf.spec((1024, 64), "bfloat16")).blocks is None
 
 
+def test_variances_are_taken_in_one_pass(always: None, rng: np.random.Generator) -> None:
+    plan = plan_of(lambda x, w, b: (x @ w.T + b).var(axis=1), (64, 64), (64, 64), (64,))
+    assert kinds(plan) == ["Gemm"] and plan.steps[0].fused[-1] == "moment2"
+
+    def normalized(x: Any, w: Any) -> Any:
+        y = cf.relu(x @ w.T)
+        return (y - y.mean(axis=1, keepdims=True)) / np.sqrt(y.var(axis=1, keepdims=True) + 1e-5)
+
+    plan = plan_of(normalized, (64, 64), (64, 64))
+    assert kinds(plan) == ["Gemm", "RowProgram"] and not any(n.reduction for n in plan.steps[1].nodes)
+    x, w = normal(rng, (9, 64), "float16"), normal(rng, (40, 64), "float16")
+    wide = normalized(x.astype(np.float64), w.astype(np.float64))
+    np.testing.assert_allclose(cf.fuse(normalized)(x, w).astype(np.float64), wide, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: np.square(x @ w.T - (x @ w.T).max(axis=1, keepdims=True)).mean(axis=1),
+        lambda x, w: np.square(cf.relu(x @ w.T) - (x @ w.T).mean(axis=1, keepdims=True)).mean(axis=1),
+        lambda x, w: x.var(axis=1),
+    ],
+)
+def test_what_is_no_variance_of_a_product_is_left_alone(always: None, function: Any) -> None:
+    plan = plan_of(function, (64, 64), (64, 64))
+    assert not any(n.op == "moment2" for step in plan.steps for n in step.nodes)
+
+
 def test_tiles() -> None:
     assert tiles_for((8192, 8192), 132) == Tiles(256, 2)
     assert tiles_for((128, 8192), 132).cluster == 1, "nothing to share"

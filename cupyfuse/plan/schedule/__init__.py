@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ...ir.graph import Graph, Node
 from .blocks import NotRowwise, rowwise_values, with_rows
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
-from .epilogues import fuse_epilogues
+from .epilogues import fuse_epilogues, takes_epilogues
 from .memory import (
     Layout,
     contiguous_strides,
@@ -28,6 +28,7 @@ from .memory import (
     row_stride,
     views,
 )
+from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits
@@ -51,11 +52,13 @@ __all__ = [
     "dead_after",
     "fuse_epilogues",
     "lines",
+    "one_pass_variances",
     "resolve",
     "row_stride",
     "rounded",
     "rowwise_values",
     "schedule",
+    "takes_epilogues",
     "tiles_for",
     "unfused_cost",
     "views",

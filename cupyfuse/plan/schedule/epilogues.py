@@ -24,6 +24,14 @@ _DTYPES = ("float16", "bfloat16")
 _HOW = "own {} product with float32 sums"
 
 
+def takes_epilogues(settings: Settings) -> bool:
+    """Whether plans may have products by our kernel at all."""
+    device = settings.device
+    if device is None or not device.has_warpgroups or settings.epilogues == "never":
+        return False
+    return settings.epilogues == "always" or device.own_half > 0
+
+
 def fuse_epilogues(
     steps: Sequence[Step],
     storage: dict[Node, str],
@@ -45,9 +53,7 @@ def fuse_epilogues(
     settings : Settings
     """
     found, device = list(steps), settings.device
-    if device is None or not device.has_warpgroups or settings.epilogues == "never":
-        return found
-    if settings.epilogues == "measured" and not device.own_half:
+    if device is None or not takes_epilogues(settings):
         return found
     for step in steps:
         if step.kind != "Gemm" or step.product.op != "matmul" or step.product.dtype not in _DTYPES:
