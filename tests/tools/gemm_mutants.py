@@ -1,4 +1,4 @@
-"""Ways to break 16-bit products with epilogues: each barrier of theirs is taken out once."""
+"""Ways to break 16-bit products with epilogues, beside their barriers (`barriers.py`)."""
 
 from __future__ import annotations
 
@@ -20,31 +20,7 @@ WRITTEN = fused("test_tails and 37 and two and not bfloat16")
 WIDE = fused("test_tails and 263 and several and not bfloat16")
 
 GEMM_MUTANTS: tuple[Mutant, ...] = (
-    # Barriers
-    Mutant(
-        "a stage that is filled before it is empty",
-        KERNEL,
-        "barrier_wait(ring.empty(), ring.parity ^ 1);",
-        "",
-        PAIRS,
-    ),
-    Mutant("a stage that is read before it is full", KERNEL, "barrier_wait(ring.full(), ring.parity);", "", PAIRS),
-    Mutant("a stage handed back while it is read", KERNEL, "        products_wait_for_all_but<1>();\n", "", PAIRS),
-    Mutant("sums that are read too early", KERNEL, "    products_wait(sum);\n", "", REDUCED),
-    Mutant(
-        "stages that are kept",
-        KERNEL,
-        "        if (block > 0) {\n            hand_back<Shape>(read);\n        }\n",
-        "",
-        PAIRS,
-    ),
-    Mutant(
-        "a last stage that is kept",
-        KERNEL,
-        "    products_wait(sum);\n    hand_back<Shape>(read);",
-        "    products_wait(sum);",
-        PAIRS,
-    ),
+    # Barriers that wait for too little
     Mutant(
         "a stage handed back to its own block alone",
         KERNEL,
@@ -65,41 +41,6 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         "        __syncthreads();\n    } else {\n        cluster_sync();",
         "        __syncthreads();\n    } else {\n        __syncthreads();",
         fused("every_order"),
-    ),
-    Mutant(
-        "a block that begins apart",
-        KERNEL,
-        "        __syncthreads();\n    } else {",
-        "    } else {",
-        fused("more_tiles and two and 256by1"),
-    ),
-    Mutant(
-        "a block that leaves its cluster",
-        KERNEL,
-        "        cluster_sync();  // others still arrive at barriers of this block\n",
-        "",
-        PAIRS,
-    ),
-    Mutant(
-        "results copied before they are staged",
-        KERNEL,
-        "            __syncwarp(0xffffffffu);\n            p.targets",
-        "            p.targets",
-        WRITTEN,
-    ),
-    Mutant(
-        "results staged before they are copied",
-        KERNEL,
-        "chunk_col, m, n});\n            __syncwarp(0xffffffffu);",
-        "chunk_col, m, n});",
-        fused("more_tiles and two and 128by1"),
-    ),
-    Mutant(
-        "products of lanes that are apart",
-        KERNEL,
-        "    __syncwarp(0xffffffffu);  // products need all lanes together\n",
-        "",
-        fused("more_tiles and several and 128by1"),
     ),
     Mutant("a stage that two arrivals fill", RING, "+ s * 16, 1);", "+ s * 16, 2);", PAIRS),
     Mutant("a ring without turns", RING, "        parity ^= stage == 0;\n", "", PAIRS),
