@@ -90,8 +90,8 @@ def shape_of(step: Step, storage: dict[Node, str], program: Program, processors:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
     turned = lines(step.product.inputs[0])[1], not lines(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.place == FULL)
-    # The widest chunk that leaves registers enough: ptxas spills where it is wider.
-    chunk = 16 if staged > 4 else 32 if staged > 2 or len(program.accumulators(0)) > 2 else 64
+    # Of wider chunks, whose inputs are all in flight at once, ptxas spills some.
+    chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
     return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), turned, staged, chunk, vec)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutant import Mutant
 
-KERNEL, RING, CORES = "kernels_cu/gemm.cu", "kernels_cu/ring.cuh", "kernels_cu/tensor_cores.cuh"
+KERNEL, RING, EPILOGUE = "kernels_cu/gemm.cu", "kernels_cu/ring.cuh", "kernels_cu/gemm_epilogue.cuh"
 EMITTED, LAUNCH = "cupyfuse/cuda/fused_gemm.py", "cupyfuse/engines/product_launch.py"
 CUT = "cupyfuse/plan/schedule/epilogues.py"
 
@@ -82,14 +82,14 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("a stage of k left out", KERNEL, "(p.depth + 63) / 64", "p.depth / 64", PAIRS),
     Mutant("sums of two tiles", KERNEL, "block > 0 || i > 0);", "1);", PAIRS),
     # Epilogues
-    Mutant("a chunk of another one's sums", KERNEL, "sum[k * (chunk / 2) + i]", "sum[i]", WIDE),
-    Mutant("columns beyond the last", KERNEL, "            if (col < n) {\n", "            if (true) {\n", REDUCED),
-    Mutant("rows beyond the last", KERNEL, "if (row + down < m && left > 0)", "if (left > 0)", WRITTEN),
-    Mutant("16 bytes of what is not aligned", KERNEL, "if (aligned)", "if (true)", fused("anywhere and out")),
+    Mutant("a chunk of another one's sums", EPILOGUE, "sum[k * (chunk / 2) + i]", "sum[i]", WIDE),
+    Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
+    Mutant("rows beyond the last", EPILOGUE, "if (row + down < m && left > 0)", "if (left > 0)", WRITTEN),
+    Mutant("16 bytes of what is not aligned", EPILOGUE, "if (aligned)", "if (true)", fused("anywhere and out")),
     Mutant(
-        "totals of every tile in one place", KERNEL, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
+        "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
     ),
-    Mutant("totals of one lane", KERNEL, "                Lanes<4>().reduce(totals[h]);\n", "", REDUCED),
+    Mutant("totals of one lane", EPILOGUE, "                Lanes<4>().reduce(totals[h]);\n", "", REDUCED),
     Mutant("totals of the first tiles", KERNEL, "share += team.size()", "share += p.shares", fused("wide_rows")),
     Mutant(
         "a product that is not rounded with its result",
