@@ -246,7 +246,7 @@ class PlannedFunction:
             kept = [*made, *prepacked]
             as_written = None
             if prepack is None and self._may_run_as_written(plan, tracing, signature):
-                as_written = AsWritten(self.__wrapped__, self.signature, tracing.results, plan)
+                as_written = AsWritten(self.__wrapped__, self.signature)
             runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

@@ -268,6 +268,8 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
 
 def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
     """Apply a logical operator to masks, or its bitwise form to integers."""
+    trace = trace_of(operands)
+    operands = tuple(as_tracer(o, trace) if isinstance(o, (np.ndarray, np.bool_)) else o for o in operands)
     masks = [isinstance(o, bool) or (isinstance(o, Tracer) and o._node.dtype == "bool") for o in operands]
     if all(masks):
         return apply(op, *operands)

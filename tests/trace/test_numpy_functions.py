@@ -264,6 +264,19 @@ def test_library_steps_of_16_bits(name: str, dtype: str) -> None:
         assert_equal(got, wanted)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("engine", [NUMPY, HOST], ids=["numpy", "host"])
+def test_what_library_steps_choose_equals_what_they_choose_from(engine: Engine, dtype: str) -> None:
+    """Neither is rounded to 16 bits where the other is not."""
+    x = values(dtype, SQUARE)
+    with engine.active():
+        for compute in (lambda x: x * 1.1, lambda x: x @ x.T, lambda x: np.exp(x) - 1):
+            largest = cf.fuse(lambda x, c=compute: (c(x) >= np.sort(c(x), axis=1)[:, -2:-1]).sum(axis=1))
+            below = cf.fuse(lambda x, c=compute: (c(x) > -np.partition(-c(x), 1, axis=1)[:, 1:2]).sum(axis=1))
+            assert (engine.host(largest(engine.array(x))) >= 2).all()
+            assert (engine.host(below(engine.array(x))) <= 1).all()
+
+
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (1, 1), (1, 5), (5, 1)])
 def test_library_steps_of_few_elements(shape: tuple[int, int]) -> None:
     def function(x: Any) -> Any:

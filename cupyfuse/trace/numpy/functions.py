@@ -25,6 +25,10 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
         if options.get("shape") is not None:
             fail("np.full_like and the like with shape=", "that option is not supported in a fused function")
         value = fill_value if fill_value is not None else fill(x, fill_value)
+        if dtypes.is_opaque(x._node.dtype if dtype is None else dtypes.name_of(dtype)) and not isinstance(
+            value, Tracer
+        ):
+            return x._trace.constant(np.full(x.shape, value, x.dtype if dtype is None else dtype))
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
         return _as_array(expand(x._trace.array(node, constant._axes), x.shape))
@@ -141,6 +145,27 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
     return tuple(spread) if sparse else tuple((expand if copy else broadcast_to)(x, shape) for x in spread)
 
 
+def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
+    """`np.compress`: what a condition of known values selects; along no axis, what a traced one does."""
+    if axis is None:
+        return _extract(condition, a)
+    if isinstance(condition, Tracer):
+        fail("np.compress along an axis", "the number of elements that it selects depends on values; use np.where")
+    return np.take(a, np.flatnonzero(condition), axis=axis)
+
+
+def _extract(condition: Any, arr: Any) -> Any:
+    return as_tracer(arr, trace_of((condition, arr))).ravel()[np.ravel(condition) != 0]
+
+
+def _ix(*vectors: Any) -> tuple[Tracer, ...]:
+    trace = trace_of(vectors)
+    found = [as_tracer(v, trace) for v in vectors]
+    if any(x.ndim != 1 or x._node.dtype == "bool" for x in found):
+        fail("np.ix_", "vectors of integers are expected: how many elements a mask selects depends on values")
+    return tuple(x[(None,) * k + (..., *(None,) * (len(found) - 1 - k))] for k, x in enumerate(found))
+
+
 def _dtype_function(name: str) -> Callable[..., Any]:
     """Return a function of dtypes alone, which are known while tracing."""
 
@@ -165,6 +190,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.atleast_2d: _at_least(2),
     np.atleast_3d: _at_least(3),
     np.meshgrid: _meshgrid,
+    np.ix_: _ix,
+    np.compress: _compress,
+    np.extract: _extract,
     np.result_type: _dtype_function("result_type"),
     np.common_type: _dtype_function("common_type"),
     np.iscomplexobj: _dtype_function("iscomplexobj"),
