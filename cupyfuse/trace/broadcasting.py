@@ -48,12 +48,25 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
     return nodes, Axes(result, *(tuple(p for p, a in enumerate(labels) if a == k) for k in (0, 1)))
 
 
-def _precedence(x: Tracer) -> tuple[int, bool]:
+def _precedence(x: Tracer) -> tuple[int, int]:
     """Rank an operand: matrices keep their orientation before vectors, computed values before arguments.
 
-    The transpose of an argument is free.
+    The transpose of an argument is free, and that of pointwise work on arguments is work on their transposes.
     """
-    return -sum(n != 1 for n in x.shape), g.is_leaf(x._node)
+    return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_from_arguments(x._node))
+
+
+_CHEAP = 24  # operators on arguments, which a transposed value recomputes
+
+
+def _from_arguments(node: g.Node) -> bool:
+    """Whether a vector is a little pointwise work on arguments."""
+    if 1 not in node.shape:
+        return False
+    for k, each in enumerate(g.topological([node])):
+        if k >= _CHEAP or not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
+            return False
+    return True
 
 
 def axis_labels(tracer: Tracer, rank: int) -> dict[int, int]:
