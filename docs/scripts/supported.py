@@ -38,7 +38,7 @@ def page() -> str:
         _table(("ufunc", ""), numpy_ufuncs()),
         "Their methods `reduce`, `accumulate`, `reduceat` and `outer` trace too; `at` does not.",
         "## cupyfuse\nThese work in fused functions and on arrays of any rank.",
-        _table(("function", ""), ((f"`cf.{name}`", _summary(name)) for name in sorted((*functions.__all__, *losses.__all__)))),
+        _table(("function", ""), ((f"`cf.{name}`", _summary(name)) for name in (*functions.__all__, *losses.__all__))),
         "## PyTorch\nIn fused modules and compiled models, as functions, tensor methods, operators, in-place forms and "
         "`torch.nn` modules. Operations outside this list run as PyTorch runs them; [torch.md](torch.md) says why.",
         *(f"**{group.capitalize()}**: {_listed(names)}." for group, names in torch_operations().items()),
