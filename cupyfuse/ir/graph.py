@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +47,7 @@ from .numbers import Number, computed
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
+T = TypeVar("T")
 
 # Operators that are views of their input in memory.
 VIEWS = ("transpose", "reshape", "part")
@@ -328,14 +329,11 @@ def eager_inputs(node: Node) -> tuple[Node, ...]:
     return node.inputs[:1] if node.op == "guard" else node.inputs
 
 
-def topological(
-    roots: Iterable[Node],
-    inputs: Callable[[Node], Iterable[Node]] = lambda n: n.inputs,
-) -> Iterator[Node]:
+def topological(roots: Iterable[T], inputs: Callable[[T], Iterable[T]] = lambda n: n.inputs) -> Iterator[T]:  # type: ignore[attr-defined]
     """Iterate over all nodes beneath the roots, inputs first; not recursive, for long chains."""
-    seen: set[Node] = set()
+    seen: set[T] = set()
     for root in roots:
-        stack: list[Node | None] = [root]
+        stack: list[T | None] = [root]
         while stack:
             node = stack.pop()
             if node is None:  # all operands of the node beneath have been yielded

@@ -12,6 +12,7 @@ from searched import EXAMPLES, searched
 from support import HEADS, Engine, Head
 
 import cupyfuse as cf
+from cupyfuse.plan.schedule.blocks import ROWS
 
 SMALL = 6000  # bytes of workspace: a few rows of the products below
 
@@ -55,7 +56,7 @@ def test_several_results_and_arguments(engine: Engine, rng: np.random.Generator)
     arguments = engine.arrays(normal(rng, (97, 31), (31, 45), (97, 1), (45,)))
     fused = cf.fuse(chain, max_workspace=SMALL)
     plan = fused.plan(*arguments)
-    assert plan.blocks is not None and plan.blocks.arguments == {0, 2}
+    assert plan.blocks is not None and {s.number for s in plan.blocks.sources if s.mode == ROWS} == {0, 2}
     for result, expected in zip(fused(*arguments), chain(*map(engine.host, arguments)), strict=True):
         np.testing.assert_allclose(engine.host(result), expected, rtol=1e-4, atol=1e-5)
 
@@ -63,7 +64,6 @@ def test_several_results_and_arguments(engine: Engine, rng: np.random.Generator)
 WHOLE: list[tuple[Callable[..., Any], str]] = [
     (lambda x, w: cf.softmax(x @ w.T, axis=0), "across rows"),
     (lambda x, w: (x @ w.T).T * 2, "rows"),
-    (lambda x, w: (cf.softmax(x @ w.T, axis=1), w * 2), "differ in their numbers of rows"),
     (lambda x, w: (x @ w.T) @ (x @ w.T).T, "takes all rows of what others take row by row"),
 ]
 

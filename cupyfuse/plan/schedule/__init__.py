@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
-from .blocks import NotRowwise, rowwise_values, with_rows
+from .blocks import NotRowwise
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .memory import (
     Layout,
@@ -49,11 +49,9 @@ __all__ = [
     "resolve",
     "row_stride",
     "rounded",
-    "rowwise_values",
     "schedule",
     "unfused_cost",
     "views",
-    "with_rows",
 ]
 
 

@@ -1,0 +1,260 @@
+"""Plan a graph in blocks of rows: what runs before the blocks, one block, and what follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from .. import dtypes
+from ..ir import graph as g
+from ..ir.graph import Graph, Node
+from ..settings import Settings
+from ..trace import Axes, Labels
+from .plan import Blocks, Output, Plan, Source
+from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, split_off
+from .schedule import Layout, NotRowwise, choose_products, schedule
+from .schedule.blocks import LEAST_ROWS, ROWS, WHOLE, Cut, Mode, cut, modes_of, with_rows
+from .schedule.memory import insert_copies
+
+# Of the products with the most elements, the number whose rows are tried.
+_CANDIDATES = 3
+
+
+class BlockPlanner:
+    """Plans a simplified graph in blocks of rows.
+
+    Parameters
+    ----------
+    name : str
+    graph : Graph
+        Simplified, its products not chosen yet.
+    axes : sequence of Axes or Labels
+        The user's axes in the results.
+    layouts : dict
+        Of the arguments.
+    settings : Settings
+    bound : frozenset of int
+        The arguments from which values are prepacked.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        graph: Graph,
+        axes: Sequence[Axes | Labels],
+        layouts: dict[int, Layout],
+        settings: Settings,
+        bound: frozenset[int],
+    ):
+        self.name, self.graph, self.axes = name, graph, axes
+        self.layouts, self.settings, self.bound = layouts, settings, bound
+        self.arguments = len(graph.inputs)
+
+    def plan(self) -> tuple[Blocks | None, Plan | None]:
+        """Plan in blocks, with the plan that prepacks; no blocks if all rows fit once shared values are split off.
+
+        Raises
+        ------
+        NotRowwise
+            No product's rows can be taken in blocks.
+        """
+        reasons = []
+        for product in self._products() or [None]:
+            try:
+                return self._in_blocks(cut(self.graph, product))
+            except NotRowwise as reason:
+                reasons.append(reason)
+        raise reasons[0]
+
+    def _products(self) -> list[Node | None]:
+        """List the largest products that are no results."""
+        found = {n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"}
+        found -= {*self.graph.roots, *(n for n in found if n.shape[0] == 1)}
+        return [*sorted(found, key=lambda n: -n.nbytes)[:_CANDIDATES]]
+
+    def _in_blocks(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
+        most = self.settings.max_workspace
+        results = [self._result_of(k, parts) for k in range(len(self.graph.outputs))]
+        direct = {n for n, found in zip(self.graph.outputs, results, strict=True) if found}
+        kept = [n for n in parts.collected if n not in direct]
+        if sum(n.nbytes for n in kept) > most:
+            raise NotRowwise(self._reader(parts, max(kept, key=lambda n: n.nbytes)))
+        graph, modes, common, sources, prepare = self._block(parts)
+        addends = len(parts.summed)
+
+        def plan_of(rows: int) -> Plan:
+            return self._plan_block(with_rows(graph, modes, rows), parts, results)
+
+        # What does not shrink with the rows: the addends that are not summed by their products.
+        shared = sum(n.size * dtypes.ITEMSIZE[dtypes.compute(n.dtype)] for n in parts.summed)
+        whole, one = plan_of(parts.rows).workspace, plan_of(1).workspace
+        if whole <= most and not addends:
+            return None, prepare
+        most += min(shared, one)
+        if one > most:
+            raise NotRowwise("one row takes more than that")
+        rows = _rows_within(most, parts.rows, whole, one, lambda n: plan_of(n).workspace)
+        rest = parts.rows % rows
+        before = list(dict.fromkeys(n for n, _ in sources.values() if n.op != "input"))
+        blocks = Blocks(
+            parts.rows,
+            rows,
+            plan_of(rows),
+            plan_of(rest) if rest else None,
+            self._before(before),
+            common,
+            self._zeros(parts, results),
+            self._after(parts, results),
+            self.arguments,
+            tuple(
+                Source(n.argument if n.op == "input" else -1 - before.index(n), mode) for n, mode in sources.values()
+            ),
+            tuple(self._own_result(n, results) for n in parts.collected),
+            tuple(self._own_result(n, results) for n in parts.summed),
+            tuple(k for k, n in enumerate(self.graph.outputs) if not results[k]),
+        )
+        return blocks, prepare
+
+    def _own_result(self, node: Node, results: Sequence[bool]) -> int:
+        """Return the number of the result that is a value of the blocks; -1 if none is."""
+        pairs = enumerate(zip(self.graph.outputs, results, strict=True))
+        return next((k for k, (n, direct) in pairs if direct and n is node), -1)
+
+    def _result_of(self, number: int, parts: Cut) -> bool:
+        """Whether the blocks write a result in the memory that the caller gets."""
+        node, axes = self.graph.outputs[number], Axes.of(self.axes[number], self.graph.outputs[number].shape)
+        if node in self.graph.outputs[:number]:
+            return False
+        in_order = axes.in_order if axes.folded else axes.labels[:1] == (0,)
+        if node in parts.summed:
+            return dtypes.compute(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
+        return (
+            node in parts.collected
+            and parts.block.outputs[parts.collected.index(node)].shape == node.shape
+            and in_order
+        )
+
+    def _reader(self, parts: Cut, node: Node) -> str:
+        if node in self.graph.outputs:
+            return "the rows of a result are not along its first dimension"
+        users = g.users(self.graph.roots)[node]
+        reader = next((n for n in users if n not in parts.collected), users[0])
+        if reader.op in ("matmul", "batched_matmul"):
+            return f"a {reader.op} takes all rows of what others take row by row"
+        return f"a {reader.op} across rows takes all of a value of {node.shape[0]} x {node.shape[1]}"
+
+    # The block
+    def _block(
+        self, parts: Cut
+    ) -> tuple[Graph, dict[Node, Mode], Plan | None, dict[int, tuple[Node, Mode]], Plan | None]:
+        """Choose the products of a block and split off what all blocks share; return it with the sources of inputs."""
+        sources = dict(enumerate(parts.sources))
+        block = parts.block
+        layouts = {k: self._layout(*source) for k, source in sources.items()}
+        bound = frozenset(k for k, (n, mode) in sources.items() if mode == WHOLE and n.argument in self.bound)
+        graph = insert_copies(choose_products(block, self.settings, fixed_values(block, bound)), layouts)
+        prepare = None
+        if bound:
+            fixed = prepackable(graph, fixed_values(graph, bound), self.settings)
+            graph, prepacking = split_off(graph, fixed, "prepacked")
+            for k, node in enumerate(graph.inputs[len(sources) :]):
+                sources[len(sources)] = (replace(node, argument=self.arguments + k), WHOLE)
+            prepacking = _renumbered(prepacking, lambda n: sources[n.argument][0].argument)
+            prepare = plan_inputs(f"{self.name}: prepacked once", prepacking, self.layouts, self.settings)
+        given = {n: sources[n.argument][1] for n in graph.inputs}
+        addends = len(parts.summed)
+        modes_of(graph, given, addends, parts.rows)  # refuses what is not computed by rows
+        whole = {n for n, mode in given.items() if mode == WHOLE}
+        shared = computed_from(graph, lambda n: n in whole)
+        graph, common = split_off(graph, shared, "common", cheap=False)
+        modes = modes_of(graph, {**given, **dict.fromkeys(graph.inputs[len(sources) :], WHOLE)}, addends, parts.rows)
+        planned = plan_inputs(f"{self.name}: for all blocks", common, layouts, self.settings)
+        if any(m != WHOLE and n.op == "input" and not self._layout(n, m).foldable for n, m in sources.values()):
+            raise NotRowwise("the rows of an argument have several strides")
+        return graph, modes, planned, sources, prepare
+
+    def _layout(self, node: Node, mode: Mode) -> Layout:
+        layout = self.layouts.get(node.argument, Layout()) if node.op == "input" else Layout()
+        return layout if mode in (WHOLE, ROWS) or node.shape[0] == 1 else replace(layout, contiguous=False)
+
+    def _plan_block(self, graph: Graph, parts: Cut, results: Sequence[bool]) -> Plan:
+        """Plan a block; the addends of sums are added to further arguments."""
+        count = len(parts.collected)
+        sums, effects = [], []
+        for k, addend in enumerate(graph.outputs[count:]):
+            number = len(graph.inputs) + k
+            sums.append(g.argument(number, f"sum{k}", addend.shape, addend.dtype))
+            effects.append((number, g.pointwise("add", sums[k], addend)))
+        graph = Graph([*graph.inputs, *sums], graph.outputs[:count], effects)
+        layouts = {k: self._layout(*source) for k, source in enumerate(parts.sources)}
+        scheduled = schedule(graph, layouts)
+        outputs = []
+        for node, source in zip(scheduled.graph.outputs, parts.collected, strict=True):
+            number = self._own_result(source, results)
+            outputs.append(Output(node, Axes.of((0, 1) if number < 0 else self.axes[number], node.shape)))
+        return Plan(self.name, self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
+
+    # Before and after
+    def _zeros(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
+        if not parts.summed:
+            return None
+        zeros = [Node("broadcast", (g.cast(g.const(0.0), dtypes.compute(n.dtype)),), n.shape, "") for n in parts.summed]
+        zeros = [replace(n, dtype=n.inputs[0].dtype) for n in zeros]
+        scheduled = schedule(Graph([], zeros))
+        outputs = []
+        for node, source in zip(scheduled.graph.outputs, parts.summed, strict=True):
+            number = self._own_result(source, results)
+            outputs.append(Output(node, Axes.of((0, 1) if number < 0 else self.axes[number], node.shape)))
+        return Plan(f"{self.name}: zeros", self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
+
+    def _before(self, values: list[Node]) -> Plan | None:
+        graph = choose_products(Graph(self.graph.inputs, values), self.settings, set())
+        return plan_inputs(f"{self.name}: before the blocks", _with_used_inputs(graph), self.layouts, self.settings)
+
+    def _after(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
+        """Plan the results that need all blocks; its arguments are those of the function, `collected` and `summed`."""
+        inputs = list(self.graph.inputs)
+        done: dict[Node, Node] = {}
+        for node in (*parts.collected, *parts.summed):
+            across = node in parts.collected and parts.block.outputs[parts.collected.index(node)].shape != node.shape
+            dtype = node.dtype if node in parts.collected else dtypes.compute(node.dtype)
+            shape = (node.shape[1], node.shape[0]) if across else node.shape
+            inputs.append(g.argument(len(inputs), "", shape, dtype))
+            done[node] = g.cast(g.transpose(inputs[-1]) if across else inputs[-1], node.dtype)
+        own = zip(self.graph.outputs, self.axes, results, strict=True)
+        kept = [(n, axes) for n, axes, direct in own if not direct]
+        if not kept:
+            return None
+        for node in g.topological([n for n, _ in kept], lambda n: () if n in done else n.inputs):
+            if node not in done:
+                done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+        graph = _with_used_inputs(Graph(inputs, [done[n] for n, _ in kept]))
+        scheduled = schedule(choose_products(graph, self.settings, set()), self.layouts)
+        outputs = [Output(n, Axes.of(own, n.shape)) for n, (_, own) in zip(scheduled.graph.outputs, kept, strict=True)]
+        return Plan(f"{self.name}: after the blocks", self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
+
+
+def _rows_within(most: int, total: int, whole: int, one: int, workspace: Callable[[int], int]) -> int:
+    """Return the rows of blocks of nearly equal size that fit in `most` bytes."""
+    rows = max(1, min(total, 1 + (most - one) // max(1, (whole - one) // max(1, total - 1))))
+    if rows >= LEAST_ROWS:
+        rows -= rows % LEAST_ROWS
+        even = -(-total // -(-total // rows))
+        rows = min(rows, -(-even // LEAST_ROWS) * LEAST_ROWS)
+    while rows > 1 and workspace(rows) > most:
+        rows -= -(-rows // 16)  # not linear in the rows: splits are padded to groups of eight
+    return rows
+
+
+def _with_used_inputs(graph: Graph) -> Graph:
+    used = set(g.topological(graph.outputs))
+    return Graph([n for n in graph.inputs if n in used], graph.outputs)
+
+
+def _renumbered(graph: Graph, number: Callable[[Node], int]) -> Graph:
+    """Return a graph whose inputs have other argument numbers."""
+    done = {n: replace(n, argument=number(n)) for n in graph.inputs}
+    for node in g.topological(graph.outputs):
+        if node not in done:
+            done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
+    return Graph([done[n] for n in graph.inputs], [done[n] for n in graph.outputs])
