@@ -158,26 +158,32 @@ class _Cutter:
         """Build the graph of one block."""
         roots: list[_Part] = [(n, self.modes.get(n, ROWS)) for n in collected]
         roots += [(n, ADDEND) for n in summed]
-        sources: list[_Part] = []
-        done: dict[_Part, Node] = {}
-        inputs: list[Node] = []
+        shared: set[Node] = set()  # computed before, since blocks read their rows and also all of them
 
         def operands(part: _Part) -> list[_Part]:
             node, mode = part
-            return [] if node.op in ("input", "const") else _operands(node, mode, self.rows) or []
+            leaf = node.op in ("input", "const") or node in shared
+            return [] if leaf else _operands(node, mode, self.rows) or []
 
-        for part in g.topological(roots, operands):
+        while True:
+            order = list(g.topological(roots, operands))
+            whole = {n for n, mode in order if mode == WHOLE and n.inputs}
+            both = whole & {n for n, mode in order if mode != WHOLE} - shared
+            if not both:
+                break
+            shared |= both
+        sources: list[_Part] = []
+        done: dict[_Part, Node] = {}
+        inputs: list[Node] = []
+        for part in order:
             node, mode = part
-            leaf = node.op == "input" or (mode != WHOLE and node.inputs and not operands(part))
-            if node.op == "positions" and mode != WHOLE:
-                leaf = True
-            if leaf:
+            if node.op == "const":
+                done[part] = node
+            elif node.op == "input" or node in shared or (mode != WHOLE and not operands(part)):
                 ndim = node.ndim if node.op == "input" else 2
                 done[part] = g.argument(len(inputs), node.name or f"before{len(inputs)}", node.shape, node.dtype, ndim)
                 inputs.append(done[part])
                 sources.append(part)
-            elif node.op == "const":
-                done[part] = node
             else:
                 done[part] = g.with_inputs(node, [done[p] for p in operands(part)])
         outputs = [g.transpose(done[part]) if part[1] == COLUMNS else done[part] for part in roots]
