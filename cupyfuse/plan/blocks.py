@@ -12,11 +12,11 @@ from ..settings import Settings
 from ..trace import Axes, Labels
 from .plan import Blocks, Output, Plan, Source
 from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, split_off
-from .schedule import Layout, NotRowwise, choose_products, schedule
+from .schedule import Layout, NotRowwise, choose_products, resolve, schedule
 from .schedule.blocks import LEAST_ROWS, ROWS, WHOLE, Cut, Mode, cut, modes_of, with_rows
 from .schedule.memory import insert_copies
 
-# Of the products with the most elements, the number whose rows are tried.
+# The numbers of rows that are tried, those of the largest matrices first.
 _CANDIDATES = 3
 
 
@@ -59,18 +59,22 @@ class BlockPlanner:
             No product's rows can be taken in blocks.
         """
         reasons = []
-        for product in self._products() or [None]:
+        for anchors in self._anchors():
             try:
-                return self._in_blocks(cut(self.graph, product))
+                return self._in_blocks(cut(self.graph, anchors))
             except NotRowwise as reason:
                 reasons.append(reason)
         raise reasons[0]
 
-    def _products(self) -> list[Node | None]:
-        """List the largest products that are no results."""
-        found = {n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"}
-        found -= {*self.graph.roots, *(n for n in found if n.shape[0] == 1)}
-        return [*sorted(found, key=lambda n: -n.nbytes)[:_CANDIDATES]]
+    def _anchors(self) -> list[set[Node]]:
+        """List the matrices between arguments and results, products and their operands, by their numbers of rows."""
+        products = [n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"]
+        found = dict.fromkeys([*products, *(resolve(i) for n in products for i in n.inputs)])
+        by_rows: dict[int, set[Node]] = {}
+        for node in sorted(found, key=lambda n: -n.nbytes):
+            if node.inputs and 1 not in node.shape and node not in self.graph.roots:
+                by_rows.setdefault(node.shape[0], set()).add(node)
+        return list(by_rows.values())[:_CANDIDATES] or [set()]
 
     def _in_blocks(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
         most = self.settings.max_workspace
@@ -128,11 +132,7 @@ class BlockPlanner:
         in_order = axes.in_order if axes.folded else axes.labels[:1] == (0,)
         if node in parts.summed:
             return dtypes.compute(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
-        return (
-            node in parts.collected
-            and parts.block.outputs[parts.collected.index(node)].shape == node.shape
-            and in_order
-        )
+        return node in parts.collected and node not in parts.turned and in_order
 
     def _reader(self, parts: Cut, node: Node) -> str:
         if node in self.graph.outputs:
@@ -216,7 +216,7 @@ class BlockPlanner:
         inputs = list(self.graph.inputs)
         done: dict[Node, Node] = {}
         for node in (*parts.collected, *parts.summed):
-            across = node in parts.collected and parts.block.outputs[parts.collected.index(node)].shape != node.shape
+            across = node in parts.turned
             dtype = node.dtype if node in parts.collected else dtypes.compute(node.dtype)
             shape = (node.shape[1], node.shape[0]) if across else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))

@@ -7,7 +7,7 @@ of a small value, such as a mean of losses, follows the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -77,6 +77,8 @@ class Cut:
         What its inputs hold: arguments, and values that are computed before the blocks.
     collected : list of Node
         Values of which each block computes its rows, along axis 0.
+    turned : set of Node
+        Those of `collected` that the block gives transposed.
     summed : list of Node
         Values that are sums over the blocks.
     """
@@ -85,11 +87,12 @@ class Cut:
     block: Graph
     sources: list[_Part]
     collected: list[Node]
+    turned: set[Node]
     summed: list[Node]
 
 
-def cut(graph: Graph, product: Node | None) -> Cut:
-    """Cut a graph into blocks of the rows of a product; None for those that all results have.
+def cut(graph: Graph, anchors: Set[Node]) -> Cut:
+    """Cut a graph into blocks of the rows of some matrices; without any, of those that all results have.
 
     Raises
     ------
@@ -98,18 +101,18 @@ def cut(graph: Graph, product: Node | None) -> Cut:
     """
     if graph.effects:
         raise NotRowwise("an argument is changed in place")
-    rows = {n.shape[0] for n in graph.outputs} if product is None else {product.shape[0]}
+    rows = {n.shape[0] for n in anchors or graph.outputs}
     if len(rows) != 1 or rows <= {0, 1}:
         raise NotRowwise("the results differ in their numbers of rows" if len(rows) > 1 else "there is one row at most")
-    return _Cutter(graph, rows.pop(), product).cut()
+    return _Cutter(graph, rows.pop(), anchors).cut()
 
 
 @dataclass
 class _Cutter:
     graph: Graph
     rows: int
-    product: Node | None
-    modes: dict[Node, Mode] = field(default_factory=dict)  # of values that depend on the product
+    anchors: Set[Node]
+    modes: dict[Node, Mode] = field(default_factory=dict)  # of anchors, and of values that depend on them
     after: dict[Node, str] = field(default_factory=dict)  # values that need all blocks, and why
 
     def cut(self) -> Cut:
@@ -126,10 +129,10 @@ class _Cutter:
         return self._build(list(collected), list(summed))
 
     def _follow(self, node: Node) -> None:
-        """Find what a block has of a value that depends on the product, if it can compute it."""
-        if node is self.product:
-            self.modes[node] = ROWS
-        if node is self.product or not any(i in self.modes or i in self.after for i in node.inputs):
+        """Find what a block has of a value that depends on anchors, if it can compute it."""
+        if not any(i in self.modes or i in self.after for i in node.inputs):
+            if node in self.anchors:
+                self.modes[node] = ROWS
             return
         if all(i not in self.after and self.modes.get(i) != ADDEND for i in node.inputs):
             for mode in (ROWS, COLUMNS, ADDEND):
@@ -186,9 +189,10 @@ class _Cutter:
                 sources.append(part)
             else:
                 done[part] = g.with_inputs(node, [done[p] for p in operands(part)])
-        outputs = [g.transpose(done[part]) if part[1] == COLUMNS else done[part] for part in roots]
+        turned = {n for n, mode in roots if mode == COLUMNS}
+        outputs = [g.transpose(done[part]) if part[0] in turned else done[part] for part in roots]
         outputs[len(collected) :] = [g.cast(n, dtypes.compute(n.dtype)) for n in outputs[len(collected) :]]
-        return Cut(self.rows, Graph(inputs, outputs), sources, collected, summed)
+        return Cut(self.rows, Graph(inputs, outputs), sources, collected, turned, summed)
 
 
 def _refusal(node: Node) -> str:
