@@ -15,6 +15,7 @@ from .. import dtypes
 from ..cuda.gemm import BatchSteps, Operand
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
+from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.batches import Batches
 from ..ir.graph import Node
@@ -121,6 +122,8 @@ class CudaExecutable:
             if self.runtime.contiguous(arrays[arg]) and node not in self._places and self._in_place(node, source):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
                 self._overwritten.append(arg)
+            elif node.op == "accumulate":
+                raise EngineError(f"argument {source.name!r}: a product is added to it in place; it is not contiguous")
             else:
                 copies.append((arg, node))
         return copies
@@ -134,6 +137,8 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
+                if node.op == "accumulate":
+                    continue
                 if reads and step.kind in ("Gemm", "Split", "Copy", "Library"):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
@@ -156,7 +161,7 @@ class CudaExecutable:
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
             kinds = {
-                **dict.fromkeys(("matmul", "batched_matmul"), self._gemm),
+                **dict.fromkeys(("matmul", "batched_matmul", "accumulate"), self._gemm),
                 "split": self._split,
                 "split_matmul": self._split_product,
             }
@@ -172,8 +177,8 @@ class CudaExecutable:
         return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag, self._numbers).spec()]
 
     def _gemm(self, node: Node) -> LaunchSpec:
-        a, b = node.inputs
-        storage = self.plan.scheduled.storage
+        a, b = node.inputs[:2]
+        storage, adds = self.plan.scheduled.storage, node.op == "accumulate"
         left, right, target = self._place(a), self._place(b), self._place(node)
         x, y, z = left.slot, right.slot, target.slot
         if node.batches is None:
@@ -183,7 +188,8 @@ class CudaExecutable:
             first, second, steps = _batched_operands(node.batches)
 
         def bind(runtime: Runtime, _: int) -> Launch:
-            product = runtime.product(first, second, storage[resolve(a)], storage[node], self.plan.precision, steps)
+            dtypes_ = storage[resolve(a)], storage[node]
+            product = runtime.product(first, second, *dtypes_, self.plan.precision, steps, adds)
             return lambda at, stream: product(at[x], at[y], at[z], stream)
 
         return LaunchSpec(bind)

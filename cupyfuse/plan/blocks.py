@@ -8,6 +8,7 @@ from dataclasses import replace
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
+from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
 from ..trace import Axes, Labels
 from .plan import Blocks, Output, Plan, Source
@@ -89,12 +90,13 @@ class BlockPlanner:
         def plan_of(rows: int) -> Plan:
             return self._plan_block(with_rows(graph, modes, rows), parts, results)
 
-        # What does not shrink with the rows: the addends that are not summed by their products.
-        shared = sum(n.size * dtypes.ITEMSIZE[dtypes.compute(n.dtype)] for n in parts.summed)
         whole, one = plan_of(parts.rows).workspace, plan_of(1).workspace
         if whole <= most and not addends:
             return None, prepare
-        most += min(shared, one)
+        # Addends that no product adds to the sums by itself do not shrink with the rows.
+        users = g.users(graph.roots)
+        apart = [n for n in graph.outputs[len(parts.collected) :] if not _summing_product(n, users)]
+        most += sum(n.nbytes for n in apart)
         if one > most:
             raise NotRowwise("one row takes more than that")
         rows = _rows_within(most, parts.rows, whole, one, lambda n: plan_of(n).workspace)
@@ -180,11 +182,14 @@ class BlockPlanner:
     def _plan_block(self, graph: Graph, parts: Cut, results: Sequence[bool]) -> Plan:
         """Plan a block; the addends of sums are added to further arguments."""
         count = len(parts.collected)
+        graph = g.rewrite(graph, drop_unit_reductions)  # of blocks of one row
+        addends = graph.outputs[count:]
+        users = g.users(graph.roots)
         sums, effects = [], []
-        for k, addend in enumerate(graph.outputs[count:]):
+        for k, addend in enumerate(addends):
             number = len(graph.inputs) + k
             sums.append(g.argument(number, f"sum{k}", addend.shape, addend.dtype))
-            effects.append((number, g.pointwise("add", sums[k], addend)))
+            effects.append((number, _added(sums[k], addend, users)))
         graph = Graph([*graph.inputs, *sums], graph.outputs[:count], effects)
         layouts = {k: self._layout(*source) for k, source in enumerate(parts.sources)}
         scheduled = schedule(graph, layouts)
@@ -244,6 +249,21 @@ def _rows_within(most: int, total: int, whole: int, one: int, workspace: Callabl
     while rows > 1 and workspace(rows) > most:
         rows -= -(-rows // 16)  # not linear in the rows: splits are padded to groups of eight
     return rows
+
+
+def _summing_product(addend: Node, users: dict[Node, list[Node]]) -> Node | None:
+    """Return the product that can add itself to a sum: cuBLAS's, which nothing else reads."""
+    product = addend.inputs[0] if addend.op == "cast" else addend
+    alone = not users[product] or users[product] == [addend]
+    return product if product.op == "matmul" and alone else None
+
+
+def _added(total: Node, addend: Node, users: dict[Node, list[Node]]) -> Node:
+    product = _summing_product(addend, users)
+    if product is None:
+        return g.pointwise("add", total, addend)
+    how = f"{product.how}, added to the sum over the blocks"
+    return Node("accumulate", (*product.inputs, total), total.shape, total.dtype, how=how)
 
 
 def _with_used_inputs(graph: Graph) -> Graph:

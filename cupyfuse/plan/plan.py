@@ -237,6 +237,7 @@ class Plan:
         if self.blocks is not None:
             return self.blocks.workspace
         results = {resolve(o.node) for o in self.outputs}
+        results |= {n for _, n in self.graph.effects if n.op == "accumulate"}  # written over their argument
         return arrange(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
@@ -257,7 +258,7 @@ class Plan:
 
     def step_times(self, step: Step, device: devices.Device) -> tuple[float, float]:
         """Bound the time of a step from below by its bytes and by its arithmetic, in seconds; they overlap."""
-        dtype = step.nodes[-1].dtype
+        dtype = step.nodes[-1].inputs[0].dtype if step.kind == "Gemm" else step.nodes[-1].dtype
         peak = device.simt64 if dtype == "float64" else device.simt
         if step.kind == "Gemm" and dtype != "float64":
             if step.nodes[-1].op == "split_matmul" or dtype != "float32":

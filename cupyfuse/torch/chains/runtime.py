@@ -175,8 +175,9 @@ class TorchRuntime(TensorMemory):
         out_dtype: str,
         precision: str,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps)
+        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps, adds)
 
     def library_function(self, call: LibraryCall) -> Function:
         raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
