@@ -31,10 +31,11 @@ class NotRowwise(Exception):
 def _operands(node: Node, mode: Mode, rows: int) -> list[_Part] | None:
     """Return what a block needs of a node's operands; None if that is not of its rows alone."""
     if mode == WHOLE:
-        return [(i, WHOLE) for i in node.inputs]
+        # The factors of the columns are each block's own, as those of the rows are: their product says what it is.
+        return [] if node.op == "factor" else [(i, WHOLE) for i in node.inputs]
     if mode == ADDEND:
         return _operands_of_addend(node, rows)
-    if node.shape[mode] != rows:
+    if (node.inputs[0] if node.op == "split" else node).shape[mode] != rows:
         return None
     if node.pointwise or node.op == "copy":
         return [(i, mode if i.shape[mode] == rows else WHOLE) for i in node.inputs]
