@@ -11,6 +11,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
+from ...plan.plan import Plan
 from ...settings import Settings
 from ..rules.values import Value
 from .chain import TracedChain
@@ -24,6 +25,7 @@ Flags = tuple[bool, ...]
 class _LoadedPlan(NamedTuple):
     """A loaded backward plan; its results are the gradients of `inputs`."""
 
+    plan: Plan
     execute: Any
     inputs: list[int]
 
@@ -134,7 +136,7 @@ class Backward:
         cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
         traced = backward_graph(self.traced, roots, self.inputs, self.saving, cotangents)
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
-        return _LoadedPlan(load(plan, arrays), list(roots))
+        return _LoadedPlan(plan, load(plan, arrays), list(roots))
 
     def _zeros(self, number: int, device: torch.device) -> torch.Tensor:
         value = self.traced.inputs[number]
