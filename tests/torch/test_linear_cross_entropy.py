@@ -162,8 +162,8 @@ def test_gradients_again_and_of_gradients() -> None:
         found = torch.autograd.grad(loss * scale, (x, w, b), retain_graph=True)
         torch.testing.assert_close(found, tuple(scale * g for g in expected))
     second = []
-    for loss in (loss, reference(x, w, target, b)):
-        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    for value in (loss, reference(x, w, target, b)):
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
         second.append(torch.autograd.grad(gradient.square().sum(), (x, w)))
     torch.testing.assert_close(*second)
 
