@@ -15,6 +15,7 @@ from ..engines.row_blocks import load
 from ..plan.plan import Plan
 from ..trace import Tracer
 from . import arrays
+from .as_written import AsWritten
 from .results import Results
 from .signature import Signature
 from .structures import structure_of
@@ -22,29 +23,47 @@ from .structures import structure_of
 
 @dataclass(frozen=True)
 class Runnable:
-    """A plan loaded by an engine, the structure of its results, and the constant and prepacked arrays kept for it."""
+    """A plan loaded by an engine, and what belongs to it.
+
+    Attributes
+    ----------
+    plan : Plan
+    results : Results
+        Their structure.
+    execute : callable
+    kept : list of array
+        Constants and prepacked values, which follow the arguments.
+    as_written : AsWritten or None
+        The function itself, where it is called instead of the plan.
+    """
 
     plan: Plan
     results: Results
     execute: Callable[[Sequence[Any], Sequence[Any], Sequence[float]], list[Any]]
     kept: list[Any]
+    as_written: AsWritten | None = None
 
     @functools.cached_property
     def no_outs(self) -> list[None]:
         return [None] * len(self.plan.outputs)
 
 
-def contains_tracer(value: Any, parents: tuple[int, ...] = ()) -> bool:
-    """Whether an argument is or contains a traced array: the call then is inlined into that trace."""
+def tracer_in(value: Any, parents: tuple[int, ...] = ()) -> Tracer | None:
+    """Return a traced array that an argument is or contains: the call then is inlined into its trace."""
     if type(value) is Tracer:
-        return True
+        return value
     if id(value) in parents:
-        return False
+        return None
     try:
         structure = structure_of(value)
     except TypeError:
-        return False
-    return structure is not None and any(contains_tracer(c, (*parents, id(value))) for c in structure.children)
+        return None
+    found = (tracer_in(c, (*parents, id(value))) for c in structure.children) if structure else ()
+    return next((t for t in found if t is not None), None)
+
+
+def contains_tracer(value: Any) -> bool:
+    return tracer_in(value) is not None
 
 
 def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
@@ -80,9 +99,16 @@ def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
     return devices.find(default) if default else None
 
 
-def run(runnable: Runnable, signature: Signature, out: Any) -> Any:
-    """Run a plan, and return the results in the caller's structure and array library."""
+def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any] = ()) -> Any:
+    """Run a plan, and return the results in the caller's structure and array library.
+
+    `values` are those of all parameters, for a function that runs as written.
+    """
     leaves = signature.leaves
+    if runnable.plan.as_written and runnable.as_written is not None and out is None:
+        results = runnable.as_written(values, leaves)
+        if results is not None:
+            return runnable.results.rebuild(results)
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves, out)
     if out is None:

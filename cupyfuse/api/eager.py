@@ -41,6 +41,7 @@ def traceable(function: F, eager: Callable[[Fused, Options], Any] | None = None)
         operands = (*args, *kwargs.values())
         for operand in operands:
             if isinstance(operand, Tracer):
+                operand._trace.plain = False
                 with operand._trace.call(function.__name__, operands) as done:
                     result = function(*args, **kwargs)
                     return result if isinstance(result, tuple) else done(result)

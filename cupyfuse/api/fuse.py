@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import DEFAULT_WORKSPACE
+from ..settings import DEFAULT_WORKSPACE, runs_plans_always
 from .bind import Bound
 from .call import contains_tracer, run
 from .planned_function import PlannedFunction
@@ -60,11 +60,11 @@ class Fused(PlannedFunction):
             if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
             raise
-        key = (self.precision, *signature.key)
+        key = (self.precision, runs_plans_always(), *signature.key)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)
-        return run(runnable, signature, out)
+        return run(runnable, signature, out, values)
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """Return the plan for these arguments: arrays, or `spec(shape, dtype)` in their place.

@@ -11,14 +11,24 @@ import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from ..devices import Device
 from ..plan.build import build
 from ..plan.plan import Plan, Traced
-from ..settings import DEFAULT_WORKSPACE, Settings, check_precision, check_workspace, current_precision
+from ..settings import (
+    DEFAULT_WORKSPACE,
+    Settings,
+    check_precision,
+    check_workspace,
+    current_precision,
+    runs_plans_always,
+)
 from ..trace import fail
 from . import arrays
+from .as_written import AsWritten
 from .cache import PlanCache
-from .call import Runnable, device_of, engine_for
+from .call import Runnable, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
 from .results import Results
@@ -137,6 +147,9 @@ class PlannedFunction:
 
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """Call the plain function within the trace of another fused function."""
+        for value in (*args, *kwargs.values()):
+            if (traced := tracer_in(value)) is not None:
+                traced._trace.plain = False
         if out is not None:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
         return self.__wrapped__(*args, **kwargs)
@@ -177,8 +190,20 @@ class PlannedFunction:
         tracing = self._trace(values, signature, constants)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-        settings = self.settings(device_of(signature.leaves, default))
-        return build(tracing.traced, layouts, settings, fixed)
+        plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), fixed)
+        if not fixed:
+            self._may_run_as_written(plan, tracing, signature)
+        return plan
+
+    def _may_run_as_written(self, plan: Plan, tracing: Tracing, signature: Signature) -> bool:
+        """Whether the function runs as written on NumPy arrays; notes in the plan why."""
+        plain = all(type(leaf) is np.ndarray for leaf in signature.leaves) and not signature.originals
+        if not plain or runs_plans_always() or self.environment.is_own:
+            return False
+        from ..engines.host_time import reason_to_run_as_written
+
+        plan.as_written = reason_to_run_as_written(plan, tracing.traced)
+        return bool(plan.as_written)
 
     def compile(
         self,
@@ -219,6 +244,9 @@ class PlannedFunction:
             plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), fixed)
             prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
             kept = [*made, *prepacked]
-            runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept)
+            as_written = None
+            if prepack is None and self._may_run_as_written(plan, tracing, signature):
+                as_written = AsWritten(self.__wrapped__, self.signature, tracing.results, plan)
+            runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

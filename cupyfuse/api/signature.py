@@ -263,24 +263,28 @@ class Signature:
         """Whether functions were added, which may read variables."""
         return bool(self._seen)
 
-    def finish(self) -> None:
-        """Add the attributes of all classes met that the code names, and what the methods among them read."""
+    def finish(self) -> bool:
+        """Add the attributes of all classes met that the code names, and what the methods among them read.
+
+        Returns whether nothing that was added can change but by putting another object in its place.
+        """
         if not self.classes:
-            return
+            return True
+        self.stable = True
         done: set[tuple[type, str]] = set()
         count = -1
         while count != (count := len(self.attributes) + len(self.classes)):
             for cls, name in list(self.classes.items()):
                 self._add_class(cls, name, done)
+        stable, self.stable = self.stable, False
+        return stable
 
     def _add_class(self, cls: type, name: str, done: set[tuple[type, str]]) -> None:
         """Add class attributes. No traced arrays can stand for arrays among them, or for those that methods read."""
-        known, self.stable = len(self.leaves), False
+        known = len(self.leaves)
         seen, self._seen = self._seen, {}
         by_value, self._by_value = self._by_value, True
-        for base in cls.__mro__[:-1]:
-            if not base.__flags__ & _HEAP_TYPE or is_library_class(base, self._package):
-                continue
+        for base in written_bases(cls, self._package):
             space, named = vars(base), self.attributes
             for attribute in [n for n in space if n in named or n[:2] == "__"]:
                 value = function_in(space[attribute])
@@ -312,6 +316,11 @@ def is_library_function(function: types.FunctionType, package: str) -> bool:
 def is_library_class(cls: type, package: str) -> bool:
     module = sys.modules.get(cls.__module__)
     return module is not None and is_library_module(module, package)
+
+
+def written_bases(cls: type, package: str) -> list[type]:
+    """Return a class and its bases, without those of Python, of libraries and of extensions."""
+    return [b for b in cls.__mro__[:-1] if b.__flags__ & _HEAP_TYPE and not is_library_class(b, package)]
 
 
 def function_in(attribute: Any) -> Any:

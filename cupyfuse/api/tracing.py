@@ -78,9 +78,8 @@ def trace_function(
     if not results.leaves and not trace.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
     axes = [t._axes for t in results.leaves]
-    return Tracing(
-        Traced(name, _graph(trace, results), tuple(axes), tuple(trace.calls)), results, trace.constants, read
-    )
+    traced = Traced(name, _graph(trace, results), tuple(axes), tuple(trace.calls), trace.plain)
+    return Tracing(traced, results, trace.constants, read)
 
 
 def _graph(trace: Trace, results: Results) -> g.Graph:

@@ -23,7 +23,7 @@ from ..plan.schedule import Step, dead_after, resolve, views
 from .straight_line import StraightLine, straight_line
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
+BLOCK = 1 << 18  # elements per block: a few float32 temporaries of it fit in a second-level cache
 _PARTIAL = 128  # rows per partial sum of a column, to bound rounding errors
 
 
@@ -96,7 +96,7 @@ def _presentation(output: Output) -> tuple[Node, tuple[int, ...], tuple[int, ...
 
 def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:
     """Return the straight-line program of a step that is one small block; None for others."""
-    if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= _BLOCK:
+    if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= BLOCK:
         return None
     along = 0 if step.kind == "ColumnStats" else 1
     if list(_blocks(step, along)) != [(0, step.domain[1 - along])]:
@@ -193,7 +193,7 @@ def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]
 def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:
     """Yield blocks of whole rows, or of whole columns for reductions down the columns."""
     length, other = step.domain[1 - along], max(step.domain[along], 1)
-    size = max(1, _BLOCK // other)
+    size = max(1, BLOCK // other)
     if along == 0:
         size = max(size, 128)
         if all(n.reduction and not n.inputs[0].pointwise for n in step.nodes if n.reduction):

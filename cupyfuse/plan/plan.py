@@ -58,12 +58,25 @@ class Output:
 
 @dataclass(frozen=True)
 class Traced:
-    """The trace of a function."""
+    """The trace of a function.
+
+    Attributes
+    ----------
+    name : str
+    graph : Graph
+    axes : tuple
+        For each result.
+    calls : tuple of Call
+        The operations as written.
+    plain : bool
+        Whether all of them are NumPy's or an array operator, none this package's.
+    """
 
     name: str
     graph: Graph
     axes: tuple[Axes | Labels, ...]
     calls: tuple[Call, ...]
+    plain: bool = True
 
 
 class Source(NamedTuple):
@@ -169,6 +182,8 @@ class Plan:
         Blocks of rows, if the workspace for all rows would exceed the limit.
     whole : str
         Why the plan does not run in blocks although it exceeds the limit.
+    as_written : str
+        For NumPy arrays: why the function runs as written, and not in these steps; empty if it runs in them.
     """
 
     name: str
@@ -182,6 +197,7 @@ class Plan:
     blocks: Blocks | None = None
     prepare_note: str = "once, when the arguments are bound: {} are kept"
     whole: str = ""
+    as_written: str = ""
 
     @property
     def precision(self) -> str:

@@ -53,6 +53,8 @@ def prepacked_heading(plan: Plan) -> str:
 
 def _steps(plan: Plan) -> list[str]:
     lines = [heading(plan), "", *_table(plan.steps)]
+    if plan.as_written:
+        lines += ["", f"on the CPU the function runs as written: {plan.as_written}"]
     if memory := workspace_lines(plan):
         lines += ["", *memory]
     if plan.prepare is not None:
@@ -167,6 +169,7 @@ def record(plan: Plan, gpu: str = devices.DEFAULT) -> dict[str, Any]:
         "results": [{"shape": list(o.shape), "dtype": o.dtype} for o in plan.outputs],
         "steps": steps,
         "blocks": blocks,
+        "as_written": plan.as_written,
         "launches": plan.launches,
         "reads": plan.reads,
         "writes": plan.writes,

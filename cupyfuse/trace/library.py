@@ -7,7 +7,7 @@ while tracing; `SHAPES` answers for the expensive functions. Functions whose sha
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NoReturn
@@ -47,7 +47,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
     name, options = f"np.{function}", options or {}
-    first = _first_tracer((tuple(arguments), options))
+    first = next(tracers_in((tuple(arguments), options)), None)
     if first is None:
         fail(name, "none of its operands is an array")
     trace = first._trace
@@ -72,12 +72,13 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     return type(results)(*made) if hasattr(results, "_fields") else type(results)(made)
 
 
-def _first_tracer(value: Any) -> Tracer | None:
-    """Find a traced array in nested arguments."""
+def tracers_in(value: Any) -> Iterator[Tracer]:
+    """Yield the traced arrays in nested arguments or results."""
     if isinstance(value, Tracer):
-        return value
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
-    return next((t for t in map(_first_tracer, items) if t is not None), None)
+        yield value
+    elif isinstance(value, (tuple, list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tracers_in(item)
 
 
 class _Operands:

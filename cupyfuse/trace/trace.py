@@ -17,12 +17,25 @@ from .user_code import fail
 
 @dataclass(frozen=True)
 class Call:
-    """One array operation of the user's code, with its cost when run unfused."""
+    """One array operation of the user's code, with its cost when run unfused.
+
+    Attributes
+    ----------
+    name : str
+    reads, writes : int
+        Bytes of its operands and results.
+    nodes : tuple of Node
+        What it added to the graph.
+    """
 
     name: str
     reads: int
     writes: int
-    flops: int
+    nodes: tuple[g.Node, ...]
+
+    @property
+    def flops(self) -> int:
+        return sum(map(g.flops, self.nodes))
 
 
 class Trace:
@@ -68,6 +81,7 @@ class Trace:
         self._constant_nodes: dict[Any, g.Node] = {}
         self._made: list[g.Node] | None = [] if captures else None  # in order, to compare a second trace
         self._repeats = repeats
+        self.plain = True  # whether no function of this package was called, only NumPy's and array operators
         self._quiet = False  # whether operations belong to a call that is being recorded, or to none of the user's
 
     @contextmanager
@@ -91,7 +105,7 @@ class Trace:
         fresh = [n for n in g.topological(results, lambda n: () if n in before else n.inputs) if n not in before]
         if results:
             reads = sum(n.nbytes for n in set(before) if n.op != "const")
-            self.calls.append(Call(name, reads, sum(n.nbytes for n in results), sum(g.flops(n) for n in fresh)))
+            self.calls.append(Call(name, reads, sum(n.nbytes for n in results), tuple(fresh)))
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer:
         """Make a tracer of a node."""

@@ -23,6 +23,7 @@ class TraceProtocol(Protocol):
     effects: dict[int, g.Node]
     folded: dict[tuple[object, ...], g.Node]
     strict: bool
+    plain: bool
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...

@@ -177,7 +177,8 @@ def error(actual: Any, a: Any, b: Any) -> float:
         return float((np.abs(actual - a @ b.T) / np.where(size > 0, size, 1)).max())
 
 
-SHAPES = [(1, 1, 64), (3, 5, 70), (130, 9, 129), (65, 170, 64), (8, 64, 200)]
+# In the last there are more blocks of columns than stages.
+SHAPES = [(1, 1, 64), (3, 5, 70), (130, 9, 129), (65, 170, 64), (8, 64, 200), (9, 12, 700)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -203,6 +204,16 @@ def test_what_needs_repair_is_as_float32_and_disturbs_nothing(device: Engine, rn
     np.testing.assert_array_equal(after[~finite], expected[~finite])
     size = np.abs(np.nan_to_num(a, posinf=0, neginf=0)) @ np.abs(np.nan_to_num(b, posinf=0, neginf=0)).T
     assert (np.abs(after[finite] - expected[finite]) <= 3 * 2.0**-22 * size[finite]).all()
+
+
+def test_more_rows_need_repair_than_are_gathered_at_once(device: Engine, rng: np.random.Generator) -> None:
+    a, b = (rng.standard_normal(shape).astype(F32) for shape in ((300, 70), (18, 70)))
+    marked = np.flatnonzero(np.arange(300) % 5 < 2)
+    a[marked, marked % 70] = np.inf
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64).T
+    np.testing.assert_array_equal(product(device, a, b)[marked], expected[marked])
+    np.testing.assert_array_equal(product(device, b, a)[:, marked], expected[marked].T)
 
 
 def test_small_elements_count_where_nothing_else_does(device: Engine, rng: np.random.Generator) -> None:

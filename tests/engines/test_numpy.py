@@ -81,7 +81,7 @@ def test_any_size_of_blocks_gives_the_same(
         arguments[0][[1, 4, 10], 2] = np.inf, np.nan, -np.inf
         with np.errstate(all="ignore"):
             exact = head.plain(*[a.astype(np.float64) for a in arguments])
-        monkeypatch.setattr(numpy_engine, "_BLOCK", block)
+        monkeypatch.setattr(numpy_engine, "BLOCK", block)
         result = cf.fuse(head.function)(*arguments)
         assert_close(result, exact, 400 * unit("float32") * (1 + np.nan_to_num(np.abs(exact), posinf=0)))
 

@@ -109,7 +109,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a lane that is not added", FINGERPRINT, "mask = 1; mask < 32", "mask = 2; mask < 32", fingerprints("stays")
     ),
-    Mutant("no barrier before warps are added", FINGERPRINT, "    __syncthreads();\n", "", fingerprints("stays")),
     Mutant("no last block", FINGERPRINT, "1u) + 1 < gridDim.x", "1u) < gridDim.x", fingerprints("stays")),
     Mutant("a sum that grows", FINGERPRINT, "atomicExch(&state->sum, 0ull)", "state->sum", fingerprints("stays")),
     Mutant("a ticket that grows", FINGERPRINT, "    state->ticket = 0;\n", "", fingerprints("stays")),
@@ -168,41 +167,13 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("small elements that are not counted", PIECES, "< 0x1p-14f;", "< 0x1p-24f;", splits("small")),
     Mutant("a column of padding that is read", SPLIT_COLUMNS, "row < rows ? cols : 0", "cols", splits("columns")),
     Mutant(
-        "no barrier before warps share the largest elements of columns",
-        SPLIT_COLUMNS,
-        "    slots[0][warp][lane] = top;\n    __syncthreads();",
-        "    slots[0][warp][lane] = top;",
-        splits("columns"),
-    ),
-    Mutant(
-        "atoms that are written before all lanes have transposed theirs",
-        SPLIT_COLUMNS,
-        "        __syncwarp(0xffffffffu);\n        char* const to",
-        "        char* const to",
-        splits("columns"),
-    ),
-    Mutant(
         "a strip's atoms written over the next ones",
         SPLIT_COLUMNS,
         "min(static_cast<i64>(4), groups - first / 8) * Parts",
         "4 * Parts",
         splits("columns"),
     ),
-    Mutant(
-        "no barrier before warps share what they know of a row",
-        ROWS,
-        "            slots[threadIdx.x / 32] = number;\n        }\n        __syncthreads();",
-        "            slots[threadIdx.x / 32] = number;\n        }",
-        splits("22_bits"),
-    ),
     Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", splits("float32")),
-    Mutant(
-        "products before their operands are there",
-        GEMM,
-        "        barrier_wait(ring.full(), ring.parity);\n",
-        "",
-        splits("float32"),
-    ),
     Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", splits("float32")),
     Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", splits("float32")),
     Mutant("a tile too far down", TILES, "within % height", "within % band", splits("float32")),
@@ -210,13 +181,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", splits("magnitudes or nothing_else")),
     Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", splits("nothing_else")),
     Mutant("marked rows of the last group", EXACT, "if (count > 0) {", "if (count > 16) {", splits("repair")),
-    Mutant(
-        "a barrier too few around gathered rows",
-        EXACT,
-        "            put();\n            __syncthreads();\n",
-        "            put();\n",
-        splits("repair"),
-    ),
     # Products in one part
     Mutant("a factor of the odd half", FINISH, "power - power / 2", "power / 2", one_part("exact_as_tf32")),
     Mutant("column factors too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")),
@@ -224,13 +188,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("small elements that go unseen", FINISH, "of.accurate_from() > 0.0f || ", "", one_part("nothing_else")),
     Mutant("scales undone twice", FINISH, "factors, careful", "factors, false", one_part("nothing_else")),
     # Barriers, and who may write when
-    Mutant(
-        "no barrier before the slots are read",
-        TEAMS,
-        "        __syncthreads();\n",
-        "",
-        kernels("affine_softmax-2x1025-float32"),
-    ),
     Mutant("one set of slots for all reductions", TEAMS, "turn ^= 1;", "", kernels("affine_softmax-26x1025-float16")),
     Mutant(
         "a barrier for some warps",
@@ -262,13 +219,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "<< (threadIdx.x % 32 / G * G)",
         "<< 0",
         kernels("affine_softmax-37x3-float32"),
-    ),
-    Mutant(
-        "no barrier before strips are merged",
-        COLUMNS,
-        "    __syncthreads();\n",
-        "",
-        kernels("column_reductions-2x3-float32"),
     ),
     # Bounds
     Mutant(

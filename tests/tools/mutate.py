@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from barriers import barriers
 from mutants import KERNELS, MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,7 +117,7 @@ def main() -> int:
     parser.add_argument("--only", metavar="TEXT", default="", help="those whose name holds this text")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N")
     options = parser.parse_args()
-    chosen = [m for m in MUTANTS if m.gpu == options.gpu and options.only in m.name]
+    chosen = [m for m in (*MUTANTS, *barriers()) if m.gpu == options.gpu and options.only in m.name]
     if options.list:
         for m in MUTANTS:
             where = f"GPU only: {' '.join(m.tests)}" if m.gpu else "CPU"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from barriers import barriers
 from mutants import MUTANTS, Mutant
 from mutate import ROOT, check
 
-ON_THE_CPU = [m for m in MUTANTS if not m.gpu]
+ON_THE_CPU = [*(m for m in MUTANTS if not m.gpu), *barriers()]
 
 
 @pytest.mark.parametrize("mutant", ON_THE_CPU, ids=lambda mutant: mutant.name)

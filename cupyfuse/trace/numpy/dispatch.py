@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..library import call_library
+from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS
@@ -21,12 +21,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     """Call a NumPy function on traced arrays."""
     name = public_name(func)
     if func in FUNCTIONS:
-        try:
-            return FUNCTIONS[func](*args, **options)
-        except TypeError as error:
-            if type(error) is TypeError and "\n  at " not in str(error):
-                raise TypeError(f"np.{name}: {error}\n  at {user_line()}") from error
-            raise
+        return _call_native(func, name, args, options)
     if name in REFUSED:
         fail(f"np.{name}", REFUSED[name])
     if name not in LIBRARY:
@@ -39,6 +34,22 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     if not isinstance(out, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     return out._assign(call_library(name, args, options))
+
+
+def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    operands = list(tracers_in((args, options)))
+    try:
+        if not operands:
+            return FUNCTIONS[func](*args, **options)
+        with operands[0]._trace.call(name, operands) as done:
+            result = FUNCTIONS[func](*args, **options)
+            for tracer in tracers_in(result):
+                done(tracer)
+            return result
+    except TypeError as error:
+        if type(error) is TypeError and "\n  at " not in str(error):
+            raise TypeError(f"np.{name}: {error}\n  at {user_line()}") from error
+        raise
 
 
 def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:

@@ -1,0 +1,198 @@
+"""Functions that run as written: on the CPU, where their plan would gain nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import HOST
+
+import cupyfuse as cf
+from cupyfuse.settings import plans_always
+
+RNG = np.random.default_rng(5)
+X = RNG.standard_normal((8, 6)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def plans_run() -> Iterator[None]:
+    """In the place of the fixture that lets plans run always."""
+    yield
+
+
+def runs_as_written(function: Callable[..., Any], *arguments: Any, **options: Any) -> bool:
+    """Whether later calls run the function's own code, as its plan says."""
+    fused = cf.fuse(function, **options)
+    fused(*arguments)
+    entered = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        entered.append(event == "call" and frame.f_code is function.__code__)
+
+    sys.setprofile(note)
+    try:
+        fused(*arguments)
+    finally:
+        sys.setprofile(None)
+    assert any(entered) == bool(fused.plans[-1].as_written)
+    return any(entered)
+
+
+def softmax(x: Any) -> Any:
+    e = np.exp(x - x.max(axis=1, keepdims=True))
+    return e / e.sum(axis=1, keepdims=True)
+
+
+def test_small_functions_run_as_written_and_give_their_own_bits() -> None:
+    fused = cf.fuse(softmax)
+    for _ in range(3):
+        assert fused(X).tobytes() == softmax(X).tobytes()
+    assert runs_as_written(softmax, X)
+    assert isinstance(cf.fuse(lambda x: (x * x).sum())(X), np.float32)
+    assert "on the CPU the function runs as written: about" in str(fused.plan(X))
+    assert fused.plan(X).record()["as_written"] == fused.plan(X).as_written != ""
+
+
+def test_what_gains_runs_as_a_plan() -> None:
+    large = np.zeros((512, 512), np.float32)
+    assert not runs_as_written(lambda x: np.logaddexp.reduce(x, axis=1), large)
+    assert not runs_as_written(lambda x, w: (x @ w).sum(axis=1), large, large)  # a matrix-vector product
+    assert cf.fuse(softmax).plan(cf.spec((8, 6))).as_written == ""
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: cf.softmax(x, axis=1),
+        lambda x: cf.fuse(softmax)(x) + 1,
+        lambda x: x.astype(np.float16) + 1,
+    ],
+    ids=["own function", "another fused function", "16-bit floats"],
+)
+def test_what_would_be_another_result_runs_as_a_plan(function: Callable[..., Any]) -> None:
+    assert not runs_as_written(function, X)
+
+
+def test_functions_of_the_package_run_as_plans_on_arrays() -> None:
+    np.testing.assert_allclose(cf.logsumexp(X, axis=1), np.logaddexp.reduce(X, axis=1), rtol=1e-6)
+    np.testing.assert_array_equal(cf.relu(X), np.maximum(X, 0))
+
+
+def test_arguments_changed_in_place_change_after_all_else() -> None:
+    def double(x: Any) -> Any:
+        x *= 2
+        return x.sum()
+
+    assert not runs_as_written(double, X.copy())
+
+
+def test_other_libraries_and_engines_run_plans() -> None:
+    torch = pytest.importorskip("torch")
+    fused = cf.fuse(softmax)
+    assert type(fused(torch.from_numpy(X))) is torch.Tensor and not fused.plans[-1].as_written
+    with HOST.active():
+        HOST.host(fused(HOST.array(X)))
+        assert not fused.plans[-1].as_written
+
+
+def test_memory_is_bounded() -> None:
+    def deep(x: Any) -> Any:
+        return softmax(np.tanh(x) + softmax(x))
+
+    assert runs_as_written(deep, X)
+    assert not runs_as_written(deep, X, max_workspace=X.nbytes)
+
+
+def test_results_share_no_memory() -> None:
+    def some(x: Any) -> Any:
+        y = x + 1
+        return x, x.T, y, y[:2], y, x[0], np.arange(3)
+
+    results = cf.fuse(some)(X)
+    assert cf.fuse(some).plan(X).as_written
+    for k, result in enumerate(results):
+        np.testing.assert_array_equal(result, some(X)[k])
+        assert not any(np.shares_memory(result, other) for other in (X, *results[:k]))
+
+
+def test_variables_around_a_function_share_no_memory_with_results() -> None:
+    table = np.arange(6, dtype=np.float32)
+    fused = cf.fuse(lambda x: (x + 1, table))
+    fused(X)
+    result = fused(X)[1]
+    assert fused.plans[-1].as_written and not np.shares_memory(result, table)
+    result[:] = 7
+    assert table[1] == 1
+
+
+@dataclasses.dataclass
+class Pair:
+    first: Any
+    second: Any
+
+
+def test_results_keep_their_structure() -> None:
+    def nested(x: Any, *rest: Any, scale: float = 2.0, **options: Any) -> Any:
+        return {"pair": Pair(x * scale, [rest[0] - 1, "name", 3]), "shift": (x + options["shift"],)}
+
+    fused = cf.fuse(nested)
+    for scale in (2.0, 2.0, 3.0):
+        got, wanted = (f(X, X, scale=scale, shift=X) for f in (fused, nested))
+        assert fused.plans[-1].as_written and list(got) == list(wanted)
+        np.testing.assert_array_equal(got["pair"].first, wanted["pair"].first)
+        np.testing.assert_array_equal(got["pair"].second[0], wanted["pair"].second[0])
+        assert got["pair"].second[1:] == ["name", 3] and type(got["shift"]) is tuple
+
+
+def test_floats_among_the_arguments_are_read_in_each_call() -> None:
+    fused = cf.fuse(lambda x, k: x * k)
+    for k in (1.0, 2.0, 5.0):
+        np.testing.assert_array_equal(fused(X, k), X * np.float32(k))
+    assert len(fused.plans) == 1 and fused.plans[0].as_written
+
+
+def test_nothing_warns() -> None:
+    fused = cf.fuse(lambda x: np.log(x) / 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isnan(fused(X)[X < 0]).all() and fused.plans[-1].as_written
+
+
+def test_out_is_written_by_the_plan() -> None:
+    out = np.empty_like(X)
+    assert cf.fuse(softmax)(X, out=out) is out
+    np.testing.assert_allclose(out, softmax(X), rtol=1e-6)
+
+
+def test_bound_functions_run_plans() -> None:
+    bound = cf.fuse(lambda x, w: x @ w).bind(w=np.eye(6, dtype=np.float32))
+    bound(X)
+    assert not bound.plans[-1].as_written
+
+
+def test_a_function_that_tells_traced_arrays_apart_runs_as_traced() -> None:
+    def strange(x: Any) -> Any:
+        return x + 1 if type(x) is np.ndarray else (x + 2, x)
+
+    fused = cf.fuse(strange)
+    for _ in range(2):
+        np.testing.assert_array_equal(fused(X)[0], X + 2)
+        assert not fused.plans[-1].as_written
+
+    def wider(x: Any) -> Any:
+        return x.astype(np.float64 if type(x) is np.ndarray else np.float32) + 1
+
+    assert cf.fuse(wider)(X).dtype == np.float32
+
+
+def test_plans_can_run_always() -> None:
+    fused = cf.fuse(softmax)
+    fused(X)
+    with plans_always():
+        fused(X)
+    assert [bool(plan.as_written) for plan in fused.plans] == [True, False]

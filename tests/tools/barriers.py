@@ -1,0 +1,42 @@
+"""Mutants that take out one barrier each: all of those in the kernels, found by their names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mutants import FINGERPRINT, KERNELS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+
+_BARRIER = re.compile(r"__syncthreads\(\);|__syncwarp\([^()]*\);|barrier_(?:wait|arrive)\(ring[^;]*\);")
+_SPLIT = ("tests/cuda/test_split.py", "tests/cuda/test_rounded.py")
+# The tests that run the barriers of a file.
+TESTS = {
+    "kernels_cu/column_stats.cu": (KERNELS, "-k", "host and column_reductions-2x3-float32"),
+    FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
+    "kernels_cu/split_columns.cu": ("tests/cuda/test_split.py", "-k", "host and columns"),
+    "kernels_cu/split_exact.cuh": (*_SPLIT, "-k", "host and (repair or gathered or normal or rows-scaled)"),
+    "kernels_cu/split_gemm.cu": ("tests/cuda/test_split.py", "-k", "host and products_are_float32"),
+    "kernels_cu/split_repair.cu": ("tests/cuda/test_split.py", "-k", "host and (repair or gathered or normal)"),
+    "kernels_cu/split_rows.cu": ("tests/cuda/test_split.py", "-k", "host and 22_bits"),
+    "kernels_cu/teams.cuh": (KERNELS, "-k", "host and affine_softmax-2x1025-float32"),
+}
+_STAND_IN = "tensor_cores.cuh"  # whose barrier is in what stands in for an instruction on the CPU
+
+
+def barriers() -> list[Mutant]:
+    """Return a mutant for each barrier."""
+    found = []
+    for path in sorted(p for p in (ROOT / "kernels_cu").glob("*.cu*") if p.name != _STAND_IN):
+        text = path.read_text()
+        file = f"kernels_cu/{path.name}"
+        for match in _BARRIER.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            start = match.start()
+            while text.count(text[start : match.end()]) > 1:  # longer, until it occurs once
+                start = text.rfind("\n", 0, start)
+            old = text[start : match.end()]
+            new = old[: match.start() - start] + ";"
+            found.append(Mutant(f"no barrier in line {line} of {path.name}", file, old, new, TESTS[file]))
+    return found
