@@ -175,7 +175,7 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
 
 def _accumulate(total: Array, a: Array, b: Array) -> Array:
     """Add a product to a matrix in place, by blocks of its rows: no second matrix of that size is allocated."""
-    rows = max(1, _BLOCK // max(1, total.shape[1]))
+    rows = max(1, BLOCK // max(1, total.shape[1]))
     for start in range(0, total.shape[0], rows):
         total[start : start + rows] += np.matmul(a[start : start + rows], b)
     return total
