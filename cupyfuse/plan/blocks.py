@@ -51,21 +51,31 @@ class BlockPlanner:
         self.layouts, self.settings, self.bound = layouts, settings, bound
         self.arguments = len(graph.inputs)
 
-    def plan(self) -> tuple[Blocks | None, Plan | None]:
+    def plan(self, whole: int) -> tuple[Blocks | None, Plan | None]:
         """Plan in blocks, with the plan that prepacks; no blocks if all rows fit once shared values are split off.
+
+        `whole` are the bytes of workspace of all rows at once.
 
         Raises
         ------
         NotRowwise
-            No product's rows can be taken in blocks.
+            No matrix's rows can be taken in blocks, or none with less workspace.
         """
-        reasons = []
+        reasons: list[NotRowwise] = []
+        best: tuple[Blocks, Plan | None] | None = None
         for anchors in self._anchors():
             try:
-                return self._in_blocks(cut(self.graph, anchors))
+                blocks, prepare = self._in_blocks(cut(self.graph, anchors))
             except NotRowwise as reason:
                 reasons.append(reason)
-        raise reasons[0]
+                continue
+            if blocks is None or blocks.workspace <= 2 * self.settings.max_workspace:
+                return blocks, prepare
+            if best is None or blocks.workspace < best[0].workspace:
+                best = blocks, prepare
+        if best is not None and best[0].workspace < whole:
+            return best
+        raise reasons[0] if reasons else NotRowwise("blocks of rows would take no less")
 
     def _anchors(self) -> list[set[Node]]:
         """List the matrices between arguments and results, products and their operands, by their numbers of rows."""

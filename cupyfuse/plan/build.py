@@ -38,7 +38,7 @@ def build(
     if plan.workspace > settings.max_workspace:
         planner = BlockPlanner(traced.name, simplified, traced.axes, layouts or {}, settings, bound)
         try:
-            blocks, prepare = planner.plan()
+            blocks, prepare = planner.plan(plan.workspace)
         except NotRowwise as reason:
             plan.whole = str(reason)
         else:

@@ -253,7 +253,9 @@ class Plan:
         if self.blocks is not None:
             return self.blocks.workspace
         results = {resolve(o.node) for o in self.outputs}
-        results |= {n for _, n in self.graph.effects if n.op == "accumulate"}  # written over their argument
+        for arg, node in self.graph.effects:
+            if node.op == "accumulate" or (node.op == "add" and node.inputs[0] is self.graph.inputs[arg]):
+                results.add(node)  # written over the argument
         return arrange(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
