@@ -137,9 +137,7 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
-                if node.op == "accumulate":
-                    continue
-                if reads and step.kind in ("Gemm", "Split", "Copy", "Library"):
+                if reads and node.op != "accumulate" and step.kind in ("Gemm", "Split", "Copy", "Library"):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False
@@ -160,15 +158,11 @@ class CudaExecutable:
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
-            kinds = {
-                **dict.fromkeys(("matmul", "batched_matmul", "accumulate"), self._gemm),
-                "split": self._split,
-                "split_matmul": self._split_product,
-            }
+            kinds = {"split": self._split, "split_matmul": self._split_product}
             specs = []
             for node in step.nodes:
                 factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
-                specs.append(self._rounded_product(node, factors) if factors else kinds[node.op](node))
+                specs.append(self._rounded_product(node, factors) if factors else kinds.get(node.op, self._gemm)(node))
             return specs
         if step.kind == "Copy":
             return [self._copy(step)]
@@ -188,8 +182,8 @@ class CudaExecutable:
             first, second, steps = _batched_operands(node.batches)
 
         def bind(runtime: Runtime, _: int) -> Launch:
-            dtypes_ = storage[resolve(a)], storage[node]
-            product = runtime.product(first, second, *dtypes_, self.plan.precision, steps, adds)
+            operand, result, precision = storage[resolve(a)], storage[node], self.plan.precision
+            product = runtime.product(first, second, operand, result, precision, steps, adds)
             return lambda at, stream: product(at[x], at[y], at[z], stream)
 
         return LaunchSpec(bind)

@@ -184,6 +184,8 @@ class Plan:
         Why the plan does not run in blocks although it exceeds the limit.
     as_written : str
         For NumPy arrays: why the function runs as written, and not in these steps; empty if it runs in them.
+    saving : str
+        What a forward plan saves for the backward pass in the place of products that exceed the limit, and why.
     """
 
     name: str
@@ -198,6 +200,7 @@ class Plan:
     prepare_note: str = "once, when the arguments are bound: {} are kept"
     whole: str = ""
     as_written: str = ""
+    saving: str = ""
 
     @property
     def precision(self) -> str:

@@ -52,9 +52,10 @@ class CompiledChain:
     @cached_property
     def plan(self) -> Plan:
         """The plan; its results are the outputs, the updates unless made in place, and the saved values."""
-        return build(
-            self.traced.as_traced(self.saving.nodes, self._in_place), self._layouts, self.settings, self._prepacked
-        )
+        traced = self.traced.as_traced(self.saving.nodes, self._in_place)
+        plan = build(traced, self._layouts, self.settings, self._prepacked)
+        plan.saving = self.saving.note
+        return plan
 
     @cached_property
     def _reshaped(self) -> list[tuple[int, tuple[int, ...]]]:
