@@ -76,7 +76,7 @@ class RowBlocks:
                 kept.append(self._block.empty((blocks.total, o.node.shape[1]), o.dtype))
                 continue
             output, out = self.plan.outputs[k], outs[k]
-            if out is None or (output.axes.folded and not out.flags.c_contiguous):
+            if out is None or (output.axes.folded and not _is_contiguous(out)):
                 results[k] = self._block.empty(output.shape, output.dtype)
             kept.append(_as_rows(output, results[k]))
         given = self._with_common(self._sources(arrays, numbers), numbers)
