@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 Chain = tuple[str, ...]
+_HEAP_TYPE = 1 << 9  # the flag of a class that Python code defines
 
 
 @dataclass(frozen=True)
@@ -122,3 +123,13 @@ def is_library_module(module: types.ModuleType, package: str) -> bool:
         return True
     filename = getattr(module, "__file__", None)
     return name != "__main__" if filename is None else is_library(filename, name, package)
+
+
+def is_library_class(cls: type, package: str) -> bool:
+    module = sys.modules.get(cls.__module__)
+    return module is not None and is_library_module(module, package)
+
+
+def written_bases(cls: type, package: str) -> list[type]:
+    """Return a class and its bases, without those of Python, of libraries and of extensions."""
+    return [b for b in cls.__mro__[:-1] if b.__flags__ & _HEAP_TYPE and not is_library_class(b, package)]

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..trace.numpy import is_distribution
+
 
 class Identity:
     """A key that equals only that of the same object, and keeps the object alive."""
@@ -71,7 +73,7 @@ def _is_numpys(cls: type) -> bool:
 
 
 def is_lasting(value: Any) -> bool:
-    """Whether a value is one whose meaning does not change: a ufunc, or a function in C that is bound to no object."""
+    """Whether the meaning of a value does not change: a ufunc, a distribution, a function in C bound to no object."""
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
     if isinstance(value, np.ufunc):
@@ -79,7 +81,7 @@ def is_lasting(value: Any) -> bool:
     cls = type(value)
     if cls in _SLOTS or cls is _NUMPY_FUNCTION or cls.__name__ == "cython_function_or_method":
         return True
-    if cls.__module__ == "typing":
+    if cls.__module__ == "typing" or is_distribution(value):
         return True
     return cls.__module__.partition(".")[0] == "cupy" and cls.__name__ in (
         "ufunc",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any, NamedTuple
 
-from .code import is_own
-from .signature import MISSING, Signature, written_bases
+from .code import is_own, written_bases
+from .signature import MISSING, Signature
 
 _CLASSES = 64  # combinations of classes that are remembered
 
@@ -35,6 +35,7 @@ class _Found(NamedTuple):
     spaces: list[tuple[dict[str, Any], str, Any]]
     cells: list[tuple[Any, Any]]
     attributes: set[str]
+    captured: bool
 
     def is_current(self) -> bool:
         for space, name, value in self.spaces:
@@ -52,7 +53,7 @@ class _Found(NamedTuple):
 def _found(own: Signature) -> _Found:
     spaces = [probe for probe in own.probes if isinstance(probe[0], dict)]
     cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
-    return _Found(_Hashed(tuple(own.key)), own.leaves, own.names, spaces, cells, own.attributes)
+    return _Found(_Hashed(tuple(own.key)), own.leaves, own.names, spaces, cells, own.attributes, own.captured)
 
 
 class _Classes(NamedTuple):
@@ -111,9 +112,9 @@ class Environment:
             self._add(signature)
         else:
             signature.key.append(found.key)
+            signature.captured = signature.captured or found.captured
             for leaf, name in zip(found.leaves, found.names, strict=True):
                 signature.add(leaf, name)
-                signature.captured = True
             if signature.classes:
                 self._add_classes(signature, found.attributes)
                 return

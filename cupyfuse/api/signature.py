@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from ..trace import TracedNumber, Tracer
+from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
-from .code import Chain, Reads, is_library, is_library_module, reads_of
+from .code import Chain, Reads, is_library, is_library_module, reads_of, written_bases
 from .constants import Identity, constant_key
 from .registry import registration
 from .structures import Structure, is_dataclass, is_namedtuple, structure_of
@@ -54,7 +55,7 @@ class Signature:
     probes : list of (dict or cell, name, object)
         Variables around functions that were read, and what they held.
     captured : bool
-        Whether such variables hold arrays, or what may come to hold some.
+        Whether such variables hold arrays, or what may come to hold some, or functions that traces replace.
     attributes : set of str
         The attributes that functions read of anything.
     classes : dict
@@ -122,6 +123,8 @@ class Signature:
             raise TracedArgument
         if cls is TracedNumber:
             value = float(value)
+        if replacement_of(value) is not None:
+            self.captured = True  # the functions that hold it are made again, with another for it
         if (key := constant_key(value)) is not None:
             self.key.append(key)
         elif cls is types.FunctionType:
@@ -189,7 +192,9 @@ class Signature:
             for label, value in defaults_of(function):
                 self.add(value, label)
         space = function.__globals__
-        self.probes += [(space, label, MISSING) for label in reads.globals if label not in space]  # of builtins
+        builtins = [label for label in reads.globals if label not in space]
+        self.probes += [(space, label, MISSING) for label in builtins]
+        self.captured = self.captured or not BUILTINS.keys().isdisjoint(builtins)
         for space, label, value in variables_of(function):
             if label in self._static:
                 self.stable = False
@@ -306,21 +311,8 @@ class Signature:
             )
 
 
-_HEAP_TYPE = 1 << 9
-
-
 def is_library_function(function: types.FunctionType, package: str) -> bool:
     return is_library(function.__code__.co_filename, function.__globals__.get("__name__") or "", package)
-
-
-def is_library_class(cls: type, package: str) -> bool:
-    module = sys.modules.get(cls.__module__)
-    return module is not None and is_library_module(module, package)
-
-
-def written_bases(cls: type, package: str) -> list[type]:
-    """Return a class and its bases, without those of Python, of libraries and of extensions."""
-    return [b for b in cls.__mro__[:-1] if b.__flags__ & _HEAP_TYPE and not is_library_class(b, package)]
 
 
 def function_in(attribute: Any) -> Any:

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..trace import Trace, TracedNumber, argument
+from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
+from .code import reads_of
 from .constants import constant_key
 from .signature import defaults_of, is_library_function, read_by_attribute, variables_of
 from .structures import Structure, structure_of
@@ -68,6 +70,8 @@ class Substitution:
             return self._number(value, name) if self._numbers else value
         if cls is TracedNumber:  # of another trace, for which it is read
             return float(value)
+        if (replacing := replacement_of(value)) is not None:
+            return replacing
         if constant_key(value) is not None or isinstance(value, (type, types.ModuleType)):
             return value
         if cls is types.FunctionType:
@@ -100,6 +104,9 @@ class Substitution:
         space = self._globals.get(id(function.__globals__))
         if space is None:
             space = self._globals[id(function.__globals__)] = dict(function.__globals__)
+        for label in reads_of(function.__code__).globals:
+            if label in BUILTINS:
+                space.setdefault(label, BUILTINS[label])
         made = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
         functools.update_wrapper(made, function)
         self._functions[function] = made

@@ -57,29 +57,31 @@ def trace_function(
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
     read: set[int] = set()
-    traces: list[Trace] = []
-    found: list[tuple[Results, list[Hashable]]] = []
-    for repeats in (None, 0):
-        trace = Trace(repeats=None if repeats is None else traces[0], captures=True, strict=strict)
-        try:
-            results = _run(trace, environment, parameters, values, signature, by_value, read)
-        finally:
-            trace.end()
-        graph = _graph(trace, results)
-        traces.append(trace)
-        axes = [t._axes for t in results.leaves]
-        found.append((results, [*results.key, *axes, *graph_key(graph)]))
-    if found[0][1] != found[1][1]:
+    first = Trace(captures=True, strict=strict)
+    try:
+        results = _run(first, environment, parameters, values, signature, by_value, read)
+    except (TypeError, ValueError, IndexError):
+        # Something traced may have been written to an array that the function made.
+        if not first.made:
+            raise
+        first = Trace(captures=True, strict=strict, makes=True)
+        results = _run(first, environment, parameters, values, signature, by_value, read)
+    second = Trace(repeats=first, captures=True, strict=strict, makes=first.makes)
+    again = _run(second, environment, parameters, values, signature, by_value, read)
+    if _key(first, results) != _key(second, again):
         raise TraceError(
             f"cannot fuse {name}: traced a second time it does something else, as if it drew random numbers or read "
             "the time; make what changes an argument"
         )
-    results, trace = found[0][0], traces[0]
-    if not results.leaves and not trace.effects:
+    if not results.leaves and not first.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
-    axes = [t._axes for t in results.leaves]
-    traced = Traced(name, _graph(trace, results), tuple(axes), tuple(trace.calls), trace.plain)
-    return Tracing(traced, results, trace.constants, read)
+    axes = tuple(t._axes for t in results.leaves)
+    traced = Traced(name, _graph(first, results), axes, tuple(first.calls), first.plain)
+    return Tracing(traced, results, first.constants, read)
+
+
+def _key(trace: Trace, results: Results) -> list[Hashable]:
+    return [*results.key, *(t._axes for t in results.leaves), *graph_key(_graph(trace, results))]
 
 
 def _graph(trace: Trace, results: Results) -> g.Graph:
@@ -104,9 +106,12 @@ def _run(
         given = substitution.by_value if name in by_value else substitution.of
         bound.arguments[name] = value if name in static else given(value, name)
     function = substitution.root(environment.function)
-    with traced_conversions():
-        results = Results(function(*bound.args, **bound.kwargs))
-    changed = substitution.changed()
+    try:
+        with traced_conversions(trace):
+            results = Results(function(*bound.args, **bound.kwargs))
+        changed = substitution.changed()
+    finally:
+        trace.end()
     if changed is not None:
         raise TraceError(
             f"cannot fuse a change of {changed!r}: a fused function runs as Python code only while it is traced, and "

@@ -1,12 +1,19 @@
-"""Calls of NumPy's or CuPy's own functions on whole arrays: what the nodes of operator `library` run."""
+"""Calls of NumPy's or CuPy's own functions on whole arrays: what the nodes of operator `library` run.
+
+Beside the functions of the array library there are SciPy's (CuPy's of the same names lie in `cupyx.scipy`), indexing,
+and functions that write: those change a copy of their first operand, and return it.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from functools import partial
+from operator import attrgetter, getitem, setitem
 from typing import Any
 
+from ..dtypes import is_complex
 from ..errors import EngineError
 
 
@@ -26,11 +33,15 @@ class LibraryCall:
     Attributes
     ----------
     function : str
-        The public name beneath the library's namespace, as in "sort" or "linalg.svd".
+        The public name beneath the library's namespace, as in "sort" or "linalg.svd"; one of SciPy's, as in
+        "scipy.special.gammaln"; "getitem" or "setitem"; "writing.put" and the like for a function that writes to its
+        first operand, and "writing.add.at" for such a method of a ufunc.
     arguments, options
         What it is called with, nested; an `Operand` stands for each array.
     shapes, results : tuple of tuple of int
         The shapes of the operands, and of the results.
+    dtypes : tuple of str
+        The dtypes of the results.
     """
 
     function: str
@@ -38,18 +49,18 @@ class LibraryCall:
     options: dict[str, Any] = field(compare=False)
     shapes: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
     key: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", f"{self.arguments!r} {sorted(self.options.items())!r}")
 
     def __repr__(self) -> str:
-        return f"np.{self.function}"
+        return called(self.function)
 
     def found_in(self, namespace: Any) -> Callable[..., Any]:
         """Return the function of a library; AttributeError if the library lacks it."""
-        found: Callable[..., Any] = attrgetter(self.function)(namespace)
-        return found
+        return function_of(self.function, namespace)
 
     def run(self, function: Callable[..., Any], arrays: Sequence[Any]) -> list[Any]:
         """Call the function on arrays; returns all of its results."""
@@ -60,7 +71,54 @@ class LibraryCall:
         shapes = tuple(tuple(getattr(r, "shape", ())) for r in found)
         if shapes != self.results:
             raise EngineError(f"{self!r}: results of shapes {self.results} were planned, the library returned {shapes}")
+        for planned, r in zip(self.dtypes, found, strict=True):
+            if getattr(getattr(r, "dtype", None), "kind", "") == "c" and not is_complex(planned):
+                raise EngineError(
+                    f"{self!r}: it returned {r.dtype} values, and {planned} ones were planned, as it returns them for "
+                    "other operands; convert these with .astype(complex) first"
+                )
         return found
+
+
+def called(function: str) -> str:
+    """Return how a function is called in a user's code."""
+    shown = {"getitem": "x[index]", "setitem": "x[index] = y"}
+    return shown.get(function) or (
+        function if function.startswith("scipy.") else f"np.{function.removeprefix(WRITING)}"
+    )
+
+
+def function_of(name: str, namespace: Any) -> Callable[..., Any]:
+    """Return a function by its name in a `LibraryCall`; AttributeError if there is none."""
+    if name in _INDEXING:
+        return _INDEXING[name]
+    if name.startswith(WRITING):
+        return partial(_written, attrgetter(name.removeprefix(WRITING))(namespace))
+    found: Callable[..., Any]
+    if name.startswith("scipy."):
+        prefix = "cupyx." if namespace.__name__ == "cupy" else ""
+        try:
+            found = pkgutil.resolve_name(prefix + name)
+        except ImportError as error:
+            raise AttributeError(str(error)) from error
+    else:
+        found = attrgetter(name)(namespace)
+    return found
+
+
+WRITING = "writing."
+
+
+def _written(function: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:
+    changed = array.copy()
+    function(changed, *arguments, **options)
+    return changed
+
+
+_INDEXING: dict[str, Callable[..., Any]] = {
+    "getitem": getitem,
+    "setitem": partial(_written, setitem),
+}
 
 
 def replace_operands(value: Any, operands: Sequence[Any]) -> Any:

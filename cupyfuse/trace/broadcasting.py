@@ -161,21 +161,21 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     lengths = [n for n in shape if n != 1]
     if len(lengths) > 2 or not x._axes.single:
         return _refolded(x, shape)
+    array = x
     if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix
         x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes.labels))
     rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
     labels = [0, 1] if len(lengths) == 2 else [1]
-    x._share()
-    result = x._trace.array(
-        g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
+    return array._aliased(
+        x._trace.array(
+            g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
+        )
     )
-    result._share()
-    return result
 
 
 def _refolded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     """Reshape an array of several axes along rows or columns: under its own rows and columns, if they fit the shape."""
-    order = tuple(p for p, n in enumerate(x.shape) if n != 1)
+    array, order = x, tuple(p for p, n in enumerate(x.shape) if n != 1)
     rows, cols = x._axes.long
     if rows + cols != order:
         x = refolded(x, Axes(x.shape, order[:-1], order[-1:]))
@@ -183,10 +183,7 @@ def _refolded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     splits = [Axes(shape, long[:k], long[k:]) for k in reversed(range(len(long) + 1))]
     own = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
     fold = own or splits[min(1, len(splits) - 1)]
-    x._share()
-    result = x._trace.array(g.reshape(x._node, fold.node_shape), fold)
-    result._share()
-    return result
+    return array._aliased(x._trace.array(g.reshape(x._node, fold.node_shape), fold))
 
 
 def matrix_node(x: Tracer) -> g.Node:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .labels import gather
+from .library import call_library
 from .masked import Masked
 from .operations import apply, as_tracer
 from .parts import part, put, select, without_leading_ones
@@ -23,7 +24,7 @@ def get(x: Tracer, index: Any) -> Any:
     if mask is not None:
         return Masked(x.copy(), mask.full, mask.ndim)
     if any(_is_array(i) for i in _as_tuple(index)):
-        return gather(x, _as_tuple(index))
+        return _gather(x, _as_tuple(index))
     selection = select(index, x.shape)
     if selection.scalar:
         return part(x, selection)
@@ -37,7 +38,42 @@ def _as_tuple(index: Any) -> tuple[Any, ...]:
 
 
 def _is_array(item: Any) -> bool:
-    return isinstance(item, (Tracer, list)) or (isinstance(item, np.ndarray) and item.ndim > 0)
+    return isinstance(item, (Tracer, list, range)) or (isinstance(item, np.ndarray) and item.ndim > 0)
+
+
+def _gather(x: Tracer, items: tuple[Any, ...]) -> Tracer:
+    """`x[items]` with arrays among the items: one element of each row natively, else by a library step."""
+    picked = gather(x, items)
+    if picked is not None:
+        return picked
+    if any(isinstance(i, Tracer) and i._node.dtype == "bool" for i in items):
+        fail(
+            "indexing with a mask beside other indices",
+            "the number of elements that it selects depends on values; choose with np.where",
+        )
+    selected: Tracer = call_library("getitem", [x, _resolved(x, items)])
+    return selected
+
+
+def _resolved(x: Tracer, items: tuple[Any, ...]) -> Any:
+    """Return an index with integers for the masks, lists and ranges in it whose values are known, and check these."""
+    found: list[Any] = []
+    for item in items:
+        if isinstance(item, Tracer) or not _is_array(item) or _holds_tracers(item):
+            found.append(np.asarray(item) if _holds_tracers(item) else item)
+            continue
+        array = np.asarray(item)
+        found += array.nonzero() if array.dtype == bool else [array if array.size else array.astype(np.int64)]
+    if not any(isinstance(i, Tracer) for i in found):
+        try:
+            np.broadcast_to(False, x.shape)[items]
+        except IndexError as error:
+            raise IndexError(f"{error}\n  at {user_line()}") from error
+    return tuple(found) if len(found) != 1 else found[0]
+
+
+def _holds_tracers(item: Any) -> bool:
+    return isinstance(item, list) and any(isinstance(i, Tracer) for i in item)
 
 
 @dataclass(frozen=True)
@@ -72,7 +108,10 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
         x._assign(_masked_value(x, mask, value), assigned=True)
         return
     if any(_is_array(i) for i in _as_tuple(index)):
-        fail("assignment at an index array", "slices, integers and masks are fused; choose with np.where")
+        if isinstance(value, Masked):
+            fail("assignment of masked elements at an index array", "choose with np.where")
+        x._assign(call_library("setitem", [x, _resolved(x, _as_tuple(index)), value]), assigned=True)
+        return
     selection = select(index, x.shape)
     if isinstance(value, Tracer) and value._is_view(x, selection):
         return  # as in x[1:] *= 2, which changed the array already

@@ -14,32 +14,27 @@ from .broadcasting import expand
 from .library import call_library
 from .operations import apply, reduce
 from .tracer import TraceProtocol, Tracer
-from .user_code import fail, user_line
+from .user_code import user_line
 
 
-def gather(x: Tracer, items: Sequence[Any]) -> Tracer:
-    """`y[np.arange(n), labels]`: one element of each row, at an axis indexed by labels."""
+def gather(x: Tracer, items: Sequence[Any]) -> Tracer | None:
+    """`y[np.arange(n), labels]`: one element of each row, at an axis indexed by labels; None for another index."""
     labels = [p for p, i in enumerate(items) if isinstance(i, Tracer)]
-    if len(items) != x.ndim or len(labels) != 1 or not dtypes.is_integer(items[labels[0]]._node.dtype):
-        fail(
-            "indexing with arrays",
-            "labels (an integer array of the arguments) along one axis beside np.arange along all others are fused, as "
-            "in y[np.arange(len(y)), labels]; slice, or use np.take_along_axis or np.where",
-        )
+    if len(items) != x.ndim or len(labels) != 1 or not dtypes.is_float(x._node.dtype):
+        return None
     (axis,) = labels
     others = [p for p in range(x.ndim) if p != axis]
     index: Tracer = items[axis]
+    if not dtypes.is_integer(index._node.dtype) or any(isinstance(items[p], (slice, type(None))) for p in others):
+        return None
     ranges = [np.asarray(items[p]) for p in others]
     try:
         shape = np.broadcast_shapes(index.shape, *(r.shape for r in ranges))
     except ValueError:
         raise IndexError(f"indexing arrays could not be broadcast together\n  at {user_line()}") from None
     expected = tuple(x.shape[p] for p in others)
-    if shape != expected or not all(_is_range(r, d, shape) for d, r in enumerate(ranges)):
-        fail(
-            "indexing with arrays beside labels",
-            f"np.arange along each of the other axes, of lengths {expected}, is expected in their order",
-        )
+    if not shape or shape != expected or not all(_is_range(r, d, shape) for d, r in enumerate(ranges)):
+        return None
     return pick(x, expand(index, shape)[(*[slice(None)] * axis, None)], axis).squeeze(axis)
 
 
@@ -55,8 +50,6 @@ def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
     elsewhere stay out, and a gradient goes to the chosen element alone. A label that is out of range chooses NaN, where
     NumPy raises an error.
     """
-    if not dtypes.is_float(x._node.dtype):
-        fail("labels in an array of integers", "convert it with .astype(np.float64) first")
     n = x.shape[axis]
     index = index.astype("int64", copy=False)
     place = apply("where", index < 0, index + n, index)

@@ -1,22 +1,23 @@
 """Library steps: calls of functions that run through NumPy's or CuPy's own code, on whole arrays in memory.
 
-Shapes and dtypes of the results are NumPy's own for arrays of zeros (identity matrices for `np.linalg`), asked once
-while tracing; `SHAPES` answers for the expensive functions. Functions whose shapes depend on values are refused.
+Shapes and dtypes of the results are NumPy's own for arrays of zeros (identity matrices for `np.linalg`), and for arrays
+that the function made as they are, asked once while tracing; `SHAPES` answers for the expensive functions. Functions
+whose shapes depend on values are refused.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import namedtuple
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from ..ir.library import LibraryCall, Operand, replace_operands
+from ..ir.library import LibraryCall, Operand, called, function_of, replace_operands
 from .axes import Axes
 from .broadcasting import axis_labels
 from .folds import in_fold
@@ -29,24 +30,25 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """Shape and dtype of a result, before it is computed."""
+    """Shape and dtype of a result, before it is computed; and whether NumPy's is a view of an operand."""
 
     shape: Shape
     dtype: str
+    is_view: bool = False
 
 
 _CONSTANTS = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
 
 
 def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
-    """Add a call of `np.<function>` to the graph; returns its results in NumPy's structure.
+    """Add a call of a function, by its name in a `LibraryCall`, to the graph; returns its results in NumPy's structure.
 
     Raises
     ------
     TraceError
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
-    name, options = f"np.{function}", options or {}
+    name, options = called(function), options or {}
     first = next(tracers_in((tuple(arguments), options)), None)
     if first is None:
         fail(name, "none of its operands is an array")
@@ -61,15 +63,27 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         )
     results = _results(function, template, named, found)
     nodes = tuple(_in_memory(t) for t in found.tracers)
-    narrow = [g.cast(n, "float32") if n.dtype == "bfloat16" else n for n in nodes]  # CuPy has no bfloat16
+    own = function.startswith(_OF_SPACING)
+    wide = [n if own or (n.dtype == "float16" and _is_stored(n)) else _widened(n) for n in nodes]
     every = [results] if isinstance(results, Result) else list(results)
     shapes = tuple(t.shape for t in found.tracers)
-    call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every))
+    call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
     with trace.call(name, found.tracers) as done:
-        made = [done(_result(trace, call, narrow, k, r.shape, r.dtype)) for k, r in enumerate(every)]
+        made = [done(_result(trace, call, wide, k, r.shape, r.dtype)) for k, r in enumerate(every)]
+    if any(r.is_view for r in every):  # ours is a copy: neither may change from here on
+        for t in (*found.tracers, *made):
+            t._share()
     if isinstance(results, Result):
         return made[0]
-    return type(results)(*made) if hasattr(results, "_fields") else type(results)(made)
+    return _with_fields(type(results), made) if hasattr(results, "_fields") else type(results)(made)
+
+
+def _with_fields(cls: type, values: list[Any]) -> Any:
+    """Make a named tuple; of SciPy's result classes, which hold more than their fields, a plain one of their name."""
+    fields: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
+    if cls.__new__ is not tuple.__new__ and cls.__module__.startswith("scipy."):
+        return namedtuple(cls.__name__, fields)(*values)
+    return cls(*values)
 
 
 def tracers_in(value: Any) -> Iterator[Tracer]:
@@ -118,13 +132,28 @@ def _in_memory(x: Tracer) -> g.Node:
     return g.cast(node, node.dtype) if node.op == "const" else node
 
 
+def _widened(node: g.Node) -> g.Node:
+    """Return 16-bit floats as kernels compute with them; CuPy has no bfloat16."""
+    return g.cast(node, "float32") if node.dtype in ("float16", "bfloat16") else node
+
+
+def _is_stored(node: g.Node) -> bool:
+    """Whether a value is one that is in memory before the call, in its own dtype."""
+    while node.op in (*g.VIEWS, "copy", "strided"):
+        node = node.inputs[0]
+    return node.op == "input"
+
+
+# The results of these depend on the dtype that they compute in.
+_OF_SPACING = ("nextafter", "spacing")
+
+
 def _result(
     trace: TraceProtocol, call: LibraryCall, inputs: Sequence[g.Node], number: int, shape: Shape, dtype: str
 ) -> Tracer:
     """Make a tracer of one result, which the step writes in C order."""
     axes = Axes.by_rows(shape)
-    node = g.library(call, inputs, number, axes.node_shape, "float32" if dtype == "bfloat16" else dtype)
-    return trace.array(g.cast(node, dtype), axes)
+    return trace.array(g.library(call, inputs, number, axes.node_shape, dtype), axes)
 
 
 # Shapes and dtypes of results ---------------------------------------------------------------------------------------
@@ -138,11 +167,11 @@ def _results(function: str, arguments: tuple[Any, ...], options: dict[str, Any],
     if known is not None:
         shape, dtype = known
         return Result(shape, _name_of(found.name, dtype))
-    zeros = _tried(found.name, function, arguments, options, metadata, 0)
-    if len(metadata) == 1 or function.startswith("linalg."):
+    zeros = _tried(function, arguments, options, found, 0)
+    if len(metadata) == 1 or _is_linear_algebra(function):
         return zeros
     try:
-        ones = _tried(found.name, function, arguments, options, metadata, 1)
+        ones = _tried(function, arguments, options, found, 1)
     except (TypeError, ValueError, IndexError):
         return zeros  # such as an index of 1 beyond the end: the shape is checked again when the step runs
     if ones != zeros:
@@ -150,11 +179,12 @@ def _results(function: str, arguments: tuple[Any, ...], options: dict[str, Any],
     return zeros
 
 
-def _described(name: str, result: Any) -> Result:
+def _described(name: str, result: Any, samples: Sequence[Any]) -> Result:
     if not isinstance(result, (np.ndarray, np.generic, bool, int, float)):
         fail(name, f"it returns a {type(result).__name__}, not arrays; call it outside of the fused function")
     array = np.asarray(result)
-    return Result(array.shape, _name_of(name, array.dtype))
+    is_view = any(np.may_share_memory(array, sample) for sample in samples)
+    return Result(array.shape, _name_of(name, array.dtype), is_view)
 
 
 def _name_of(name: str, dtype: Any) -> str:
@@ -164,42 +194,47 @@ def _name_of(name: str, dtype: Any) -> str:
         fail(name, f"its result: {error}")
 
 
-def _tried(
-    name: str,
-    function: str,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    metadata: list[tuple[Shape, Any]],
-    value: int,
-) -> Any:
-    """Call NumPy's function on arrays of these shapes; its errors name the user's line."""
-    samples = [_sample(function, shape, dtype, value) for shape, dtype in metadata]
-    numpy: Callable[..., Any] = attrgetter(function)(np)
+def _tried(function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands, value: int) -> Any:
+    """Call the function on arrays of these shapes; its errors name the user's line."""
+    name = found.name
+    samples = [_sample(function, t, value) for t in found.tracers]
+    numpy = function_of(function, np)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             result = numpy(*replace_operands(arguments, samples), **replace_operands(options, samples))
         except Exception as error:
-            _reraise(name, error)
+            reraise(name, error)
     if hasattr(result, "_fields"):
-        return type(result)(*(_described(name, r) for r in result))
+        return _with_fields(type(result), [_described(name, r, samples) for r in result])
     if isinstance(result, (tuple, list)):
-        return type(result)([_described(name, r) for r in result])
-    return _described(name, result)
+        return type(result)([_described(name, r, samples) for r in result])
+    return _described(name, result, samples)
 
 
 _ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError, np.linalg.LinAlgError)
 
 
-def _reraise(name: str, error: Exception) -> NoReturn:
+def reraise(name: str, error: Exception) -> NoReturn:
+    """Raise NumPy's error with the user's line."""
     kind = type(error) if type(error) in _ERRORS else ValueError if isinstance(error, ValueError) else TypeError
     raise kind(f"{name}: {error}\n  at {user_line()}") from error
 
 
-def _sample(function: str, shape: Shape, dtype: Any, value: int) -> Any:
-    array = np.full(shape, value, dtype)
-    if function.startswith("linalg.") and len(shape) >= 2:
+def _is_linear_algebra(function: str) -> bool:
+    return function.startswith(("linalg.", "scipy.linalg.", "scipy.stats.multivariate_"))
+
+
+def _sample(function: str, operand: Tracer, value: int) -> Any:
+    known = operand._trace.known(operand)
+    if known is not None:
+        return known.copy()
+    shape = operand.shape
+    array = np.full(shape, value, operand.dtype)
+    if _is_linear_algebra(function) and len(shape) >= 2:
         array[...] = np.eye(shape[-2], shape[-1])  # which can be inverted and decomposed
+    elif _is_linear_algebra(function) and shape and shape[0]:
+        array[0] = 1  # the first column of the identity
     return array
 
 
@@ -229,6 +264,16 @@ def _solution(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], opt
     return (right, np.result_type(*dtypes_of)) if fits and None not in dtypes_of else None
 
 
+def _polynomial(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """np.polyfit without more results than the coefficients."""
+    degree = options.get("deg", arguments[2] if len(arguments) > 2 else None)
+    if not isinstance(degree, int) or len(arguments) > 3 or not set(options) <= {"deg", "w"} or len(arguments) < 2:
+        return None
+    shape, dtype = metadata[-2 if "w" in options and isinstance(options["w"], Operand) else -1]
+    values = arguments[1]
+    return None if not isinstance(values, Operand) else ((degree + 1, *shape[1:]), np.result_type(dtype, np.float64))
+
+
 def _scalar(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """np.linalg.det: one number for each matrix."""
     whole = _square(metadata, arguments, options)
@@ -241,4 +286,5 @@ SHAPES: dict[str, Callable[[list[tuple[Shape, Any]], tuple[Any, ...], dict[str, 
     "linalg.cholesky": _square,
     "linalg.solve": _solution,
     "linalg.det": _scalar,
+    "polyfit": _polynomial,
 }

@@ -13,9 +13,11 @@ from .operations import apply, reduce
 from .tracer import Tracer
 from .user_code import fail
 
+_REDUCTIONS = {getattr(np, name): name for name in ("sum", "mean", "var", "std", "max", "min")}
+
 
 class Masked:
-    """`x[mask]`: pointwise work on it, its sum and mean, and assignment to the same elements of an array.
+    """`x[mask]`: pointwise work on it, its reductions, and assignment to the same elements of an array.
 
     Attributes
     ----------
@@ -45,7 +47,7 @@ class Masked:
                 if not o.selects_as(self.mask) or o.whole.shape != self.whole.shape:
                     _refuse("an operation on elements of different masks")
                 wholes.append(o.whole)
-            elif np.ndim(o) == 0 if not isinstance(o, Tracer) else o.ndim == 0:
+            elif (o.ndim if isinstance(o, Tracer) else np.ndim(o)) <= self.whole.ndim - self.ndim:
                 wholes.append(o)
             else:
                 _refuse("an operation on masked elements and an array")
@@ -64,9 +66,24 @@ class Masked:
         return self._apply(lambda *x: call(ufunc.__name__, "__call__", x, dict(options)), inputs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, options: Any) -> Any:
-        if func not in (np.sum, np.mean) or args[:1] != (self,):
+        if func not in _REDUCTIONS or args[:1] != (self,):
             _refuse(f"np.{getattr(func, '__name__', func)} of masked elements")
-        return getattr(self, func.__name__)(*args[1:], **options)
+        return getattr(self, _REDUCTIONS[func])(*args[1:], **options)
+
+    @property
+    def T(self) -> MaskedColumns:
+        if self.whole.ndim != 2 or self.ndim != 1:
+            _refuse(".T of masked elements")
+        return MaskedColumns(self)
+
+    def __matmul__(self, other: Any) -> Masked:
+        if self.whole.ndim != 2 or self.ndim != 1 or isinstance(other, Masked):
+            _refuse("this product of masked elements")
+        product = np.matmul(self.whole, other)
+        return Masked(product, self.mask if product.ndim == 2 else self.mask[:, 0], 1)
+
+    def dot(self, other: Any) -> Masked:
+        return self @ other
 
     def sum(self, axis: Any = None, keepdims: Any = False) -> Tracer:
         self._check_axis("sum", axis, keepdims)
@@ -77,9 +94,49 @@ class Masked:
     def mean(self, axis: Any = None, keepdims: Any = False) -> Tracer:
         dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
         total = Masked(self.whole.astype(dtype), self.mask, self.ndim).sum(axis, keepdims)
+        return (total / self._number(axis).astype("float64")).astype(dtype)
+
+    def var(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
+        self._check_axis("var", axis, keepdims)
+        dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
+        wide = Masked(self.whole.astype(dtype), self.mask, self.ndim)
+        deviations = wide._apply(lambda x: (x - wide.mean(axis)) ** 2, (wide,))
+        return (deviations.sum(axis) / (self._number(axis) - ddof).astype("float64")).astype(dtype)
+
+    def std(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
+        return apply("sqrt", self.var(axis, keepdims, ddof))
+
+    def max(self, axis: Any = None, keepdims: Any = False) -> Tracer:
+        return self._extreme("max", axis, keepdims)
+
+    def min(self, axis: Any = None, keepdims: Any = False) -> Tracer:
+        return self._extreme("min", axis, keepdims)
+
+    def _extreme(self, op: str, axis: Any, keepdims: Any) -> Tracer:
+        """Return an extreme element; of none, for which NumPy raises an error, NaN."""
+        self._check_axis(op, axis, keepdims)
+        if not dtypes.is_float(self.whole._node.dtype):
+            _refuse(f"{op} of masked integers")
+        others = apply("where", self.mask, self.whole, -np.inf if op == "max" else np.inf)
+        found = reduce(op, others, None if axis is None else tuple(range(self.ndim)))
+        return apply("where", self._number(axis) > 0, found, np.nan)
+
+    def _number(self, axis: Any) -> Tracer:
+        """Return how many elements are selected, or how many along the axes of the mask."""
         selected = reduce("sum", self.mask, None)
-        others = self.whole.size // self.mask.size if axis is None and self.mask.size else 1
-        return (total / (selected * others).astype("float64")).astype(dtype)
+        return selected * (self.whole.size // self.mask.size) if axis is None and self.mask.size else selected
+
+    @property
+    def dtype(self) -> Any:
+        return self.whole.dtype
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return (self._number(0), *self.whole.shape[self.ndim :])
+
+    @property
+    def size(self) -> Tracer:
+        return self._number(None)
 
     def _check_axis(self, name: str, axis: Any, keepdims: Any) -> None:
         if keepdims or not (axis is None or (axis == 0 and type(axis) is int)):
@@ -96,6 +153,27 @@ class Masked:
     __bool__ = __len__ = __iter__ = __array__ = __float__ = __int__ = __getitem__ = __setitem__ = _unknown
 
 
+class MaskedColumns:
+    """The transpose of selected rows: `x[mask].T @ y[mask]` is a product of whole arrays with zeros for other rows."""
+
+    __array_priority__ = 1001.0
+    __array_ufunc__ = None
+
+    def __init__(self, rows: Masked):
+        self.T = rows
+
+    def __matmul__(self, other: Any) -> Tracer:
+        if not isinstance(other, Masked) or not other.selects_as(
+            self.T.mask if other.whole.ndim == 2 else self.T.mask[:, 0]
+        ):
+            _refuse("a product of masked elements with others than those of the same mask")
+        left, right = (apply("where", m.mask, m.whole, 0) for m in (self.T, other))
+        product: Tracer = np.matmul(left.T, right)
+        return product
+
+    dot = __matmul__
+
+
 def _are_equal(a: g.Node, b: g.Node) -> bool:
     """Whether two values are computed in the same way from the same ones."""
     first: dict[object, g.Node] = {}
@@ -109,8 +187,8 @@ def _are_equal(a: g.Node, b: g.Node) -> bool:
 def _refuse(operation: str) -> NoReturn:
     fail(
         operation,
-        "their number depends on values; pointwise work with numbers and with elements of the same mask, sum, mean and "
-        "x[mask] = ... are fused; otherwise choose with np.where",
+        "their number depends on values; pointwise work with numbers and with elements of the same mask, sums, means, "
+        "variances, extremes and x[mask] = ... are fused; otherwise choose with np.where",
     )
 
 

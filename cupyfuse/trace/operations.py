@@ -221,7 +221,12 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
 
 
 def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
+    """Clip as `numpy.clip`, which takes Python integers beyond the limits of an integer dtype."""
     _refuse_options("clip", **options)
+    if isinstance(x, Tracer) and dtypes.is_integer(x._node.dtype):
+        limits = np.iinfo(x._node.dtype)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
         return x.copy()
     if low is None:
@@ -263,6 +268,8 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
 
 def mask_logic(op: str, symbol: str, *operands: Any) -> Tracer:
     """Apply a logical operator to masks, or its bitwise form to integers."""
+    trace = trace_of(operands)
+    operands = tuple(as_tracer(o, trace) if isinstance(o, (np.ndarray, np.bool_)) else o for o in operands)
     masks = [isinstance(o, bool) or (isinstance(o, Tracer) and o._node.dtype == "bool") for o in operands]
     if all(masks):
         return apply(op, *operands)

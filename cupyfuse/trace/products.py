@@ -94,4 +94,4 @@ def dot(a: Any, b: Any) -> Tracer:
     columns = trace.array(b._node, b._axes.picked((b.ndim - 2, *others)))
     shape = tuple(b.shape[p] for p in others)
     product = matmul(a, trace.reshape(columns, (b.shape[-2], math.prod(shape)), "C"))
-    return trace.reshape(product, (*a.shape[:-1], *shape), "C")
+    return trace.reshape(product, (*a.shape[:-1], *shape), "C").copy()

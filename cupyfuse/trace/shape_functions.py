@@ -11,11 +11,11 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir import parts
 from .axes import Axes, normalize_axes
-from .broadcasting import expand
+from .broadcasting import broadcast_to, expand
 from .folds import in_fold, strides_of
 from .labels import positions, take_along_axis
-from .library import call_library
-from .operations import apply
+from .library import call_library, reraise
+from .operations import apply, as_tracer, trace_of
 from .parts import put, select
 from .tracer import Tracer
 from .user_code import user_line
@@ -42,10 +42,21 @@ def _rollaxis(a: Tracer, axis: int, start: int = 0) -> Tracer:
 
 
 def _diagonal(x: Tracer, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tracer:
-    """`numpy.diagonal`, as a copy."""
+    """`numpy.diagonal`: a view that cannot be assigned to."""
     if x.ndim < 2:
         raise ValueError(f"diag requires an array of at least two dimensions\n  at {user_line()}")
-    a, b = range(x.ndim)[axis1], range(x.ndim)[axis2]
+    (a,), (b,) = (normalize_axes(axis, x.ndim, "diagonal") for axis in (axis1, axis2))
+    if a == b:
+        raise ValueError(f"diagonal: axis1 and axis2 cannot be the same\n  at {user_line()}")
+    return x._linked(_pick_diagonal, _refuse_assignment, (offset, a, b))
+
+
+def _refuse_assignment(x: Tracer, place: tuple[int, int, int], value: Tracer) -> Tracer:
+    raise ValueError(f"assignment destination is read-only: the diagonal of an array\n  at {user_line()}")
+
+
+def _pick_diagonal(x: Tracer, place: tuple[int, int, int]) -> Tracer:
+    offset, a, b = place
     kept = [p for p in range(x.ndim) if p not in (a, b)]
     base, strides = strides_of(x._trace.array(in_fold(x, Axes.by_rows(x.shape)), Axes.by_rows(x.shape)))
     down, across = strides.get(a, 0), strides.get(b, 0)
@@ -55,6 +66,45 @@ def _diagonal(x: Tracer, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tra
     dims = [(x.shape[p], strides.get(p, 0)) for p in kept] + [(count, down + across)]
     first = max(offset, 0) * across - min(offset, 0) * down if count else 0
     return x._trace.array(parts.strided(base, dims, axes.node_shape, first), axes)
+
+
+def _as_numpy(function: Any) -> Callable[..., Any]:
+    """NumPy's own Python code, which slices the array that it is given."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        try:
+            return function._implementation(*args, **options)
+        except (TypeError, ValueError, IndexError) as error:
+            if "\n  at " in str(error):
+                raise
+            reraise(f"np.{function.__name__}", error)
+
+    return call
+
+
+_flip = _as_numpy(np.flip)
+
+
+def _rot90(m: Tracer, k: int = 1, axes: Any = (0, 1)) -> Tracer:
+    first, second = normalize_axes(tuple(axes), m.ndim, "rot90")
+    turned: Tracer = m.swapaxes(first, second) if k % 2 else m[...]
+    flipped = ((), first, (first, second), second)[k % 4]
+    return turned[...] if flipped == () else _flip(turned, flipped)
+
+
+def _unstack(x: Tracer, /, *, axis: int = 0) -> tuple[Tracer, ...]:
+    moved = _moveaxis(x, axis, 0)
+    return tuple(moved[i] for i in range(len(moved)))
+
+
+def _broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Tracer, ...]:
+    trace = trace_of(arrays)
+    given = [as_tracer(a, trace) for a in arrays]
+    try:
+        shape = np.broadcast_shapes(*(x.shape for x in given))
+    except ValueError as error:
+        reraise("np.broadcast_arrays", error)
+    return tuple(x if x.shape == shape else broadcast_to(x, shape) for x in given)
 
 
 def _diag(v: Tracer, k: int = 0) -> Tracer:
@@ -81,6 +131,14 @@ def _zeros(like: Tracer, n: int) -> Tracer:
 SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.diag: _diag,
     np.diagonal: _diagonal,
+    **{function: _as_numpy(function) for function in (np.split, np.array_split, np.hsplit, np.vsplit, np.dsplit)},
+    np.flip: _flip,
+    np.flipud: lambda m: _flip(m, 0),
+    np.fliplr: lambda m: _flip(m, 1),
+    np.rot90: _rot90,
+    np.unstack: _unstack,
+    np.broadcast_arrays: _broadcast_arrays,
+    np.linalg.diagonal: lambda x, /, *, offset=0: _diagonal(x, offset, -2, -1),
     np.take_along_axis: take_along_axis,
     np.swapaxes: lambda a, axis1, axis2: a.swapaxes(axis1, axis2),
     np.moveaxis: _moveaxis,

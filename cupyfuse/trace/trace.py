@@ -59,7 +59,9 @@ class Trace:
     call_library = staticmethod(library.call_library)
     call_method = staticmethod(numpy.call_method)
 
-    def __init__(self, repeats: Trace | None = None, captures: bool = False, strict: bool = False) -> None:
+    def __init__(
+        self, repeats: Trace | None = None, captures: bool = False, strict: bool = False, makes: bool = False
+    ) -> None:
         """Begin a trace.
 
         Parameters
@@ -70,8 +72,11 @@ class Trace:
             Whether arrays that are no arguments become `constants`; otherwise they are an error.
         strict : bool
             Whether library steps are refused.
+        makes : bool
+            Whether arrays that the function makes, as by `np.zeros`, are traced from the start.
         """
         self.strict = strict
+        self.makes, self.made = makes, False  # the second: whether it made such arrays
         self.inputs: list[g.Node] = []
         self.effects: dict[int, g.Node] = {}  # new values of arguments changed in place, by number of the argument
         self.calls: list[Call] = []
@@ -158,6 +163,11 @@ class Trace:
                 self._compare(g.const(0.0, "an array with other values"), len(self._made or ()) - 1)
             return tracer
         return self.array(node, Axes.by_rows(value.shape))
+
+    def known(self, tracer: Tracer) -> Any:
+        """Return the values of an array that the function made itself; None of another one."""
+        number = tracer._node.argument - (len(self.inputs) - len(self.constants)) if tracer._node.op == "input" else -1
+        return self.constants[number].reshape(tracer.shape) if number >= 0 else None
 
     def tracer_of(self, value: Any) -> Tracer:
         """Make a tracer of a number; tracers of this trace are returned unchanged."""

@@ -14,7 +14,7 @@ from .arithmetic import Arithmetic
 from .axes import Axes, Labels, normalize_axes
 from .user_code import fail, user_line
 
-_LONGEST_ITERATION = 64  # rows, each of which is traced by itself
+LONGEST_ITERATION = 64  # rows, each of which is traced by itself
 
 
 class TraceProtocol(Protocol):
@@ -24,10 +24,13 @@ class TraceProtocol(Protocol):
     folded: dict[tuple[object, ...], g.Node]
     strict: bool
     plain: bool
+    makes: bool
+    made: bool
 
     def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
     def constant(self, value: Any) -> Tracer: ...
+    def known(self, tracer: Tracer) -> Any: ...
     def call(self, name: str, operands: Iterable[Any]) -> AbstractContextManager[Callable[[Any], Any]]: ...
 
     def apply(self, op: str, *operands: Any) -> Tracer: ...
@@ -52,7 +55,7 @@ class TraceProtocol(Protocol):
 class Tracer(Arithmetic):
     """A traced array: each operation on it adds a node to the graph."""
 
-    __slots__ = ("_get", "_is_array", "_origin", "_parent", "_put", "_selection", "_shared", "_views")
+    __slots__ = ("_aliases", "_get", "_is_array", "_origin", "_parent", "_put", "_selection", "_shared", "_views")
     _get: Callable[[Tracer, Any], Tracer]
     _put: Callable[[Tracer, Any, Tracer], Tracer]
     __array_priority__ = 1000.0
@@ -67,6 +70,8 @@ class Tracer(Arithmetic):
         # The argument that an in-place operation on this array changes.
         self._origin: g.Node | None = None
         self._shared = False
+        # Reshaped arrays, of which it may be a view or a copy, itself among them; None without any.
+        self._aliases: list[Tracer] | None = None
         # Of a view: what it is a view of, and how its value and that one's are had from each other.
         self._parent: Tracer | None = None
         self._selection: Any = None
@@ -111,11 +116,16 @@ class Tracer(Arithmetic):
                 f"a NumPy scalar ({self._node.dtype}), as reductions to a single value return it, cannot be changed in "
                 f"place\n  at {user_line()}"
             )
-        if self._shared or self._root._shared:
+        aliases = self._root._aliases or ()
+        if self._shared or self._root._shared or any(a._origin is not None for a in aliases):
             fail(
-                "an in-place change of an array that shares memory with a reshaped or broadcast one",
+                "an in-place change of an array that may share memory with a reshaped, broadcast or converted one",
                 "write y = y + 1 instead of y += 1, or reshape later",
             )
+        for alias in aliases:
+            if alias is not self._root:
+                alias._forget()
+        self._root._aliases = None
         extra = new.ndim - self.ndim
         if assigned and extra > 0 and new.shape[:extra] == (1,) * extra:
             new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
@@ -153,16 +163,37 @@ class Tracer(Arithmetic):
         return root
 
     def _linked(self, get: Any, put: Any, selection: Any) -> Tracer:
-        """Make a view: `get(array, selection)`, which is assigned to by `put(array, selection, value)`."""
+        """Make a view: `get(array, selection)`, which is assigned to by `put(array, selection, value)`.
+
+        Of a scalar, which cannot change, a copy.
+        """
         view: Tracer = get(self, selection)
+        if self._is_scalar:
+            return view
         view._parent, view._get, view._put, view._selection = self, get, put, selection
-        view._is_array = not self._is_scalar
+        view._is_array = True
         self._views.append(view)
         return view
 
     def _share(self) -> None:
         """Note that another array may share memory with this one; neither can be changed in place then."""
         self._shared = self._root._shared = True
+
+    def _aliased(self, reshaped: Tracer) -> Tracer:
+        """Note that another array is this one reshaped; after a change in place of one, the others cannot be used."""
+        root = self._root
+        if root._aliases is None:
+            root._aliases = [root]
+        root._aliases.append(reshaped)
+        reshaped._aliases = root._aliases
+        reshaped._shared = self._shared or root._shared
+        return reshaped
+
+    def _forget(self) -> None:
+        """Forget the value, which memory that this array may share no longer holds."""
+        del self._node
+        for view in self._views:
+            view._forget()
 
     def _is_view(self, array: Tracer, selection: Any) -> bool:
         """Whether this is that part of an array, so that it follows all changes of the array."""
@@ -182,7 +213,7 @@ class Tracer(Arithmetic):
     def __iter__(self) -> Iterator[Tracer]:
         if not self.ndim:
             raise TypeError(f"iteration over a 0-d array\n  at {user_line()}")
-        if len(self) > _LONGEST_ITERATION:
+        if len(self) > LONGEST_ITERATION:
             fail(
                 f"an iteration over {len(self)} rows",
                 "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",
@@ -226,6 +257,13 @@ class Tracer(Arithmetic):
     def ravel(self, order: str = "C") -> Tracer:
         return self._trace.reshape(self, (-1,), order)
 
+    def fill(self, value: Any) -> None:
+        self[...] = value
+
+    @property
+    def flat(self) -> Flat:
+        return Flat(self)
+
     # Methods that are functions
     def astype(self, dtype: Any, *, copy: bool = True) -> Tracer:
         try:
@@ -262,12 +300,15 @@ class Tracer(Arithmetic):
         return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
 
     def flatten(self, order: str = "C") -> Tracer:
-        return self.ravel(order).copy()
+        return self.copy().ravel(order).copy()
 
     def conjugate(self) -> Tracer:
         return self.conj()
 
     def conj(self) -> Tracer:
+        """Return the array itself if it is real, as NumPy's method does, unlike its function."""
+        if not dtypes.is_complex(self._node.dtype):
+            return self
         return self._trace.call_ufunc("conjugate", "__call__", (self,), {})
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
@@ -298,6 +339,44 @@ class Tracer(Arithmetic):
         return self._trace.call_ufunc(
             str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options
         )
+
+
+class Flat:
+    """`x.flat`: the elements of an array in order, also to assign to."""
+
+    def __init__(self, array: Tracer):
+        self._array, self._position = array, 0
+
+    @property
+    def coords(self) -> tuple[int, ...]:
+        """The index of the next element."""
+        place = min(self._position, len(self) - 1)  # at the end there is none
+        return tuple(int(i) for i in np.unravel_index(place, self._array.shape))
+
+    def __len__(self) -> int:
+        return self._array.size
+
+    def __iter__(self) -> Flat:
+        if len(self) > LONGEST_ITERATION:
+            fail(
+                f"an iteration over {len(self)} elements",
+                "each would be traced by itself; write it for the whole array",
+            )
+        return self
+
+    def __next__(self) -> Any:
+        if self._position >= len(self):
+            raise StopIteration
+        self._position += 1
+        return self[self._position - 1]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array.flatten()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        elements = self._array.flatten()
+        elements[index] = value
+        self._array[...] = elements.reshape(self._array.shape)
 
 
 def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:

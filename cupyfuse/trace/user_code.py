@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from types import FrameType
 from typing import NoReturn
 
 import numpy as np
@@ -11,17 +13,25 @@ import numpy as np
 from ..errors import TraceError
 
 _LIBRARY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_SKIPPED = (_LIBRARY + os.sep, os.path.dirname(np.__file__) + os.sep)
+_NUMPY = os.path.dirname(np.__file__)
+_SCIPY = os.path.join(os.path.dirname(_NUMPY), "scipy")
+_SKIPPED = (_LIBRARY + os.sep, _NUMPY + os.sep, _SCIPY + os.sep, contextlib.__file__)
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame runs code outside this library, NumPy and SciPy."""
+    filename = frame.f_code.co_filename
+    return not os.path.abspath(filename).startswith(_SKIPPED) and not filename.startswith("<__array_function__")
 
 
 def user_line() -> str:
-    """Return file, line and text of the innermost frame outside this library and NumPy."""
+    """Return file, line and text of the innermost frame outside this library, NumPy and SciPy."""
     import linecache
 
     frame = sys._getframe(1)
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not os.path.abspath(filename).startswith(_SKIPPED) and not filename.startswith("<__array_function__"):
+        if is_users(frame):
+            filename = frame.f_code.co_filename
             text = linecache.getline(filename, frame.f_lineno).strip()
             return f"{filename}:{frame.f_lineno}" + (f": {text}" if text else "")
         frame = frame.f_back  # type: ignore[assignment]

@@ -104,9 +104,20 @@ class TracedValue:
 
     __float__ = __int__ = __index__ = __complex__ = __array__ = item = tolist = __dlpack__ = _needs_value
 
+    def __round__(self, ndigits: int | None = None) -> Any:
+        if self.ndim:
+            raise TypeError(f"type numpy.ndarray doesn't define __round__ method\n  at {user_line()}")
+        rounded = self._trace.call_method("round", self, ndigits or 0)
+        return rounded if ndigits is not None else rounded.astype("int64")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name == "_node":
+            fail(
+                "a use of an array after a change in place of a reshaped one",
+                "NumPy changes one or both, as they lie in memory; reshape a copy, or write y = y + 1 for y += 1",
+            )
         if name in METHODS:
             return functools.partial(self._trace.call_method, name, self)
         raise TraceAttributeError(

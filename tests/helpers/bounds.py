@@ -16,7 +16,7 @@ matrix products; everything else relative to ``|v|``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -214,7 +214,10 @@ def _may_overflow(v: F, e: F, m: F, dtype: str) -> F:
 
 
 def _count(x: Value, axis: Any) -> int:
-    return x.v.size if axis is None else x.v.shape[axis]
+    """How many elements a reduction along one axis, several, or all of them combines."""
+    if axis is None:
+        return int(x.v.size)
+    return int(np.prod([x.v.shape[k] for k in (axis if isinstance(axis, tuple) else (axis,))]))
 
 
 def total(x: Value, axis: Any) -> Value:
@@ -306,21 +309,26 @@ def log_softmax(x: Value, axis: Any) -> Value:
 
 
 def matmul(a: Value, b: Value, dtype: str) -> Value:
-    """`a @ b` of matrices; a 16-bit product may be stored, and so rounded, before anything reads it."""
-    u, k = unit(compute(dtype)), a.v.shape[-1]
+    """`a @ b`; a 16-bit product may be stored, and so rounded, before anything reads it."""
+    return bilinear(np.matmul, a, b, dtype, a.v.shape[-1])
+
+
+def bilinear(product: Callable[[Any, Any], Any], a: Value, b: Value, dtype: str, terms: int) -> Value:
+    """Sums of so many products of an element of `a` and one of `b`, which `product` takes of two arrays."""
+    u = unit(compute(dtype))
     with np.errstate(all="ignore"):
-        v = a.v @ b.v
-        unknown = np.isinf(a.e).any(axis=1, keepdims=True) | np.isinf(b.e).any(axis=0, keepdims=True)
+        v = product(a.v, b.v)
+        unknown = product(np.isinf(a.e) * 1.0, np.ones(b.shape)) + product(np.ones(a.shape), np.isinf(b.e) * 1.0)
         af, bf = (np.where(np.isfinite(x.v), np.abs(x.v), 0) for x in (a, b))
         ae, be = (np.where(np.isfinite(x.e), x.e, 0) for x in (a, b))
         am, bm = (np.where(np.isfinite(x.m), x.m, 0) for x in (a, b))
         # An infinity times a number whose sign is open.
         open_a, open_b = (((x.e > 0) & (np.abs(x.v) <= x.e)).astype(float) for x in (a, b))
-        wild = (~np.isfinite(a.v)).astype(float) @ open_b + open_a @ (~np.isfinite(b.v)).astype(float)
-        m = am @ bm
-        e = ae @ bf + af @ be + ae @ be
-        e = _may_overflow(v, np.where(unknown | (wild > 0), np.inf, e), m, dtype)
-        result = rounded(v, e, m, dtype, (k + 2) * u)
+        wild = product((~np.isfinite(a.v)).astype(float), open_b) + product(open_a, (~np.isfinite(b.v)).astype(float))
+        m = product(am, bm)
+        e = product(ae, bf) + product(af, be) + product(ae, be)
+        e = _may_overflow(v, np.where((unknown > 0) | (wild > 0), np.inf, e), m, dtype)
+        result = rounded(v, e, m, dtype, (terms + 2) * u)
     return result.stored() if compute(dtype) != dtype else result
 
 

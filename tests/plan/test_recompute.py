@@ -140,6 +140,21 @@ def test_deep_programs_in_narrow_dtypes(dtype: str, engine: Engine, rng: np.rand
     np.testing.assert_allclose(result.astype(np.float64), exact, rtol=100 * unit(dtype))
 
 
+def test_what_another_domain_computes_again_reads_stored_values(engine: Engine) -> None:
+    """A scalar is stored by one step and read, through a function of it, by a step over more columns."""
+
+    def program(x: Any) -> Any:
+        y = np.cos(x)
+        y = y / (1 + np.abs(y))
+        return np.broadcast_to(np.tanh(y), (3, 1)) * 1, y
+
+    function, x = cf.fuse(program), np.array(0.7)
+    for result, value in zip(engine.host(function(*engine.arrays([x]))), program(x), strict=True):
+        np.testing.assert_allclose(result, value, rtol=1e-14)
+    plan = function.plan(cf.spec((), "float64"))
+    assert plan.flops <= MOST_FLOPS * unfused_cost(plan.graph).flops
+
+
 # Random deep programs -----------------------------------------------------------------------------------------------
 
 LINES = (

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nd_programs import Program
-from support import HOST, LAYOUTS, Engine, assert_close, dtype_of, normal, sprinkle, unit
+from support import LAYOUTS, Engine, assert_close, dtype_of, normal, sprinkle, unit
 
 import cupyfuse as cf
 
@@ -155,30 +154,6 @@ def test_results_are_written_to_out(engine: Engine, rng: np.random.Generator) ->
         out = engine.array(np.empty(function(x).shape, np.float32))
         cf.fuse(function)(engine.array(x), out=out)
         np.testing.assert_array_equal(engine.host(out), function(x))
-
-
-@pytest.mark.parametrize("seed", range(300))
-def test_random_programs(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    program = Program(rng, 6, sizes=(0, 1, 2, 3) if seed % 5 == 0 else ())
-    with np.errstate(all="ignore"):
-        expected = program(*program.arguments)
-    actual = cf.fuse(lambda *a: program(*a), static=("program",))(*program.arguments)
-    assert np.shape(actual) == np.shape(expected), program
-    scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
-    assert_close(actual, expected, 1e-9 * scale, str(program))
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_random_programs_as_kernels(seed: int) -> None:
-    rng = np.random.default_rng(1000 + seed)
-    program = Program(rng, 5, sizes=(0, 1, 2, 3) if seed % 4 == 0 else ())
-    with np.errstate(all="ignore"):
-        expected = program(*program.arguments)
-    with HOST.active():
-        actual = HOST.host(cf.fuse(lambda *a: program(*a), static=("program",))(*HOST.arrays(program.arguments)))
-    scale = np.abs(expected[np.isfinite(expected)]).max(initial=1.0)
-    assert_close(actual, expected, 1e-9 * scale, str(program))
 
 
 # What a plan costs ----------------------------------------------------------------------------------------------------

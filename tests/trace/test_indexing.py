@@ -60,7 +60,11 @@ CHOICES = (
     "x[np.arange(4)[:, None], np.arange(5), np.minimum(lab, 5)[None]]; "
     "x[:, 0, 0].sum() + (m * 2)[np.arange(5), lab].mean(); "
     "m[m > 0].sum(); m[m > 0].mean(); (m[m > 0] * 2 + 1).mean(); m[lab > 3].sum(); m[lab > 3].mean(0); "
-    "m[lab > 3].sum(axis=0); "
+    "m[lab > 3].sum(axis=0); m[m > 0].std(); m[lab > 3].var(0, ddof=1); np.std(m[m < 0]); m[m > 0].max(); "
+    "np.min(m[lab > 2], axis=0); m[m > 0].sum() / m[m > 0].size; m[lab > 3].sum(0) / m[lab > 3].shape[0]; "
+    "(m[lab > 2].T @ m[lab > 2]) @ v; ((m[lab > 2] @ v) ** 2).sum(); (m[lab > 2].dot(m.T[:, :2])).mean(0); "
+    "np.compress([True, False, True], m, axis=0); np.extract(m > 0, m).sum(); np.compress(lab > 2, lab).sum(); "
+    "m[lab > 2].T.dot(m[lab > 2] * 2); ((m[lab > 2] - m[lab > 2].mean(0)) ** 2).sum(0); (m[lab > 2] * v).sum(axis=0);"
     "np.mean(np.exp(m[m < 0])); np.sum(m[m > 0] - m[m > 0] ** 2); (m > 0)[m < 1].sum(); lab[lab > 2].mean()"
 )
 CHANGES = (
@@ -81,8 +85,60 @@ CHANGES = (
     "z = x.transpose(2, 0, 1); z[1:3] = z[:2] * 2; x.sum(1) | z = x.copy(); z[z > 0] /= 2; z | "
     "lab[1:3] = 0; lab * 2 | "
     "z = x.copy(); z[x[:, :, 0] > 0] = 7; z | z = m > 0; z[1] = True; z | z = m.copy(); z[None, 1:2] = v; z | "
-    "m[...] = 3; m + v"
+    "m[...] = 3; m + v | z = (m + 0).reshape(7, 5); z -= z.mean(1)[:, None]; z | z = m.copy().ravel(); z[3] = 9; z | "
+    "z = m * 2; z = z.reshape(35); z[::2] *= 3; z.reshape(5, 7) | z = np.transpose(m * 1).reshape(5, 7); z += 1; z | "
+    "z = m.copy(); z.fill(2); z[0] | z = m.copy(); z.flat[::8] = 0; z | z = m + 0; z.flat[3] += 1; z.flat[2:5] * 2 | "
+    "z = x[0] * 1; sum(i * v for i, v in enumerate(z[:2].flat)) | np.clip(m, -1, 1, out=m); m * 2 | "
+    "z = m.copy(); np.sum(m, axis=0, out=z[0]); z | z = m.copy(); np.round(m, 1, out=z); z | "
+    "z = v.copy(); m.sum(axis=0, out=z); z | "
+    "sum(v * (i + j) for (i, j), v in np.ndenumerate(m))"
 )
+
+GATHERS = (
+    "m[lab % 5]; m[:, lab]; m[lab[:, None] % 5, lab]; m[lab % 5, lab]; m[lab[::-1] % 5, lab]; m[[0, 2]]; "
+    "m[:, [3, -1]]; m[[1, 2], [0, 3]]; "
+    "m[range(3), 1]; m[lab[0] % 5]; m[1, lab]; v[lab]; v[lab.reshape(5, 1)]; x[:, lab % 5]; "
+    "x[..., lab % 6, None]; x[lab % 4, :, 1:3]; m[np.array([True, False, True, True, False])]; lab[lab % 5]; "
+    "m[np.triu_indices(5)]; (m > 0)[:, lab]; m[np.arange(3)[:, None], [0, 6]]; m[[]]; lab[np.array([4, 4, 0])] * 2; "
+    "m.T[lab].sum(0); (m * 2)[lab % 5] @ v; x[lab % 4][:, lab % 5]; "
+    "m[np.argsort(v)[:3] % 5]; m[np.arange(5), m.argmax(1)]; lab[np.arange(5)]; m[np.argmax(m[:, 0])]"
+)
+SCATTERS = (
+    "m[[0, 2]] = 1; m + 1 | m[np.arange(5), lab] = 0; m * 2 | z = m.copy(); z[lab % 5] = v; z | m[:, lab] += 1; m | "
+    "z = np.zeros_like(m); np.add.at(z, lab % 5, m); z | z = m.copy(); np.subtract.at(z, (lab % 5, lab), 2.0); z | "
+    "z = v.copy(); np.maximum.at(z, lab, m[:, 0]); z | np.add.at(lab, [0, 0], 1); lab | m[range(5), lab] -= 1; m | "
+    "z = x.copy(); z[:, lab % 5, 0] = 3; z | z = m.copy(); z[:, m[0] > 0] = 5; z | "
+    "z = m @ m.T; np.fill_diagonal(z, 0); z | z = m.copy(); np.fill_diagonal(z, v[:5]); z | "
+    "np.put_along_axis(m, lab[:, None], -1.0, axis=1); m | z = m.copy(); np.put(z, lab, 9); z | "
+    "z = m.copy(); np.copyto(z, v); z | z = m.copy(); np.copyto(z, 0, where=m > 0); z | "
+    "z = m.copy(); np.putmask(z, z > 0, z * 2); z | z = m.copy(); np.place(z, z > 0, [1, 2]); z | "
+    "z = m.copy(); z[1:][[0, 1]] = 0; z | z = m.T; z[[2]] = 0; m | z = m.copy(); z[np.triu_indices(5, 1)] = 0; z | "
+    "z = m + 0; r = z[1:]; z[lab % 5] = 0; r | z = m.copy(); z[:, np.arange(7) > 3] = v[4:]; z | "
+    "np.fill_diagonal(m, np.nan); m | z = lab.copy(); z[lab % 5] = np.arange(5); z | z = m > 0; z[:, lab] = True; z"
+)
+
+
+@pytest.mark.parametrize("text", GATHERS.split("; "))
+def test_gathers(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
+    same(engine, text, arguments)
+
+
+@pytest.mark.parametrize("text", SCATTERS.split(" | "))
+def test_scatters(engine: Engine, text: str, arguments: dict[str, Any]) -> None:
+    same(engine, text, arguments)
+
+
+def test_extremes_of_no_elements_are_nan(engine: Engine) -> None:
+    m = engine.array(np.ones((3, 4)))
+    assert np.isnan(engine.host(cf.fuse(lambda m: m[m > 2].max())(m)))
+    assert np.isnan(engine.host(cf.fuse(lambda m: m[m > 2].min())(m)))
+
+
+def test_an_index_out_of_range_raises_in_the_call() -> None:
+    rows = cf.fuse(lambda m, lab: m[lab])
+    assert rows(np.ones((3, 4)), np.array([0, 2])).shape == (2, 4)
+    with pytest.raises(IndexError, match="out of bounds"):
+        rows(np.ones((3, 4)), np.array([0, 3]))
 
 
 @pytest.mark.parametrize("text", PARTS.split("; "))

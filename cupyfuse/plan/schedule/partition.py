@@ -58,6 +58,7 @@ class Scheduler:
         self.row_domain: dict[Node, Shape] = {}  # the domain of the row program that computes a value
         self.column_group: dict[Node, tuple[int, Shape]] = {}  # layer and domain of the column step that computes it
         self.column_layer: dict[Node, int] = {}  # the last layer that a column step reads to compute a value
+        self.kept_layer: dict[Node, int] = {}  # the last one of the kept values that a value's own row step computes
         for node in g.topological(self.graph.roots):
             self._place(node)
             reads = self._column_step_reads(node)
@@ -97,13 +98,17 @@ class Scheduler:
         guarded_reduction = node.op == "guard" and node.inputs[1].reduction
         same_step = any(self.row_domain[i] == self.row_domain[node] for i in reduced)
         self.after_reduction[node] = node.reduction or guarded_reduction or same_step
-        layer = 1
+        layer, kept = 1, 0
         for i in (*inputs, *self.guard_only_reads(node, self.live_set)):
-            separate = self.in_memory(i) or (
-                (self.after_reduction[i] or i in self.kept) and self.row_domain[i] != self.row_domain[node]
-            )
+            own = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
+            separate = self.in_memory(i) or ((self.after_reduction[i] or i in self.kept) and not own)
             layer = max(layer, self.layer[i] + (1 if separate else 0))
-        self.layer[node] = layer
+            below = self.layer[i] if i in self.kept else self.kept_layer.get(i, 0)
+            if own:
+                kept = max(kept, below)
+            else:  # computed again over another domain, from kept values that are in memory by then
+                layer = max(layer, below + 1)
+        self.layer[node], self.kept_layer[node] = layer, kept
 
     def _common_row_domain(self, node: Node, reduced: list[Node]) -> Shape:
         """Return the domain of the operands' reductions if a value can be computed in their step, else its shape."""
@@ -309,7 +314,8 @@ class Scheduler:
         for i in nodes[0].inputs:
             self._require(i)
             self._round(resolve(i))
-        self.rounded.update(nodes)
+        # Floats of 16 bits are wide here as in kernels: what sorting or choosing returns equals what was given to it.
+        self.rounded.update(n for n in nodes if not dtypes.is_float(n.dtype))
         return step_of("Library", nodes[0].shape, nodes, list(nodes[0].inputs), nodes, [])
 
     def _round(self, node: Node) -> None:

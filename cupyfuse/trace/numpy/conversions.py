@@ -1,13 +1,16 @@
-"""`np.asarray` and its like while a function is traced.
+"""Functions that offer no protocol to traced arrays, while a function is traced.
 
-NumPy has no protocol by which they could return anything but its own arrays. While a trace runs, these names of the
-module `numpy` are functions that pass traced arrays through, and hand everything else on; the thread of the trace alone
-meets traced arrays, so other threads see no difference.
+NumPy has no protocol by which `np.asarray` and its like, or a sum over a list of arrays, could return anything but its
+own arrays. While a trace runs, these names of the module `numpy` are functions that pass traced arrays through, and
+hand everything else on; the thread of the trace alone meets traced arrays, so other threads see no difference. The same
+holds for `creation` and for SciPy's functions (`scipy`). `replacement_of` is for functions that were imported by name.
 """
 
 from __future__ import annotations
 
+import builtins
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -15,31 +18,39 @@ from typing import Any
 
 import numpy as np
 
-from ..tracer import Tracer
+from ..tracer import TraceProtocol, Tracer
+from . import choices, creation, scipy
 
 _lock = threading.Lock()
 _depth = 0
-_originals: dict[str, Callable[..., Any]] = {}
+_replaced: list[tuple[Any, str, Any]] = []  # what holds an attribute, its name, and its value outside of traces
 
 
 @contextmanager
-def traced_conversions() -> Iterator[None]:
-    """Let `np.asarray`, `np.array` and the like take traced arrays within a `with` block."""
+def traced_conversions(trace: TraceProtocol) -> Iterator[None]:
+    """Let functions without a protocol take the arrays of a trace within a `with` block."""
     global _depth
     with _lock:
         if not _depth:
-            for name, convert in CONVERSIONS.items():
-                _originals[name] = getattr(np, name)
-                setattr(np, name, _passing(_originals[name], convert))
+            for space, name, replacing in (*_IN_NUMPY, *choices.REPLACED, *scipy.replacements()):
+                _replaced.append((space, name, getattr(space, name)))
+                setattr(space, name, replacing)
         _depth += 1
     try:
-        yield
+        with creation.for_trace(trace):
+            yield
     finally:
         with _lock:
             _depth -= 1
-            if not _depth:
-                for name, original in _originals.items():
-                    setattr(np, name, original)
+            while not _depth and _replaced:
+                setattr(*_replaced.pop())
+
+
+def replacement_of(value: Any) -> Any:
+    """Return what stands for a function that a traced function holds by itself; None if nothing does."""
+    if type(value) not in _FUNCTIONS:
+        return next((new for _, _, new in choices.REPLACED if new.original is value), None)
+    return _BY_FUNCTION.get(value) or scipy.replacement_of(value)
 
 
 def _passing(original: Callable[..., Any], convert: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,8 +71,13 @@ def _converted(x: Any, dtype: Any = None, copy: Any = None) -> Tracer:
     if not isinstance(x, Tracer):
         return _stacked(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
-        return x.astype(dtype)
-    return x.copy() if copy is True else x  # not for None, False or the modes of np.array that copy if needed
+        x = x.astype(dtype)
+    elif copy is True or x._is_scalar:  # not for None, False or the modes of np.array that copy if needed
+        x = x.copy()
+    else:
+        return x
+    x._is_array = True
+    return x
 
 
 def _stacked(values: Any, dtype: Any) -> Tracer:
@@ -72,7 +88,8 @@ def _stacked(values: Any, dtype: Any) -> Tracer:
 
 
 def _asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, **options: Any) -> Any:
-    return _converted(a, dtype, copy)
+    result = _converted(a, dtype, copy)
+    return _perhaps_copied(a, result) if order in ("C", "F") else result
 
 
 def _array(object: Any, dtype: Any = None, *, copy: Any = True, ndmin: int = 0, **options: Any) -> Any:
@@ -81,15 +98,60 @@ def _array(object: Any, dtype: Any = None, *, copy: Any = True, ndmin: int = 0, 
 
 
 def _contiguous(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
-    result = _converted(a, dtype)
+    result = _perhaps_copied(a, _converted(a, dtype))
     return result if result.ndim else result[None]
+
+
+def _of_list(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of an array that stacks a list of arrays."""
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        if args and _holds_tracers(args[0]):
+            args = (_stacked(args[0], None), *args[1:])
+        return original(*args, **options)
+
+    return call
+
+
+def _perhaps_copied(a: Any, result: Tracer) -> Tracer:
+    """Return an array in another order, which is a copy only where the memory of `a` is in another one."""
+    if result is not a or not result.ndim:
+        return result
+    copy = result.copy()
+    for array in (a, copy):
+        array._share()
+    return copy
 
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
     "array": _array,
     "asarray": _asarray,
     "asanyarray": _asarray,
+    "asarray_chkfinite": _asarray,
     "ascontiguousarray": _contiguous,
     "asfortranarray": _contiguous,
     "isscalar": lambda element: element._is_scalar,
 }
+# Functions of one array that users call with a list of them.
+_OF_LISTS = """
+    sum prod mean average median std var max min amax amin any all argmax argmin ptp cumsum cumprod sort argsort diff
+    nansum nanmean nanmax nanmin transpose diag ravel linalg.norm linalg.det linalg.inv
+"""
+
+
+def _in_numpy() -> Iterator[tuple[Any, str, Any]]:
+    for name, convert in CONVERSIONS.items():
+        yield np, name, _passing(creation.holding(getattr(np, name)), convert)
+    for path in _OF_LISTS.split():
+        module, _, name = path.rpartition(".")
+        space = np.linalg if module else np
+        yield space, name, _of_list(getattr(space, name))
+    for name in creation.CREATION:
+        yield np, name, creation.making(getattr(np, name))
+
+
+_IN_NUMPY = tuple(_in_numpy())
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type(np.sum))
+_BY_FUNCTION = {getattr(space, name): replacing for space, name, replacing in _IN_NUMPY}
+_BY_FUNCTION |= {getattr(builtins, name): replacing for name, replacing in choices.BUILTINS.items()}

@@ -10,17 +10,28 @@ import numpy as np
 from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail, user_line
-from ..value import IN_PLACE_METHODS
-from . import functions, products, reductions
+from ..value import IN_PLACE_METHODS, METHODS
+from . import callbacks, functions, products, reductions, writing
 from .steps import LIBRARY, REFUSED, public_name
 
-FUNCTIONS: dict[Any, Callable[..., Any]] = {**functions.FUNCTIONS, **reductions.FUNCTIONS, **products.FUNCTIONS}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    **functions.FUNCTIONS,
+    **reductions.FUNCTIONS,
+    **products.FUNCTIONS,
+    **writing.FUNCTIONS,
+    **callbacks.FUNCTIONS,
+}
+
+_METHODS = {name: getattr(np, name) for name in METHODS}
 
 
 def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Call a NumPy function on traced arrays."""
     name = public_name(func)
     if func in FUNCTIONS:
+        out = options.get("out")
+        if out is not None:
+            return _written_to(out, name, call_function(func, args, {k: v for k, v in options.items() if k != "out"}))
         return _call_native(func, name, args, options)
     if name in REFUSED:
         fail(f"np.{name}", REFUSED[name])
@@ -28,12 +39,20 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         fail(f"np.{name}", "it has neither a fused form nor a library step; call it outside of the fused function")
     if name.startswith("histogram") and isinstance(options.get("bins", args[1] if len(args) > 1 else 10), str):
         fail(f"np.{name}", "the number of bins depends on values; give it as a number")
+    if name == "bincount" and not options.get("minlength", args[2] if len(args) > 2 else 0):
+        fail(f"np.{name}", "the length of its result depends on values; give minlength=, the number of bins")
     out = options.pop("out", None)
     if out is None:
         return call_library(name, args, options)
+    return _written_to(out, name, call_library(name, args, options))
+
+
+def _written_to(out: Any, name: str, result: Tracer) -> Tracer:
     if not isinstance(out, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
-    return out._assign(call_library(name, args, options))
+    if out.shape != result.shape:
+        raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
+    return out._assign(result)
 
 
 def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -54,7 +73,7 @@ def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str,
 
 def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:
     """Call an array method that is a function of NumPy's; `sort` and `partition` change the array."""
-    result = call_function(getattr(np, name), (x, *args), options)
+    result = call_function(_METHODS[name], (x, *args), options)
     if name not in IN_PLACE_METHODS:
         return result
     x._assign(result)

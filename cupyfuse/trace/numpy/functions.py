@@ -25,11 +25,13 @@ def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
         if options.get("shape") is not None:
             fail("np.full_like and the like with shape=", "that option is not supported in a fused function")
         value = fill_value if fill_value is not None else fill(x, fill_value)
+        if dtypes.is_opaque(x._node.dtype if dtype is None else dtypes.name_of(dtype)) and not isinstance(
+            value, Tracer
+        ):
+            return x._trace.constant(np.full(x.shape, value, x.dtype if dtype is None else dtype))
         constant = as_tracer(value, x._trace)
         node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        result = expand(x._trace.array(node, constant._axes), x.shape)
-        result._is_array = True
-        return result
+        return _as_array(expand(x._trace.array(node, constant._axes), x.shape))
 
     return call
 
@@ -41,7 +43,13 @@ def _where(condition: Any, *choices: Any) -> Tracer:
     mask = as_tracer(condition, trace)
     if mask._node.dtype != "bool":
         mask = apply("not_equal", mask, 0)
-    return apply("where", mask, *choices)
+    return _as_array(apply("where", mask, *choices))
+
+
+def _as_array(x: Tracer) -> Tracer:
+    """Without dimensions, return an array and no scalar, as some functions do."""
+    x._is_array = True
+    return x
 
 
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
@@ -125,7 +133,8 @@ def _at_least(rank: int) -> Callable[..., Any]:
 
 def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
     trace = trace_of(vectors)
-    found = [as_tracer(v, trace).ravel() for v in vectors]
+    found = [as_tracer(v, trace) for v in vectors]
+    found = [x.flatten() if copy else x.ravel() for x in found]
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing {indexing!r} is neither 'xy' nor 'ij'\n  at {user_line()}")
     order = list(range(len(found)))
@@ -133,7 +142,28 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
         order[:2] = 1, 0
     shape = tuple(found[k].shape[0] for k in order)
     spread = [x[tuple(slice(None) if place == k else None for place in order)] for k, x in enumerate(found)]
-    return tuple(spread) if sparse else tuple(expand(x, shape) for x in spread)
+    return tuple(spread) if sparse else tuple((expand if copy else broadcast_to)(x, shape) for x in spread)
+
+
+def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
+    """`np.compress`: what a condition of known values selects; along no axis, what a traced one does."""
+    if axis is None:
+        return _extract(condition, a)
+    if isinstance(condition, Tracer):
+        fail("np.compress along an axis", "the number of elements that it selects depends on values; use np.where")
+    return np.take(a, np.flatnonzero(condition), axis=axis)
+
+
+def _extract(condition: Any, arr: Any) -> Any:
+    return as_tracer(arr, trace_of((condition, arr))).ravel()[np.ravel(condition) != 0]
+
+
+def _ix(*vectors: Any) -> tuple[Tracer, ...]:
+    trace = trace_of(vectors)
+    found = [as_tracer(v, trace) for v in vectors]
+    if any(x.ndim != 1 or x._node.dtype == "bool" for x in found):
+        fail("np.ix_", "vectors of integers are expected: how many elements a mask selects depends on values")
+    return tuple(x[(None,) * k + (..., *(None,) * (len(found) - 1 - k))] for k, x in enumerate(found))
 
 
 def _dtype_function(name: str) -> Callable[..., Any]:
@@ -160,6 +190,9 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.atleast_2d: _at_least(2),
     np.atleast_3d: _at_least(3),
     np.meshgrid: _meshgrid,
+    np.ix_: _ix,
+    np.compress: _compress,
+    np.extract: _extract,
     np.result_type: _dtype_function("result_type"),
     np.common_type: _dtype_function("common_type"),
     np.iscomplexobj: _dtype_function("iscomplexobj"),
@@ -193,7 +226,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.zeros_like: lambda a, dtype=None, **options: _like(lambda x, _: 0.0)(a, None, dtype, **options),
     np.ones_like: lambda a, dtype=None, **options: _like(lambda x, _: 1.0)(a, None, dtype, **options),
     np.full_like: _like(lambda x, value: value),
-    np.copy: lambda a, order="K", subok=False: a.copy(),
+    np.copy: lambda a, order="K", subok=False: _as_array(a.copy()),
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
     np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],

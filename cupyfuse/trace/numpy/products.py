@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
+from ...ir import graph as g
+from ..broadcasting import expand
 from ..library import call_library
 from ..operations import apply, as_tracer, reduce, trace_of
 from ..products import dot, matmul
@@ -42,14 +44,14 @@ def _inner(a: Any, b: Any, /) -> Any:
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
     _refuse_out("outer", out)
     a, b = _operands(a, b)
-    return apply("multiply", a.ravel()[:, None], b.ravel()[None, :])
+    return apply("multiply", a.flatten()[:, None], b.flatten()[None, :])
 
 
 def _vdot(a: Any, b: Any, /) -> Any:
     a, b = _operands(a, b)
     if any(dtypes.is_opaque(x._node.dtype) for x in (a, b)):
         return call_library("vdot", [a, b])
-    return matmul(a.ravel(), b.ravel())
+    return matmul(a.flatten(), b.flatten())
 
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
@@ -67,8 +69,11 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         if len(set(left)) == len(left) and all(a.shape[p] == b.shape[q] for p, q in zip(left, right, strict=True)):
             product = _contract([("".join(first), a), ("".join(second), b)], "".join(free))
             if product is not None:
+                product._is_array = True
                 return product
-    return call_library("tensordot", [a, b], {"axes": axes})
+    result = call_library("tensordot", [a, b], {"axes": axes})
+    result._is_array = True
+    return result
 
 
 def _multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
@@ -143,6 +148,13 @@ def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
     """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
     if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
         return None
+    dtype = g.promoted(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
+    sizes = {c: n for term, x in operands for c, n in zip(term, x.shape, strict=True)}
+    if any(n == 0 and c not in result for c, n in sizes.items()):
+        # Sums of no terms are 0, also where the other operand is infinite, and where NumPy's einsum gives NaN.
+        zero = g.cast(g.const(0.0), dtype)
+        return expand(operands[0][1]._trace.array(zero, ()), tuple(sizes[c] for c in result))
+    operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
     operands = [_summed(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
     if len(operands) == 1:

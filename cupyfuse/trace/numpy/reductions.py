@@ -222,7 +222,7 @@ def arg_extreme(op: str) -> Callable[..., Any]:
         if axis is None or a._node.dtype in ("int64", *dtypes.OPAQUE) or a.ndim == 0:
             if axis is not None or a._node.dtype in ("int64", *dtypes.OPAQUE) or a.ndim == 0:
                 return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
-            flat = call(a.ravel(), 0, keepdims=True)
+            flat = call(a.flatten(), 0, keepdims=True)
             return flat.reshape((1,) * a.ndim if keepdims else ())
         (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
         n = a.shape[p]

@@ -20,22 +20,21 @@ _NAMES = """
     linalg.vecdot linalg.tensordot linalg.matrix_transpose fft.fft fft.ifft fft.fft2 fft.ifft2 fft.fftn fft.ifftn
     fft.rfft fft.irfft fft.rfft2 fft.irfft2 fft.rfftn fft.irfftn fft.hfft fft.ihfft fft.fftshift fft.ifftshift
     astype linspace geomspace logspace polyval polyder
-    polyint packbits unpackbits sort_complex isreal iscomplex unravel_index ravel_multi_index
+    polyint polyfit bincount linalg.lstsq lib.stride_tricks.sliding_window_view
+    packbits unpackbits sort_complex isreal iscomplex unravel_index ravel_multi_index
 """
 LIBRARY = frozenset(_NAMES.split())
 
 _SHAPE = "the shape of its result depends on values; call it outside of the fused function"
 _CALLS_BACK = "it calls a Python function on values; write it with array operations"
-_WRITES = "it writes to an array by index; compute a new array, for example with np.where"
 _TEXT = "it needs values, which are not known while the function is traced; call it outside of the fused function"
 _REASONS = {
     _SHAPE: """
-        argwhere nonzero flatnonzero unique unique_all unique_counts unique_inverse unique_values extract compress
-        trim_zeros union1d intersect1d setdiff1d setxor1d bincount histogram_bin_edges histogramdd real_if_close poly
-        roots polyfit polydiv polyadd polysub polymul linalg.lstsq ix_
+        argwhere nonzero flatnonzero unique unique_all unique_counts unique_inverse unique_values
+        trim_zeros union1d intersect1d setdiff1d setxor1d histogram_bin_edges histogramdd real_if_close poly
+        roots polydiv polyadd polysub polymul
     """,
-    _CALLS_BACK: "apply_along_axis apply_over_axes piecewise",
-    _WRITES: "put put_along_axis place copyto putmask fill_diagonal",
+    _CALLS_BACK: "apply_over_axes",
     _TEXT: """
         array2string array_repr array_str save savetxt savez savez_compressed datetime_as_string
         busday_count busday_offset is_busday datetime_data may_share_memory shares_memory einsum_path

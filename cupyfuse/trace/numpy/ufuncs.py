@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ... import dtypes
+from ...ir.library import WRITING
 from ...ir.operators import POINTWISE
 from ..library import call_library
 from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
@@ -51,7 +53,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     if method == "reduce":
         return _reduce(name, inputs, options | ({} if target is None else {"out": target}))
     if method == "at":
-        fail(f"np.{name}.at", "it changes elements in place; choose with np.where, or compute a new array")
+        return _at(name, inputs)
     if target is not None and not isinstance(target, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     if method == "outer":
@@ -61,6 +63,13 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
     else:
         result = _call(name, inputs, options, target)
     return result if target is None else target._assign(result)
+
+
+def _at(name: str, inputs: tuple[Any, ...]) -> None:
+    x, index, *values = inputs
+    if not isinstance(x, Tracer):
+        fail(f"np.{name}.at", "the array that it changes has to be an argument of the fused function or computed in it")
+    x._assign(call_library(f"{WRITING}{_numpy_name(name)}.at", [x, index, *values]), assigned=True)
 
 
 def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -83,10 +92,13 @@ def _outer(name: str, a: Any, b: Any) -> Any:
 
 
 def _numpy_name(name: str) -> str:
-    """Return the name of a ufunc of NumPy's; others have no library step."""
-    if not isinstance(getattr(np, name, None), np.ufunc):
-        fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's")
-    return name
+    """Return the name by which a library step finds a ufunc of NumPy's, or of SciPy's."""
+    if isinstance(getattr(np, name, None), np.ufunc):
+        return name
+    special = sys.modules.get("scipy.special")
+    if getattr(special, name, None) is None:
+        fail(f"the ufunc {name}", "it is neither in the operator table nor one of NumPy's or of scipy.special's")
+    return f"scipy.special.{name}"
 
 
 def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
@@ -152,7 +164,8 @@ def _together(operation: Callable[..., Tracer]) -> Callable[..., Tracer]:
         scalars = [o._node.value for o in operands if o._node.op == "const"]
         dtype = dtypes.promote_weak([dtype], scalars)
         floats = [o if o._node.op == "const" else loop_float(o.astype(dtype)) for o in operands]
-        return operation(*floats)
+        # Choices between numbers alone are float64.
+        return operation(*floats).astype(next(f for f in floats if f._node.op != "const").dtype, copy=False)
 
     return call
 

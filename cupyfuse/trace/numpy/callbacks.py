@@ -1,0 +1,60 @@
+"""NumPy's functions that call a Python function: it is traced on rows, or on masked elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..axes import normalize_axes
+from ..operations import as_tracer
+from ..tracer import LONGEST_ITERATION, Tracer
+from ..user_code import fail, user_line
+
+
+def _apply_along_axis(func1d: Any, axis: Any, arr: Tracer, *args: Any, **kwargs: Any) -> Any:
+    (place,) = normalize_axes(axis, arr.ndim, "apply_along_axis")
+    others = tuple(n for p, n in enumerate(arr.shape) if p != place)
+    places = list(np.ndindex(*others))
+    if not 0 < len(places) <= LONGEST_ITERATION:
+        fail(
+            f"np.apply_along_axis over {len(places)} rows",
+            "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",
+        )
+    order = [p for p in range(arr.ndim) if p != place]
+    turned = arr.transpose(*order, place)
+    rows = [as_tracer(func1d(turned[i], *args, **kwargs), arr._trace) for i in places]
+    result = as_tracer(np.stack(rows), arr._trace).reshape(*others, *rows[0].shape)
+    ours, after = range(len(others), result.ndim), range(place, len(others))
+    return result.transpose(*range(place), *ours, *after)
+
+
+def _piecewise(x: Tracer, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Any:
+    """`np.piecewise`: of conditions that hold together, the last one chooses."""
+    several = isinstance(condlist, (list, tuple)) or condlist.ndim > 1
+    conditions = [as_tracer(c, x._trace) for c in (condlist if several else [condlist])]
+    conditions = [c if c._node.dtype == "bool" else c != 0 for c in conditions]
+    if len(funclist) == len(conditions) + 1:
+        rest = ~conditions[0]
+        for c in conditions[1:]:
+            rest = rest & ~c
+        conditions.append(rest)
+    if len(funclist) != len(conditions):
+        raise ValueError(
+            f"piecewise: {len(conditions)} conditions take as many functions, or one more; got {len(funclist)}\n"
+            f"  at {user_line()}"
+        )
+    result: Any = np.zeros_like(x)
+    for condition, function in zip(conditions, funclist, strict=True):
+        if callable(function):
+            result[condition] = function(x[condition], *args, **kw)
+        else:
+            result[condition] = function
+    return result
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.apply_along_axis: _apply_along_axis,
+    np.piecewise: _piecewise,
+}

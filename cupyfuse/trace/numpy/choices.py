@@ -1,0 +1,70 @@
+"""Python's `min` and `max` of traced scalars, and `np.r_` and `np.c_`, while a function is traced."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import numpy as np
+
+from ..operations import apply
+from ..tracer import Tracer
+from ..user_code import fail
+
+
+def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any]:
+    """Return Python's function, which chooses by `np.where` among traced scalars, the first of equals."""
+
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        items = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple, Tracer)) else list(args)
+        traced = any(isinstance(i, Tracer) for i in items)
+        if options or len(items) < 2 or not traced or any(np.ndim(i) for i in items if not isinstance(i, Tracer)):
+            return original(*args, **options)
+        if any(i.ndim for i in items if isinstance(i, Tracer)):
+            return original(*args, **options)
+        found, *rest = items
+        for item in rest:
+            both = isinstance(found, Tracer) or isinstance(item, Tracer)
+            found = apply("where", apply(comparison, item, found), item, found) if both else original(found, item)
+        return found
+
+    return call
+
+
+class _Joined:
+    """`np.r_` or `np.c_`, which join the arrays that they are indexed with."""
+
+    def __init__(self, original: Any, name: str, join: Callable[[list[Any]], Any]):
+        self.original, self._name, self._join = original, name, join
+
+    def __getitem__(self, key: Any) -> Any:
+        items = list(key) if isinstance(key, tuple) else [key]
+        if not any(isinstance(i, Tracer) for i in items):
+            return self.original[key]
+        if any(isinstance(i, str) for i in items):
+            fail(f"np.{self._name} with a directive", "arrays, numbers and slices are expected; use np.concatenate")
+        arrays = [self.original[i] if isinstance(i, slice) else i for i in items]
+        kinds = [a.dtype if isinstance(a, Tracer) else a for a in arrays]
+        number = np.result_type(*kinds)  # numbers take the dtype of the arrays, as in other operations
+        return self._join([a if isinstance(a, Tracer) or np.ndim(a) else np.asarray([a], number) for a in arrays])
+
+    def __len__(self) -> int:
+        return 0
+
+
+def _rows(arrays: list[Any]) -> Any:
+    return np.concatenate([np.atleast_1d(a) for a in arrays])
+
+
+def _columns(arrays: list[Any]) -> Any:
+    return np.concatenate([np.atleast_1d(a)[:, None] if np.ndim(a) < 2 else a for a in arrays], axis=-1)
+
+
+REPLACED = [
+    (np, "r_", _Joined(np.r_, "r_", _rows)),
+    (np, "c_", _Joined(np.c_, "c_", _columns)),
+]
+BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}

@@ -1,0 +1,134 @@
+"""SciPy's functions on traced arrays: library steps, which run SciPy's own, or those of `cupyx.scipy`.
+
+SciPy's ufuncs dispatch as NumPy's do, and functions such as `scipy.special.logsumexp` are NumPy code, which traces. The
+functions here call compiled code. None of SciPy is imported that the user has not imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from typing import Any
+
+from ..library import call_library, tracers_in
+
+# The shapes and dtypes of the results of these follow from the shapes and dtypes of the operands, and from constants.
+FUNCTIONS: dict[str, str] = {
+    "scipy.special": "binom comb multigammaln polygamma zeta",
+    "scipy.linalg": """
+        block_diag cho_factor cho_solve cholesky circulant det eigh eigvalsh expm hankel inv lstsq lu lu_factor
+        lu_solve norm pinv pinvh polar qr solve solve_banded solve_continuous_lyapunov solve_discrete_lyapunov
+        solve_sylvester solve_toeplitz solve_triangular svd svdvals toeplitz
+    """,
+    "scipy.spatial": "distance_matrix procrustes",
+    "scipy.spatial.distance": """
+        braycurtis canberra cdist chebyshev cityblock correlation cosine euclidean hamming jaccard jensenshannon
+        mahalanobis minkowski pdist seuclidean sqeuclidean squareform
+    """,
+    "scipy.ndimage": """
+        affine_transform binary_closing binary_dilation binary_erosion binary_fill_holes binary_opening black_tophat
+        convolve convolve1d correlate correlate1d distance_transform_edt gaussian_filter gaussian_filter1d
+        gaussian_gradient_magnitude gaussian_laplace grey_closing grey_dilation grey_erosion grey_opening laplace
+        map_coordinates maximum_filter maximum_filter1d median_filter minimum_filter minimum_filter1d
+        morphological_gradient percentile_filter prewitt rank_filter rotate shift sobel spline_filter uniform_filter
+        uniform_filter1d white_tophat zoom
+    """,
+    "scipy.signal": """
+        convolve convolve2d correlate correlate2d csd coherence decimate deconvolve detrend fftconvolve filtfilt
+        hilbert lfilter medfilt medfilt2d oaconvolve order_filter periodogram resample resample_poly savgol_filter
+        sepfir2d sosfilt sosfiltfilt spectrogram stft istft upfirdn welch wiener
+    """,
+    "scipy.fft": """
+        dct dctn dst dstn fft fft2 fftn fftshift hfft idct idctn idst idstn ifft ifft2 ifftn ifftshift ihfft irfft
+        irfft2 irfftn rfft rfft2 rfftn
+    """,
+    "scipy.integrate": "cumulative_simpson cumulative_trapezoid romb simpson trapezoid",
+    "scipy.optimize": "linear_sum_assignment nnls",
+    "scipy.stats": """
+        boxcox_llf circmean circstd circvar describe differential_entropy entropy gmean hmean iqr gstd kendalltau
+        ks_1samp ks_2samp kstat kurtosis kurtosistest linregress mannwhitneyu median_abs_deviation moment
+        normaltest pearsonr rankdata sem shapiro skew skewtest spearmanr theilslopes tmean trim_mean tstd ttest_1samp
+        ttest_ind ttest_rel tvar variation wasserstein_distance wilcoxon zmap zscore
+    """,
+}
+# The methods of the distributions of scipy.stats, whose objects have names there.
+_METHODS: dict[str, str] = {
+    "rv_continuous": "pdf logpdf cdf logcdf sf logsf ppf isf",
+    "rv_discrete": "pmf logpmf cdf logcdf sf logsf ppf isf",
+    "_multivariate.multivariate_normal_gen": "pdf logpdf cdf logcdf",
+    "_multivariate.dirichlet_gen": "pdf logpdf",
+}
+
+
+def _stepping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(*args: Any, **options: Any) -> Any:
+        if next(tracers_in((args, options)), None) is None:
+            return original(*args, **options)
+        return call_library(name, args, options)
+
+    return call
+
+
+def _stepping_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if next(tracers_in((args, options)), None) is None:
+            return original(self, *args, **options)
+        return call_library(f"scipy.stats.{_name_of(self)}.{name}", args, options)
+
+    return call
+
+
+def _name_of(distribution: Any) -> str:
+    named: str = getattr(distribution, "name", None) or type(distribution).__name__.removesuffix("_gen")
+    return named
+
+
+def is_distribution(value: Any) -> bool:
+    """Whether an object is one of the distributions that scipy.stats has names for, which do not change."""
+    if not type(value).__module__.startswith("scipy.stats."):
+        return False
+    named = getattr(sys.modules.get("scipy.stats"), _name_of(value), None)
+    return named is value and isinstance(value, tuple(cls for cls, _, _ in _in_stats(sys.modules["scipy.stats"])))
+
+
+def replacements() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the modules and classes of SciPy that are imported, the names in them, and what stands for these."""
+    for module in FUNCTIONS:
+        space = sys.modules.get(module)
+        if space is not None:
+            yield from _in_module(space)
+    stats = sys.modules.get("scipy.stats")
+    if stats is not None:
+        yield from _in_stats(stats)
+
+
+def replacement_of(function: Any) -> Any:
+    """Return what stands for a function of SciPy's; None for another function."""
+    module = str(getattr(function, "__module__", None) or "")
+    if not module.startswith("scipy."):
+        return None
+    for space in FUNCTIONS:
+        if space in sys.modules:
+            found = next((new for _, _, new in _in_module(sys.modules[space]) if new.__wrapped__ is function), None)
+            if found is not None:
+                return found
+    return None
+
+
+@cache
+def _in_module(space: Any) -> list[tuple[Any, str, Any]]:
+    names = [n for n in FUNCTIONS[space.__name__].split() if hasattr(space, n)]
+    return [(space, n, _stepping(f"{space.__name__}.{n}", getattr(space, n))) for n in names]
+
+
+@cache
+def _in_stats(stats: Any) -> list[tuple[Any, str, Any]]:
+    found: list[tuple[Any, str, Any]] = []
+    for path, names in _METHODS.items():
+        module, _, name = path.rpartition(".")
+        cls = getattr(getattr(stats, module) if module else stats, name)
+        found += [(cls, n, _stepping_method(n, getattr(cls, n))) for n in names.split()]
+    return found

@@ -1,0 +1,116 @@
+"""Arrays that a traced function makes itself: it may read their values until something traced is written to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy import array, mean, zeros
+from support import Engine, assert_close, normal
+
+import cupyfuse as cf
+
+
+def same(engine: Engine, function: Any, *arguments: Any) -> None:
+    """Values, shapes and dtypes are NumPy's; a sum of n = 12 numbers here rounds n times."""
+    expected = function(*(a.copy() for a in arguments))
+    actual = engine.host(cf.fuse(function)(*engine.arrays(arguments)))
+    many = isinstance(expected, tuple)
+    for a, e in zip(actual if many else [actual], expected if many else [expected], strict=True):
+        assert (np.shape(a), np.asarray(a).dtype) == (np.shape(e), np.asarray(e).dtype)
+        assert_close(a, e, 12 * np.finfo(np.float64).eps * (1 + np.abs(e)))
+
+
+TEXTS = (
+    "z = np.zeros((4, 3)); z[1] = x[1]; z",
+    "z = np.zeros(4); z[:] = x.sum(1); z",
+    "z = np.empty((2, *x.shape)); z[0] = x; z[1] = -x; z",
+    "z = np.ones(3, x.dtype); z += x[0]; z",
+    "z = np.ones(3); z *= x[0]; z @ x.T",
+    "z = np.full((4, 3), -np.inf); z[:, 0] = x[:, 0]; z.max(1)",
+    "z = np.eye(4); z[np.arange(4), k] += x[:, 0]; z",
+    "z = np.zeros((4, 3), int); z[np.arange(4), k] = 1; z",
+    "z = np.zeros((4, 3), bool); z[x > 0] = True; z",
+    "z = np.zeros(3); np.add.at(z, k, x[:, 0]); z",
+    "z = np.zeros_like(np.ones(3)); z[k] = 2; z",
+    "z = np.zeros(()); z += x.sum(); z",
+    "z = np.array([1.0, 2.0, 3.0]); z[1] = x[0, 0]; z",
+    "z = np.zeros((4, 3)); np.exp(x, out=z); z",
+    "z = np.zeros((0, 3)); np.concatenate([z, x])",
+    "z = np.identity(3)[k]; z * x",
+    "np.array([2, 0, 1])[k] * x[:, 0]",
+    "np.linspace(0.0, 1.0, 3)[k]",
+    "np.full(5, x.mean()); np.full((2, 3), x[0], dtype='float32'); np.full(5, x.mean())",
+    "edges = np.linspace(-1, 1, 4); sum(float(e) * (x > e).sum() for e in edges)",
+    "n = int(np.ones(3).sum()); x[:n] * (1 if np.zeros(2).any() else 2)",
+    "np.mean([x[0], x[1]]); np.mean([x[0], x[1]], axis=0); np.max([x.sum(), x.max()])",
+    "np.sum([x, x * 2], axis=0); np.std([x[0], x[1]], axis=0); np.linalg.norm([x[0], x[1]], axis=1)",
+    "z = zeros(4); z[0] = mean([x[0], x[1]]); z",
+    "array([x.sum(), x.max()]) * 2",
+    "np.apply_along_axis(lambda r: r / np.abs(r).sum(), 1, x); np.apply_along_axis(np.sum, 0, x)",
+    "np.apply_along_axis(lambda r: np.outer(r, r), 1, x); np.apply_along_axis(lambda r: r[:2], 0, x)",
+    "np.piecewise(x, [x < 0, x >= 1], [-1, 1]); np.piecewise(x, [x < 0], [np.abs, lambda v: v * 2])",
+    "np.piecewise(x[0], x[0] > 0, [2, lambda v: v - 1]); np.piecewise(x, [x > 0, x > 1], [1, lambda v: v ** 2, 5])",
+    "np.bincount(k, minlength=3); np.bincount(k, weights=x[:, 0], minlength=4); x[np.ix_(k, k % 3)]",
+    "np.c_[np.ones(4), x, k]; np.r_[x[0], 1.0, x[1]]; np.r_[1:4, x[0]]; np.c_[x[:, 0], x[:, 1]]; np.r_[x, x]",
+    "x * min(1.0, 2.0 / np.abs(x).sum()); x / max(1, k.sum()); max(x[0, 0], x[1, 1], x[2, 2]); min([x.max(), 0.5])",
+    "max(x.shape) * x; max([1, 2], key=lambda v: -v) * x; round(x.sum(), 2); round(x.sum())",
+    "(np.arange(3) != 1) & (x > 0); (x > 0) | np.array([True, False, True]); k & np.arange(4)",
+    "np.polyfit(x[:, 0], x[:, 1], 1); np.polyfit(np.arange(4), x, 2)",
+    "z = np.linspace(-1, 1, 12).reshape(4, 3); z += x; z",
+    "np.linalg.lstsq(x, x[:, 0], rcond=None)[0]; np.lib.stride_tricks.sliding_window_view(x, 2, axis=0).sum(-1)",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_made_arrays(engine: Engine, text: str, rng: np.random.Generator) -> None:
+    *lines, result = text.split("; ")
+    if "=" not in lines[0].partition("(")[0] if lines else False:  # several results
+        lines, result = [], ", ".join([*lines, result])
+    scope: dict[str, Any] = {"np": np, "array": array, "zeros": zeros, "mean": mean}
+    exec("def function(x, k):\n" + "".join(f"    {line}\n" for line in [*lines, f"return {result}"]), scope)
+    same(engine, scope["function"], normal(rng, (4, 3), "float64"), rng.integers(0, 3, 4))
+
+
+def test_arrays_stay_numpys_where_nothing_traced_is_written() -> None:
+    def shifted(x: Any) -> Any:
+        shift = np.ones(3)
+        assert type(shift) is np.ndarray
+        return x + shift
+
+    np.testing.assert_array_equal(cf.fuse(shifted)(np.ones(3)), np.full(3, 2.0))
+
+
+def test_complex_arrays_are_made(engine: Engine) -> None:
+    def steps(x: Any) -> Any:
+        z = np.zeros_like(x * 1j)
+        for _ in range(3):
+            z = z * z + x * 1j
+        return abs(z)
+
+    same(engine, steps, np.linspace(-0.5, 0.5, 12).reshape(4, 3))
+
+
+def test_the_error_of_the_second_attempt_names_the_line() -> None:
+    def fills(x: Any) -> Any:
+        z = np.zeros(3)
+        z[0] = x[0]
+        return z if z.sum() > 0 else x
+
+    with pytest.raises(cf.TraceError, match=r"branch(.|\n)*return z if"):
+        cf.fuse(fills)(np.ones(3))
+
+
+def test_modules_are_as_before_after_a_trace() -> None:
+    before = {name: getattr(np, name) for name in ("zeros", "array", "sum", "full")}
+    with pytest.raises(cf.TraceError):
+        cf.fuse(lambda x: float(x[0]))(np.ones(3))
+    assert before == {name: getattr(np, name) for name in before}
+
+
+def test_complex_results_where_real_ones_were_planned_are_an_error() -> None:
+    eigenvalues = cf.fuse(lambda a: np.linalg.eigvals(a))
+    np.testing.assert_allclose(np.sort(eigenvalues(np.diag([2.0, 1.0]))), [1, 2])
+    with pytest.raises(cf.EngineError, match=r"complex128.*\.astype\(complex\)"):
+        eigenvalues(np.array([[0.0, -1.0], [1.0, 0.0]]))

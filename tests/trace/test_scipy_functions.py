@@ -1,0 +1,93 @@
+"""SciPy's functions inside fused functions: ufuncs of scipy.special, and library steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.fft
+import scipy.integrate
+import scipy.linalg
+import scipy.ndimage
+import scipy.optimize
+import scipy.signal
+import scipy.spatial.distance
+import scipy.stats
+from scipy import special, stats
+from scipy.spatial.distance import cdist
+from scipy.special import gammaln
+from scipy.stats import norm
+from support import HOST, NUMPY, Engine, assert_close, normal
+
+import cupyfuse as cf
+from cupyfuse.ir.library import function_of
+from cupyfuse.trace.numpy.scipy import FUNCTIONS
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "gammaln": lambda x: gammaln(x * x + 1) - special.digamma(x * x + 1),
+    "special": lambda x: special.ndtr(x) + special.erfc(x) + special.betaln(x * x + 1, 2.0) + special.log_ndtr(x),
+    "entropies": lambda x: special.entr(x * x) + special.rel_entr(x * x, 0.5) + special.kl_div(x * x, 1.5),
+    "zeta": lambda x: special.zeta(x * x + 2, 1) + special.polygamma(1, x * x + 1),
+    "log_softmax": lambda x: special.log_softmax(x, axis=1) + special.softmax(x, axis=0),
+    "cdist": lambda x: cdist(x, x[:3]).min(axis=1),
+    "pdist": lambda x: scipy.spatial.distance.squareform(scipy.spatial.distance.pdist(x)),
+    "triangular": lambda x: scipy.linalg.solve_triangular(x @ x.T + 9 * np.eye(8), x, lower=True),
+    "cholesky": lambda x: scipy.linalg.cho_solve(scipy.linalg.cho_factor(x.T @ x + np.eye(6)), x.T),
+    "expm": lambda x: scipy.linalg.expm(x[:6] / 9),
+    "toeplitz": lambda x: scipy.linalg.toeplitz(x[0]) @ x.T,
+    "gaussian": lambda x: scipy.ndimage.gaussian_filter(x, 1.0) - x,
+    "convolve2d": lambda x: scipy.signal.convolve2d(x, np.ones((3, 3)) / 9, mode="same"),
+    "filter": lambda x: scipy.signal.lfilter([0.5], [1, -0.5], x, axis=0),
+    "dct": lambda x: scipy.fft.dct(x, axis=1, norm="ortho"),
+    "simpson": lambda x: scipy.integrate.simpson(x, axis=0),
+    "normal": lambda x: stats.norm.logpdf(x, loc=x.mean(), scale=2.0).sum() + scipy.stats.norm.cdf(x).sum(),
+    "imported": lambda x: norm.pdf(x) + norm.isf(0.1),
+    "solve_toeplitz": lambda x: scipy.linalg.solve_toeplitz(np.abs(x[0]) * 0 + np.array([9, 1, 1, 0, 0, 0]), x[1]),
+    "student": lambda x: stats.t.logpdf(x, 4.0).mean(axis=1),
+    "multivariate": lambda x: stats.multivariate_normal.logpdf(x, x.mean(0), np.eye(6)),
+    "poisson": lambda x: stats.poisson.logpmf(np.floor(x * x), 2.0),
+    "pearson": lambda x: stats.pearsonr(x[0], x[1])[0] * x[0],
+    "ranks": lambda x: stats.rankdata(x, axis=1),
+    "zscore": lambda x: stats.zscore(x, axis=0),
+    "assignment": lambda x: scipy.optimize.linear_sum_assignment(x)[1],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("engine", [NUMPY, HOST], ids=lambda e: e.name)
+def test_scipy(engine: Engine, name: str, dtype: str, rng: np.random.Generator) -> None:
+    """The same code runs on arrays that differ by the rounding of what is fused around it."""
+    x = normal(rng, (8, 6), dtype)
+    expected = np.asarray(CALLS[name](x.copy()))
+    with engine.active():
+        actual = np.asarray(engine.host(cf.fuse(CALLS[name])(engine.array(x))))
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
+    # 48 elements at most are summed; the functions here multiply relative errors by less than 20.
+    assert_close(actual, expected, 48 * 20 * float(np.finfo(dtype).eps) * (1 + np.abs(expected)))
+
+
+def test_results_by_name() -> None:
+    x = np.random.default_rng(0).standard_normal((2, 9))
+    found = cf.fuse(lambda x: stats.pearsonr(x[0], x[1]).statistic)(x)
+    np.testing.assert_allclose(found, stats.pearsonr(x[0], x[1]).statistic, rtol=1e-12)
+
+
+@pytest.mark.parametrize("module", FUNCTIONS)
+def test_functions_exist(module: str) -> None:
+    for name in FUNCTIONS[module].split():
+        assert callable(function_of(f"{module}.{name}", np)), f"{module}.{name}"
+
+
+def test_strict_refuses() -> None:
+    with pytest.raises(cf.TraceError, match=r"scipy\.spatial\.distance\.cdist.*strict=True"):
+        cf.fuse(lambda x: cdist(x, x), strict=True)(np.ones((3, 2)))
+
+
+def test_mistakes_name_the_line() -> None:
+    with pytest.raises(ValueError, match=r"scipy\.spatial\.distance\.cdist.*\n  at .*test_scipy_functions"):
+        cf.fuse(lambda x: cdist(x, x.T))(np.ones((3, 2)))
+    with pytest.raises(cf.TraceError, match=r"cdist.*neither an array nor a constant"):
+        cf.fuse(lambda x: cdist(x, x, lambda a, b: 0.0))(np.ones((3, 2)))

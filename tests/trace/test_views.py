@@ -1,0 +1,103 @@
+"""Changes in place, and the views that follow them: as in NumPy, or refused where NumPy may copy or not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support import Engine
+
+import cupyfuse as cf
+
+X = np.arange(1.0, 17).reshape(4, 4) + 0.25
+VIEWS = (
+    *("np.flip(x)", "np.flip(x, 0)", "np.flip(x, (0, 1))", "np.fliplr(x)", "np.flipud(x)", "np.rot90(x)"),
+    *("np.rot90(x, 2)", "np.rot90(x, -1)", "np.rot90(x, 4)", "np.split(x, 2)[1]", "np.split(x, [1, 3], axis=1)[1]"),
+    *("np.array_split(x, 3)[0]", "np.hsplit(x, 2)[0]", "np.vsplit(x, 2)[0]", "np.dsplit(x[None], 2)[0]"),
+    *("np.unstack(x, axis=1)[2]", "np.diagonal(x)", "np.diag(x, 1)", "np.linalg.diagonal(x)", "x.diagonal()"),
+    *("np.einsum('ij->ji', x)", "np.einsum('ij->ij', x)", "np.einsum('ji', x)", "np.real(x)", "x.real", "x.conj()"),
+    *("np.asarray(x)", "np.array(x, copy=None)", "np.atleast_1d(x)", "np.atleast_3d(x)", "x.reshape(4, 1, 4)"),
+    *("np.squeeze(x)", "np.expand_dims(x, 0)", "x.T", "x.mT", "np.swapaxes(x, 0, 1)", "np.moveaxis(x, 0, 1)"),
+    *("np.meshgrid(x[0], x[1], sparse=True, copy=False)[0]", "np.nan_to_num(x, copy=False)"),
+    *("x.astype(np.float64, copy=False)", "x[...]", "x[None]", "x[1:, ::-1]", "x[1]", "x[:, 2][1:]"),
+)
+COPIES = (
+    *("np.conj(x)", "+x", "np.array(x)", "np.copy(x)", "x.flatten()", "np.meshgrid(x[0], x[1])[0]", "np.nan_to_num(x)"),
+    *("np.meshgrid(x[0], x[1], sparse=True)[0]", "np.clip(x, None, None)", "np.round(x)", "x.astype(np.float64)"),
+    *("np.where(True, x, 0)", "x.sum(axis=())", "x[:1].max(axis=0)", "x ** 1", "np.argmax(x)", "np.argmin(x, 0)"),
+    *("np.outer(x[0], x[1])", "np.dot(x, x[None])", "np.vdot(x, x)", "np.tensordot(x, x, 2)", "np.inner(x, x)"),
+    *("np.tril(x)", "np.take(x, [0, 1])", "np.concatenate([x])", "np.pad(x, 0)", "np.roll(x, 0)", "np.sort(x)"),
+    *("np.trace(x)", "np.linalg.norm(x)", "cf.logsumexp(x)", "cf.avg_pool1d(x, 2)", "x[1, 2]", "x.min(axis=0)"),
+    *("np.where(x[0, 0] > 1, x.max(), 2.0)[None]", "np.asarray(x.max())[None]", "np.copy(x.max())[None]"),
+    *("x.max()[None]", "np.expand_dims(x.max(), 0)", "x.max()[...]", "(x.sum() * 2)[None, None]"),
+)
+# NumPy copies some of them, if the array lies in memory in another order.
+UNDECIDED = (
+    *("x.ravel()", "x.reshape(2, 8)", "np.ascontiguousarray(x)", "np.asfortranarray(x)", "np.asarray(x, order='F')"),
+    *("np.broadcast_to(x, (2, 4, 4))", "np.broadcast_arrays(x, x[:1])[1]", "np.einsum('ii->i', x)"),
+    *("np.meshgrid(x[0], x[1], copy=False)[0]",),
+)
+
+
+def changing(text: str, change: str) -> Any:
+    scope: dict[str, Any] = {"np": np, "cf": cf}
+    exec(f"def function(x):\n    x = x * 2\n    y = {text}\n    {change}", scope)
+    return scope["function"]
+
+
+def of_numpy(function: Any) -> Any:
+    try:
+        return function(X)
+    except (ValueError, TypeError) as error:  # of what is read-only, or a scalar
+        return type(error)
+
+
+@pytest.mark.parametrize("change", ["x += 1; return y * 1", "y += 1; return x * 1", "y *= y; return x - 1"])
+@pytest.mark.parametrize("text", (*VIEWS, *COPIES))
+def test_changes_are_seen_where_numpy_sees_them(text: str, change: str, engine: Engine) -> None:
+    function = changing(text, change)
+    expected = of_numpy(function)
+    if isinstance(expected, type):
+        with pytest.raises(expected):
+            cf.fuse(function)(engine.array(X))
+    else:
+        result = engine.host(cf.fuse(function)(engine.array(X)))
+        assert result.shape == expected.shape
+        np.testing.assert_allclose(result, expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "scalar",
+    ["np.where(x[0, 0] > 1, x.max(), 2.0)", "np.asarray(x.max())", "np.copy(x.max())", "np.tensordot(x, x, 2)"],
+)
+def test_arrays_without_dimensions_have_views_and_scalars_have_none(scalar: str, engine: Engine) -> None:
+    for text in (scalar, "x.max()"):
+        for change in ("z = y[None]; z += 1; return y * 1", "z = y[None]; y += 1; return z * 1"):
+            function = changing(text, change)
+            result = engine.host(cf.fuse(function)(engine.array(X)))
+            np.testing.assert_allclose(result, function(X), rtol=1e-13)
+
+
+@pytest.mark.parametrize("change", ["x += 1; return y", "y += 1; return x"])
+@pytest.mark.parametrize("text", UNDECIDED)
+def test_changes_that_depend_on_the_layout_are_refused(text: str, change: str) -> None:
+    with pytest.raises(cf.TraceError, match="may share memory"):
+        cf.fuse(changing(text, change))(X)
+
+
+def test_views_of_complex_arrays_are_views() -> None:
+    z = X + 1j * X.T
+    for text in ("np.flip(x, 1)", "np.split(x, 2)[0]", "np.rot90(x)"):
+        function = changing(text, "return y")
+        np.testing.assert_array_equal(cf.fuse(function)(z), function(z))
+
+
+@pytest.mark.parametrize(
+    "text", ["np.flip(x, 2)", "np.split(x, 3)", "np.rot90(x, axes=(0, 0))", "np.broadcast_arrays(x, x[:3])"]
+)
+def test_errors_name_the_line(text: str) -> None:
+    with pytest.raises(ValueError):
+        changing(text, "return y")(X)
+    with pytest.raises(ValueError, match=r"\n  at "):
+        cf.fuse(changing(text, "return y"))(X)
