@@ -14,11 +14,13 @@ from ..trace import Axes, Labels
 from .plan import Blocks, Output, Plan, Source
 from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, split_off
 from .schedule import Layout, NotRowwise, choose_products, resolve, schedule
-from .schedule.blocks import LEAST_ROWS, ROWS, WHOLE, Cut, Mode, cut, modes_of, with_rows
+from .schedule.blocks import LEAST_ROWS, ROWS, WHOLE, Cut, Mode, across_rows, cut, modes_of, with_rows
 from .schedule.memory import insert_copies
 
 # The numbers of rows that are tried, those of the largest matrices first.
 _CANDIDATES = 3
+# Matrices smaller than the largest with as many rows by this factor may be read as a whole.
+_SHARE = 8
 
 
 class BlockPlanner:
@@ -81,11 +83,12 @@ class BlockPlanner:
         """List the matrices between arguments and results, products and their operands, by their numbers of rows."""
         products = [n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"]
         found = dict.fromkeys([*products, *(resolve(i) for n in products for i in n.inputs)])
-        by_rows: dict[int, set[Node]] = {}
+        by_rows: dict[int, list[Node]] = {}
         for node in sorted(found, key=lambda n: -n.nbytes):
             if node.inputs and 1 not in node.shape and node not in self.graph.roots:
-                by_rows.setdefault(node.shape[0], set()).add(node)
-        return list(by_rows.values())[:_CANDIDATES] or [set()]
+                by_rows.setdefault(node.shape[0], []).append(node)
+        large = [{n for n in among if _SHARE * n.nbytes >= among[0].nbytes} for among in by_rows.values()]
+        return large[:_CANDIDATES] or [set()]
 
     def _in_blocks(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
         most = self.settings.max_workspace
@@ -153,7 +156,7 @@ class BlockPlanner:
         reader = next((n for n in users if n not in parts.collected), users[0])
         if reader.op in ("matmul", "batched_matmul"):
             return f"a {reader.op} takes all rows of what others take row by row"
-        return f"a {reader.op} across rows takes all of a value of {node.shape[0]} x {node.shape[1]}"
+        return f"{across_rows(reader)} takes all of a value of {node.shape[0]} x {node.shape[1]}"
 
     # The block
     def _block(

@@ -143,7 +143,7 @@ class _Cutter:
                 if parts is not None and all(self.modes.get(i, own) == own for i, own in parts):
                     self.modes[node] = mode
                     return
-        self.after[node] = _refusal(node)
+        self.after[node] = across_rows(node)
 
     def _crossing(self) -> Iterable[Node]:
         """Yield the results and the values that are read after the blocks, of those that blocks compute."""
@@ -196,7 +196,8 @@ class _Cutter:
         return Cut(self.rows, Graph(inputs, outputs), sources, collected, turned, summed)
 
 
-def _refusal(node: Node) -> str:
+def across_rows(node: Node) -> str:
+    """Say what reads values of other rows."""
     return f"{repr(node.call) if node.call is not None else f'a {node.op}'} across rows"
 
 
@@ -220,7 +221,7 @@ def modes_of(graph: Graph, given: dict[Node, Mode], addends: int, rows: int) -> 
             continue
         parts = _operands(node, found[node], rows)
         if parts is None:
-            raise NotRowwise(f"{_refusal(node)} gives values of other rows")
+            raise NotRowwise(f"{across_rows(node)} gives values of other rows")
         for i, mode in parts:
             _mark(found, i, mode)
     for node, mode in given.items():
