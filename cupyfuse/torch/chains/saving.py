@@ -2,7 +2,8 @@
 
 Products are stored as long as they fit in `max_workspace`. Beyond that, as for the logits of a large vocabulary, either
 the gradients themselves are made in the forward pass, where one number scales them all, or the backward pass computes
-the products again; both in blocks of rows. The plans' estimated time decides, and `Saved.note` says so.
+the products again, where these outgrow the chain's inputs and outputs; both in blocks of rows. The plans' estimated
+time decides, and `Saved.note` says so.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ def choose(traced: TracedChain, needs: Sequence[bool], differentiable: Sequence[
     most = settings.max_workspace
     if nbytes <= most or traced.chain.updates:
         return Saved(products)
-    ways = {"recomputed by the backward pass": Saved(saved_values(outputs, list(roots.values()), products=False))}
+    ways: dict[str, Saved] = {}
+    # Computing products again takes time, which is not worth saving a part of what the chain reads and writes anyway.
+    if nbytes > sum(v.tracer._node.nbytes for v in (*traced.inputs, *traced.outputs)):
+        ways["recomputed by the backward pass"] = Saved(saved_values(outputs, list(roots.values()), products=False))
     if _scaled_by_one_number(traced, differentiable):
         made = made_gradients(traced, needs)
         ways["not needed, since the forward pass makes the gradients"] = Saved(list(made.values()), made)
@@ -82,7 +86,8 @@ def choose(traced: TracedChain, needs: Sequence[bool], differentiable: Sequence[
             gpu = settings.device.name if settings.device is not None else "H200"
             times[name] = sum(p.best_time(gpu) for p in plans)
     if not times:
-        return Saved(products, note=f"{quantity(nbytes, 'B')} of products are stored: they are not taken by rows")
+        reason = "they are not taken by rows" if ways else "they take no more than the chain's inputs and outputs"
+        return Saved(products, note=f"{quantity(nbytes, 'B')} of products are stored: {reason}")
     best = min(times, key=times.__getitem__)
     rest = [f"{duration(t)} if {name}" for name, t in times.items() if name != best]
     note = (
