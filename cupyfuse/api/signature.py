@@ -54,6 +54,8 @@ class Signature:
         The float arguments, which are no part of the key.
     probes : list of (dict or cell, name, object)
         Variables around functions that were read, and what they held.
+    functions : list of function
+        Those that were added, whose code and default values were read.
     captured : bool
         Whether such variables hold arrays, or what may come to hold some, or functions that traces replace.
     attributes : set of str
@@ -64,7 +66,7 @@ class Signature:
 
     __slots__ = (
         *("_active", "_by_value", "_kind", "_package", "_seen", "_specs", "_static", "attributes", "classes"),
-        *("captured", "exporters", "key", "leaves", "names", "numbers", "originals", "probes", "stable"),
+        *("captured", "exporters", "functions", "key", "leaves", "names", "numbers", "originals", "probes", "stable"),
     )
 
     def __init__(self, static: frozenset[str] = frozenset(), package: str = "", specs: bool = False):
@@ -75,6 +77,7 @@ class Signature:
         self.originals: dict[int, Any] = {}
         self.stable = True
         self.probes: list[tuple[Any, str, Any]] = []
+        self.functions: list[types.FunctionType] = []
         self.captured = False
         self.numbers: list[float] = []
         self._by_value = False
@@ -184,11 +187,12 @@ class Signature:
         _check_changes_nothing(function, reads, self._package)
         self.attributes |= reads.attributes
         self.key.append(Identity(function.__code__))
+        self.functions.append(function)
         by_value, self._by_value = self._by_value, True
         kind, self._kind = self._kind, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
         if defaults and (function.__defaults__ or function.__kwdefaults__):
-            self.stable = False
+            self.stable = self.stable and not function.__kwdefaults__
             for label, value in defaults_of(function):
                 self.add(value, label)
         space = function.__globals__

@@ -12,8 +12,16 @@ from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
 from ..trace import Axes, Labels
 from .plan import Blocks, Output, Plan, Source
-from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, split_off
-from .schedule import Layout, NotRowwise, choose_products, resolve, schedule
+from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, scheduled_for, split_off
+from .schedule import (
+    Layout,
+    NotRowwise,
+    choose_products,
+    one_pass_variances,
+    resolve,
+    schedule,
+    takes_epilogues,
+)
 from .schedule.blocks import LEAST_ROWS, ROWS, WHOLE, Cut, Mode, across_rows, cut, modes_of, with_rows
 from .schedule.memory import insert_copies
 
@@ -167,7 +175,9 @@ class BlockPlanner:
         block = parts.block
         layouts = {k: self._layout(*source) for k, source in sources.items()}
         bound = frozenset(k for k, (n, mode) in sources.items() if mode == WHOLE and n.argument in self.bound)
-        graph = insert_copies(choose_products(block, self.settings, fixed_values(block, bound)), layouts)
+        graph = choose_products(block, self.settings, fixed_values(block, bound))
+        graph = one_pass_variances(graph) if takes_epilogues(self.settings) else graph
+        graph = insert_copies(graph, layouts)
         prepare = None
         if bound:
             fixed = prepackable(graph, fixed_values(graph, bound), self.settings)
@@ -205,7 +215,7 @@ class BlockPlanner:
             effects.append((number, _added(sums[k], addend, users)))
         graph = Graph([*graph.inputs, *sums], graph.outputs[:count], effects)
         layouts = {k: self._layout(*source) for k, source in enumerate(parts.sources)}
-        scheduled = schedule(graph, layouts)
+        scheduled = scheduled_for(graph, layouts, self.settings)
         outputs = []
         for node, source in zip(scheduled.graph.outputs, parts.collected, strict=True):
             number = self._own_result(source, results)
@@ -247,7 +257,8 @@ class BlockPlanner:
             if node not in done:
                 done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         graph = _with_used_inputs(Graph(inputs, [done[n] for n, _ in kept]))
-        scheduled = schedule(choose_products(graph, self.settings, set()), self.layouts)
+        chosen = choose_products(graph, self.settings, set())
+        scheduled = scheduled_for(chosen, self.layouts, self.settings)
         outputs = [Output(n, Axes.of(own, n.shape)) for n, (_, own) in zip(scheduled.graph.outputs, kept, strict=True)]
         return Plan(f"{self.name}: after the blocks", self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
 

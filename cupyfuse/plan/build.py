@@ -8,8 +8,16 @@ from ..settings import Settings
 from ..trace import Axes
 from .blocks import BlockPlanner
 from .plan import Output, Plan, Traced
-from .prepacking import fixed_values, plan_inputs, prepackable, split_off
-from .schedule import Cost, Layout, NotRowwise, choose_products, schedule, unfused_cost
+from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
+from .schedule import (
+    Cost,
+    Layout,
+    NotRowwise,
+    choose_products,
+    one_pass_variances,
+    takes_epilogues,
+    unfused_cost,
+)
 
 
 def build(
@@ -22,6 +30,7 @@ def build(
     settings = settings or Settings()
     simplified, notes = simplify(traced.graph)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))
+    graph = one_pass_variances(graph) if takes_epilogues(settings) else graph
     prepare = None
     if bound:
         fixed = prepackable(graph, fixed_values(graph, bound), settings)
@@ -29,7 +38,7 @@ def build(
         prepare = plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
     def plan_of(graph: Graph, written: Cost | None = None) -> Plan:
-        scheduled = schedule(graph, layouts, written)
+        scheduled = scheduled_for(graph, layouts, settings, written)
         results = zip(scheduled.graph.outputs, traced.axes, strict=True)
         outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
         return Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)

@@ -10,17 +10,27 @@ from ..ir.graph import Graph, Node
 from ..settings import Settings
 from ..trace import Axes
 from .plan import Output, Plan
-from .schedule import Layout, resolve, rounded, schedule
+from .schedule import Cost, Layout, Schedule, fuse_epilogues, resolve, rounded, schedule
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
 _READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library")
+
+
+def scheduled_for(
+    graph: Graph, layouts: dict[int, Layout] | None, settings: Settings, written: Cost | None = None
+) -> Schedule:
+    """Schedule a graph, and give products their epilogues."""
+    scheduled = schedule(graph, layouts, written)
+    results = set(map(resolve, scheduled.graph.roots))
+    scheduled.steps = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
+    return scheduled
 
 
 def plan_inputs(name: str, graph: Graph, layouts: dict[int, Layout] | None, settings: Settings) -> Plan | None:
     """Plan the computation of values that another plan takes as inputs; None if there are none."""
     if not graph.outputs:
         return None
-    scheduled = schedule(graph, layouts)
+    scheduled = scheduled_for(graph, layouts, settings)
     outputs = tuple(Output(n, Axes.of((0, 1), n.shape)) for n in scheduled.graph.outputs)
     return Plan(name, settings, scheduled.graph, scheduled, outputs, (), ())
 
