@@ -5,7 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any, NamedTuple
 
-from .code import is_own, written_bases
+from .code import is_own
+from .members import written_bases
 from .signature import MISSING, Signature
 
 _CLASSES = 64  # combinations of classes that are remembered
@@ -43,7 +44,7 @@ class _Found(NamedTuple):
     attributes : set of str
         The attributes that the code names.
     classes : dict
-        The classes met, by name.
+        The classes and modules met, by name.
     captured : bool
     """
 
@@ -56,7 +57,7 @@ class _Found(NamedTuple):
     orders: list[tuple[type, tuple[type, ...]]]
     members: list[tuple[Any, list[str], list[int], list[Any]]]
     attributes: set[str]
-    classes: dict[type, str]
+    classes: dict[Any, str]
     captured: bool
 
     @classmethod
@@ -65,8 +66,9 @@ class _Found(NamedTuple):
         spaces = [probe for probe in own.probes if isinstance(probe[0], dict)]
         cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
         functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in own.functions]
-        orders = [(c, c.__mro__) for c in own.classes]
-        held = [vars(base) for c in own.classes for base in written_bases(c, package)]
+        classes = [c for c in own.classes if isinstance(c, type)]
+        orders = [(c, c.__mro__) for c in classes]
+        held = [vars(base) for c in classes for base in written_bases(c, package)]
         members = [(space, list(space), list(map(id, space.values())), list(space.values())) for space in held]
         key = _Hashed(tuple(own.key))
         return cls(
