@@ -294,6 +294,36 @@ class Signature:
         self.add(value, name)
         self._by_value = by_value
 
+    def add_leaves_of(self, other: Signature) -> None:
+        """Add the arrays of another signature, which keeps its key."""
+        count = len(self.leaves)
+        self.originals.update((count + i, original) for i, original in other.originals.items())
+        self.leaves += other.leaves
+        self.names += other.names
+        self.exporters += other.exporters
+
+    def repeated(self) -> dict[int, int]:
+        """Return the leaves that are the same object as an earlier one, which a function may ask (``x is y``)."""
+        if len(self.leaves) < 2:
+            return {}
+        objects = self.leaves
+        if self.originals:
+            objects = [self.originals.get(i, leaf) for i, leaf in enumerate(objects)]
+        numbers = list(map(id, objects))
+        if len(set(numbers)) == len(numbers):
+            return {}
+        first: dict[int, int] = {}
+        return {
+            i: first[number]
+            for i, number in enumerate(numbers)
+            if first.setdefault(number, i) != i and not isinstance(objects[i], arrays.Spec)  # a spec is no array
+        }
+
+    def whole_key(self, *settings: Hashable) -> tuple[Hashable, ...]:
+        """Return the key of a call, once all is added."""
+        repeated = self.repeated()
+        return (*settings, *self.key, *repeated.items()) if repeated else (*settings, *self.key)
+
     @property
     def read_functions(self) -> bool:
         """Whether functions were added, which may read variables."""

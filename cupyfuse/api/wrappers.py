@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from . import arrays
@@ -21,7 +22,7 @@ class Held(NamedTuple):
     values : list of (str, object)
         By name: functions, classes, modules, objects of the user's classes, arrays.
     probes : list of (dict or cell, name, object)
-        The cells and attributes that lead there, and what they held.
+        The cells and attributes that may lead there, and what they held.
     mutable : bool
         Whether lists, dicts or sets are among what leads there.
     """
@@ -43,36 +44,50 @@ def held_by(function: types.FunctionType, package: str, is_library: Callable[[ty
     probes: list[tuple[Any, str, Any]] = []
     mutable = False
     seen: set[int] = set()
-    waiting: list[tuple[str, Any]] = [(function.__name__, function)]
+    # By name, and whether an object of the library holds them: objects that it holds in turn are not looked into.
+    waiting: list[tuple[str, Any, bool]] = [(function.__name__, function, False)]
+
+    def look(name: str, found: Iterable[tuple[str, Any]], within: bool) -> None:
+        waiting.extend((name + label, value, within) for label, value in found)
+
     while waiting:
-        name, value = waiting.pop()
+        name, value, within = waiting.pop()
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, types.FunctionType) and is_library(value):
-            for cell, label in zip(value.__closure__ or (), value.__code__.co_freevars, strict=True):
-                try:
-                    probes.append((cell, label, cell.cell_contents))
-                except ValueError:
-                    continue  # not assigned yet
-            probes += [(value.__dict__, label, held) for label, held in value.__dict__.items()]
-            waiting += [(f"{name}.{label}", held) for _, label, held in probes if id(held) not in seen]
-        elif isinstance(value, (dict, types.MappingProxyType)):
+        if isinstance(value, (dict, types.MappingProxyType)):
             mutable = True
-            waiting += [(f"{name}[{i}]", held) for i, pair in enumerate(value.items()) for held in pair]
+            look(name, ((f"[{i}]", held) for i, pair in enumerate(value.items()) for held in pair), within)
         elif isinstance(value, (tuple, list, set, frozenset)):
             mutable = mutable or isinstance(value, (list, set))
-            waiting += [(f"{name}[{i}]", held) for i, held in enumerate(value)]
+            look(name, ((f"[{i}]", held) for i, held in enumerate(value)), within)
         elif isinstance(value, types.MethodType):
-            waiting += [(name, value.__func__), (f"{name}.__self__", value.__self__)]
+            look(name, [("", value.__func__), (".__self__", value.__self__)], within)
         elif type(value) is functools.partial:
-            waiting += [(name, value.func), (f"{name}.args", value.args), (f"{name}.keywords", value.keywords)]
+            look(name, [("", value.func), (".args", value.args), (".keywords", value.keywords)], within)
+        elif isinstance(value, types.FunctionType) and is_library(value):
+            variables = _variables(value)
+            probes += variables
+            look(name, ((f".{label}", held) for _, label, held in variables), within)
         elif _is_users(value, package):
             values.append((name, value))
+        elif not within and type(getattr(value, "__dict__", None)) is dict and not isinstance(value, types.ModuleType):
+            variables = [(vars(value), label, held) for label, held in vars(value).items()]
+            probes += variables
+            look(name, ((f".{label}", held) for _, label, held in variables), True)
     if not values:
         _holding_nothing.setdefault(function, set()).add(package)
         return Held([], [], False)
     return Held(values, probes, mutable)
+
+
+def _variables(function: types.FunctionType) -> list[tuple[Any, str, Any]]:
+    """Return the closure cells and attributes of a function: (cell or dict, name, value)."""
+    found: list[tuple[Any, str, Any]] = []
+    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
+        with contextlib.suppress(ValueError):  # not assigned yet
+            found.append((cell, name, cell.cell_contents))
+    return found + [(function.__dict__, name, value) for name, value in function.__dict__.items()]
 
 
 def _is_users(value: Any, package: str) -> bool:
