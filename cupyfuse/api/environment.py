@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import types
 from typing import Any, NamedTuple
 
@@ -45,6 +46,8 @@ class _Found(NamedTuple):
         The attributes that the code names.
     classes : dict
         The classes and modules met, by name.
+    token : object
+        What stands for all that is registered as subclasses of abstract classes; None if none of those was met.
     captured : bool
     """
 
@@ -58,6 +61,7 @@ class _Found(NamedTuple):
     members: list[tuple[Any, list[str], list[int], list[Any]]]
     attributes: set[str]
     classes: dict[Any, str]
+    token: object
     captured: bool
 
     @classmethod
@@ -70,10 +74,11 @@ class _Found(NamedTuple):
         orders = [(c, c.__mro__) for c in classes]
         held = [vars(base) for c in classes for base in written_bases(c, package)]
         members = [(space, list(space), list(map(id, space.values())), list(space.values())) for space in held]
+        token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
         key = _Hashed(tuple(own.key))
         return cls(
             *(key, own.leaves, own.names, spaces, cells, functions, orders, members),
-            *(own.attributes, own.classes, own.captured),
+            *(own.attributes, own.classes, token, own.captured),
         )
 
     def is_current(self) -> bool:
@@ -96,6 +101,8 @@ class _Found(NamedTuple):
         for cls, order in self.orders:
             if cls.__mro__ is not order:
                 return False
+        if self.token is not None and self.token != abc.get_cache_token():
+            return False
         for space, names, numbers, _ in self.members:
             if list(map(id, space.values())) != numbers or list(space) != names:
                 return False

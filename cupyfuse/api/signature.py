@@ -6,7 +6,7 @@ same walk, by `Substitution`, puts traced arrays in the places of arrays.
 
 from __future__ import annotations
 
-import enum
+import abc
 import types
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from ..trace import TracedNumber, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import Chain, is_library_module, reads_of
-from .constants import Identity, constant_key
+from .constants import Identity, constant_key, enums_in
 from .members import named_members, written_bases
 from .refusals import check_changes_nothing, refusal
 from .registry import registration
@@ -140,7 +140,8 @@ class Signature:
             self.captured = True  # the functions that hold it are made again, with another for it
         if (key := constant_key(value)) is not None:
             self.key.append(key)
-            self._meet_enums(value, name)
+            for enum in enums_in(value):
+                self.classes.setdefault(enum, name)
         elif cls is types.FunctionType:
             self.add_function(value, name)
         elif isinstance(value, type):
@@ -158,23 +159,14 @@ class Signature:
             if is_namedtuple(cls) or is_dataclass(cls) or registration(cls):
                 self.classes.setdefault(cls, name)
             elif cls is dict:
-                for key in value:
-                    if type(key) is not str:
-                        self._meet_enums(key, name)
+                for enum in enums_in(value):
+                    self.classes.setdefault(enum, name)
             self._check_depth(value, name)
             for label, child in zip(structure.labels, structure.children, strict=True):
                 self.add(child, name + label)
             self._active.discard(id(value))
         else:
             raise TypeError(f"{self._kind} {name!r}: {refusal(value)}")
-
-    def _meet_enums(self, constant: Any, name: str) -> None:
-        """Meet the classes of enums whose members a constant is or contains."""
-        if isinstance(constant, enum.Enum):
-            self.classes.setdefault(type(constant), name)
-        elif isinstance(constant, (tuple, frozenset)):
-            for item in constant:
-                self._meet_enums(item, name)
 
     def _structure(self, value: Any, name: str) -> Structure | None:
         try:
@@ -351,6 +343,8 @@ class Signature:
         """Add the attributes of a class, a module or a function that the code names."""
         found: list[tuple[Any, str, Any]] = []
         if isinstance(owner, type):
+            if isinstance(owner, abc.ABCMeta):
+                self.key.append(abc.get_cache_token())  # of what is registered as subclasses
             for holder in written_bases(owner, self._package):
                 found += [(holder, label, value) for label, value in named_members(holder, self.attributes)]
             if type(owner) is not type and written_bases(type(owner), self._package):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import enum
 import types
@@ -120,6 +121,21 @@ def test_attributes_of_metaclasses_are_read_in_each_call(
     check(cf.fuse(lambda x, c: x * c.scale), (ONES, WithMeta), change)
     check(cf.fuse(lambda x: x * WithMeta.factor), (ONES,), set_global)
     check(cf.fuse(lambda x, c: x * c[0]), (ONES, WithMeta), set_global)
+
+
+def test_subclasses_that_are_registered_later_are_noticed() -> None:
+    class Scaling(metaclass=abc.ABCMeta):  # noqa: B024
+        scale = 2.0
+
+    @dataclass
+    class Layer:
+        k: float
+
+    around = cf.fuse(lambda x, p: x * 2 if isinstance(p, Scaling) else x)
+    given = cf.fuse(lambda x, p, c: x * 2 if isinstance(p, c) else x)
+    assert around(ONES, Layer(1.0))[0] == given(ONES, Layer(1.0), Scaling)[0] == 1
+    Scaling.register(Layer)
+    assert around(ONES, Layer(1.0))[0] == given(ONES, Layer(1.0), Scaling)[0] == 2
 
 
 def test_class_patterns_read_in_each_call(monkeypatch: pytest.MonkeyPatch, set_global: Callable[[float], None]) -> None:
