@@ -42,6 +42,8 @@ class _Found(NamedTuple):
         Functions with their code and default values.
     orders, members : list of tuple
         Classes with their bases, and with the numbers of their attributes, whose values are kept too.
+    containers : list of tuple
+        Lists, dicts and sets in functions of libraries, with the numbers of what they hold, which is kept too.
     attributes : set of str
         The attributes that the code names.
     classes : dict
@@ -59,6 +61,7 @@ class _Found(NamedTuple):
     functions: list[tuple[types.FunctionType, types.CodeType, Any, Any]]
     orders: list[tuple[type, tuple[type, ...]]]
     members: list[tuple[Any, list[str], list[int], list[Any]]]
+    containers: list[tuple[Any, list[int], list[Any]]]
     attributes: set[str]
     classes: dict[Any, str]
     token: object
@@ -74,10 +77,11 @@ class _Found(NamedTuple):
         orders = [(c, c.__mro__) for c in classes]
         held = [vars(base) for c in classes for base in written_bases(c, package)]
         members = [(space, list(space), list(map(id, space.values())), list(space.values())) for space in held]
+        containers = [(c, list(map(id, held)), held) for c in own.containers for held in [_contents(c)]]
         token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
         key = _Hashed(tuple(own.key))
         return cls(
-            *(key, own.leaves, own.names, spaces, cells, functions, orders, members),
+            *(key, own.leaves, own.names, spaces, cells, functions, orders, members, containers),
             *(own.attributes, own.classes, token, own.captured),
         )
 
@@ -106,7 +110,11 @@ class _Found(NamedTuple):
         for space, names, numbers, _ in self.members:
             if list(map(id, space.values())) != numbers or list(space) != names:
                 return False
-        return True
+        return all(list(map(id, _contents(container))) == numbers for container, numbers, _ in self.containers)
+
+
+def _contents(container: Any) -> list[Any]:
+    return [*container, *container.values()] if hasattr(container, "values") else list(container)
 
 
 class Environment:

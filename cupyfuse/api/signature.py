@@ -52,6 +52,8 @@ class Signature:
         The float arguments, which are no part of the key.
     probes : list of (dict or cell, name, object)
         Variables around functions that were read, and what they held.
+    containers : list of (list, dict, set or tuple)
+        Those in functions of libraries, where they may hold the user's.
     functions : list of function
         Those that were added, whose code and default values were read.
     captured : bool
@@ -75,7 +77,19 @@ class Signature:
             "attributes",
             "classes",
         ),
-        *("captured", "exporters", "functions", "key", "leaves", "names", "numbers", "originals", "probes", "stable"),
+        *(
+            "captured",
+            "containers",
+            "exporters",
+            "functions",
+            "key",
+            "leaves",
+            "names",
+            "numbers",
+            "originals",
+            "probes",
+            "stable",
+        ),
     )
 
     def __init__(self, static: frozenset[str] = frozenset(), package: str = "", specs: bool = False):
@@ -86,6 +100,7 @@ class Signature:
         self.originals: dict[int, Any] = {}
         self.stable = True
         self.probes: list[tuple[Any, str, Any]] = []
+        self.containers: list[Any] = []
         self.functions: list[types.FunctionType] = []
         self.captured = False
         self.numbers: list[float] = []
@@ -296,20 +311,9 @@ class Signature:
 
     def repeated(self) -> dict[int, int]:
         """Return the leaves that are the same object as an earlier one, which a function may ask (``x is y``)."""
-        if len(self.leaves) < 2:
-            return {}
-        objects = self.leaves
         if self.originals:
-            objects = [self.originals.get(i, leaf) for i, leaf in enumerate(objects)]
-        numbers = list(map(id, objects))
-        if len(set(numbers)) == len(numbers):
-            return {}
-        first: dict[int, int] = {}
-        return {
-            i: first[number]
-            for i, number in enumerate(numbers)
-            if first.setdefault(number, i) != i and not isinstance(objects[i], arrays.Spec)  # a spec is no array
-        }
+            return arrays.repeated([self.originals.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+        return arrays.repeated(self.leaves)
 
     def whole_key(self, *settings: Hashable) -> tuple[Hashable, ...]:
         """Return the key of a call, once all is added."""
@@ -365,10 +369,10 @@ class Signature:
 
     def _add_held(self, function: types.FunctionType, name: str) -> None:
         """Add what a function of a library holds that is none of the library's, such as a function that it wraps."""
-        values, probes, mutable = held_by(function, self._package, lambda f: is_library_function(f, self._package))
+        values, probes, containers = held_by(function, self._package, lambda f: is_library_function(f, self._package))
         if values:
             self.probes += probes
-            self.stable = self.stable and not mutable
+            self.containers += containers
             self._add_as_it_is([(len(values), *value) for value in values], f"wrapper {function.__qualname__}", name)
 
     def _add_as_it_is(self, parts: Sequence[tuple[Hashable, str, Any]], holder: str, name: str) -> None:

@@ -23,13 +23,13 @@ class Held(NamedTuple):
         By name: functions, classes, modules, objects of the user's classes, arrays.
     probes : list of (dict or cell, name, object)
         The cells and attributes that may lead there, and what they held.
-    mutable : bool
-        Whether lists, dicts or sets are among what leads there.
+    containers : list of (list, dict or set)
+        Those that may lead there.
     """
 
     values: list[tuple[str, Any]]
     probes: list[tuple[Any, str, Any]]
-    mutable: bool
+    containers: list[Any]
 
 
 # Functions that hold nothing of the user's: a library does not change what its own functions hold.
@@ -39,10 +39,10 @@ _holding_nothing: weakref.WeakKeyDictionary[types.FunctionType, set[str]] = weak
 def held_by(function: types.FunctionType, package: str, is_library: Callable[[types.FunctionType], bool]) -> Held:
     """Find what a function of a library holds in its closure and attributes that is none of the library's."""
     if not (function.__closure__ or function.__dict__) or package in _holding_nothing.get(function, ()):
-        return Held([], [], False)
+        return Held([], [], [])
     values: list[tuple[str, Any]] = []
     probes: list[tuple[Any, str, Any]] = []
-    mutable = False
+    containers: list[Any] = []
     seen: set[int] = set()
     # By name, and whether an object of the library holds them: objects that it holds in turn are not looked into.
     waiting: list[tuple[str, Any, bool]] = [(function.__name__, function, False)]
@@ -56,10 +56,10 @@ def held_by(function: types.FunctionType, package: str, is_library: Callable[[ty
             continue
         seen.add(id(value))
         if isinstance(value, (dict, types.MappingProxyType)):
-            mutable = True
+            containers.append(value)
             look(name, ((f"[{i}]", held) for i, pair in enumerate(value.items()) for held in pair), within)
         elif isinstance(value, (tuple, list, set, frozenset)):
-            mutable = mutable or isinstance(value, (list, set))
+            containers.append(value)
             look(name, ((f"[{i}]", held) for i, held in enumerate(value)), within)
         elif isinstance(value, types.MethodType):
             look(name, [("", value.__func__), (".__self__", value.__self__)], within)
@@ -77,8 +77,8 @@ def held_by(function: types.FunctionType, package: str, is_library: Callable[[ty
             look(name, ((f".{label}", held) for _, label, held in variables), True)
     if not values:
         _holding_nothing.setdefault(function, set()).add(package)
-        return Held([], [], False)
-    return Held(values, probes, mutable)
+        return Held([], [], [])
+    return Held(values, probes, containers)
 
 
 def _variables(function: types.FunctionType) -> list[tuple[Any, str, Any]]:
