@@ -17,7 +17,7 @@ from cupyfuse import dtypes
 from cupyfuse.api import planned_function
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
-from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, unfused_cost
+from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, resolve, unfused_cost
 from cupyfuse.settings import plans_always
 
 Array = np.ndarray[Any, Any]
@@ -120,6 +120,7 @@ def trial(program: Program, way: Way, rng: np.random.Generator, calls: int = 2) 
         check(way.engine.host(arguments), after, program.names)
         for graph, plan in built if not way.bound else ():
             costs_hold(graph, plan)
+            order_holds(plan)
     return float(np.mean(shares)) if shares else 1.0
 
 
@@ -157,3 +158,14 @@ def costs_hold(graph: Any, plan: Plan) -> None:
     assert cost.products <= products, f"products: {cost.products} > {products}"
     assert cost.repeatable <= MOST_FLOPS * flops, f"FLOPs: {cost.repeatable} > 1.5 * {flops}"
     assert cost.bytes - free <= moved, f"bytes: {cost.bytes} - {free} > {moved}"
+
+
+def order_holds(plan: Plan) -> None:
+    """Assert that each step reads arguments and what earlier steps have written, and that none writes it again."""
+    written: set[g.Node] = set()
+    for step in plan.steps:
+        for value in map(resolve, (*step.inputs, *step.repair_inputs)):
+            assert value.op in ("input", "const") or value in written, f"{step.kind} reads {value} before it is written"
+        again = written.intersection(step.outputs)
+        assert not again, f"{step.kind} writes {again} again"
+        written.update(step.outputs)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from nd_trials import order_holds
 from support import Engine, normal, unit
 
 import cupyfuse as cf
 from cupyfuse.plan.plan import Plan
-from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, unfused_cost
+from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, recompute, unfused_cost
+from cupyfuse.settings import plans_always
 
 
 def sinkhorn(k: Any, iterations: int) -> Any:
@@ -155,6 +158,40 @@ def test_what_another_domain_computes_again_reads_stored_values(engine: Engine) 
     assert plan.flops <= MOST_FLOPS * unfused_cost(plan.graph).flops
 
 
+def test_column_steps_read_vectors_that_other_steps_of_their_layer_store(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    """A vector costs too much to compute again; two row steps and a column step, of the same layer, need it."""
+
+    def program(x: Any, y: Any) -> Any:
+        for _ in range(20):
+            y = np.exp(-y)
+        return x.sum(axis=0) * y, x * y, x[1:] * y
+
+    function, arguments = cf.fuse(program), [normal(rng, (3, 5), "float64"), normal(rng, 5, "float64")]
+    with plans_always():
+        results = engine.host(function(*engine.arrays(arguments)))
+    for result, value in zip(results, program(*arguments), strict=True):
+        np.testing.assert_allclose(result, value, rtol=1e-12)
+    plan = function.plan(*arguments)
+    order_holds(plan)
+    assert plan.flops <= MOST_FLOPS * unfused_cost(plan.graph).flops
+
+
+def test_parts_that_are_assigned_to_are_computed_once(engine: Engine) -> None:
+    """What is assigned is an effect, and read over more rows."""
+
+    def program(x: Any, y: Any) -> Any:
+        y[::2] = y[1]
+        y = y * 1
+        return y - x
+
+    x, y = engine.arrays([np.ones((3, 5)), np.arange(5.0)])
+    with plans_always():
+        np.testing.assert_array_equal(engine.host(cf.fuse(program)(x, y)), [[0, 0, 0, 2, 0]] * 3)
+    np.testing.assert_array_equal(engine.host(y), [1, 1, 1, 3, 1])
+
+
 # Random deep programs -----------------------------------------------------------------------------------------------
 
 LINES = (
@@ -219,6 +256,19 @@ def test_no_plan_costs_more_than_its_operations(program: tuple[str, int], shape:
     assert (cost.flops, cost.bytes) == (plan.flops, plan.reads + plan.writes)
 
 
+def agree(function: Any, arguments: list[Any], results: Any, rng: np.random.Generator) -> None:
+    """Assert that results are those of the function as written."""
+    with np.errstate(all="ignore"):
+        expected = function(*arguments)
+        disturbed = function(*[a * (1 + 1e-12 * rng.standard_normal(a.shape)) for a in arguments])
+    for result, value, other in zip(results, expected, disturbed, strict=True):
+        # What a change of the arguments by 1e-12 of themselves does, roundings may do.
+        with np.errstate(invalid="ignore"):
+            error = 1e-9 * (1 + np.abs(value)) + 100 * np.abs(value - other)
+            wrong = np.isfinite(error) & ~(np.abs(result - value) <= error)
+        assert not wrong.any()
+
+
 @settings(max_examples=settings().max_examples // 4)
 @given(
     program=deep_programs(longest=30),
@@ -230,15 +280,30 @@ def test_random_deep_programs_are_right(program: tuple[str, int], shape: tuple[i
     columns = shape[1]
     arguments = [rng.standard_normal(s) for s in (shape, (columns,), (columns, columns))]
     function = compiled(program[0])
-    with np.errstate(all="ignore"):
-        expected = function(*arguments)
-        disturbed = function(*[a * (1 + 1e-12 * rng.standard_normal(a.shape)) for a in arguments])
-    for result, value, other in zip(cf.fuse(function)(*arguments), expected, disturbed, strict=True):
-        # What a change of the arguments by 1e-12 of themselves does, roundings may do.
-        with np.errstate(invalid="ignore"):
-            error = 1e-9 * (1 + np.abs(value)) + 100 * np.abs(value - other)
-            wrong = np.isfinite(error) & ~(np.abs(result - value) <= error)
-        assert not wrong.any()
+    agree(function, arguments, cf.fuse(function)(*arguments), rng)
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(
+    program=deep_programs(longest=30),
+    shape=st.sampled_from([(6, 5), (1, 4), (4, 1), (9, 3)]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_partition_that_stores_everything_computes_nothing_twice(
+    program: tuple[str, int], shape: tuple[int, int], seed: int
+) -> None:
+    """It is what is left where no other partition is within the bounds."""
+    rng = np.random.default_rng(seed)
+    columns = shape[1]
+    arguments = [rng.standard_normal(s) for s in (shape, (columns,), (columns, columns))]
+    function = compiled(program[0])
+    with mock.patch.object(recompute, "_candidates", lambda graph, once: iter(())), plans_always():
+        fused = cf.fuse(function)
+        plan = fused.plan(*arguments)
+        results = fused(*arguments)
+    order_holds(plan)
+    assert cost_of(plan.steps).flops == unfused_cost(plan.graph).flops
+    agree(function, arguments, results, rng)
 
 
 # Long chains --------------------------------------------------------------------------------------------------------

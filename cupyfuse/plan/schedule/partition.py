@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Container, Iterable, Iterator, Set
 from itertools import count
 
@@ -151,8 +150,8 @@ class Scheduler:
         return group if group is not None and node.shape[1] == group[1][1] else None
 
     def _from_arguments(self, node: Node) -> bool:
-        """Whether a value is an argument, or pointwise work on arguments."""
-        return g.is_leaf(node) or (node.pointwise and self.layer[node] == 1 and not self.after_reduction[node])
+        """Whether a value is an argument, or pointwise work on arguments, with no kept value beneath."""
+        return g.is_leaf(node) or (node.pointwise and self.column_layer[node] == 0 and not self.after_reduction[node])
 
     def frontier(self, operand: Node) -> Iterator[Node]:
         """Yield the values that a column step reads to compute its operand; column steps cannot reduce along rows."""
@@ -210,8 +209,25 @@ class Scheduler:
             return self.column_group.get(node) != (layer, domain) and self._column_step_reads(node)
         return True
 
-    def run(self, most_flops: float = math.inf) -> list[Step] | None:
-        """Return the steps in the order of their launches, or None if they have more than `most_flops`."""
+    def run(self) -> list[Step]:
+        """Return the steps in the order of their launches."""
+        return self._in_order(self._build())
+
+    def run_within(self, most_flops: float) -> list[Step] | None:
+        """Return the steps in the order of their launches, or None if they have more FLOPs."""
+        steps: list[tuple[int, Step]] = []
+        for layer, step in self._build():
+            steps.append((layer, step))
+            most_flops -= step.flops
+            if most_flops < 0:
+                return None
+        return self._in_order(steps)
+
+    def _in_order(self, steps: Iterable[tuple[int, Step]]) -> list[Step]:
+        return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
+
+    def _build(self) -> Iterator[tuple[int, Step]]:
+        """Yield the steps with their layers."""
         # Values still to compute, by step.
         self.required: dict[StepKey, dict[Node, None]] = {}
         self.queue: list[
@@ -224,7 +240,6 @@ class Scheduler:
         for root in self.graph.roots:
             self._require(root)
             self._round(resolve(root))
-        steps: list[tuple[int, Step]] = []
         while self.queue:
             *_, key = heapq.heappop(self.queue)
             roots = list(self.required.pop(key))
@@ -236,11 +251,8 @@ class Scheduler:
                 built = [self._library_step(nodes) for nodes in _by_call(roots)]
             else:
                 built = [self._single_step(node) for node in roots]
-            steps.extend((key[0], step) for step in built)
-            most_flops -= sum(step.flops for step in built)
-            if most_flops < 0:
-                return None
-        return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
+            for step in built:
+                yield key[0], step
 
     def _require(self, node: Node) -> None:
         """Require a value to be in memory."""

@@ -4,6 +4,7 @@ A step computes what it needs from what is in memory. That is cheap for a few po
 along rows and columns alternate, each step would start again from the arguments, and the cost would grow with the
 square of the program's length. So the partition without any stored values is taken if it is within the bounds of
 `cost`. Otherwise every value that several steps compute is stored by the first of them, and little is computed twice.
+Where even that is beyond the bounds, every value is stored.
 
 Stored values of 16 bits keep their wider dtype, unless that alone takes more bytes than the operations one by one: then
 they are rounded, as these round them.
@@ -40,24 +41,32 @@ def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler
     limit = max(MOST_FLOPS * once.repeatable, 0 if written is None else written.repeatable)
     best: tuple[Scheduler, list[Step], Cost] | None = None
     for scheduler in _candidates(graph, once):
-        steps = scheduler.run(once.products + limit)
-        if steps is None:
+        within = scheduler.run_within(once.products + limit)
+        if within is None:
             continue
-        storage = scheduler.storage(steps)
-        steps = [with_bytes(step, storage) for step in steps]
-        cost = cost_of(steps)
+        steps, cost = _counted(scheduler, within)
         nothing_shared = not scheduler.kept and cost.repeatable <= once.repeatable
         if nothing_shared or cost.bytes <= once.bytes:
             return scheduler, steps
         if best is None or cost.bytes < best[2].bytes:
             best = scheduler, steps, cost
     if best is None:
-        # Storing every shared value leaves nothing to compute twice but what guards alone read, which no count has.
-        steps = scheduler.run()
-        assert steps is not None
-        storage = scheduler.storage(steps)
-        return scheduler, [with_bytes(step, storage) for step in steps]
+        scheduler = storing_everything(graph)
+        return scheduler, _counted(scheduler, scheduler.run())[0]
     return best[:2]
+
+
+def storing_everything(graph: Graph) -> Scheduler:
+    """Return the partition that stores every value, and so computes none twice: what is left where all others do."""
+    values = g.topological(graph.roots, g.eager_inputs)
+    return Scheduler(graph, frozenset(n for n in values if n.op not in ("input", "const")))
+
+
+def _counted(scheduler: Scheduler, steps: list[Step]) -> tuple[list[Step], Cost]:
+    """Fill in the bytes of steps, and count what they cost together."""
+    storage = scheduler.storage(steps)
+    steps = [with_bytes(step, storage) for step in steps]
+    return steps, cost_of(steps)
 
 
 def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
