@@ -85,7 +85,7 @@ class Bound:
                 arguments = dict(zip(self._fused.names, self._values(args, kwargs)[0], strict=True))
                 return self._fused.inline((), arguments, out)
             raise
-        key = signature.whole_key(self._fused.precision)
+        key = signature.whole_key(*self._fused.products)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             all_values, _ = self._values(args, kwargs)

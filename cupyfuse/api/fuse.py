@@ -60,7 +60,7 @@ class Fused(PlannedFunction):
             if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
             raise
-        key = signature.whole_key(self.precision, runs_plans_always())
+        key = signature.whole_key(*self.products, runs_plans_always())
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)

@@ -3,12 +3,12 @@
 As written, each NumPy call reads its operands and writes its result once, through memory where they outgrow the caches.
 A plan works through blocks that stay in the caches, and its rewrites leave work out; but it cuts, copies and stores.
 The prices, in seconds, are those of one core of a current server; what matters is their ratios. ``python -m benchmarks
-cpu`` checks the choices against measured times.
+functions`` checks the choices against measured times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..ir import graph as g
 from ..ir.graph import Node
@@ -92,7 +92,7 @@ def written_seconds(calls: Sequence[Call]) -> float:
 
 def _call_seconds(call: Call) -> float:
     nodes = [n for n in call.nodes if n.op not in _FREE]
-    library = sum(_library_seconds(n) for n in call.nodes if n.op == "library")
+    library = _library_seconds(call.nodes)
     if not nodes:
         return _CALL + library
     if call.name == "einsum" and any(map(g.is_product, nodes)):
@@ -114,7 +114,7 @@ def planned_seconds(plan: Plan) -> float:
 def _step_seconds(step: Step) -> float:
     memory = _memory(step.reads, step.writes)
     if step.kind == "Library":
-        return _STEP + sum(map(_library_seconds, step.nodes)) + memory
+        return _STEP + _library_seconds(step.nodes) + memory
     if step.kind == "Copy":
         return _STEP + max(memory, (step.reads + step.writes) * _COPY)
     nodes = [n for n in step.nodes if n.op not in ("input", "const", *g.VIEWS)]
@@ -139,8 +139,9 @@ def _arithmetic(node: Node) -> float:
     return flops * _FLOP.get(node.inputs[0].dtype if node.inputs else node.dtype, _OTHER_FLOP)
 
 
-def _library_seconds(node: Node) -> float:
-    return sum(i.size for i in node.inputs) * _LIBRARY
+def _library_seconds(nodes: Iterable[Node]) -> float:
+    calls = {id(n.call): n for n in nodes if n.op == "library"}  # each once, however many results it has
+    return sum(i.size for n in calls.values() for i in n.inputs) * _LIBRARY
 
 
 def _memory(reads: int, writes: int) -> float:
