@@ -110,7 +110,7 @@ class _Found(NamedTuple):
         for space, names, numbers, _ in self.members:
             if list(map(id, space.values())) != numbers or list(space) != names:
                 return False
-        return all(list(map(id, _contents(container))) == numbers for container, numbers, _ in self.containers)
+        return not self.containers or all(list(map(id, _contents(c))) == numbers for c, numbers, _ in self.containers)
 
 
 def _contents(container: Any) -> list[Any]:

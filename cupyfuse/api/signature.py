@@ -317,8 +317,10 @@ class Signature:
 
     def whole_key(self, *settings: Hashable) -> tuple[Hashable, ...]:
         """Return the key of a call, once all is added."""
-        repeated = self.repeated()
-        return (*settings, *self.key, *repeated.items()) if repeated else (*settings, *self.key)
+        leaves = self.leaves
+        if len(leaves) > 1 and (self.originals or len(set(map(id, leaves))) < len(leaves)):
+            return (*settings, *self.key, *self.repeated().items())
+        return (*settings, *self.key)
 
     @property
     def read_functions(self) -> bool:
