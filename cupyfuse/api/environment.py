@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import types
 from typing import Any, NamedTuple
 
-from .code import is_own, written_bases
+from .code import is_own
+from .members import written_bases
 from .signature import MISSING, Signature
 
 _CLASSES = 64  # combinations of classes that are remembered
@@ -40,10 +42,14 @@ class _Found(NamedTuple):
         Functions with their code and default values.
     orders, members : list of tuple
         Classes with their bases, and with the numbers of their attributes, whose values are kept too.
+    containers : list of tuple
+        Lists, dicts and sets in functions of libraries, with the numbers of what they hold, which is kept too.
     attributes : set of str
         The attributes that the code names.
     classes : dict
-        The classes met, by name.
+        The classes and modules met, by name.
+    token : object
+        What stands for all that is registered as subclasses of abstract classes; None if none of those was met.
     captured : bool
     """
 
@@ -55,8 +61,10 @@ class _Found(NamedTuple):
     functions: list[tuple[types.FunctionType, types.CodeType, Any, Any]]
     orders: list[tuple[type, tuple[type, ...]]]
     members: list[tuple[Any, list[str], list[int], list[Any]]]
+    containers: list[tuple[Any, list[int], list[Any]]]
     attributes: set[str]
-    classes: dict[type, str]
+    classes: dict[Any, str]
+    token: object
     captured: bool
 
     @classmethod
@@ -65,13 +73,16 @@ class _Found(NamedTuple):
         spaces = [probe for probe in own.probes if isinstance(probe[0], dict)]
         cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
         functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in own.functions]
-        orders = [(c, c.__mro__) for c in own.classes]
-        held = [vars(base) for c in own.classes for base in written_bases(c, package)]
+        classes = [c for c in own.classes if isinstance(c, type)]
+        orders = [(c, c.__mro__) for c in classes]
+        held = [vars(base) for c in classes for base in written_bases(c, package)]
         members = [(space, list(space), list(map(id, space.values())), list(space.values())) for space in held]
+        containers = [(c, list(map(id, held)), held) for c in own.containers for held in [_contents(c)]]
+        token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
         key = _Hashed(tuple(own.key))
         return cls(
-            *(key, own.leaves, own.names, spaces, cells, functions, orders, members),
-            *(own.attributes, own.classes, own.captured),
+            *(key, own.leaves, own.names, spaces, cells, functions, orders, members, containers),
+            *(own.attributes, own.classes, token, own.captured),
         )
 
     def is_current(self) -> bool:
@@ -94,10 +105,16 @@ class _Found(NamedTuple):
         for cls, order in self.orders:
             if cls.__mro__ is not order:
                 return False
+        if self.token is not None and self.token != abc.get_cache_token():
+            return False
         for space, names, numbers, _ in self.members:
             if list(map(id, space.values())) != numbers or list(space) != names:
                 return False
-        return True
+        return all(list(map(id, _contents(container))) == numbers for container, numbers, _ in self.containers)
+
+
+def _contents(container: Any) -> list[Any]:
+    return [*container, *container.values()] if hasattr(container, "values") else list(container)
 
 
 class Environment:

@@ -33,8 +33,9 @@ from .call import Runnable, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
 from .results import Results
-from .signature import Signature, variables_of
+from .signature import Signature
 from .tracing import Tracing, trace_function
+from .variables import variables_of
 
 # A child process may inherit a lock that another thread of its parent held: it gets new ones.
 _instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()

@@ -103,7 +103,8 @@ class BlockPlanner:
         results = [self._result_of(k, parts) for k in range(len(self.graph.outputs))]
         direct = {n for n, found in zip(self.graph.outputs, results, strict=True) if found}
         kept = [n for n in parts.collected if n not in direct]
-        if sum(n.nbytes for n in kept) > most:
+        rows_kept = sum(n.nbytes for n in kept)
+        if rows_kept > most:
             raise NotRowwise(self._reader(parts, max(kept, key=lambda n: n.nbytes)))
         graph, modes, common, sources, prepare = self._block(parts)
         addends = len(parts.summed)
@@ -120,6 +121,7 @@ class BlockPlanner:
         most += sum(n.nbytes for n in apart)
         if one > most:
             raise NotRowwise("one row takes more than that")
+        most = max(one, most - rows_kept)
         rows = _rows_within(most, parts.rows, whole, one, lambda n: plan_of(n).workspace)
         rest = parts.rows % rows
         before = list(dict.fromkeys(n for n, _ in sources.values() if n.op != "input"))
