@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on: rows, gemm, torch, losses, models, costs, functions...
+"""The command line: `python -m benchmarks heads`, and so on: the names in `BENCHMARKS`, distributed, functions.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
