@@ -7,7 +7,8 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from . import costs, families, gemm, models, torch_heads
+from . import costs, families, gemm, half, models, torch_heads
+from .half_report import half_products
 from .lab import BOUND, COMPILED, EAGER, FUSED
 from .networks import NETWORKS
 from .report import (
@@ -191,6 +192,12 @@ def _tabulate_depths(cases: Sequence[Case]) -> list[str]:
 
 
 def products(report: Report) -> list[str]:
+    halves = [case for case in report.cases if case.group in half.GROUPS]
+    report = dataclasses.replace(report, cases=[case for case in report.cases if case not in halves])
+    return [*(_float32_products(report) if report.cases else []), *half_products(halves)]
+
+
+def _float32_products(report: Report) -> list[str]:
     lines = [f'The error of "highest", bound and unbound, beside that of {gemm.BASE}:', ""]
     lines += _count_holding(BY_ELEMENT, report.cases, "max error", "cases")
     for sign, where in (

@@ -85,7 +85,7 @@ class Bound:
                 arguments = dict(zip(self._fused.names, self._values(args, kwargs)[0], strict=True))
                 return self._fused.inline((), arguments, out)
             raise
-        key = (self._fused.precision, *signature.key)
+        key = (*self._fused.products, *signature.key)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             all_values, _ = self._values(args, kwargs)

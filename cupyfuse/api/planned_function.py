@@ -21,6 +21,7 @@ from ..settings import (
     Settings,
     check_precision,
     check_workspace,
+    current_epilogues,
     current_precision,
     runs_plans_always,
 )
@@ -108,13 +109,19 @@ class PlannedFunction:
         return self._precision or current_precision()
 
     @property
+    def products(self) -> tuple[str, str]:
+        """What the choice of products depends on beside the arguments: the precision, and `Settings.epilogues`."""
+        return self.precision, current_epilogues()
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans that calls have made and that are cached, the newest last."""
         return tuple(runnable.plan for runnable in self._runnables.values())
 
     def settings(self, device: Device | None) -> Settings:
         """Return the settings of a plan for a GPU."""
-        return Settings(self.precision, device, self._max_workspace, self._keep_halves)
+        precision, epilogues = self.products
+        return Settings(precision, device, self._max_workspace, self._keep_halves, epilogues)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"

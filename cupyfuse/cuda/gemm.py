@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import EngineError
+from ..ir.batches import Batches
 
 # cudaDataType_t and cublasComputeType_t
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
@@ -59,6 +60,18 @@ class BatchSteps:
     count: int
     left: int
     right: int
+
+
+def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchSteps]:
+    """Return the matrices of the first batch, and the elements between those of two batches."""
+    (_, *left), (_, *right) = batches.operand(0), batches.operand(1)
+    first, second = (Operand(rows, cols, cols, 1) for rows, cols in (left, right))
+    steps = [0 if one else x.rows * x.cols for x, one in zip((first, second), batches.shared, strict=True)]
+    return (
+        first.transposed if batches.transposed[0] else first,
+        second.transposed if batches.transposed[1] else second,
+        BatchSteps(batches.count, *steps),
+    )
 
 
 class Blas(Protocol):

@@ -16,9 +16,11 @@ from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
 from ..ir.library import LibraryCall
+from . import tensor_map
 from .compile import check_process, load, load_together
 from .gemm import BatchSteps, CupyBlas, Gemm, Operand
 from .kernel import Kernel
+from .tensor_map import MatrixBoxes
 
 Function = Callable[..., Any]
 
@@ -92,6 +94,9 @@ class Runtime(Protocol):
 
         `steps` are those of a product for each of several batches.
         """
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        """Return the words of a tensor map of a matrix at an address."""
 
     def library_function(self, call: LibraryCall) -> Function:
         """Return the array library's own function, which takes and returns its arrays."""
@@ -191,6 +196,9 @@ class CupyRuntime(NumpyLikeArrays):
         steps: BatchSteps | None = None,
     ) -> Gemm:
         return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps)
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        return tensor_map.encode(matrix, address)
 
     def library_function(self, call: LibraryCall) -> Function:
         try:

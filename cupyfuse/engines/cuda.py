@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
-from ..cuda.gemm import BatchSteps, Operand
+from ..cuda.gemm import Operand, batched_operands
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
 from ..ir import graph as g
-from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, arrange, contiguous_strides, resolve, row_stride, views
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
+from .product_launch import ProductLaunch
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 
@@ -160,6 +160,9 @@ class CudaExecutable:
                 "split": self._split,
                 "split_matmul": self._split_product,
             }
+            if step.epilogue is not None:
+                storage, processors = self.plan.scheduled.storage, self.runtime.processors
+                return [ProductLaunch(step, storage, self._place, self._numbers, processors).spec()]
             specs = []
             for node in step.nodes:
                 factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
@@ -180,7 +183,7 @@ class CudaExecutable:
             first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
             steps = None
         else:
-            first, second, steps = _batched_operands(node.batches)
+            first, second, steps = batched_operands(node.batches)
 
         def bind(runtime: Runtime, _: int) -> Launch:
             product = runtime.product(first, second, storage[resolve(a)], storage[node], self.plan.precision, steps)
@@ -379,18 +382,6 @@ class CudaExecutable:
         for arg, node in self._copies:
             value = self._view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
-
-
-def _batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchSteps]:
-    """Return the matrices of the first batch, and the elements between those of two batches."""
-    (_, *left), (_, *right) = batches.operand(0), batches.operand(1)
-    first, second = (Operand(rows, cols, cols, 1) for rows, cols in (left, right))
-    steps = [0 if one else x.rows * x.cols for x, one in zip((first, second), batches.shared, strict=True)]
-    return (
-        first.transposed if batches.transposed[0] else first,
-        second.transposed if batches.transposed[1] else second,
-        BatchSteps(batches.count, *steps),
-    )
 
 
 def _view_of(node: Node, base: Any) -> Any:

@@ -143,10 +143,14 @@ def _widen(array: Array) -> Array:
 
 def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
     if step.kind == "Gemm":
-        (node,) = step.outputs
+        node = step.product
         a, b = (_widen(_view_of(i, memory)) for i in node.inputs)
         product = np.matmul(a, b) if node.batches is None else _batched_product(node.batches, a, b)
         memory[node] = product.astype(dtypes.to_numpy(storage[node]), copy=False)
+        if step.epilogue is not None:
+            _run_step(_without(node, step.epilogue), memory, storage)
+            if node not in step.outputs:
+                del memory[node]
     elif step.kind == "Copy":
         (node,) = step.outputs
         source = _view_of(node.inputs[0], memory)
@@ -166,6 +170,11 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
         along = 0 if step.kind == "ColumnStats" else 1
         for start, stop in _blocks(step, along):
             _Block(step, memory, along, start, stop).run()
+
+
+def _without(product: Node, epilogue: Step) -> Step:
+    """Return the epilogue of a product without the product itself among its results."""
+    return replace(epilogue, outputs=tuple(n for n in epilogue.outputs if n is not product))
 
 
 def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:

@@ -15,11 +15,15 @@ from .schedule import (
     Cost,
     Layout,
     NotRowwise,
+    Schedule,
     choose_products,
+    fuse_epilogues,
+    one_pass_variances,
     resolve,
     rounded,
     rowwise_values,
     schedule,
+    takes_epilogues,
     unfused_cost,
     with_rows,
 )
@@ -40,6 +44,7 @@ def build(
     settings = settings or Settings()
     graph, notes = simplify(traced.graph)
     graph = choose_products(graph, settings, _fixed_values(graph, bound))
+    graph = one_pass_variances(graph) if takes_epilogues(settings) else graph
     prepare = None
     if bound:
         fixed = _prepackable(graph, _fixed_values(graph, bound), settings)
@@ -47,7 +52,7 @@ def build(
         prepare = _plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
     def plan_of(graph: Graph, written: Cost | None = None) -> Plan:
-        scheduled = schedule(graph, layouts, written)
+        scheduled = _scheduled(graph, layouts, settings, written)
         results = zip(scheduled.graph.outputs, traced.axes, strict=True)
         outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
         return Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)
@@ -61,11 +66,21 @@ def build(
     return plan
 
 
+def _scheduled(
+    graph: Graph, layouts: dict[int, Layout] | None, settings: Settings, written: Cost | None = None
+) -> Schedule:
+    """Schedule a graph, and give products their epilogues."""
+    scheduled = schedule(graph, layouts, written)
+    results = set(map(resolve, scheduled.graph.roots))
+    scheduled.steps = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
+    return scheduled
+
+
 def _plan_inputs(name: str, graph: Graph, layouts: dict[int, Layout] | None, settings: Settings) -> Plan | None:
     """Plan the computation of values that another plan takes as inputs; None if there are none."""
     if not graph.outputs:
         return None
-    scheduled = schedule(graph, layouts)
+    scheduled = _scheduled(graph, layouts, settings)
     outputs = tuple(Output(n, Axes.of((0, 1), n.shape)) for n in scheduled.graph.outputs)
     return Plan(name, settings, scheduled.graph, scheduled, outputs, (), ())
 

@@ -223,10 +223,10 @@ class Plan:
 
     def step_times(self, step: Step, device: devices.Device) -> tuple[float, float]:
         """Bound the time of a step from below by its bytes and by its arithmetic, in seconds; they overlap."""
-        dtype = step.nodes[-1].dtype
+        dtype = (step.product if step.kind == "Gemm" else step.nodes[-1]).dtype
         peak = device.simt64 if dtype == "float64" else device.simt
         if step.kind == "Gemm" and dtype != "float64":
-            if step.nodes[-1].op == "split_matmul" or dtype != "float32":
+            if step.product.op == "split_matmul" or dtype != "float32":
                 peak = device.half
             elif self.precision in ("high", "medium", "tf32"):
                 peak = max(device.tf32, device.simt)

@@ -16,6 +16,7 @@ import numpy as np
 from cupyfuse import dtypes
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.runtime import NumpyLikeArrays
+from cupyfuse.cuda.tensor_map import WORDS, MatrixBoxes
 from cupyfuse.devices import Device
 from cupyfuse.ir.library import LibraryCall
 from host_cuda.library import HostCudaError, Library
@@ -205,6 +206,12 @@ class HostRuntime(NumpyLikeArrays):
                 target[...] = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
 
         return multiply
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        """What shim.cpp reads, instead of the driver's words."""
+        assert matrix.box[1] * 2 == 128 and matrix.box[0] <= 256, "the swizzled width, and the longest box"
+        words = (address, matrix.length, matrix.lines, matrix.stride, matrix.box[1], matrix.box[0])
+        return (*words, *(0,) * (WORDS - len(words)))
 
     def library_function(self, call: LibraryCall) -> Callable[..., Any]:
         function = call.found_in(np)
