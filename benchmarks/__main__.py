@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on: rows, gemm, torch, models, costs, distributed, functions.
+"""The command line: `python -m benchmarks heads`, and so on: rows, gemm, torch, losses, models, costs, functions...
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import costs, distributed, environment, functions, gemm, heads, models, rows, torch_heads
+from . import costs, distributed, environment, functions, gemm, heads, losses, models, rows, torch_heads
 from .device import NoGpu
 from .lab import open_lab
 from .report import Case, Report, merge
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "rows": (rows, "softmax and logsumexp over rows of many lengths"),
     "gemm": (gemm, "errors and times of float32 products, every precision"),
     "torch": (torch_heads, "the heads as PyTorch modules: forward, backward, after changes of weights"),
+    "losses": (losses, "the loss of a language model: forward, backward, memory"),
     "models": (models, "whole models: inference and training steps"),
     "costs": (costs, "the cost model of chains beside what they take: through us, eager, compiled"),
 }
@@ -66,7 +67,7 @@ def stated_options(given: argparse.Namespace) -> dict[str, Any]:
     def text(option: str, value: Any) -> Any:
         return ("x" if option == "shape" else " ").join(map(str, value)) if isinstance(value, tuple) else value
 
-    options = {option: value for option, value in vars(given).items() if option not in _NOT_STATED}
+    options = {k: v for k, v in vars(given).items() if k not in _NOT_STATED and v is not None}
     return {k: text(k, v) for k, v in options.items() if not (isinstance(v, float) and math.isinf(v))}
 
 

@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from . import costs, families, gemm, half, models, torch_heads
+from . import costs, families, gemm, half, losses, models, torch_heads
 from .half_report import half_products
 from .lab import BOUND, COMPILED, EAGER, FUSED
 from .networks import NETWORKS
@@ -263,6 +263,20 @@ def torch(report: Report) -> list[str]:
     return [*lines, *_write_cases(report, EAGER, ["gpu_evicted"], _USED)]
 
 
+# Losses -------------------------------------------------------------------------------------------------------------
+
+_HOW_LOSSES = f"""\
+{_ERROR}, the worst of the loss and, after a backward pass, of the gradients.
+- *{losses.PRODUCT}* is that of the logits, and backward those of both gradients, on logits in the operands' dtype;
+  *{EAGER}* converts the logits to float32. *peak MB*: the most beyond the operands, gradients included."""
+
+
+def language_losses(report: Report) -> list[str]:
+    lines = ["## What was asked", "", *_write_findings(list(check(losses.REQUIREMENTS, report.cases)))]
+    lines += ["## How it was measured", "", *_explain(losses.FIGURES, _HOW_LOSSES)]
+    return [*lines, *_write_cases(report, EAGER, ["gpu_evicted"])]
+
+
 # Whole models -------------------------------------------------------------------------------------------------------
 
 
@@ -369,7 +383,8 @@ def cost_model(report: Report) -> list[str]:
 
 
 WRITERS = {
-    "heads": heads, "rows": rows, "gemm": products, "torch": torch, "models": whole_models, "costs": cost_model,
+    "heads": heads, "rows": rows, "gemm": products, "torch": torch, "losses": language_losses, "models": whole_models,
+    "costs": cost_model,
 }  # fmt: skip
 
 

@@ -103,6 +103,8 @@ class Gemm:
     blas : Blas
     steps : BatchSteps, optional
         For a product for each of several batches; `a` and `b` are those of the first.
+    adds : bool
+        Add the product to C.
     """
 
     def __init__(
@@ -114,9 +116,11 @@ class Gemm:
         precision: str,
         blas: Blas,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ):
         self._blas = blas
         self._multiply = blas.multiply if steps is None else blas.multiply_batches
+        self._adds = adds
         self.m, self.k, self.n = a.rows, a.cols, b.cols
         self._size = self.m * self.n * (1 if steps is None else steps.count)
         self._out_bytes = self._size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
@@ -125,10 +129,10 @@ class Gemm:
         self._narrow = out_dtype in ("float16", "bfloat16")
         if dtype == "float64":
             compute = _COMPUTE_64F
-            alpha, beta = _ONE64.ctypes.data, _ZERO64.ctypes.data
+            alpha, beta = _ONE64.ctypes.data, (_ONE64 if adds else _ZERO64).ctypes.data
         else:
             compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
-            alpha, beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
+            alpha, beta = _ONE32.ctypes.data, (_ONE32 if adds else _ZERO32).ctypes.data
         # cuBLAS is column-major: it computes C' = B' A'. The addresses go between these parts of its arguments.
         self._until_b = (op_b, op_a, self.n, self.m, self.k, alpha)
         self._until_a: tuple[int, ...] = (kind, ld_b)
@@ -142,6 +146,8 @@ class Gemm:
     def __call__(self, a: int, b: int, c: int, stream: Any = None) -> None:
         """Launch; the arguments are device addresses."""
         if self._size == 0:
+            return
+        if self.k == 0 and self._adds:
             return
         if self.k == 0:
             self._blas.clear(c, self._out_bytes, stream)

@@ -89,10 +89,11 @@ class Runtime(Protocol):
         out_dtype: str,
         precision: str,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ) -> Callable[[int, int, int, Any], None]:
         """Prepare a matrix product, to be called with the addresses of operands and result, and the stream.
 
-        `steps` are those of a product for each of several batches.
+        `steps` are those of a product for each of several batches; `adds` adds to the result's old value.
         """
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
@@ -194,8 +195,9 @@ class CupyRuntime(NumpyLikeArrays):
         out_dtype: str,
         precision: str,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps)
+        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps, adds)
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         return tensor_map.encode(matrix, address)

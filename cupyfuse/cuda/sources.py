@@ -16,6 +16,7 @@ from .program import Program
 # Steps that a library runs.
 _LIBRARY = {
     "matmul": "cuBLAS gemmEx",
+    "accumulate": "cuBLAS gemmEx",
     "batched_matmul": "cuBLAS gemmStridedBatchedEx",
     "copy": "a device copy",
     "strided": "a device copy",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
-from .blocks import NotRowwise, rowwise_values, with_rows
+from .blocks import NotRowwise
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .epilogues import fuse_epilogues, takes_epilogues
 from .memory import (
@@ -56,13 +56,11 @@ __all__ = [
     "resolve",
     "row_stride",
     "rounded",
-    "rowwise_values",
     "schedule",
     "takes_epilogues",
     "tiles_for",
     "unfused_cost",
     "views",
-    "with_rows",
 ]
 
 

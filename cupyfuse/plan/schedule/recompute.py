@@ -51,7 +51,12 @@ def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler
             return scheduler, steps
         if best is None or cost.bytes < best[2].bytes:
             best = scheduler, steps, cost
-    assert best is not None, "storing every shared value leaves nothing to compute twice"
+    if best is None:
+        # Storing every shared value leaves nothing to compute twice but what guards alone read, which no count has.
+        steps = scheduler.run()
+        assert steps is not None
+        storage = scheduler.storage(steps)
+        return scheduler, [with_bytes(step, storage) for step in steps]
     return best[:2]
 
 

@@ -177,8 +177,9 @@ class TorchRuntime(TensorMemory):
         out_dtype: str,
         precision: str,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps)
+        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps, adds)
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         return tensor_map.encode(matrix, address)

@@ -185,7 +185,7 @@ class HostRuntime(NumpyLikeArrays):
         return run
 
     def product(
-        self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str, steps: Any = None
+        self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str, steps: Any = None, adds: bool = False
     ) -> Callable[..., None]:
         kind, out_kind = dtypes.to_numpy(dtype), dtypes.to_numpy(out_dtype)
         wide = dtypes.to_numpy(dtypes.compute(dtype))
@@ -203,7 +203,8 @@ class HostRuntime(NumpyLikeArrays):
             if any(np.may_share_memory(target, operand) for operand in (x, y)):
                 raise HostCudaError("a product is written over one of its operands, which cuBLAS does not allow")
             with np.errstate(all="ignore"):
-                target[...] = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
+                product = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
+                target[...] = target + product if adds else product
 
         return multiply
 
