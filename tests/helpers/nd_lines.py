@@ -234,7 +234,7 @@ class _Lines:
         if kind < 0.9:
             return d.emit(f"np.inner({x}, {d.names[d.argument((outer, inner))]})")
         letters = "abcd"[: v.ndim]
-        if kind < 0.95 and v.ndim == len(letters) and v.dtype.name != "bfloat16" != d.dtypes[0]:
+        if kind < 0.95 and v.ndim == len(letters) and "bfloat16" not in (v.dtype.name, *d.dtypes):
             other = "".join(c for c in letters if d.chance(0.6))
             sizes = dict(zip(letters, v.shape, strict=True)) | {"z": outer}
             other += "z" * d.chance(0.5)

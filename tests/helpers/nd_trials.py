@@ -143,15 +143,15 @@ def costs_hold(graph: Any, plan: Plan) -> None:
     """Assert what plans promise: at most 1.5 times the operations, and no more bytes.
 
     As written, or as rewritten, which takes a logsumexp apart. Not counted are copies of arguments and what operations
-    one by one have for free: conversions between dtypes, constants and broadcasts, the float32 sums of 16-bit products
-    and reductions, and results, which a step writes also where NumPy returns a view.
+    one by one have for free: conversions between dtypes, constants and broadcasts, the float32 results of 16-bit
+    products, reductions and library steps, and results, which a step writes also where NumPy returns a view.
     """
     forms, cost = [unfused_cost(graph), unfused_cost(plan.graph)], cost_of(plan.steps)
     free = sum(s.reads + s.writes for s in plan.steps if s.kind == "Copy") + 8 * len(plan.steps)
     free += 2 * sum(root.nbytes for root in graph.roots)
     for node in g.topological(plan.graph.roots):
-        if node.op in ("cast", "broadcast"):
-            free += 2 * max(node.nbytes, node.inputs[0].nbytes)
+        if node.op in ("cast", "broadcast", "library"):
+            free += 2 * max(node.nbytes, *(i.nbytes for i in node.inputs))
         elif (g.is_product(node) or node.reduction) and dtypes.compute(node.dtype) != node.dtype:
             free += 4 * node.nbytes  # for the step that writes it, and for three that read it
     products, flops, moved = (max(f) for f in zip(*((w.products, w.repeatable, w.bytes) for w in forms), strict=True))
