@@ -80,7 +80,7 @@ def test_both_engines(name: str, engine: str, shape: tuple[int, int]) -> None:
     np.testing.assert_allclose(found, expected(x, label), rtol=1e-5, atol=1e-5)
 
 
-def test_blocks_of_rows_know_their_columns_and_not_their_rows() -> None:
+def test_blocks_of_rows_know_their_columns_and_take_their_rows_from_all() -> None:
     x, k = leaf(0, (4000, 64)), leaf(1, (4000, 1), "int64")
     w = leaf(2, (64, 300))
     tight = Settings(max_workspace=1 << 20)
@@ -95,4 +95,7 @@ def test_blocks_of_rows_know_their_columns_and_not_their_rows() -> None:
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
     numbered = g.reduce("max", g.pointwise("multiply", y, g.positions(4000, 0)), 1)
     plan = planned([x, k, w], numbered, settings=tight)
-    assert plan.blocks is None and "numbers of rows" in plan.whole
+    assert plan.blocks is not None and plan.blocks.count > 1
+    (found,) = load(NumpyExecutable, plan, arrays)(arrays, [None])
+    wanted = (arrays[0] @ arrays[2] * np.arange(4000)[:, np.newaxis]).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-2)

@@ -184,6 +184,7 @@ def test_degrees_of_freedom(correction: float) -> None:
 # Rules whose gradients are those of what they view, choose or name, masks', and losses, which have tests of their own.
 ELSEWHERE = {
     *LOSSES,
+    "z_loss",
     *("identity", "contiguous", "clone", "detach", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "t"),
     *("transpose", "permute", "expand", "expand_as", "view_as", "getitem", "written", "batch_norm_module"),
     *("logical_and", "logical_or", "logical_xor", "logical_not"),
