@@ -34,7 +34,7 @@ class Results:
     def __init__(self, value: Any):
         self.leaves: list[Tracer] = []
         self.key: list[Any] = []
-        self._is_single = type(value) is Tracer
+        self._is_single = type(value) is Tracer and not value._is_python
         self._whole = self._flatten(value)
 
     def _flatten(self, value: Any) -> _Part:
@@ -43,6 +43,8 @@ class Results:
         if cls is Tracer:
             self.leaves.append(value)
             position = len(self.leaves) - 1
+            if value._is_python:
+                return _Part(lambda leaves: _python_number(leaves[position]), lambda value: [value])
             return _Part(lambda leaves: leaves[position], lambda value: [value])
         if cls is TracedNumber:
             value = float(value)
@@ -84,3 +86,8 @@ class Results:
     def rebuild(self, leaves: list[Any]) -> Any:
         """Return the same structure with these arrays in the place of the traced ones."""
         return leaves[0] if self._is_single else self._whole.rebuild(leaves)
+
+
+def _python_number(value: Any) -> Any:
+    """Return a Python number for NumPy's scalar; CuPy's functions return arrays, which stay on their device."""
+    return value.item() if isinstance(value, np.generic) else value
