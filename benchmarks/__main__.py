@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on: rows, gemm, torch, models, costs, distributed.
+"""The command line: `python -m benchmarks heads`, and so on: rows, gemm, torch, losses, models, costs, functions...
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import costs, distributed, environment, gemm, heads, models, rows, torch_heads
+from . import costs, distributed, environment, functions, gemm, heads, losses, models, rows, torch_heads
 from .device import NoGpu
 from .lab import open_lab
 from .report import Case, Report, merge
@@ -27,6 +27,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "rows": (rows, "softmax and logsumexp over rows of many lengths"),
     "gemm": (gemm, "errors and times of float32 products, every precision"),
     "torch": (torch_heads, "the heads as PyTorch modules: forward, backward, after changes of weights"),
+    "losses": (losses, "the loss of a language model: forward, backward, memory"),
     "models": (models, "whole models: inference and training steps"),
     "costs": (costs, "the cost model of chains beside what they take: through us, eager, compiled"),
 }
@@ -41,10 +42,11 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
     whole = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    names = f"{{{','.join([*BENCHMARKS, 'distributed'])}}}"
+    names = f"{{{','.join([*BENCHMARKS, 'functions', 'distributed'])}}}"
     commands = whole.add_subparsers(dest="benchmark", required=True, metavar=names)
     for name, (module, about) in BENCHMARKS.items():
         module.add_options(commands.add_parser(name, parents=[common], help=about))
+    functions.add_options(commands.add_parser("functions", help="functions of users, plain and fused, also on a CPU"))
     distributed.add_options(commands.add_parser("distributed", help="the heads trained by several processes"))
     return whole
 
@@ -65,7 +67,7 @@ def stated_options(given: argparse.Namespace) -> dict[str, Any]:
     def text(option: str, value: Any) -> Any:
         return ("x" if option == "shape" else " ").join(map(str, value)) if isinstance(value, tuple) else value
 
-    options = {option: value for option, value in vars(given).items() if option not in _NOT_STATED}
+    options = {k: v for k, v in vars(given).items() if k not in _NOT_STATED and v is not None}
     return {k: text(k, v) for k, v in options.items() if not (isinstance(v, float) and math.isinf(v))}
 
 
@@ -105,8 +107,8 @@ def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add:
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     given = parse(arguments)
-    if given.benchmark == "distributed":
-        return distributed.main(arguments[1:])
+    if given.benchmark in ("distributed", "functions"):
+        return {"distributed": distributed, "functions": functions}[given.benchmark].main(arguments[1:])
     module, _ = BENCHMARKS[given.benchmark]
     name = file_name(given)
     try:

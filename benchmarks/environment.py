@@ -54,6 +54,24 @@ def cuda_version(number: Callable[[], int]) -> str | None:
         return None
 
 
+def processor() -> str | None:
+    """Return the name of this machine's processor."""
+    found = re.search(r"Model name:\s*(.*)", _run("lscpu") or "")
+    return found[1] if found else platform.processor() or None
+
+
+def versions() -> dict[str, Any]:
+    """Collect what a reader needs to judge or repeat a measurement without a GPU."""
+    return {
+        "cupyfuse": cupyfuse.__version__,
+        "numpy": version("numpy"),
+        "scipy": version("scipy"),
+        "python": platform.python_version(),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
 def collect(cupy: Any, gpu: str) -> dict[str, Any]:
     """Collect what a reader needs to judge or repeat a measurement on this machine."""
     driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")

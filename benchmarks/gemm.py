@@ -1,4 +1,4 @@
-"""float32 matrix products in every precision: errors against float64 and times, over families of data and over K."""
+"""Matrix products: float32 ones in every precision, over families of data and over K; 16-bit ones (`half.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.settings import PRECISIONS
 
-from . import families, heads
+from . import families, half, heads
 from . import options as types
 from .device import Call
 from .lab import Lab, Rival, run
@@ -23,9 +23,11 @@ from .report import Case
 FIGURES = ("gpu_evicted", "gpu_back_to_back")
 DEFAULTS = {
     "budget": (0.15, 0.02),  # GPU seconds for each rival and figure
+    "half_size": (16384, 2048),
     "depths": ((1, 2, 3, 7, 16, 64, 255, 1024, 4096, 8192, 65536), (1, 3, 64, 255, 4096, 65536)),
 }
 BASE = "cuBLAS float32"
+PARTS = ("float32", "16-bit")
 SWEPT = ("gaussian", "positive")  # the families over K
 SWEEP_ROWS, SWEEP_COLUMNS = 256, 512
 
@@ -50,6 +52,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help=f"data, of {', '.join(families.FAMILIES)}; K is swept over for {' and '.join(SWEPT)}",
     )
+    parser.add_argument(
+        "--parts", type=types.names(PARTS), default=PARTS, metavar="NAME,...", help=f"some of {', '.join(PARTS)}"
+    )
+    parser.add_argument("--half-size", type=int, metavar="N", help="the largest cube of 16-bit products")
     parser.add_argument("--depths", type=types.lengths, metavar="K,K,...", help="the K to sweep over")
 
 
@@ -157,11 +163,13 @@ def operand_cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, 
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
-    """Run every family at one shape, then the sweep over K."""
-    for group, name, family, shape in operand_cases(options):
+    """Run every family at one shape, then the sweep over K; then 16-bit products."""
+    for group, name, family, shape in operand_cases(options) if "float32" in options.parts else ():
         lab.release()
         x, weight = (lab.cupy.asarray(operand) for operand in families.draw(family, shape, options.seed))
         product = Product(lab, x, weight)
         case = Case(group, name, shape, "float32", facts=product.facts)
         yield run(lab, case, product.factories(), FIGURES, options.budget)
         del product, x, weight
+    if "16-bit" in options.parts:
+        yield from half.cases(lab, options)

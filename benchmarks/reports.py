@@ -7,7 +7,8 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 
-from . import costs, families, gemm, models, torch_heads
+from . import costs, families, gemm, half, losses, models, torch_heads
+from .half_report import half_products
 from .lab import BOUND, COMPILED, EAGER, FUSED
 from .networks import NETWORKS
 from .report import (
@@ -191,6 +192,12 @@ def _tabulate_depths(cases: Sequence[Case]) -> list[str]:
 
 
 def products(report: Report) -> list[str]:
+    halves = [case for case in report.cases if case.group in half.GROUPS]
+    report = dataclasses.replace(report, cases=[case for case in report.cases if case not in halves])
+    return [*(_float32_products(report) if report.cases else []), *half_products(halves)]
+
+
+def _float32_products(report: Report) -> list[str]:
     lines = [f'The error of "highest", bound and unbound, beside that of {gemm.BASE}:', ""]
     lines += _count_holding(BY_ELEMENT, report.cases, "max error", "cases")
     for sign, where in (
@@ -254,6 +261,20 @@ def torch(report: Report) -> list[str]:
         lines += ["## What was asked", "", *_write_findings(findings)]
     lines += ["## How it was measured", "", *_explain(torch_heads.FIGURES[torch_heads.FORWARD], _HOW_TORCH)]
     return [*lines, *_write_cases(report, EAGER, ["gpu_evicted"], _USED)]
+
+
+# Losses -------------------------------------------------------------------------------------------------------------
+
+_HOW_LOSSES = f"""\
+{_ERROR}, the worst of the loss and, after a backward pass, of the gradients.
+- *{losses.PRODUCT}* is that of the logits, and backward those of both gradients, on logits in the operands' dtype;
+  *{EAGER}* converts the logits to float32. *peak MB*: the most beyond the operands, gradients included."""
+
+
+def language_losses(report: Report) -> list[str]:
+    lines = ["## What was asked", "", *_write_findings(list(check(losses.REQUIREMENTS, report.cases)))]
+    lines += ["## How it was measured", "", *_explain(losses.FIGURES, _HOW_LOSSES)]
+    return [*lines, *_write_cases(report, EAGER, ["gpu_evicted"])]
 
 
 # Whole models -------------------------------------------------------------------------------------------------------
@@ -362,7 +383,8 @@ def cost_model(report: Report) -> list[str]:
 
 
 WRITERS = {
-    "heads": heads, "rows": rows, "gemm": products, "torch": torch, "models": whole_models, "costs": cost_model,
+    "heads": heads, "rows": rows, "gemm": products, "torch": torch, "losses": language_losses, "models": whole_models,
+    "costs": cost_model,
 }  # fmt: skip
 
 

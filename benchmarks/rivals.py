@@ -165,6 +165,14 @@ def product(x: torch.Tensor, weight: torch.Tensor, precision: str) -> torch.Tens
         return torch.matmul(x, weight.T)
 
 
+def linear_then(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute a linear map, and what the benchmark of 16-bit products calls `name` of it."""
+    y = F.linear(x, weight, bias)
+    return {"": lambda: y, "gelu": lambda: F.gelu(y), "logsumexp": lambda: logsumexp(y), "softmax": lambda: softmax(y)}[
+        name
+    ]()
+
+
 # Running it ---------------------------------------------------------------------------------------------------------
 
 

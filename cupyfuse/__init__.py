@@ -45,6 +45,16 @@ from .api.functions import (
     var,
 )
 from .api.fuse import Bound, Fused, fuse
+from .api.losses import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    hinge_loss,
+    huber_loss,
+    kl_div,
+    mse_loss,
+    nll_loss,
+    sigmoid_focal_loss,
+)
 from .api.registry import register
 from .errors import EngineError, TraceError
 from .plan.plan import Plan, set_emitter
@@ -77,8 +87,10 @@ __all__ = [
     "TraceError",
     "avg_pool1d",
     "batch_norm",
+    "binary_cross_entropy_with_logits",
     "celu",
     "clip",
+    "cross_entropy",
     "elu",
     "erf",
     "fuse",
@@ -86,6 +98,9 @@ __all__ = [
     "hardsigmoid",
     "hardswish",
     "hardtanh",
+    "hinge_loss",
+    "huber_loss",
+    "kl_div",
     "leaky_relu",
     "linear",
     "log_sigmoid",
@@ -95,6 +110,8 @@ __all__ = [
     "mean",
     "min",
     "mish",
+    "mse_loss",
+    "nll_loss",
     "precision",
     "prod",
     "register",
@@ -102,6 +119,7 @@ __all__ = [
     "relu6",
     "selu",
     "sigmoid",
+    "sigmoid_focal_loss",
     "silu",
     "softmax",
     "softplus",

@@ -18,6 +18,7 @@ class Device:
     tf32, half : tensor cores without sparsity, FLOP/s
     processors : number of multiprocessors
     split : measured FLOP/s of large hi/lo split products, all three products counted; 0 without a kernel for them
+    own_half : measured FLOP/s of large 16-bit products by our own kernel; 0 where it has not been measured
     """
 
     name: str
@@ -28,6 +29,12 @@ class Device:
     half: float
     processors: int
     split: float = 0.0
+    own_half: float = 0.0
+
+    @property
+    def has_warpgroups(self) -> bool:
+        """Whether it has Hopper's tensor cores, which our own products are written for."""
+        return self.split > 0
 
 
 DEVICES: dict[str, Device] = {

@@ -28,14 +28,20 @@ class Settings:
         Bytes of intermediate values beyond which a plan runs in blocks of rows, where it can.
     keep_halves : bool
         Whether `bind` keeps the hi/lo splits of bound operands.
+    epilogues : str
+        One of `EPILOGUES`: where our own kernel computes a 16-bit product, with the row program behind it as its
+        epilogue. "measured": where the GPU's table has a rate for it (`Device.own_half`) by which it is faster;
+        "always": wherever it can; "never".
     """
 
     precision: str = "highest"
     device: Device | None = devices.DEVICES[devices.DEFAULT]
     max_workspace: int = DEFAULT_WORKSPACE
     keep_halves: bool = True
+    epilogues: str = "measured"
 
 
+EPILOGUES = ("measured", "always", "never")
 PRECISIONS = ("highest", "high", "medium", "ieee", "tf32")
 
 
@@ -74,6 +80,36 @@ def precision(value: str) -> Iterator[None]:
         yield
     finally:
         _current.reset(token)
+
+
+_epilogues: ContextVar[str] = ContextVar("cupyfuse_epilogues", default="measured")
+
+
+def current_epilogues() -> str:
+    return _epilogues.get()
+
+
+@contextmanager
+def epilogues(value: str) -> Iterator[None]:
+    """Choose within a `with` block where 16-bit products run by our own kernel; for tests and benchmarks.
+
+    Parameters
+    ----------
+    value : {"measured", "always", "never"}
+        As `Settings.epilogues`.
+
+    Raises
+    ------
+    ValueError
+        Any other value.
+    """
+    if value not in EPILOGUES:
+        raise ValueError(f"epilogues: expected one of {', '.join(map(repr, EPILOGUES))}, got {value!r}")
+    token = _epilogues.set(value)
+    try:
+        yield
+    finally:
+        _epilogues.reset(token)
 
 
 _always_plan = False

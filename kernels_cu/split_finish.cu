@@ -104,7 +104,7 @@ __device__ __forceinline__ void split_finish(
     if (!careful) {
         return;
     }
-    const TileOrder order(a.rows, b.rows, width);
+    const TileOrder order(a.rows, b.rows, tile_rows, width);
     const bool packs = b.rows % 4 == 0 && reinterpret_cast<i64>(c) % 16 == 0;
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         i64 first, col;

@@ -14,17 +14,17 @@
 //   multiple of 8, up to 192, for which `multiply_add` is emitted.
 #pragma once
 
+#include "ring.cuh"
 #include "split_tiles.cuh"
-#include "tensor_cores.cuh"
 
 template <int Columns, int Stages>
 struct SplitGemm {
     static constexpr int group = 2048;  // bytes of 8 rows x 64 columns, hi and lo
     static constexpr int rows_a_warpgroup = 64;
     static constexpr int groups_a = tile_rows / 8, groups_b = Columns / 8;
-    static constexpr int stage = (groups_a + groups_b) * group;
-    static constexpr int shared = 1023 + Stages * (stage + 16);  // with alignment, and two barriers per stage
-    static constexpr int consumers = 256, threads = 384;
+    static constexpr int bytes_a = groups_a * group, stage = bytes_a + groups_b * group;
+    static constexpr int consumers = 256, consumer_warps = consumers / 32, threads = 384;
+    static constexpr int shared = Ring<SplitGemm, Stages>::bytes;
 };
 
 // min(n, most).
@@ -86,37 +86,10 @@ __device__ __forceinline__ void store_tile(
     }
 }
 
-// The ring of stages in shared memory, followed by two barriers per stage: `full`, which the copies complete, and `empty`,
-// at which each consumer warp arrives.
-template <class Shape, int Stages>
-struct Ring {
-    u32 first, stage = 0, parity = 0;
-
-    __device__ __forceinline__ explicit Ring(const char* shared)
-        : first((shared_address(shared) + 1023) / 1024 * 1024) {}
-    __device__ __forceinline__ u32 a() const { return first + stage * Shape::stage; }
-    __device__ __forceinline__ u32 b() const { return a() + Shape::groups_a * Shape::group; }
-    __device__ __forceinline__ u32 full() const { return first + Stages * Shape::stage + stage * 16; }
-    __device__ __forceinline__ u32 empty() const { return full() + 8; }
-    __device__ __forceinline__ void advance() {
-        stage = stage + 1 == Stages ? 0 : stage + 1;
-        parity ^= stage == 0;
-    }
-    // By one thread, before all other use.
-    __device__ __forceinline__ void init() const {
-#pragma unroll
-        for (int s = 0; s < Stages; ++s) {
-            barrier_init(first + Stages * Shape::stage + s * 16, 1);
-            barrier_init(first + Stages * Shape::stage + s * 16 + 8, Shape::consumers / 32);
-        }
-        barrier_init_fence();
-    }
-};
-
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void copy_operands(
     Ring<Shape, Stages> ring, const char* a, const char* b, i64 m, i64 n, u32 blocks) {
-    const TileOrder order(m, n, Columns);
+    const TileOrder order(m, n, tile_rows, Columns);
     const i64 groups_a = (m + 7) / 8, groups_b = (n + 7) / 8;
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
@@ -143,7 +116,7 @@ __device__ __forceinline__ void copy_operands(
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target& to, u32 blocks) {
     constexpr u32 lo = 1024 / 16, next = 32 / 16;  // offsets for operand_at: to the lo atom, to the next 16 columns
-    const TileOrder order(to.m, to.n, Columns);
+    const TileOrder order(to.m, to.n, tile_rows, Columns);
     // The shuffle tells the compiler that the value is uniform in a warp.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const u32 rows = warpgroup * (Shape::rows_a_warpgroup / 8 * Shape::group);
@@ -161,14 +134,14 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
         products_begin(part);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            multiply_add(part, a + i * next, b + lo + i * next, i > 0);
-            multiply_add(part, a + lo + i * next, b + i * next, 1);
+            multiply_add<f16, 0, 0>(part, a + i * next, b + lo + i * next, i > 0);
+            multiply_add<f16, 0, 0>(part, a + lo + i * next, b + i * next, 1);
         }
         products_commit();
         pass_turn();
     };
     const auto finish_block = [&] {
-        products_wait<0>(part);
+        products_wait(part);
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
             part[i] *= 0x1p-11f;
@@ -177,11 +150,11 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
         products_begin(part);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            multiply_add(part, a + i * next, b + i * next, 1);
+            multiply_add<f16, 0, 0>(part, a + i * next, b + i * next, 1);
         }
         products_commit();
         pass_turn();
-        products_wait<0>(part);
+        products_wait(part);
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(ring.empty());
         }

@@ -36,7 +36,7 @@ __device__ __forceinline__ void repair_part(
 // Repair the parts of tiles that have flags; a block looks at as many flags at a time as it has threads.
 __device__ __forceinline__ void repair_flagged(
     const Matrix& a, const Matrix& b, i64 cols, float* c, const u32* flags, u32* marks, int width) {
-    const TileOrder order(a.rows, b.rows, width);
+    const TileOrder order(a.rows, b.rows, tile_rows, width);
     const i64 parts = static_cast<i64>(order.count()) * warps_a_tile;
     for (i64 first = blockIdx.x; first < parts; first += static_cast<i64>(gridDim.x) * Repair::threads) {
         const i64 own = first + static_cast<i64>(threadIdx.x) * gridDim.x;

@@ -1,28 +1,9 @@
-// Shared by the kernels of the hi/lo split: the order of tiles, and the word that describes a split row.
+// Shared by the kernels of the hi/lo split: the size of tiles, and the word that describes a split row.
 #pragma once
 
-#include "types.cuh"
+#include "tile_order.cuh"
 
 constexpr int tile_rows = 128, warps_a_tile = 8, rows_a_warp = 16;
-
-// The order of a product's tiles: down a band of rows first, so that concurrent tiles share rows of both operands.
-struct TileOrder {
-    static constexpr u32 band = 8;
-    u32 down, across;
-    int columns;
-
-    __device__ __forceinline__ TileOrder(i64 m, i64 n, int width)
-        : down(static_cast<u32>((m + tile_rows - 1) / tile_rows)),
-          across(static_cast<u32>((n + width - 1) / width)),
-          columns(width) {}
-    __device__ __forceinline__ u32 count() const { return down * across; }
-    __device__ __forceinline__ void at(u32 tile, i64& row, i64& col) const {
-        const u32 first = tile / (band * across), within = tile % (band * across);
-        const u32 height = min(down - first * band, band);
-        row = static_cast<i64>(first * band + within % height) * tile_rows;
-        col = static_cast<i64>(within / height) * columns;
-    }
-};
 
 // A split row, described in the bits of a float: the exponent is that of the inverse scale; the mantissa counts the elements
 // that are too small beside the largest one for 22 bits. A row of zeros is negative, one with infinities or NaN is NaN.

@@ -1,8 +1,9 @@
-// Hopper's tensor cores, barriers and bulk copies (sm_90a): thin wrappers of one or a few instructions.
+// Hopper's tensor cores, barriers, bulk copies and clusters (sm_90a): thin wrappers of one or a few instructions.
 //
-// Warpgroup products read both operands from shared memory, K-major, in atoms of 8 rows x 64 columns of f16: 1024 bytes,
-// aligned to 1024, with the 128-byte swizzle: 16-byte piece p of row r is at r * 128 + (p ^ r) * 16. Barriers are 8 bytes of
-// shared memory, passed by their shared address.
+// Warpgroup products read both operands from shared memory, in atoms of 8 lines of 64 16-bit elements: 1024 bytes, aligned to
+// 1024, with the 128-byte swizzle: 16-byte piece p of line r is at r * 128 + (p ^ r) * 16. A line is a row of the operand and
+// 64 of its columns k; of a transposed operand it is one k and 64 rows. Barriers are 8 bytes of shared memory, passed by their
+// shared address, which is the same in each block of a cluster.
 #pragma once
 
 #include "types.cuh"
@@ -68,6 +69,45 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 #endif
 }
 
+// Arrive at the barrier with this address of another block of the cluster, or the own one.
+__device__ __forceinline__ void barrier_arrive_in(u32 barrier, u32 block) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "{\n"
+        ".reg .b32 there;\n"
+        "mapa.shared::cluster.u32 there, %0, %1;\n"
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "}" ::"r"(barrier),
+        "r"(block)
+        : "memory");
+#else
+    host_cuda::phase_arrive(HOST_SITE, barrier, block);
+#endif
+}
+
+// Clusters -----------------------------------------------------------------------------------------------------------
+
+// The number of this block in its cluster.
+__device__ __forceinline__ u32 cluster_rank() {
+#ifdef __CUDA_ARCH__
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+#else
+    return host_cuda::rank_in_cluster();
+#endif
+}
+
+// All threads of all blocks of the cluster meet; before it ends no block may leave whose shared memory others access.
+__device__ __forceinline__ void cluster_sync() {
+#ifdef __CUDA_ARCH__
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+#else
+    host_cuda::cluster_barrier(HOST_SITE);
+#endif
+}
+
 // Threads of a block -------------------------------------------------------------------------------------------------
 
 // Named barriers 1 to 15 of a block, for `threads` threads: arrive and wait, or arrive only.
@@ -115,12 +155,50 @@ __device__ __forceinline__ void bulk_copy(u32 to, const char* from, u32 bytes, u
 #endif
 }
 
+// A matrix as the copy engine sees it, made on the host (cuda/tensor_map.py), and passed in a __grid_constant__ struct.
+struct alignas(128) TensorMap {
+    u64 words[16];
+};
+
+// Copy the box at (line, element) of a matrix to shared memory; completion is counted by the barrier. What lies beyond the
+// matrix arrives as zeros, and counts.
+__device__ __forceinline__ void tensor_copy(u32 to, const TensorMap& from, int element, int line, u32 barrier) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+        "l"(&from), "r"(element), "r"(line), "r"(barrier)
+        : "memory");
+#else
+    host_cuda::tensor_copy(HOST_SITE, to, from.words, element, line, barrier, 1u << host_cuda::rank_in_cluster());
+#endif
+}
+
+// The same to this address in each block of the cluster whose bit is set, and counted by the barrier there.
+__device__ __forceinline__ void tensor_copy_to(
+    u32 to, const TensorMap& from, int element, int line, u32 barrier, unsigned short blocks) {
+#ifdef __CUDA_ARCH__
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
+        "l"(&from), "r"(element), "r"(line), "r"(barrier), "h"(blocks)
+        : "memory");
+#else
+    host_cuda::tensor_copy(HOST_SITE, to, from.words, element, line, barrier, blocks);
+#endif
+}
+
 // Warpgroup products -------------------------------------------------------------------------------------------------
 
 // The descriptor of an operand whose first atom is at `address`, with `stride` bytes to the next 8 rows. Adding n moves it by
 // 16 n bytes: 2 for the next 16 columns of the same atoms.
 __device__ __forceinline__ u64 operand_at(u32 address, u32 stride) {
     return static_cast<u64>(1) << 62 | static_cast<u64>(stride >> 4) << 32 | address >> 4;
+}
+
+// The same of a transposed operand, whose atoms of 8 columns follow each other, with `stride` bytes to the next 64 rows.
+// Adding 128 moves it by 16 columns.
+__device__ __forceinline__ u64 transposed_operand_at(u32 address, u32 stride) {
+    return operand_at(address, 1024) | static_cast<u64>(stride >> 4) << 16;
 }
 
 #ifdef __CUDA_ARCH__
@@ -132,55 +210,85 @@ __device__ __forceinline__ void keep(float (&d)[R]) {
         asm volatile("" : "+f"(d[i])::"memory");
     }
 }
+__device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 template <int R>
 __device__ __forceinline__ void products_begin(float (&d)[R]) {
     keep(d);
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    products_fence();
 }
 
-// End a group of products; wait until at most `Left` groups are in flight, after which d may be read.
+// End a group of products; wait until at most `Left` groups are in flight.
 __device__ __forceinline__ void products_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-template <int Left, int R>
-__device__ __forceinline__ void products_wait(float (&d)[R]) {
+template <int Left>
+__device__ __forceinline__ void products_wait_for_all_but() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
+}
+// Wait for all, after which d may be read.
+template <int R>
+__device__ __forceinline__ void products_wait(float (&d)[R]) {
+    products_wait_for_all_but<0>();
     keep(d);
 }
 #else
+inline void products_fence() { host_cuda::converged(HOST_SITE); }
 template <int R>
-void products_begin(float (&)[R]) {}
-inline void products_commit() {}
-template <int Left, int R>
-void products_wait(float (&)[R]) {
+void products_begin(float (&)[R]) {
+    products_fence();
+}
+inline void products_commit() { host_cuda::products_commit(); }
+template <int Left>
+void products_wait_for_all_but() {
+    host_cuda::products_wait(Left);
     __syncwarp(0xffffffffu);
+}
+template <int R>
+void products_wait(float (&)[R]) {
+    products_wait_for_all_but<0>();
 }
 #endif
 
-// d = a b' + d, or a b' if add is 0, by a warpgroup: (64 x 16) (2 R x 16)', f16 into float32; a, b as from operand_at.
-// Thread t holds in d[4 j + 2 h + i] row t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + i. The instruction
-// names every register, so each width is a specialisation, which cuda/split.py emits.
+// d = a b' + d, or a b' if add is 0, by a warpgroup: (64 x 16) (2 R x 16)', T (f16 or bf16) into float32; a, b as from
+// operand_at, or from transposed_operand_at if TurnedA or TurnedB is 1. Thread t holds in d[4 j + 2 h + i]
+// row t / 32 * 16 + t % 32 / 4 + 8 h, column 8 j + t % 4 * 2 + i. The instruction names every register, so each width is a
+// specialisation, which cuda/warpgroup.py emits.
 #ifdef __CUDA_ARCH__
-template <int R>
+template <class T, int TurnedA, int TurnedB, int R>
 __device__ __forceinline__ void multiply_add(float (&d)[R], u64 a, u64 b, int add);
 #else
-template <int R>
+template <class T>
+float operand_element(u64 operand, bool turned, int row, int k) {
+    const u32 stride = static_cast<u32>(operand >> 32 & 0x3fff) << 4, far = static_cast<u32>(operand >> 16 & 0x3fff) << 4;
+    const u32 line = turned ? row / 64 * far + k / 8 * stride + k % 8 * 128 + row % 64 * 2
+                            : row / 8 * stride + row % 8 * 128 + k * 2;
+    u32 at = (static_cast<u32>(operand & 0x3fff) << 4) + line;
+    at ^= (at >> 7 & 7) << 4;
+    return widen(*reinterpret_cast<const T*>(host_cuda::dynamic_shared_memory() + at));
+}
+// As late as on a GPU: the operands are read when the group is waited for.
+template <class T, int TurnedA, int TurnedB, int R>
 void multiply_add(float (&d)[R], u64 a, u64 b, int add) {
-    const int thread = threadIdx.x % 128;
-    const char* shared = host_cuda::dynamic_shared_memory();
-    const auto element = [&](u64 operand, int row, int k) {
-        const u32 stride = static_cast<u32>(operand >> 32 & 0x3fff) << 4;
-        u32 at = (static_cast<u32>(operand & 0x3fff) << 4) + row / 8 * stride + row % 8 * 128 + k * 2;
-        at ^= (at >> 7 & 7) << 4;
-        return widen(*reinterpret_cast<const f16*>(shared + at));
-    };
-    for (int r = 0; r < R; ++r) {
-        const int row = thread / 32 * 16 + thread % 32 / 4 + r / 2 % 2 * 8, col = r / 4 * 8 + thread % 4 * 2 + r % 2;
-        float sum = add ? d[r] : 0.0f;
-        for (int k = 0; k < 16; ++k) {
-            sum += element(a, row, k) * element(b, col, k);
-        }
-        d[r] = sum;
-    }
+    host_cuda::products_issue(
+        [](float* sums, u64 left, u64 right, int more) {
+            const int thread = threadIdx.x % 128;
+            for (int h = 0; h < 2; ++h) {
+                float row_of_a[16];
+                for (int k = 0; k < 16; ++k) {
+                    row_of_a[k] = operand_element<T>(left, TurnedA, thread / 32 * 16 + thread % 32 / 4 + h * 8, k);
+                }
+                for (int j = 0; j < R / 4; ++j) {
+                    for (int i = 0; i < 2; ++i) {
+                        float& at = sums[4 * j + 2 * h + i];
+                        float sum = more ? at : 0.0f;
+                        for (int k = 0; k < 16; ++k) {
+                            sum += row_of_a[k] * operand_element<T>(right, TurnedB, j * 8 + thread % 4 * 2 + i, k);
+                        }
+                        at = sum;
+                    }
+                }
+            }
+        },
+        d, a, b, add);
 }
 #endif

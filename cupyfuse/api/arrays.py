@@ -218,3 +218,13 @@ def span(a: Any) -> tuple[int, int]:
         low += min(0, stride * (length - 1))
         high += max(0, stride * (length - 1))
     return low, high + a.itemsize
+
+
+def repeated(given: Sequence[Any]) -> dict[int, int]:
+    """Return which arrays are the same object as an earlier one, by position. A spec may stand for several arrays."""
+    numbers = list(map(id, given))
+    if len(numbers) < 2 or len(set(numbers)) == len(numbers):
+        return {}
+    first: dict[int, int] = {}
+    found = {i: first[number] for i, number in enumerate(numbers) if first.setdefault(number, i) != i}
+    return {i: same for i, same in found.items() if not isinstance(given[i], Spec)}

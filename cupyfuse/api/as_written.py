@@ -3,64 +3,73 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import dtypes
-from ..plan.plan import Plan
-from .results import Results
+from .constants import constant_key
+from .structures import structure_of
 
 
 class AsWritten:
-    """A function called as it is, and its results brought into the form that a plan would give them.
+    """A function called as it is; the arrays that it returns are nobody else's."""
 
-    They have the traced structure, shapes and dtypes, and share no memory with the arguments or with each other.
-    """
-
-    def __init__(self, function: Callable[..., Any], signature: inspect.Signature, results: Results, plan: Plan):
-        self._function, self._signature, self._results, self._plan = function, signature, results, plan
-        self._forms = [(o.shape, np.dtype(dtypes.to_numpy(o.dtype))) for o in plan.outputs]
+    def __init__(self, function: Callable[..., Any], signature: inspect.Signature):
+        self._function, self._signature = function, signature
         kinds = {p.kind for p in signature.parameters.values()}
         self._by_position = kinds <= {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
 
-    def __call__(self, values: Sequence[Any], leaves: Sequence[Any]) -> list[Any] | None:
-        """Return the results for the values of all parameters.
+    def __call__(self, values: Sequence[Any]) -> Any:
+        """Return what the function returns for the values of all parameters.
 
-        `leaves` are the arrays among the values, and those that the function reads around it. If the function computes
-        something else than was traced, None: its plan runs then, in later calls too.
+        Arrays among it are copied where they share memory with arguments, with what the function has kept, or with each
+        other; lists, dicts and objects that hold arrays are made anew.
         """
-        results = self._call(values)
-        if results is None or not all(map(self._has_form, results, self._forms)):
-            self._plan.as_written = ""
-            return None
-        own: list[Any] = []
-        for result in results:
-            own.append(_separate(result, leaves, own))
-        return own
-
-    def _call(self, values: Sequence[Any]) -> list[Any] | None:
-        if self._by_position:
-            with np.errstate(all="ignore"):
-                returned = self._function(*values)
-        else:
+        with np.errstate(all="ignore"):
+            if self._by_position:
+                return _separated(self._function(*values))
             bound = self._signature.bind_partial()
             bound.arguments.update(zip(self._signature.parameters, values, strict=True))
-            with np.errstate(all="ignore"):
-                returned = self._function(*bound.args, **bound.kwargs)
-        return self._results.arrays_in(returned)
-
-    @staticmethod
-    def _has_form(result: Any, form: tuple[tuple[int, ...], Any]) -> bool:
-        return isinstance(result, (np.ndarray, np.generic)) and result.shape == form[0] and result.dtype == form[1]
+            return _separated(self._function(*bound.args, **bound.kwargs))
 
 
-def _separate(result: Any, leaves: Sequence[Any], before: Sequence[Any]) -> Any:
-    """Return a result that shares no memory with other arrays: itself, or a copy."""
-    if not isinstance(result, np.ndarray):
-        return result  # a scalar
-    others = [*leaves, *before] if result.base is not None else [a for a in (*leaves, *before) if a is result]
-    if any(isinstance(a, np.ndarray) and np.may_share_memory(result, a) for a in others):
-        return result.copy()
-    return result
+def _separated(returned: Any) -> Any:
+    found: list[Any] = []
+    rebuild = _take_apart(returned, found)
+    del returned  # so that `found` alone holds the arrays, but for what holds them elsewhere
+    for k in range(len(found)):
+        if not _is_free(found, k):
+            found[k] = found[k].copy()
+    return rebuild(found)
+
+
+def _take_apart(value: Any, found: list[Any]) -> Callable[[list[Any]], Any]:
+    """Collect the arrays of a result; return a function that makes it again of other ones."""
+    if type(value) is np.ndarray:
+        position = len(found)
+        found.append(value)
+        return lambda arrays: arrays[position]
+    structure = None if isinstance(value, np.generic) or constant_key(value) is not None else structure_of(value)
+    if structure is None:
+        return lambda arrays: value
+    make = structure.rebuild
+    parts = [_take_apart(child, found) for child in structure.children]
+    return lambda arrays: make([part(arrays) for part in parts])
+
+
+def _is_free(arrays: list[Any], k: int) -> bool:
+    """Whether the list alone holds an array, or a view whose memory nothing else holds, and it can be written to."""
+    if sys.getrefcount(arrays[k]) > _ALONE or 0 in arrays[k].strides or not arrays[k].flags.writeable:
+        return False
+    if arrays[k].base is None:
+        return True
+    if type(arrays[k].base) is not np.ndarray or sys.getrefcount(arrays[k].base) > _ALONE:
+        return False
+    owner = arrays[k].base
+    return owner.base is None and arrays[k].nbytes <= owner.nbytes
+
+
+# References to an array that only a list holds, as `_is_free` counts them.
+_ALONE = sys.getrefcount([np.empty(1)][0]) + 1

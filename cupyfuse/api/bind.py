@@ -85,7 +85,7 @@ class Bound:
                 arguments = dict(zip(self._fused.names, self._values(args, kwargs)[0], strict=True))
                 return self._fused.inline((), arguments, out)
             raise
-        key = (self._fused.precision, *signature.key)
+        key = signature.whole_key(*self._fused.products)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             all_values, _ = self._values(args, kwargs)
@@ -99,9 +99,7 @@ class Bound:
         for name in self._fused.names:
             constant = self._constants.get(name)
             if constant is not None:
-                signature.leaves += constant.leaves
-                signature.names += constant.names
-                signature.exporters += constant.exporters
+                signature.add_leaves_of(constant)
             elif name in self._fixed:
                 self._add_bound(name, signature)
             else:
@@ -115,9 +113,7 @@ class Bound:
         self._fused.add(own, value, name, by_value=True)
         if own.stable and not own.read_functions and not own.classes:
             self._constants[name] = own
-            signature.leaves += own.leaves
-            signature.names += own.names
-            signature.exporters += own.exporters
+            signature.add_leaves_of(own)
             return
         first = len(signature.leaves)
         self._fused.add(signature, value, name, by_value=True)
@@ -148,7 +144,7 @@ class Bound:
         return self._fused.plan_for(values, devices.DEFAULT, constants, self._bound_positions(values))
 
     def _bound_positions(self, values: Sequence[Any]) -> frozenset[int]:
-        """Return the positions of the bound arrays among all array arguments."""
+        """Return the positions of the bound arrays among all arrays, without those that are an argument as well."""
         positions: set[int] = set()
         signature = self._fused.environment.signature(specs=True)
         for name, value in zip(self._fused.names, values, strict=True):
@@ -156,7 +152,8 @@ class Bound:
             self._fused.add(signature, value, name)
             if name in self._fixed:
                 positions.update(range(first, len(signature.leaves)))
-        return frozenset(positions)
+        self._fused.environment.add_to(signature)
+        return frozenset(positions - {same for i, same in signature.repeated().items() if i not in positions})
 
     def _prepack(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
         """Run a plan over bound arrays; calls of other shapes share its results."""

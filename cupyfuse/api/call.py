@@ -105,12 +105,10 @@ def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any
     `values` are those of all parameters, for a function that runs as written.
     """
     leaves = signature.leaves
-    if runnable.plan.as_written and runnable.as_written is not None and out is None:
-        results = runnable.as_written(values, leaves)
-        if results is not None:
-            return runnable.results.rebuild(results)
     if runnable.plan.graph.effects:
         _check_effects(runnable.plan, leaves, out)
+    if runnable.as_written is not None and out is None:
+        return runnable.as_written(values)
     if out is None:
         results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, signature.numbers)
     else:

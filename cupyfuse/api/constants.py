@@ -57,6 +57,15 @@ def constant_key(value: Any) -> Hashable:
     return None
 
 
+def enums_in(value: Any) -> list[type]:
+    """Return the classes of the enums whose members a constant is or contains, or the keys of a dict."""
+    if isinstance(value, enum.Enum):
+        return [type(value)]
+    if isinstance(value, (tuple, frozenset, dict)):
+        return [found for item in value if type(item) is not str for found in enums_in(item)]
+    return []
+
+
 def nested_key(value: Any) -> Hashable:
     """Return such a key of constants, or tuples of them; None for what is none."""
     return _all(tuple, value, nested_key) if type(value) is tuple else constant_key(value)

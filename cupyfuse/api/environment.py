@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import abc
 import types
 from typing import Any, NamedTuple
 
-from .code import is_own, written_bases
+from .code import is_own
+from .members import written_bases
 from .signature import MISSING, Signature
 
 _CLASSES = 64  # combinations of classes that are remembered
@@ -27,15 +29,61 @@ class _Hashed:
 
 
 class _Found(NamedTuple):
-    """What the last call found, where it changes only if a variable gets another value."""
+    """What was found around functions and in classes, where it changes only if another object is put in its place.
+
+    Attributes
+    ----------
+    key : _Hashed
+    leaves, names : list
+        The arrays.
+    spaces, cells : list of tuple
+        Variables, and what they held.
+    functions : list of tuple
+        Functions with their code and default values.
+    orders, members : list of tuple
+        Classes with their bases, and with the numbers of their attributes, whose values are kept too.
+    containers : list of tuple
+        Lists, dicts and sets in functions of libraries, with the numbers of what they hold, which is kept too.
+    attributes : set of str
+        The attributes that the code names.
+    classes : dict
+        The classes and modules met, by name.
+    token : object
+        What stands for all that is registered as subclasses of abstract classes; None if none of those was met.
+    captured : bool
+    """
 
     key: _Hashed
     leaves: list[Any]
     names: list[str]
     spaces: list[tuple[dict[str, Any], str, Any]]
     cells: list[tuple[Any, Any]]
+    functions: list[tuple[types.FunctionType, types.CodeType, Any, Any]]
+    orders: list[tuple[type, tuple[type, ...]]]
+    members: list[tuple[Any, list[str], list[int], list[Any]]]
+    containers: list[tuple[Any, list[int], list[Any]]]
     attributes: set[str]
+    classes: dict[Any, str]
+    token: object
     captured: bool
+
+    @classmethod
+    def of(cls, own: Signature, package: str) -> _Found:
+        """Return what a signature holds, all of it stable."""
+        spaces = [probe for probe in own.probes if isinstance(probe[0], dict)]
+        cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
+        functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in own.functions]
+        classes = [c for c in own.classes if isinstance(c, type)]
+        orders = [(c, c.__mro__) for c in classes]
+        held = [vars(base) for c in classes for base in written_bases(c, package)]
+        members = [(space, list(space), list(map(id, space.values())), list(space.values())) for space in held]
+        containers = [(c, list(map(id, held)), held) for c in own.containers for held in [_contents(c)]]
+        token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
+        key = _Hashed(tuple(own.key))
+        return cls(
+            *(key, own.leaves, own.names, spaces, cells, functions, orders, members, containers),
+            *(own.attributes, own.classes, token, own.captured),
+        )
 
     def is_current(self) -> bool:
         for space, name, value in self.spaces:
@@ -47,31 +95,26 @@ class _Found(NamedTuple):
                     return False
         except ValueError:
             return False
-        return True
-
-
-def _found(own: Signature) -> _Found:
-    spaces = [probe for probe in own.probes if isinstance(probe[0], dict)]
-    cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
-    return _Found(_Hashed(tuple(own.key)), own.leaves, own.names, spaces, cells, own.attributes, own.captured)
-
-
-class _Classes(NamedTuple):
-    """What code that names certain attributes finds in classes, where it changes only if they get other ones."""
-
-    key: _Hashed
-    attributes: set[str]
-    variables: _Found
-    orders: list[tuple[type, tuple[type, ...]]]
-    spaces: list[tuple[Any, list[int], list[Any]]]
-
-    def is_current(self, attributes: set[str]) -> bool:
-        if attributes is not self.attributes or not self.variables.is_current():
-            return False
+        for function, code, defaults, by_name in self.functions:
+            if (
+                function.__code__ is not code
+                or function.__defaults__ is not defaults
+                or function.__kwdefaults__ is not by_name
+            ):
+                return False
         for cls, order in self.orders:
             if cls.__mro__ is not order:
                 return False
-        return all(list(map(id, space.values())) == numbers for space, numbers, _ in self.spaces)
+        if self.token is not None and self.token != abc.get_cache_token():
+            return False
+        for space, names, numbers, _ in self.members:
+            if list(map(id, space.values())) != numbers or list(space) != names:
+                return False
+        return all(list(map(id, _contents(container))) == numbers for container, numbers, _ in self.containers)
+
+
+def _contents(container: Any) -> list[Any]:
+    return [*container, *container.values()] if hasattr(container, "values") else list(container)
 
 
 class Environment:
@@ -90,7 +133,8 @@ class Environment:
         self.function, self.static, self.package = function, static, package
         self.is_own = isinstance(function, types.FunctionType) and is_own(function.__code__.co_filename)
         self._found: _Found | None = None
-        self._classes: dict[tuple[type, ...], _Classes | None] = {}
+        # By the classes of arguments: what was found around the function then, and in them.
+        self._classes: dict[tuple[type, ...], tuple[_Found, _Found | None]] = {}
         self._changes = False  # whether variables hold what can change, so that each call looks at all of them
 
     def signature(self, specs: bool = False) -> Signature:
@@ -116,47 +160,41 @@ class Environment:
             for leaf, name in zip(found.leaves, found.names, strict=True):
                 signature.add(leaf, name)
             if signature.classes:
-                self._add_classes(signature, found.attributes)
+                self._add_classes(signature, found)
                 return
+            signature.stable = signature.stable and not found.classes
+            return
         signature.finish()
 
-    def _add_classes(self, signature: Signature, attributes: set[str]) -> None:
-        """Add what code that names these attributes finds in the classes met."""
+    def _add_classes(self, signature: Signature, around: _Found) -> None:
+        """Add what the code finds in the classes of arguments, together with those around the function."""
         classes = tuple(signature.classes)
-        known = self._classes.get(classes)
-        if known is None or not known.is_current(attributes):
-            if known is None and classes in self._classes:
-                signature.attributes |= attributes
-                signature.finish()
-                return
-            known = self._classes[classes] = self._look_at(signature.classes, attributes)
-            if len(self._classes) > _CLASSES:
+        before, found = self._classes.get(classes, (None, None))
+        if before is not around or (found is not None and not found.is_current()):
+            if len(self._classes) >= _CLASSES:
                 self._classes = {}
-            if known is None:
-                self._add_classes(signature, attributes)
-                return
-        signature.key.append(known.key)
-        signature.stable = False
+            found = self._look_at(signature.classes, around)
+            self._classes[classes] = around, found
+        if found is None:
+            signature.attributes |= around.attributes
+            signature.classes = {**around.classes, **signature.classes}
+            signature.finish()
+        else:
+            signature.key.append(found.key)
+            signature.stable = False
 
-    def _look_at(self, classes: dict[type, str], attributes: set[str]) -> _Classes | None:
+    def _look_at(self, classes: dict[type, str], around: _Found) -> _Found | None:
         """Look at all that code finds in classes; None if some of it can change."""
         own = self.signature()
-        own.attributes, own.classes = set(attributes), dict(classes)
-        if not own.finish() or own.originals:
-            return None
-        bases = [b for cls in own.classes for b in written_bases(cls, self.package)]
-        spaces = [(vars(b), list(map(id, vars(b).values())), list(vars(b).values())) for b in bases]
-        key = _Hashed(tuple(own.key))
-        return _Classes(key, attributes, _found(own), [(cls, cls.__mro__) for cls in own.classes], spaces)
+        own.attributes, own.classes = set(around.attributes), {**around.classes, **classes}
+        return _Found.of(own, self.package) if own.finish() and not own.originals else None
 
     def _look(self) -> _Found | None:
         """Look at all variables; None if some hold what can change."""
         own = self.signature()
         self._add(own)
-        own.finish()
-        if not own.stable or own.originals:
-            return None
-        return _found(own)
+        stable = own.stable
+        return _Found.of(own, self.package) if own.finish() and stable and not own.originals else None
 
     def _add(self, signature: Signature) -> None:
         if isinstance(self.function, types.FunctionType):

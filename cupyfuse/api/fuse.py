@@ -60,7 +60,7 @@ class Fused(PlannedFunction):
             if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
             raise
-        key = (self.precision, runs_plans_always(), *signature.key)
+        key = signature.whole_key(*self.products, runs_plans_always())
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)

@@ -21,6 +21,7 @@ from ..settings import (
     Settings,
     check_precision,
     check_workspace,
+    current_epilogues,
     current_precision,
     runs_plans_always,
 )
@@ -32,8 +33,9 @@ from .call import Runnable, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
 from .results import Results
-from .signature import Signature, variables_of
+from .signature import Signature
 from .tracing import Tracing, trace_function
+from .variables import variables_of
 
 # A child process may inherit a lock that another thread of its parent held: it gets new ones.
 _instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
@@ -108,13 +110,19 @@ class PlannedFunction:
         return self._precision or current_precision()
 
     @property
+    def products(self) -> tuple[str, str]:
+        """What the choice of products depends on beside the arguments: the precision, and `Settings.epilogues`."""
+        return self.precision, current_epilogues()
+
+    @property
     def plans(self) -> tuple[Plan, ...]:
         """The plans that calls have made and that are cached, the newest last."""
         return tuple(runnable.plan for runnable in self._runnables.values())
 
     def settings(self, device: Device | None) -> Settings:
         """Return the settings of a plan for a GPU."""
-        return Settings(self.precision, device, self._max_workspace, self._keep_halves)
+        precision, epilogues = self.products
+        return Settings(precision, device, self._max_workspace, self._keep_halves, epilogues)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
@@ -246,7 +254,7 @@ class PlannedFunction:
             kept = [*made, *prepacked]
             as_written = None
             if prepack is None and self._may_run_as_written(plan, tracing, signature):
-                as_written = AsWritten(self.__wrapped__, self.signature, tracing.results, plan)
+                as_written = AsWritten(self.__wrapped__, self.signature)
             runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

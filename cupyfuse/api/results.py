@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,13 +11,6 @@ from ..trace import TracedNumber, Tracer
 from . import arrays
 from .constants import constant_key
 from .structures import structure_of
-
-
-class _Part(NamedTuple):
-    """A part of a structure: how it is made of the arrays in it, and how these are found in another one like it."""
-
-    rebuild: Callable[[list[Any]], Any]
-    find: Callable[[Any], list[Any] | None]
 
 
 class Results:
@@ -35,27 +28,27 @@ class Results:
         self.leaves: list[Tracer] = []
         self.key: list[Any] = []
         self._is_single = type(value) is Tracer and not value._is_python
-        self._whole = self._flatten(value)
+        self._rebuild = self._flatten(value)
 
-    def _flatten(self, value: Any) -> _Part:
-        """Collect the leaves of `value`."""
+    def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
+        """Collect the leaves of `value`; return a function that rebuilds it from other leaves."""
         cls = type(value)
         if cls is Tracer:
             self.leaves.append(value)
             position = len(self.leaves) - 1
             if value._is_python:
-                return _Part(lambda leaves: _python_number(leaves[position]), lambda value: [value])
-            return _Part(lambda leaves: leaves[position], lambda value: [value])
+                return lambda leaves: _python_number(leaves[position])
+            return lambda leaves: leaves[position]
         if cls is TracedNumber:
             value = float(value)
         if (key := constant_key(value)) is not None:
             self.key.append(key)
-            return _Part(lambda leaves: value, lambda value: [])
+            return lambda leaves: value
         if cls is np.ndarray or arrays.is_cupy(value):
             # Made by the function; the caller may change what it gets.
             self.key.append((value.shape, str(value.dtype), value.tobytes()))
             kept = value.copy()
-            return _Part(lambda leaves: kept.copy(), lambda value: [])
+            return lambda leaves: kept.copy()
         try:
             structure = structure_of(value)
         except TypeError as error:
@@ -67,25 +60,11 @@ class Results:
             )
         self.key.append(structure.key)
         items = [self._flatten(child) for child in structure.children]
-
-        def find(value: Any) -> list[Any] | None:
-            like = structure_of(value)
-            if like is None or like.key != structure.key:
-                return None
-            found = [item.find(child) for item, child in zip(items, like.children, strict=True)]
-            return None if None in found else [array for arrays in found if arrays for array in arrays]
-
-        return _Part(lambda leaves: structure.rebuild([item.rebuild(leaves) for item in items]), find)
-
-    def arrays_in(self, value: Any) -> list[Any] | None:
-        """Return the arrays of a value of the same structure, in order; None if its structure is another one."""
-        if self._is_single:
-            return [value]
-        return self._whole.find(value)
+        return lambda leaves: structure.rebuild([item(leaves) for item in items])
 
     def rebuild(self, leaves: list[Any]) -> Any:
         """Return the same structure with these arrays in the place of the traced ones."""
-        return leaves[0] if self._is_single else self._whole.rebuild(leaves)
+        return leaves[0] if self._is_single else self._rebuild(leaves)
 
 
 def _python_number(value: Any) -> Any:

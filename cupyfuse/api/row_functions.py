@@ -115,7 +115,7 @@ def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: 
     if math.prod(a.shape[i] for i in trace.normalize_axes(axis, a.ndim)) == 0:
         total = reduce("sum", weights * a, axis, keepdims)
         return (total - np.inf, total) if return_sign else total - np.inf
-    top = _stop_gradient(apply("finite_or_zero", reduce("max", a, axis, keepdims=True)))
+    top = stop_gradient(apply("finite_or_zero", reduce("max", a, axis, keepdims=True)))
     total = reduce("sum", weights * apply("exp", a - top), axis, keepdims=True)
     size = apply("absolute", total) if return_sign else total
     result = apply("log", size) + top
@@ -188,11 +188,11 @@ def softmax(x: Any, axis: Any = None) -> Any:
     Differentiation treats the largest element, which exponentials are relative to, as a constant. That is exact: the
     result does not depend on it.
     """
-    top = _stop_gradient(reduce("max", x, axis, keepdims=True))
+    top = stop_gradient(reduce("max", x, axis, keepdims=True))
     return apply("exp", x - top) / _expsum(x, top, axis)
 
 
-def _stop_gradient(x: Tracer) -> Tracer:
+def stop_gradient(x: Tracer) -> Tracer:
     """Return the same values, treated as constants by differentiation."""
     return x._trace.array(g.stop_gradient(x._node), x._axes)
 
@@ -223,7 +223,7 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
     -----
     Differentiation treats the largest element as a constant, as in `softmax`.
     """
-    top = _stop_gradient(reduce("max", x, axis, keepdims=True))
+    top = stop_gradient(reduce("max", x, axis, keepdims=True))
     return (x - apply("finite_or_zero", top)) - apply("log_relative", top, _expsum(x, top, axis))
 
 

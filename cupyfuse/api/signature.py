@@ -6,10 +6,9 @@ same walk, by `Substitution`, puts traced arrays in the places of arrays.
 
 from __future__ import annotations
 
-import functools
-import sys
+import abc
 import types
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,17 @@ import numpy as np
 from ..trace import TracedNumber, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
-from .code import Chain, Reads, is_library, is_library_module, reads_of, written_bases
-from .constants import Identity, constant_key
+from .code import Chain, is_library_module, reads_of
+from .constants import Identity, constant_key, enums_in
+from .members import named_members, written_bases
+from .refusals import check_changes_nothing, refusal
 from .registry import registration
 from .structures import Structure, is_dataclass, is_namedtuple, structure_of
+from .variables import defaults_of, is_library_function, read_by_attribute, variables_of
+from .wrappers import held_by
 
 _IMMUTABLE = (int, bool, str, type(None))
 MISSING = object()
-
-WAYS_OUT = (
-    "pass what the function needs of it, name it in cf.fuse(static=(...)) if its hash and equality tell all that the "
-    "function reads, or teach its type to cf.register(type, flatten, unflatten)"
-)
 
 
 class TracedArgument(Exception):
@@ -54,17 +52,44 @@ class Signature:
         The float arguments, which are no part of the key.
     probes : list of (dict or cell, name, object)
         Variables around functions that were read, and what they held.
+    containers : list of (list, dict, set or tuple)
+        Those in functions of libraries, where they may hold the user's.
+    functions : list of function
+        Those that were added, whose code and default values were read.
     captured : bool
         Whether such variables hold arrays, or what may come to hold some, or functions that traces replace.
     attributes : set of str
         The attributes that functions read of anything.
     classes : dict
-        The classes met, by name; `finish` adds those of their attributes that functions read.
+        The classes and modules met, by name; `finish` adds those of their attributes that functions read.
     """
 
     __slots__ = (
-        *("_active", "_by_value", "_kind", "_package", "_seen", "_specs", "_static", "attributes", "classes"),
-        *("captured", "exporters", "key", "leaves", "names", "numbers", "originals", "probes", "stable"),
+        *(
+            "_active",
+            "_as_it_is",
+            "_by_value",
+            "_kind",
+            "_package",
+            "_seen",
+            "_specs",
+            "_static",
+            "attributes",
+            "classes",
+        ),
+        *(
+            "captured",
+            "containers",
+            "exporters",
+            "functions",
+            "key",
+            "leaves",
+            "names",
+            "numbers",
+            "originals",
+            "probes",
+            "stable",
+        ),
     )
 
     def __init__(self, static: frozenset[str] = frozenset(), package: str = "", specs: bool = False):
@@ -75,13 +100,16 @@ class Signature:
         self.originals: dict[int, Any] = {}
         self.stable = True
         self.probes: list[tuple[Any, str, Any]] = []
+        self.containers: list[Any] = []
+        self.functions: list[types.FunctionType] = []
         self.captured = False
         self.numbers: list[float] = []
         self._by_value = False
+        self._as_it_is = False  # whether what is added is no part of what traces make again
         self._static, self._package, self._specs = static, package, specs
         self._seen: dict[Any, int] = {}
         self.attributes: set[str] = set()
-        self.classes: dict[type, str] = {}
+        self.classes: dict[Any, str] = {}
         self._active: set[int] = set()
         self._kind = "argument"
 
@@ -127,6 +155,8 @@ class Signature:
             self.captured = True  # the functions that hold it are made again, with another for it
         if (key := constant_key(value)) is not None:
             self.key.append(key)
+            for enum in enums_in(value):
+                self.classes.setdefault(enum, name)
         elif cls is types.FunctionType:
             self.add_function(value, name)
         elif isinstance(value, type):
@@ -134,6 +164,8 @@ class Signature:
             self.classes.setdefault(value, name)
         elif cls is types.ModuleType:
             self.key.append(Identity(value))
+            if not is_library_module(value, self._package):
+                self.classes.setdefault(value, name)
         elif arrays.is_array(value):
             self._add_foreign(value, name)
         elif (structure := self._structure(value, name)) is not None:
@@ -141,6 +173,9 @@ class Signature:
             self.key.append(structure.key)
             if is_namedtuple(cls) or is_dataclass(cls) or registration(cls):
                 self.classes.setdefault(cls, name)
+            elif cls is dict:
+                for enum in enums_in(value):
+                    self.classes.setdefault(enum, name)
             self._check_depth(value, name)
             for label, child in zip(structure.labels, structure.children, strict=True):
                 self.add(child, name + label)
@@ -179,16 +214,18 @@ class Signature:
         self._seen[function] = len(self._seen)
         if is_library_function(function, self._package):
             self.key.append(Identity(function))
+            self._add_held(function, name)
             return
         reads = reads_of(function.__code__)
-        _check_changes_nothing(function, reads, self._package)
+        check_changes_nothing(function, reads, self._package)
         self.attributes |= reads.attributes
         self.key.append(Identity(function.__code__))
+        self.functions.append(function)
         by_value, self._by_value = self._by_value, True
         kind, self._kind = self._kind, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
         if defaults and (function.__defaults__ or function.__kwdefaults__):
-            self.stable = False
+            self.stable = self.stable and not function.__kwdefaults__
             for label, value in defaults_of(function):
                 self.add(value, label)
         space = function.__globals__
@@ -236,10 +273,11 @@ class Signature:
                 value = space.get(attribute, MISSING)
                 self.probes.append((space, attribute, value))
             elif isinstance(value, types.FunctionType):
-                if attribute not in vars(value):
-                    return
-                self.stable = False
-                value = vars(value)[attribute]
+                space, function = vars(value), value
+                value = space.get(attribute, MISSING)
+                self.probes.append((space, attribute, value))
+                if value is MISSING and constant_key(value := getattr(function, attribute, MISSING)) is not None:
+                    self.stable = False  # such as `__name__`
             elif read_by_attribute(value, self._package):
                 self.stable = False
                 self.key.append((type(value), attribute))
@@ -263,127 +301,96 @@ class Signature:
         self.add(value, name)
         self._by_value = by_value
 
+    def add_leaves_of(self, other: Signature) -> None:
+        """Add the arrays of another signature, which keeps its key."""
+        count = len(self.leaves)
+        self.originals.update((count + i, original) for i, original in other.originals.items())
+        self.leaves += other.leaves
+        self.names += other.names
+        self.exporters += other.exporters
+
+    def repeated(self) -> dict[int, int]:
+        """Return the leaves that are the same object as an earlier one, which a function may ask (``x is y``)."""
+        if self.originals:
+            return arrays.repeated([self.originals.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+        return arrays.repeated(self.leaves)
+
+    def whole_key(self, *settings: Hashable) -> tuple[Hashable, ...]:
+        """Return the key of a call, once all is added."""
+        repeated = self.repeated()
+        return (*settings, *self.key, *repeated.items()) if repeated else (*settings, *self.key)
+
     @property
     def read_functions(self) -> bool:
         """Whether functions were added, which may read variables."""
         return bool(self._seen)
 
     def finish(self) -> bool:
-        """Add the attributes of all classes met that the code names, and what the methods among them read.
+        """Add the attributes of all classes and modules met that the code names, and what the methods among them read.
 
         Returns whether nothing that was added can change but by putting another object in its place.
         """
-        if not self.classes:
+        if not self.classes and not any(map(vars, self.functions)):
             return True
         self.stable = True
-        done: set[tuple[type, str]] = set()
+        done: set[tuple[int, str]] = set()
         count = -1
-        while count != (count := len(self.attributes) + len(self.classes)):
-            for cls, name in list(self.classes.items()):
-                self._add_class(cls, name, done)
+        while count != (count := len(self.attributes) + len(self.classes) + len(self.functions)):
+            for owner, name in list(self.classes.items()):
+                self._add_members(owner, name, done)
+            for function in self.functions[:]:
+                self._add_members(function, function.__qualname__, done)
         stable, self.stable = self.stable, False
         return stable
 
-    def _add_class(self, cls: type, name: str, done: set[tuple[type, str]]) -> None:
-        """Add class attributes. No traced arrays can stand for arrays among them, or for those that methods read."""
+    def _add_members(self, owner: Any, name: str, done: set[tuple[int, str]]) -> None:
+        """Add the attributes of a class, a module or a function that the code names."""
+        found: list[tuple[Any, str, Any]] = []
+        if isinstance(owner, type):
+            if isinstance(owner, abc.ABCMeta):
+                self.key.append(abc.get_cache_token())  # of what is registered as subclasses
+            for holder in written_bases(owner, self._package):
+                found += [(holder, label, value) for label, value in named_members(holder, self.attributes)]
+            if type(owner) is not type and written_bases(type(owner), self._package):
+                self.classes.setdefault(type(owner), f"type({name})")
+        else:
+            space, is_module = vars(owner), isinstance(owner, types.ModuleType)
+            for label in sorted({*self.attributes, "__getattr__"} if is_module else self.attributes & space.keys()):
+                value = space.get(label, MISSING)
+                self.probes.append((space, label, value))
+                found += [(owner, label, value)] if value is not MISSING else []
+        new = [member for member in found if (id(member[0]), member[1]) not in done]
+        done.update((id(holder), label) for holder, label, _ in new)
+        for _, label, value in new:
+            if label == "__match_args__" and type(value) is tuple:
+                self.attributes.update(value)
+        parts = [((Identity(holder), label), f"{name}.{label}", value) for holder, label, value in new]
+        self._add_as_it_is(parts, f"{type(owner).__name__} {owner.__name__}", name)
+
+    def _add_held(self, function: types.FunctionType, name: str) -> None:
+        """Add what a function of a library holds that is none of the library's, such as a function that it wraps."""
+        values, probes, containers = held_by(function, self._package, lambda f: is_library_function(f, self._package))
+        if values:
+            self.probes += probes
+            self.containers += containers
+            self._add_as_it_is([(len(values), *value) for value in values], f"wrapper {function.__qualname__}", name)
+
+    def _add_as_it_is(self, parts: Sequence[tuple[Hashable, str, Any]], holder: str, name: str) -> None:
+        """Add what traces do not make again: no traced arrays can stand for arrays in it, or for those that it reads.
+
+        Each part is a key, a name and a value.
+        """
         known = len(self.leaves)
-        seen, self._seen = self._seen, {}
-        by_value, self._by_value = self._by_value, True
-        for base in written_bases(cls, self._package):
-            space, named = vars(base), self.attributes
-            for attribute in [n for n in space if n in named or n[:2] == "__"]:
-                value = function_in(space[attribute])
-                special = attribute[:2] == "__" and type(value) is types.FunctionType
-                generated = special and value.__code__.co_filename == "<string>"  # by a dataclass
-                if generated or not (special or attribute in named):
-                    continue
-                if (base, attribute) in done or _is_member(value):
-                    continue
-                done.add((base, attribute))
-                self.key.append(attribute)
-                self.add(value, f"{name}.{attribute}")
-        self._seen, self._by_value = seen, by_value
+        before = self._seen, self._as_it_is, self._by_value
+        # A function that is met elsewhere too is made again there.
+        self._seen, self._as_it_is, self._by_value = self._seen if self._as_it_is else {}, True, True
+        for key, label, value in parts:
+            self.key.append(key)
+            self.add(value, label)
+        self._seen, self._as_it_is, self._by_value = before
         if len(self.leaves) > known:
             raise TypeError(
-                f"{self._kind} {name!r}: the array {self.names[known]}, which the class {cls.__name__} holds or its "
-                "methods read from outside, cannot be read anew in each call; make it an argument, or an "
-                "attribute of the object"
+                f"{self._kind} {name!r}: the array {self.names[known]}, which the {holder} holds or its functions read "
+                "from outside, cannot be read anew in each call; make it an argument, an attribute of one, or a "
+                "variable of the fused function"
             )
-
-
-def is_library_function(function: types.FunctionType, package: str) -> bool:
-    return is_library(function.__code__.co_filename, function.__globals__.get("__name__") or "", package)
-
-
-def function_in(attribute: Any) -> Any:
-    """Return the function in a property or a static or class method; other attributes as they are."""
-    if isinstance(attribute, (staticmethod, classmethod)):
-        return attribute.__func__
-    if isinstance(attribute, property):
-        return attribute.fget
-    return attribute.func if isinstance(attribute, functools.cached_property) else attribute
-
-
-def _is_member(attribute: Any) -> bool:
-    """Whether a class attribute is what Python puts there for a slot or a field."""
-    return (
-        hasattr(type(attribute), "__get__")
-        and type(attribute).__module__ in ("builtins", "collections", "_collections")
-        and not isinstance(attribute, types.FunctionType)
-    )
-
-
-def read_by_attribute(value: Any, package: str) -> bool:
-    """Whether nothing is known of an object as a whole, but of single attributes that code names."""
-    if isinstance(value, types.ModuleType):
-        return not is_library_module(value, package)
-    if isinstance(value, (type, types.FunctionType, tuple, list, dict)) or constant_key(value) is not None:
-        return False
-    cls = type(value)
-    if arrays.is_array(value) or cls in (types.MethodType, functools.partial):
-        return False
-    return registration(cls) is None and not is_dataclass(cls)
-
-
-def refusal(value: Any) -> str:
-    """Say why an object cannot be part of a fused call."""
-    cls = type(value)
-    return (
-        f"expected an array, a number, a constant, or a tuple, list, dict or dataclass of these, got "
-        f"{cls.__module__}.{cls.__qualname__}, of which a fused function cannot tell what it reads; {WAYS_OUT}"
-    )
-
-
-def _check_changes_nothing(function: types.FunctionType, reads: Reads, package: str) -> None:
-    if reads.assigned:
-        raise TypeError(
-            f"{function.__qualname__} assigns the global or nonlocal variable {reads.assigned[0]!r}, which later calls "
-            "of a fused function would not; return the value, and assign it outside"
-        )
-    for name in reads.imported:
-        module = sys.modules.get(name)
-        if module is not None and not is_library_module(module, package):
-            raise TypeError(
-                f"{function.__qualname__} imports {name} when it is called, whose changes a fused function would not "
-                "notice; import it outside of the function"
-            )
-
-
-def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the default values of parameters."""
-    for i, value in enumerate(function.__defaults__ or ()):
-        yield f"__defaults__[{i}]", value
-    yield from (function.__kwdefaults__ or {}).items()
-
-
-def variables_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the variables around a function that its code reads: (cell or dict of globals, name, value)."""
-    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
-        try:
-            yield cell, name, cell.cell_contents
-        except ValueError:
-            continue  # not assigned yet
-    space = function.__globals__
-    for name in reads_of(function.__code__).globals:
-        if name in space:
-            yield space, name, space[name]

@@ -17,8 +17,8 @@ from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import reads_of
 from .constants import constant_key
-from .signature import defaults_of, is_library_function, read_by_attribute, variables_of
 from .structures import Structure, structure_of
+from .variables import defaults_of, is_library_function, read_by_attribute, variables_of
 
 
 class Substitution:
@@ -135,16 +135,22 @@ class Substitution:
         for name, made, before, children in self._made:
             after = structure_of(made)
             assert after is not None
-            keep = [
-                not isinstance(getattr(type(made), label[1:], None), functools.cached_property)
-                for label in after.labels
-            ]
-            now = [c for c, kept in zip(after.children, keep, strict=True) if kept]
-            if len(now) != len(children) or not all(map(_same, now, children)):
+            was, now = _lasting(made, before.labels, children), _lasting(made, after.labels, after.children)
+            if was.keys() != now.keys() or not all(map(_same, now.values(), was.values())):
                 return name
-            if all(keep) and after.key != before.key:
+            if len(was) == len(children) and len(now) == len(after.children) and after.key != before.key:
                 return name
         return None
+
+
+def _lasting(value: Any, labels: list[str], children: list[Any]) -> dict[str, Any]:
+    """Return the children of an object, by label, without those that a cached property has computed."""
+    cls = type(value)
+    return {
+        label: child
+        for label, child in zip(labels, children, strict=True)
+        if not isinstance(getattr(cls, label[1:], None), functools.cached_property)
+    }
 
 
 def _same(a: Any, b: Any) -> bool:

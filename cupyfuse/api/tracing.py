@@ -99,6 +99,8 @@ def _run(
 ) -> Results:
     """Run the function once, and note in `read` which float arguments it has read."""
     traced = [_argument(trace, leaf, name) for leaf, name in zip(signature.leaves, signature.names, strict=True)]
+    for i, same in signature.repeated().items():
+        traced[i] = traced[same]
     static = environment.static
     substitution = Substitution(trace, iter(traced), signature.captured, static, environment.package, read)
     bound = parameters.bind_partial()

@@ -13,7 +13,7 @@ from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
 from .configure import Config
-from .expressions import Body, Scope, indented
+from .expressions import Body, Scope, function_text, indented, struct_text
 from .kernel import CONDITION, Kernel, translation_unit
 from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
 
@@ -30,14 +30,14 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     conditional : bool
         Emit a kernel that returns at once where the flag is 0.
     """
-    writer = _Writer(program, config.template == "row_stream", conditional)
+    writer = Writer(program, config.template == "row_stream", conditional)
     entry, call = config.entry(merge)
     struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.struct()}"
     source = translation_unit(config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional)
     return Kernel(entry, source, tuple(program.parameters), config)
 
 
-class _Writer:
+class Writer:
     """Writes the struct of one program."""
 
     def __init__(self, program: Program, streamed: bool, conditional: bool):
@@ -87,8 +87,8 @@ class _Writer:
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
-            _struct("Row", self.row_fields),
-            _struct("Element", self.element_fields),
+            struct_text("Row", self.row_fields),
+            struct_text("Element", self.element_fields),
             *(self.totals(s) for s in stages),
             f"static constexpr int slot = largest_of({largest});",
             begin,
@@ -160,7 +160,7 @@ class _Writer:
         for node in program.step.nodes:
             if program.stage[node] < 0 and program.place(node) not in (FULL, COLUMN):
                 self.row_value(body, node)
-        return _function("void begin(i64 row, Row& r) const", body)
+        return function_text("void begin(i64 row, Row& r) const", body)
 
     def row_value(self, body: Body, node: Node) -> None:
         name = self.program.names[node]
@@ -224,12 +224,12 @@ class _Writer:
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
+        read = [p for p in tile if p.node is not self.program.given]
         loads = {
-            place: [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in tile if p.place == place]
+            place: [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in read if p.place == place]
             for place in (FULL, COLUMN)
         }
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
-        stores = [f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes]
         at = f"At<{stage}>"
         signature = (
             f"({at}, const Tile{stage}<V>& tile, int j, i64 row, i64 col, const Row& r, Element& e, "
@@ -255,11 +255,12 @@ class _Writer:
         if exact is not None:
             lines += ["template <int V>", f"__device__ void exact_element{signature}"]
             lines += [*(f"    {line}" for line in exact.lines), "}"]
-        lines += [
-            "template <int V>",
-            f"__device__ void store({at}, i64 row, i64 col, const Out{stage}<V>& out) const {{ {' '.join(stores)} }}",
-        ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.store_functions(stage, writes)])
+
+    def store_functions(self, stage: int, writes: list[Parameter]) -> list[str]:
+        stores = " ".join(f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes)
+        head = f"__device__ void store(At<{stage}>, i64 row, i64 col, const Out{stage}<V>& out) const"
+        return ["template <int V>", f"{head} {{ {stores} }}"]
 
     def finish(self, stage: int) -> str:
         """Emit the per-row values that follow a stage's reductions."""
@@ -280,7 +281,7 @@ class _Writer:
             else:
                 self.row_value(body, node)
         head = f"void finish(At<{stage}>, const Totals{stage}& t, const Team& team, i64 row, Row& r) const"
-        return "template <class Team>\n" + _function(head, body)
+        return "template <class Team>\n" + function_text(head, body)
 
     def column_finish(self) -> str:
         """Emit the per-column values that follow the reductions, and their stores."""
@@ -294,7 +295,7 @@ class _Writer:
         for node, parameter in program.outputs.items():
             value = body.value(node)
             body.line(f"{parameter.name}[col] = narrow<{stored_type(parameter.dtype)}>({value});")
-        return _function("void finish(const Totals0& t, i64 col) const", body)
+        return function_text("void finish(const Totals0& t, i64 col) const", body)
 
     def commit(self) -> str:
         """Emit the stores of per-row and scalar results."""
@@ -308,7 +309,7 @@ class _Writer:
                 once = "if (row == 0) " if parameter.place == SCALAR else ""
                 where = f"row * {parameter.name}_rows" if parameter.has_rows else "0"
                 body.line(f"{once}{parameter.name}[{where}] = narrow<{kind}>({body.value(node)});")
-        return _function("void commit(i64 row, const Row& r) const", body)
+        return function_text("void commit(i64 row, const Row& r) const", body)
 
     def repair_together(self, node: Node, stage: int) -> str:
         self.shared_finish.add(stage)
@@ -387,13 +388,3 @@ def _element_address(parameter: Parameter) -> str:
     if parameter.place == COLUMN:
         return f"{parameter.name} + col"
     return f"{parameter.name} + row * {parameter.name}_rows + col"
-
-
-def _struct(name: str, fields: dict[str, str]) -> str:
-    return f"struct {name} {{ {' '.join(f'{kind} {field};' for field, kind in fields.items())} }};"
-
-
-def _function(head: str, body: Body) -> str:
-    if not body.lines:
-        return f"__device__ {head} {{}}"
-    return f"__device__ {head} {{\n" + indented("\n".join(body.lines)) + "\n}"

@@ -255,3 +255,15 @@ def formatted(template: str, operands: list[str], kind: str) -> str:
     text = _NUMBER.sub(lambda m: literal(float(m.group(1)), kind), template)
     text = text.replace("T(", f"{kind}(")
     return text.format(*operands)
+
+
+def struct_text(name: str, fields: dict[str, str]) -> str:
+    """Write a struct of fields, given as C types by name."""
+    return f"struct {name} {{ {' '.join(f'{kind} {field};' for field, kind in fields.items())} }};"
+
+
+def function_text(head: str, body: Body) -> str:
+    """Write a device function."""
+    if not body.lines:
+        return f"__device__ {head} {{}}"
+    return f"__device__ {head} {{\n" + indented("\n".join(body.lines)) + "\n}"

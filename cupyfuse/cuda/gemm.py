@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import EngineError
+from ..ir.batches import Batches
 
 # cudaDataType_t and cublasComputeType_t
 _TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}
@@ -61,6 +62,18 @@ class BatchSteps:
     right: int
 
 
+def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchSteps]:
+    """Return the matrices of the first batch, and the elements between those of two batches."""
+    (_, *left), (_, *right) = batches.operand(0), batches.operand(1)
+    first, second = (Operand(rows, cols, cols, 1) for rows, cols in (left, right))
+    steps = [0 if one else x.rows * x.cols for x, one in zip((first, second), batches.shared, strict=True)]
+    return (
+        first.transposed if batches.transposed[0] else first,
+        second.transposed if batches.transposed[1] else second,
+        BatchSteps(batches.count, *steps),
+    )
+
+
 class Blas(Protocol):
     """A cuBLAS handle and the way to call it. Streams are those of `Runtime.stream`."""
 
@@ -90,6 +103,8 @@ class Gemm:
     blas : Blas
     steps : BatchSteps, optional
         For a product for each of several batches; `a` and `b` are those of the first.
+    adds : bool
+        Add the product to C.
     """
 
     def __init__(
@@ -101,9 +116,11 @@ class Gemm:
         precision: str,
         blas: Blas,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ):
         self._blas = blas
         self._multiply = blas.multiply if steps is None else blas.multiply_batches
+        self._adds = adds
         self.m, self.k, self.n = a.rows, a.cols, b.cols
         self._size = self.m * self.n * (1 if steps is None else steps.count)
         self._out_bytes = self._size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
@@ -112,10 +129,10 @@ class Gemm:
         self._narrow = out_dtype in ("float16", "bfloat16")
         if dtype == "float64":
             compute = _COMPUTE_64F
-            alpha, beta = _ONE64.ctypes.data, _ZERO64.ctypes.data
+            alpha, beta = _ONE64.ctypes.data, (_ONE64 if adds else _ZERO64).ctypes.data
         else:
             compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
-            alpha, beta = _ONE32.ctypes.data, _ZERO32.ctypes.data
+            alpha, beta = _ONE32.ctypes.data, (_ONE32 if adds else _ZERO32).ctypes.data
         # cuBLAS is column-major: it computes C' = B' A'. The addresses go between these parts of its arguments.
         self._until_b = (op_b, op_a, self.n, self.m, self.k, alpha)
         self._until_a: tuple[int, ...] = (kind, ld_b)
@@ -129,6 +146,8 @@ class Gemm:
     def __call__(self, a: int, b: int, c: int, stream: Any = None) -> None:
         """Launch; the arguments are device addresses."""
         if self._size == 0:
+            return
+        if self.k == 0 and self._adds:
             return
         if self.k == 0:
             self._blas.clear(c, self._out_bytes, stream)

@@ -32,6 +32,8 @@ class Kernel:
         The architecture to compile for ("90a"); empty for the device's own.
     shared : int
         Bytes of dynamic shared memory.
+    cluster : int
+        Blocks of a cluster, as the source declares it; they divide the blocks of a launch.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Kernel:
     config: Config
     arch: str = ""
     shared: int = 0
+    cluster: int = 1
 
 
 # The last member of a conditional kernel's struct: a flag that is 0 where the kernel has to write nothing.
@@ -47,7 +50,15 @@ CONDITION = "const u32* changed;"
 
 
 def translation_unit(
-    template: str, program: str, name: str, call: str, threads: int, blocks: int = 1, conditional: bool = False
+    template: str,
+    program: str,
+    name: str,
+    call: str,
+    threads: int,
+    blocks: int = 1,
+    conditional: bool = False,
+    cluster: int = 1,
+    tensor_maps: bool = False,
 ) -> str:
     """Write the source of a kernel: the template, the struct `Program` that a launch passes as `p`, and the entry.
 
@@ -61,7 +72,13 @@ def translation_unit(
         Threads per block; least blocks per multiprocessor.
     conditional : bool
         Return at once where `*p.changed` is 0; the struct ends with `CONDITION`.
+    cluster : int
+        Blocks of a cluster.
+    tensor_maps : bool
+        The struct holds tensor maps, which the copy engine reads where the launch has put them.
     """
+    attributes = f"__launch_bounds__({threads}, {blocks})" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
+    parameter = f"const {'__grid_constant__ ' * tensor_maps}Program p"
     condition = ["    if (*p.changed == 0) {", "        return;", "    }"]
     return "\n".join(
         [
@@ -69,7 +86,7 @@ def translation_unit(
             "",
             program,
             "",
-            f'extern "C" __global__ void __launch_bounds__({threads}, {blocks}) {name}(const Program p) {{',
+            f'extern "C" __global__ void {attributes} {name}({parameter}) {{',
             *(condition if conditional else []),
             f"    {call};",
             "}",

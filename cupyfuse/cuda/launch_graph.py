@@ -7,11 +7,10 @@ not synchronise with the device.
 from __future__ import annotations
 
 import ctypes
-import sys
-from functools import lru_cache
 from typing import Any
 
 from ..errors import EngineError
+from .driver import driver
 
 Dim = tuple[int, int, int]
 
@@ -39,7 +38,7 @@ class LaunchGraph:
     ptr = None  # no stream's
 
     def __init__(self) -> None:
-        self._driver = _driver()
+        self._driver = driver()
         self._executable = ctypes.c_void_p()
         self._graph = ctypes.c_void_p()
         self._last = ctypes.c_void_p()
@@ -73,19 +72,3 @@ class LaunchGraph:
         for name, handle in (("cuGraphExecDestroy", "_executable"), ("cuGraphDestroy", "_graph")):
             if getattr(self, handle, None):
                 getattr(self._driver, name)(getattr(self, handle))
-
-
-@lru_cache(maxsize=1)
-def _driver() -> Any:
-    """Load the driver's library."""
-    try:
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        pointer, number = ctypes.c_void_p, ctypes.c_uint
-        library.cuGraphCreate.argtypes = [pointer, number]
-        library.cuGraphAddKernelNode.argtypes = [pointer, pointer, pointer, ctypes.c_size_t, pointer]
-        library.cuGraphInstantiateWithFlags.argtypes = [pointer, pointer, ctypes.c_ulonglong]
-        library.cuGraphLaunch.argtypes = [pointer, pointer]
-        library.cuGraphExecDestroy.argtypes = library.cuGraphDestroy.argtypes = [pointer]
-    except (OSError, AttributeError) as error:  # no such file, no such function
-        raise EngineError(f"the CUDA driver was not found: {error}") from error
-    return library

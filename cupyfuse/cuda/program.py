@@ -17,6 +17,7 @@ from ..plan.schedule import Step, resolve
 
 # Places: one value per element, per row, per column, or one in all; guards read ANY with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
+GIVEN = "product"  # the name of a value that a template computes
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,14 @@ class Accumulator(NamedTuple):
 
 @dataclass
 class Program:
-    """A step analysed for emission: names of values, and the parameters that are written and loaded, by node."""
+    """A step analysed for emission: names of values, and the parameters that are written and loaded, by node.
+
+    `given` is an input that the template computes; it is not among the `parameters`.
+    """
 
     step: Step
     storage: dict[Node, str]
+    given: Node | None = None
     names: dict[Node, str] = field(default_factory=dict)
     parameters: list[Parameter] = field(default_factory=list)
     outputs: dict[Node, Parameter] = field(default_factory=dict)
@@ -73,7 +78,11 @@ class Program:
         self.stage: dict[Node, int] = {}
         used: set[str] = set()
         for node in self.step.inputs:
-            self._add(node, self.place(node), False, used)
+            if node is self.given:
+                self.names[node] = GIVEN
+                self.loaded[node] = Parameter(GIVEN, node, FULL, self.storage[node], False)
+            else:
+                self._add(node, self.place(node), False, used)
         for node in self.step.repair_inputs:
             self._add(node, ANY, False, used)
         for node in self._named_numbers():
@@ -82,6 +91,8 @@ class Program:
             self._add(node, self.place(node), True, used)
         for number, node in enumerate(self.step.nodes):
             self.names[node] = f"v{number}"
+        if self.given is not None:
+            self.stage[self.given] = 0
         for node in self.step.nodes:
             self.stage[node] = self._stage_of(node)
 

@@ -16,9 +16,11 @@ from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
 from ..ir.library import LibraryCall
+from . import tensor_map
 from .compile import check_process, load, load_together
 from .gemm import BatchSteps, CupyBlas, Gemm, Operand
 from .kernel import Kernel
+from .tensor_map import MatrixBoxes
 
 Function = Callable[..., Any]
 
@@ -87,11 +89,15 @@ class Runtime(Protocol):
         out_dtype: str,
         precision: str,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ) -> Callable[[int, int, int, Any], None]:
         """Prepare a matrix product, to be called with the addresses of operands and result, and the stream.
 
-        `steps` are those of a product for each of several batches.
+        `steps` are those of a product for each of several batches; `adds` adds to the result's old value.
         """
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        """Return the words of a tensor map of a matrix at an address."""
 
     def library_function(self, call: LibraryCall) -> Function:
         """Return the array library's own function, which takes and returns its arrays."""
@@ -189,8 +195,12 @@ class CupyRuntime(NumpyLikeArrays):
         out_dtype: str,
         precision: str,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps)
+        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps, adds)
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        return tensor_map.encode(matrix, address)
 
     def library_function(self, call: LibraryCall) -> Function:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step
-from . import split
+from . import fused_gemm, split
 from .configure import Config, default_config, fitting_vec
 from .emit import emit
 from .kernel import Kernel, inlined
@@ -16,6 +16,7 @@ from .program import Program
 # Steps that a library runs.
 _LIBRARY = {
     "matmul": "cuBLAS gemmEx",
+    "accumulate": "cuBLAS gemmEx",
     "batched_matmul": "cuBLAS gemmStridedBatchedEx",
     "copy": "a device copy",
     "strided": "a device copy",
@@ -44,6 +45,8 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
     for step in plan.steps:
         if step.kind == "Library":
             texts.append(f"// Library: {step.fused[0]}")
+        elif step.epilogue is not None:
+            texts += [finish(k.source) for k in fused_gemm.kernels_of(step, plan.scheduled.storage)]
         elif step.kind in ("Gemm", "Split", "Copy"):
             for node in step.nodes:
                 if node.op in _LIBRARY:

@@ -3,7 +3,7 @@
 `split_rows.cu` splits an operand and `split_columns.cu` a transposed one. Two parts are multiplied by `split_gemm.cu`
 on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold. Of one part, cuBLAS computes the product, and
 `split_finish.cu` gives the factors that undo the scales, or repairs. Here is what depends on the shape: the width of
-the tiles, and the text of one instruction.
+the tiles.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from ..ir.graph import Node
 from ..plan.schedule.products import TILE_ROWS, tile_width
 from .configure import Config
 from .kernel import CONDITION, Kernel, translation_unit
+from .warpgroup import ARCHITECTURE, SHARED_BYTES, multiply_add
 
-ARCHITECTURE = "90a"
 WARPS_A_TILE = 8
 GEMM_THREADS = 384
 REPAIR_THREADS = 256
 FINISH_THREADS = 256
-_SHARED_BYTES = 232448  # most shared memory of a block
 _ROW_THREADS, _ROW_HELD = 256, 4  # of split_rows
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
 _SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
@@ -30,7 +29,7 @@ _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
 
 def stages_for(width: int) -> int:
     """Count the pipeline stages of both operands that fit into shared memory, up to 5."""
-    return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= _SHARED_BYTES))
+    return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= SHARED_BYTES))
 
 
 def _shared_bytes(width: int, stages: int) -> int:
@@ -72,7 +71,7 @@ def gemm_kernel(width: int) -> Kernel:
         "const char* a; const char* b; Target to; i64 k;",
         f"split_gemm<{width}, {stages}>(p.a, p.b, p.to, p.k)",
         GEMM_THREADS,
-        instruction=_multiply_add(width),
+        instruction=multiply_add(width),
         check=f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");',
         arch=ARCHITECTURE,
         shared=shared,
@@ -122,26 +121,3 @@ def _kernel(
     entry = f"{name}_kernel"
     source = translation_unit(name, program, entry, call, threads, conditional=conditional)
     return Kernel(entry, source, (), Config(name, threads, 1, 1), arch, shared)
-
-
-def _multiply_add(width: int) -> str:
-    """Write the wgmma instruction for tiles of `width` columns, which names every accumulator register."""
-    count = width // 2
-    registers = ", ".join(f"%{i}" for i in range(count))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
-    instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.f16.f16"
-    return f"""\
-#ifdef __CUDA_ARCH__
-template <>
-__device__ __forceinline__ void multiply_add<{count}>(float (&d)[{count}], u64 a, u64 b, int add) {{
-    asm volatile(
-        "{{\\n"
-        ".reg .pred p;\\n"
-        "setp.ne.b32 p, %{count + 2}, 0;\\n"
-        "{instruction} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, 0, 0;\\n"
-        "}}"
-        : {operands}
-        : "l"(a), "l"(b), "r"(add));
-}}
-#endif
-"""

@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
-from ..cuda.gemm import BatchSteps, Operand
+from ..cuda.gemm import Operand, batched_operands
 from ..cuda.runtime import Runtime
 from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
+from ..errors import EngineError
 from ..ir import graph as g
-from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, arrange, contiguous_strides, resolve, row_stride, views
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
+from .product_launch import ProductLaunch
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 
@@ -121,6 +122,8 @@ class CudaExecutable:
             if self.runtime.contiguous(arrays[arg]) and node not in self._places and self._in_place(node, source):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
                 self._overwritten.append(arg)
+            elif node.op == "accumulate":
+                raise EngineError(f"argument {source.name!r}: a product is added to it in place; it is not contiguous")
             else:
                 copies.append((arg, node))
         return copies
@@ -134,7 +137,7 @@ class CudaExecutable:
                 return False
             if node in step.outputs:
                 written = True
-                if reads and step.kind in ("Gemm", "Split", "Copy", "Library"):
+                if reads and node.op != "accumulate" and step.kind in ("Gemm", "Split", "Copy", "Library"):
                     return False
                 if any(n is not source or n in step.repair_inputs or n.shape != node.shape for n in reads):
                     return False
@@ -155,15 +158,14 @@ class CudaExecutable:
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
         if step.kind in ("Gemm", "Split"):
-            kinds = {
-                **dict.fromkeys(("matmul", "batched_matmul"), self._gemm),
-                "split": self._split,
-                "split_matmul": self._split_product,
-            }
+            kinds = {"split": self._split, "split_matmul": self._split_product}
+            if step.epilogue is not None:
+                storage, processors = self.plan.scheduled.storage, self.runtime.processors
+                return [ProductLaunch(step, storage, self._place, self._numbers, processors).spec()]
             specs = []
             for node in step.nodes:
                 factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
-                specs.append(self._rounded_product(node, factors) if factors else kinds[node.op](node))
+                specs.append(self._rounded_product(node, factors) if factors else kinds.get(node.op, self._gemm)(node))
             return specs
         if step.kind == "Copy":
             return [self._copy(step)]
@@ -172,18 +174,19 @@ class CudaExecutable:
         return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag, self._numbers).spec()]
 
     def _gemm(self, node: Node) -> LaunchSpec:
-        a, b = node.inputs
-        storage = self.plan.scheduled.storage
+        a, b = node.inputs[:2]
+        storage, adds = self.plan.scheduled.storage, node.op == "accumulate"
         left, right, target = self._place(a), self._place(b), self._place(node)
         x, y, z = left.slot, right.slot, target.slot
         if node.batches is None:
             first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
             steps = None
         else:
-            first, second, steps = _batched_operands(node.batches)
+            first, second, steps = batched_operands(node.batches)
 
         def bind(runtime: Runtime, _: int) -> Launch:
-            product = runtime.product(first, second, storage[resolve(a)], storage[node], self.plan.precision, steps)
+            operand, result, precision = storage[resolve(a)], storage[node], self.plan.precision
+            product = runtime.product(first, second, operand, result, precision, steps, adds)
             return lambda at, stream: product(at[x], at[y], at[z], stream)
 
         return LaunchSpec(bind)
@@ -379,18 +382,6 @@ class CudaExecutable:
         for arg, node in self._copies:
             value = self._view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
-
-
-def _batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchSteps]:
-    """Return the matrices of the first batch, and the elements between those of two batches."""
-    (_, *left), (_, *right) = batches.operand(0), batches.operand(1)
-    first, second = (Operand(rows, cols, cols, 1) for rows, cols in (left, right))
-    steps = [0 if one else x.rows * x.cols for x, one in zip((first, second), batches.shared, strict=True)]
-    return (
-        first.transposed if batches.transposed[0] else first,
-        second.transposed if batches.transposed[1] else second,
-        BatchSteps(batches.count, *steps),
-    )
 
 
 def _view_of(node: Node, base: Any) -> Any:

@@ -3,12 +3,12 @@
 As written, each NumPy call reads its operands and writes its result once, through memory where they outgrow the caches.
 A plan works through blocks that stay in the caches, and its rewrites leave work out; but it cuts, copies and stores.
 The prices, in seconds, are those of one core of a current server; what matters is their ratios. ``python -m benchmarks
-cpu`` checks the choices against measured times.
+functions`` checks the choices against measured times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..ir import graph as g
 from ..ir.graph import Node
@@ -26,12 +26,13 @@ _RUN = 8e-6  # of a plan, beside what running as written takes
 _FLOP = {"float32": 0.06e-9, "float64": 0.11e-9}  # in the caches; FLOPs are weighted as in the operator tables
 _OTHER_FLOP = 0.3e-9  # of integers and bools
 _REDUCED = 0.1e-9  # an element that is reduced
+_BLOCKED = 0.05e-9  # an element of a step in several blocks, which a first-level cache does not hold
 _BY_COLUMNS = 1.6  # blocks of columns are not contiguous
 _PRODUCT_FLOP = {"float32": 0.01e-9, "float64": 0.02e-9}  # of BLAS
 _OTHER_PRODUCT_FLOP = 1e-9
 _COPY = 0.1e-9  # a byte of a strided copy
 _CACHE = 1 << 21  # bytes that stay in a second-level cache
-_WRITE = 0.06e-9  # a byte, to memory beyond it
+_WRITE = 0.025e-9  # a byte, to a last-level cache; temporaries that are used again cost less, but not more
 _FRESH = 1 << 25  # bytes of an array that is new memory each time, whose pages the system clears
 _WRITE_FRESH = 0.2e-9
 _LIBRARY = 10e-9  # an element of an operand of a library step: a guess from below, which both sides pay
@@ -53,13 +54,14 @@ _FREE = ("input", "const", "positions", "strided", "put", "copy", "library", *g.
 def reason_to_run_as_written(plan: Plan, traced: Traced) -> str:
     """Say why a function on the CPU runs as written; an empty string if its plan runs.
 
-    A plan always runs where it computes something else: 16-bit floats in float32, rounded once; changes of arguments
-    after all else is computed; intermediate values within `max_workspace`. It also runs for functions that call this
-    package's own operations.
+    A plan always runs where it computes something else: 16-bit floats in float32, rounded once; intermediate values
+    within `max_workspace`; changes of arguments once library steps that may fail are done. It also runs for functions
+    that call this package's own operations.
     """
-    if not traced.plain or traced.graph.effects or plan.blocks is not None:
-        return ""
     nodes = list(g.topological(traced.graph.roots))
+    may_fail = any(n.op == "library" for n in nodes)
+    if not traced.plain or (traced.graph.effects and may_fail) or plan.blocks is not None:
+        return ""
     if any(n.dtype in ("float16", "bfloat16") for n in nodes) or live_bytes(nodes) > plan.settings.max_workspace:
         return ""
     written, planned = written_seconds(traced.calls), planned_seconds(plan)
@@ -90,7 +92,7 @@ def written_seconds(calls: Sequence[Call]) -> float:
 
 def _call_seconds(call: Call) -> float:
     nodes = [n for n in call.nodes if n.op not in _FREE]
-    library = sum(_library_seconds(n) for n in call.nodes if n.op == "library")
+    library = _library_seconds(call.nodes)
     if not nodes:
         return _CALL + library
     if call.name == "einsum" and any(map(g.is_product, nodes)):
@@ -112,13 +114,19 @@ def planned_seconds(plan: Plan) -> float:
 def _step_seconds(step: Step) -> float:
     memory = _memory(step.reads, step.writes)
     if step.kind == "Library":
-        return _STEP + sum(map(_library_seconds, step.nodes)) + memory
+        return _STEP + _library_seconds(step.nodes) + memory
     if step.kind == "Copy":
         return _STEP + max(memory, (step.reads + step.writes) * _COPY)
     nodes = [n for n in step.nodes if n.op not in ("input", "const", *g.VIEWS)]
+    along = 0 if step.kind == "ColumnStats" else 1
+    if step.domain[along] > BLOCK:  # one row, or column, is a block that no cache holds
+        memory = sum(_memory(sum(i.nbytes for i in n.inputs), n.nbytes) for n in nodes)
     blocks = -(-step.domain[0] * step.domain[1] // BLOCK)
     calls = len(nodes) * (_CALL if blocks <= 1 else blocks * _BLOCK_CALL)
-    work = sum(map(_arithmetic, nodes)) * (_BY_COLUMNS if step.kind == "ColumnStats" and blocks > 1 else 1.0)
+    work = sum(map(_arithmetic, nodes))
+    if blocks > 1:
+        work += sum(n.size for n in nodes) * _BLOCKED
+        work *= _BY_COLUMNS if step.kind == "ColumnStats" else 1.0
     return _STEP + calls + max(work, memory)
 
 
@@ -131,8 +139,9 @@ def _arithmetic(node: Node) -> float:
     return flops * _FLOP.get(node.inputs[0].dtype if node.inputs else node.dtype, _OTHER_FLOP)
 
 
-def _library_seconds(node: Node) -> float:
-    return sum(i.size for i in node.inputs) * _LIBRARY
+def _library_seconds(nodes: Iterable[Node]) -> float:
+    calls = {id(n.call): n for n in nodes if n.op == "library"}  # each once, however many results it has
+    return sum(i.size for n in calls.values() for i in n.inputs) * _LIBRARY
 
 
 def _memory(reads: int, writes: int) -> float:

@@ -64,6 +64,73 @@ class LaunchSpec:
     workspace: int = 0
 
 
+class Arguments:
+    """The arrays and numbers that an emitted kernel takes, in the order of its struct.
+
+    Parameters
+    ----------
+    program : Program
+    place : callable
+        Returns the `Place` of a value.
+
+    Attributes
+    ----------
+    members : list
+        Of the struct, with 0 for addresses.
+    format : str
+        Of the struct, eight bytes a member.
+    pointers : list of (index of the member, slot of the address, bytes from there)
+    numbers : list of (index of the member, number)
+    vector_slots : list of (slot, bytes from there, itemsize)
+        Of what is accessed in vectors.
+    strides : int
+        Bitwise or of all row strides, whose common powers of two limit the vector width.
+    """
+
+    def __init__(self, program: Program, place: Callable[[Node], Place]):
+        self.rows = program.domain[0]
+        self.members: list[Any] = []
+        self.format = ""
+        self.pointers: list[tuple[int, int, int]] = []
+        self.numbers: list[tuple[int, Number]] = []
+        self.vector_slots: list[tuple[int, int, int]] = []
+        self.strides = 0
+        for parameter in program.parameters:
+            self._add(parameter, None if parameter.is_number else place(parameter.node))
+
+    def _add(self, parameter: Parameter, place: Place | None) -> None:
+        """Append the members for a parameter: a scalar, or a pointer with its strides."""
+        if place is None:
+            if parameter.node.number is not None:
+                self.numbers.append((len(self.members), parameter.node.number))
+            self.members.append(float(parameter.node.value))
+            self.format += "d"
+            return
+        start = place.offset * dtypes.ITEMSIZE[parameter.dtype]
+        self.pointers.append((len(self.members), place.slot, start))
+        self.members.append(0)
+        self.format += "Q" + "q" * parameter.has_rows + "q" * parameter.has_cols
+        if parameter.has_rows:
+            self.members.append(place.row_stride)
+        if parameter.has_cols:
+            self.members.append(place.col_stride)
+        if parameter.place in (FULL, COLUMN):
+            self.vector_slots.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
+        if parameter.place == FULL and self.rows > 1:
+            self.strides |= abs(place.row_stride)
+
+    def unaligned(self, widest: int) -> int:
+        """Return the bits that addresses must not have for vectors of so many elements."""
+        return max((widest * size for *_, size in self.vector_slots), default=1) - 1
+
+    def aligned_vec(self, addresses: Addresses, widest: int) -> int:
+        """Return the widest vector, up to a power of two, that every pointer is aligned to."""
+        vec = widest
+        while vec > 1 and any((addresses[slot] + start) % (vec * size) for slot, start, size in self.vector_slots):
+            vec //= 2
+        return vec
+
+
 class KernelLaunch:
     """The launch of a step's emitted kernel, with a variant for each vector width that the pointers may allow.
 
@@ -85,43 +152,13 @@ class KernelLaunch:
         self.rows, self.cols = step.domain
         self.flag = flag
         self.numbers_slot = numbers
-        self.numbers: list[tuple[int, Number]] = []  # (index of the member, number)
-        # The struct that the kernel takes: its members, with 0 for addresses, and its format, eight bytes a member.
-        self.members: list[Any] = []
-        self.format = ""
-        self.pointers: list[tuple[int, int, int]] = []  # (index of the member, slot of the address, bytes from there)
-        self.vector_slots: list[tuple[int, int, int]] = []  # (slot, bytes, itemsize) of what is accessed in vectors
-        self.strides = 0  # bitwise or of all row strides, whose common powers of two limit the vector width
-        for parameter in self.program.parameters:
-            self._add_member(parameter, None if parameter.is_number else place(parameter.node))
-        self.widest = fitting_vec(self.program, self.strides)
-        self.unaligned = max((self.widest * size for *_, size in self.vector_slots), default=1) - 1  # bits of addresses
+        self.arguments = Arguments(self.program, place)
+        self.widest = fitting_vec(self.program, self.arguments.strides)
         self.config = default_config(self.program, self.widest)
         self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
 
     def spec(self) -> LaunchSpec:
         return LaunchSpec(self.bind, self.kernels, self._partial_bytes() if self.program.by_columns else 0)
-
-    def _add_member(self, parameter: Parameter, place: Place | None) -> None:
-        """Append the members of the kernel's struct for a parameter: a scalar, or a pointer with its strides."""
-        if place is None:
-            if parameter.node.number is not None:
-                self.numbers.append((len(self.members), parameter.node.number))
-            self.members.append(float(parameter.node.value))
-            self.format += "d"
-            return
-        start = place.offset * dtypes.ITEMSIZE[parameter.dtype]
-        self.pointers.append((len(self.members), place.slot, start))
-        self.members.append(0)
-        self.format += "Q" + "q" * parameter.has_rows + "q" * parameter.has_cols
-        if parameter.has_rows:
-            self.members.append(place.row_stride)
-        if parameter.has_cols:
-            self.members.append(place.col_stride)
-        if parameter.place in (FULL, COLUMN):
-            self.vector_slots.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
-        if parameter.place == FULL and self.rows > 1:
-            self.strides |= abs(place.row_stride)
 
     def _partial_bytes(self) -> int:
         """Return the bytes of the totals that the shares of a column step leave for the merge."""
@@ -134,14 +171,15 @@ class KernelLaunch:
         """Load the kernels; `partial` is the slot of the workspace."""
         widest = self._load(runtime, partial, self.config, self.kernels)
         variants = {self.widest: widest}
-        vector_slots, unaligned = self.vector_slots, self.unaligned
+        arguments, widest_vec = self.arguments, self.widest
+        vector_slots, unaligned = arguments.vector_slots, arguments.unaligned(widest_vec)
 
         def launch(addresses: Addresses, stream: Any) -> None:
             together = 0  # a low bit is set if it is in any address
             for slot, start, _ in vector_slots:
                 together |= addresses[slot] + start
             if together & unaligned:
-                vec = self._aligned_vec(addresses)
+                vec = arguments.aligned_vec(addresses, widest_vec)
                 if vec not in variants:
                     config = default_config(self.program, vec)
                     kernels = emit_kernels(self.program, config, conditional=self.flag >= 0)
@@ -152,18 +190,12 @@ class KernelLaunch:
 
         return launch
 
-    def _aligned_vec(self, addresses: Addresses) -> int:
-        """Return the widest vector that every pointer is aligned to."""
-        vec = self.widest
-        while vec > 1 and any((addresses[slot] + start) % (vec * size) for slot, start, size in self.vector_slots):
-            vec //= 2
-        return vec
-
     def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
         """Load the kernels of one variant."""
-        template, form = [*self.members, self.rows, self.cols], self.format + "qq"
-        pointers = self.pointers.copy()
-        numbers, values = self.numbers, self.numbers_slot
+        arguments = self.arguments
+        template, form = [*arguments.members, self.rows, self.cols], arguments.format + "qq"
+        pointers = arguments.pointers.copy()
+        numbers, values = arguments.numbers, self.numbers_slot
         if self.program.by_columns:
             pointers.append((len(template), partial, 0))
             template += [0, config.shares]

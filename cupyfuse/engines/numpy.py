@@ -77,6 +77,8 @@ class NumpyExecutable:
                 out[...] = value
                 results.append(out)
         for arg, node in plan.graph.effects:
+            if node.op == "accumulate":
+                continue  # written in place
             arrays[arg][...] = _view_of(node, memory).reshape(arrays[arg].shape)
         return results
 
@@ -143,10 +145,17 @@ def _widen(array: Array) -> Array:
 
 def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
     if step.kind == "Gemm":
-        (node,) = step.outputs
-        a, b = (_widen(_view_of(i, memory)) for i in node.inputs)
+        node = step.product
+        a, b = (_widen(_view_of(i, memory)) for i in node.inputs[:2])
+        if node.op == "accumulate":
+            memory[node] = _accumulate(memory[node.inputs[2]], a, b)
+            return
         product = np.matmul(a, b) if node.batches is None else _batched_product(node.batches, a, b)
         memory[node] = product.astype(dtypes.to_numpy(storage[node]), copy=False)
+        if step.epilogue is not None:
+            _run_step(_without(node, step.epilogue), memory, storage)
+            if node not in step.outputs:
+                del memory[node]
     elif step.kind == "Copy":
         (node,) = step.outputs
         source = _view_of(node.inputs[0], memory)
@@ -166,6 +175,19 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
         along = 0 if step.kind == "ColumnStats" else 1
         for start, stop in _blocks(step, along):
             _Block(step, memory, along, start, stop).run()
+
+
+def _accumulate(total: Array, a: Array, b: Array) -> Array:
+    """Add a product to a matrix in place, by blocks of its rows: no second matrix of that size is allocated."""
+    rows = max(1, BLOCK // max(1, total.shape[1]))
+    for start in range(0, total.shape[0], rows):
+        total[start : start + rows] += np.matmul(a[start : start + rows], b)
+    return total
+
+
+def _without(product: Node, epilogue: Step) -> Step:
+    """Return the epilogue of a product without the product itself among its results."""
+    return replace(epilogue, outputs=tuple(n for n in epilogue.outputs if n is not product))
 
 
 def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:

@@ -17,6 +17,7 @@ a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
 batched_matmul        products of `batches.count` pairs of matrices, which lie one below the other in each operand
+accumulate            the third input plus (R, K) x (K, C), written over that input, an argument
 put                   the first input with regular places replaced by the second, likewise
 split                 a float32 matrix as `parts` float16 ones and a scale for each row (`kernels_cu/split_pieces.cuh`)
 split_matmul          (R, K) x (C, K)^T from splits; inputs: both splits, both operands; from splits of one part but for
@@ -36,7 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +48,7 @@ from .numbers import Number, computed
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
+T = TypeVar("T")
 
 # Operators that are views of their input in memory.
 VIEWS = ("transpose", "reshape", "part")
@@ -273,7 +275,7 @@ def matmul(a: Node, b: Node) -> Node:
 
 
 def is_product(node: Node) -> bool:
-    return node.op in ("matmul", "split_matmul", "batched_matmul")
+    return node.op in ("matmul", "split_matmul", "batched_matmul", "accumulate")
 
 
 def transpose(node: Node) -> Node:
@@ -328,14 +330,11 @@ def eager_inputs(node: Node) -> tuple[Node, ...]:
     return node.inputs[:1] if node.op == "guard" else node.inputs
 
 
-def topological(
-    roots: Iterable[Node],
-    inputs: Callable[[Node], Iterable[Node]] = lambda n: n.inputs,
-) -> Iterator[Node]:
+def topological(roots: Iterable[T], inputs: Callable[[T], Iterable[T]] = lambda n: n.inputs) -> Iterator[T]:  # type: ignore[attr-defined]
     """Iterate over all nodes beneath the roots, inputs first; not recursive, for long chains."""
-    seen: set[Node] = set()
+    seen: set[T] = set()
     for root in roots:
-        stack: list[Node | None] = [root]
+        stack: list[T | None] = [root]
         while stack:
             node = stack.pop()
             if node is None:  # all operands of the node beneath have been yielded
@@ -381,7 +380,7 @@ def is_leaf(node: Node) -> bool:
 
 def flops(node: Node) -> int:
     """Count the floating-point operations of a node; functions cost what the operator tables say."""
-    if node.op == "matmul":
+    if node.op in ("matmul", "accumulate"):
         return 2 * node.size * node.inputs[0].shape[1]
     if node.batches is not None:
         return 2 * node.size * node.batches.depth

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from .. import devices
+from .. import devices, dtypes
 from ..ir.graph import Graph, Node
 from ..rewrite import Note
 from ..settings import Settings
@@ -79,6 +79,22 @@ class Traced:
     plain: bool = True
 
 
+class Source(NamedTuple):
+    """Where an input of a block comes from.
+
+    Attributes
+    ----------
+    number : int
+        Of an argument; those after the function's own are prepacked values. -1 - k stands for result k of the plan that
+        runs before the blocks.
+    mode : int
+        What a block takes of it: rows, columns, or all (`schedule.blocks`).
+    """
+
+    number: int
+    mode: int
+
+
 @dataclass(frozen=True)
 class Blocks:
     """The blocks of rows in which a plan runs.
@@ -86,27 +102,61 @@ class Blocks:
     Attributes
     ----------
     total, rows : int
-        Rows of the results, and of one block.
+        Rows of all blocks, and of one.
     plan : Plan
-        For one block.
+        For one block. Its results are `collected`; it adds to further arguments, the sums over the blocks.
     last : Plan or None
         For the last block, if it has fewer rows.
+    before : Plan or None
+        For values that are cut into blocks, but not computed by rows.
     common : Plan or None
-        For the values that all blocks share, such as split weights; it runs before them in each call.
-    arguments : frozenset of int
-        Numbers of the arguments that are cut into blocks.
+        For the values that all blocks share, such as split weights; like `before` it runs in each call.
+    zeros : Plan or None
+        Writes the zeros that the sums start from.
+    after : Plan or None
+        For the results `following`, which need all blocks. Its arguments are those of the function, then the collected
+        values, then the sums.
+    arguments : int
+        The number of the function's arguments.
+    sources : tuple of Source
+        Of the inputs of a block, before the common values.
+    collected, summed, following : tuple of int
+        The number of the result that each is; -1 for values that only `after` reads.
     """
 
     total: int
     rows: int
     plan: Plan
     last: Plan | None
+    before: Plan | None
     common: Plan | None
-    arguments: frozenset[int]
+    zeros: Plan | None
+    after: Plan | None
+    arguments: int
+    sources: tuple[Source, ...]
+    collected: tuple[int, ...]
+    summed: tuple[int, ...]
+    following: tuple[int, ...]
 
     @property
     def count(self) -> int:
         return -(-self.total // self.rows)
+
+    @property
+    def first(self) -> tuple[Plan, ...]:
+        """The plans that run before the blocks."""
+        return tuple(p for p in (self.before, self.common, self.zeros) if p is not None)
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that a call needs at once beside its arguments, prepacked values and results."""
+        shared = [o.node.nbytes for p in (self.before, self.common) if p is not None for o in p.outputs]
+        sums = zip(self.summed, self.zeros.outputs if self.zeros else (), strict=True)
+        shared += [o.node.nbytes for k, o in sums if k < 0]
+        own = zip(self.collected, self.plan.outputs, strict=True)
+        shared += [self.total * o.node.shape[1] * dtypes.ITEMSIZE[o.dtype] for k, o in own if k < 0]
+        rest = (self.plan, self.last, self.after, *self.first)
+        return sum(shared) + max(p.workspace for p in rest if p is not None)
 
 
 @dataclass
@@ -134,6 +184,8 @@ class Plan:
         Why the plan does not run in blocks although it exceeds the limit.
     as_written : str
         For NumPy arrays: why the function runs as written, and not in these steps; empty if it runs in them.
+    saving : str
+        What a forward plan saves for the backward pass in the place of products that exceed the limit, and why.
     """
 
     name: str
@@ -148,6 +200,7 @@ class Plan:
     prepare_note: str = "once, when the arguments are bound: {} are kept"
     whole: str = ""
     as_written: str = ""
+    saving: str = ""
 
     @property
     def precision(self) -> str:
@@ -157,7 +210,8 @@ class Plan:
     def steps(self) -> tuple[Step, ...]:
         if self.blocks is None:
             return tuple(self.scheduled.steps)
-        return (*(self.blocks.common.steps if self.blocks.common else ()), *self.blocks.plan.steps)
+        following = self.blocks.after.steps if self.blocks.after else ()
+        return (*(s for p in self.blocks.first for s in p.steps), *self.blocks.plan.steps, *following)
 
     @property
     def conditional(self) -> bool:
@@ -170,10 +224,12 @@ class Plan:
         if self.blocks is None:
             yield from self.scheduled.steps
             return
-        yield from self.blocks.common.steps if self.blocks.common else ()
+        for plan in self.blocks.first:
+            yield from plan.steps
         for _ in range(self.blocks.count - (self.blocks.last is not None)):
             yield from self.blocks.plan.steps
-        yield from self.blocks.last.steps if self.blocks.last else ()
+        for following in (self.blocks.last, self.blocks.after):
+            yield from following.steps if following else ()
 
     @property
     def launches(self) -> int:
@@ -198,11 +254,11 @@ class Plan:
     def workspace(self) -> int:
         """Bytes that a call needs at once beside its arguments, prepacked values and results."""
         if self.blocks is not None:
-            common, block = self.blocks.common, self.blocks.plan.workspace
-            if common is None:
-                return block
-            return sum(o.node.nbytes for o in common.outputs) + max(block, common.workspace)
+            return self.blocks.workspace
         results = {resolve(o.node) for o in self.outputs}
+        for arg, node in self.graph.effects:
+            if node.op == "accumulate" or (node.op == "add" and node.inputs[0] is self.graph.inputs[arg]):
+                results.add(node)  # written over the argument
         return arrange(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
@@ -223,10 +279,10 @@ class Plan:
 
     def step_times(self, step: Step, device: devices.Device) -> tuple[float, float]:
         """Bound the time of a step from below by its bytes and by its arithmetic, in seconds; they overlap."""
-        dtype = step.nodes[-1].dtype
+        dtype = (step.product.inputs[0] if step.kind == "Gemm" else step.nodes[-1]).dtype
         peak = device.simt64 if dtype == "float64" else device.simt
         if step.kind == "Gemm" and dtype != "float64":
-            if step.nodes[-1].op == "split_matmul" or dtype != "float32":
+            if step.product.op == "split_matmul" or dtype != "float32":
                 peak = device.half
             elif self.precision in ("high", "medium", "tf32"):
                 peak = max(device.tf32, device.simt)

@@ -104,10 +104,16 @@ def _table(steps: Sequence[Step]) -> list[str]:
 
 def workspace_lines(plan: Plan) -> list[str]:
     """Report the workspace of a call, if its bound decided how the plan runs."""
+    return [*_blocks_lines(plan), *([f"for the backward pass: {plan.saving}"] if plan.saving else [])]
+
+
+def _blocks_lines(plan: Plan) -> list[str]:
     most = quantity(plan.settings.max_workspace, "B")
     if plan.blocks is not None:
         b = plan.blocks
-        shared = f"; {len(b.common.steps)} for all blocks first" if b.common else ""
+        first, after = (sum(len(p.steps) for p in plans) for plans in (b.first, [b.after] if b.after else []))
+        shared = f"; {first} for all blocks first" if first else ""
+        shared += f"; {after} after them" if after else ""
         return [
             f"the steps run for {b.count} blocks of {b.rows} rows, one after the other{shared}: "
             f"{quantity(plan.workspace, 'B')} of",
@@ -169,6 +175,7 @@ def record(plan: Plan, gpu: str = devices.DEFAULT) -> dict[str, Any]:
         "results": [{"shape": list(o.shape), "dtype": o.dtype} for o in plan.outputs],
         "steps": steps,
         "blocks": blocks,
+        "saving": plan.saving,
         "as_written": plan.as_written,
         "launches": plan.launches,
         "reads": plan.reads,

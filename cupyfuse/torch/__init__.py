@@ -17,6 +17,7 @@ from .functions import (
     logsumexp,
     softmax,
 )
+from .losses import LinearCrossEntropy, linear_cross_entropy
 from .module import fuse, refresh
 from .modules import (
     HeadLogSumExp,
@@ -40,6 +41,7 @@ __all__ = [
     "HeadLogSumExp",
     "HeadSoftmax",
     "HeadSum",
+    "LinearCrossEntropy",
     "LinearGELU",
     "LinearLogSoftmax",
     "LinearLogSumExp",
@@ -51,6 +53,7 @@ __all__ = [
     "Softmax",
     "explain",
     "fuse",
+    "linear_cross_entropy",
     "linear_gelu",
     "linear_log_softmax",
     "linear_logsumexp",

@@ -33,6 +33,9 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
         fold = choose_fold(sorted(operands, key=_precedence), result)
         return [in_fold(t, fold) for t in operands], fold
     assigned: list[int | None] = [None] * rank
+    long = [p for p, n in enumerate(result) if n != 1]
+    if len(long) == 2 and all(_turns_freely(t) for t in operands):
+        assigned[long[0]], assigned[long[1]] = 0, 1  # as matrices lie
     order = sorted(range(len(operands)), key=lambda i: _precedence(operands[i]))
     nodes = [t._node for t in operands]
     for i in order:
@@ -48,12 +51,30 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
     return nodes, Axes(result, *(tuple(p for p, a in enumerate(labels) if a == k) for k in (0, 1)))
 
 
-def _precedence(x: Tracer) -> tuple[int, bool]:
+def _precedence(x: Tracer) -> tuple[int, int]:
     """Rank an operand: matrices keep their orientation before vectors, computed values before arguments.
 
-    The transpose of an argument is free.
+    The transpose of an argument is free, and that of pointwise work on arguments is work on their transposes.
     """
-    return -sum(n != 1 for n in x.shape), g.is_leaf(x._node)
+    return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_from_arguments(x._node))
+
+
+def _turns_freely(x: Tracer) -> bool:
+    """Whether the transpose of a value costs nothing: that of a vector of arguments, or of one element."""
+    return sum(n != 1 for n in x.shape) <= 1 and (g.is_leaf(x._node) or _from_arguments(x._node))
+
+
+_CHEAP = 24  # operators on arguments, which a transposed value recomputes
+
+
+def _from_arguments(node: g.Node) -> bool:
+    """Whether a vector is a little pointwise work on arguments."""
+    if 1 not in node.shape:
+        return False
+    for k, each in enumerate(g.topological([node])):
+        if k >= _CHEAP or not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
+            return False
+    return True
 
 
 def axis_labels(tracer: Tracer, rank: int) -> dict[int, int]:

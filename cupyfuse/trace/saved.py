@@ -10,7 +10,7 @@ from ..ir import graph as g
 from ..ir.graph import Graph, Node
 
 
-def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Node]:
+def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: bool = True) -> list[Node]:
     """Choose the values that the forward pass saves for the backward pass; all others are recomputed.
 
     Saved are the matrix products and column reductions that gradients need. If they need a product only for reductions
@@ -21,6 +21,8 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
     ----------
     forward, gradients : sequence of Node
         The roots of the two passes, in one graph.
+    products : bool
+        Whether products may be saved; else reductions along their rows are, and the backward pass computes products.
     """
     computed = dict.fromkeys(g.topological(forward))
     found = _compared_extremes(computed, gradients)
@@ -29,7 +31,8 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
 
     def saved(node: Node) -> bool:
         column_reduction = node.reduction and node.axis == 0 and node not in compared
-        return node in computed and (node.op == "matmul" or column_reduction or node in kept)
+        product = node.op == "matmul" and (products or node in forward)
+        return node in computed and (product or column_reduction or node in kept)
 
     for extreme in compared:
         kept.update(_inputs_to_save([extreme.inputs[0]], saved))
@@ -43,12 +46,12 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node]) -> list[Nod
         return node in dependent and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))
-    products = {n for n in needed if n.op == "matmul"}
+    read = {n for n in needed if n.op == "matmul"}
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
         """Whether to save a row reduction: gradients need none of the products beneath it for anything else."""
-        return products.isdisjoint(_reachable([reduction.inputs[0]], saved))
+        return not products or read.isdisjoint(_reachable([reduction.inputs[0]], saved))
 
     def chosen(node: Node) -> bool:
         return instead_of_product(node) if row_reduction(node) else saved(node)

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 import cupyfuse as cf
-from cupyfuse.api import functions
+from cupyfuse.api import functions, losses
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.torch.rules import RULES
 from cupyfuse.trace.numpy import FUNCTIONS
 from cupyfuse.trace.numpy.conversions import CONVERSIONS
+from cupyfuse.trace.numpy.scipy import FUNCTIONS as SCIPY
 from cupyfuse.trace.numpy.steps import LIBRARY, REFUSED, dispatched_functions, public_name
 from cupyfuse.trace.value import METHODS
 
@@ -36,9 +37,18 @@ def page() -> str:
         _table(("function", "", "why"), numpy_functions()),
         f"**Array methods**: {_listed(sorted((*METHODS, *_OWN_METHODS)))}.",
         _table(("ufunc", ""), numpy_ufuncs()),
-        "Their methods `reduce`, `accumulate`, `reduceat` and `outer` trace too; `at` does not.",
+        "Their methods `reduce`, `accumulate`, `reduceat`, `outer` and `at` trace too.",
+        "Index arrays, read and assigned to, are library steps, but for labels: `y[np.arange(len(y)), labels]`. "
+        "Arrays that the function makes (`np.zeros`, `np.full`, `np.array`) can be filled with what it computes. What "
+        "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, `float(x)`, "
+        "`len(x[mask])`; Python's `min` and `max` of scalars are `np.where`.",
+        "## SciPy\nThe ufuncs of `scipy.special` trace: those of the operator table fused, others as library steps. "
+        "`logsumexp`, `softmax`, `log_softmax` and other functions written with NumPy's trace as their NumPy code. "
+        "These are library steps, which run on CuPy arrays where `cupyx.scipy` has them; so are the densities, "
+        "distribution functions and quantiles of the distributions in `scipy.stats`.",
+        *(f"**`{module}`**: {_listed(names.split())}." for module, names in SCIPY.items()),
         "## cupyfuse\nThese work in fused functions and on arrays of any rank.",
-        _table(("function", ""), ((f"`cf.{name}`", _summary(name)) for name in functions.__all__)),
+        _table(("function", ""), ((f"`cf.{name}`", _summary(name)) for name in (*functions.__all__, *losses.__all__))),
         "## PyTorch\nIn fused modules and compiled models, as functions, tensor methods, operators, in-place forms and "
         "`torch.nn` modules. Operations outside this list run as PyTorch runs them; [torch.md](torch.md) says why.",
         *(f"**{group.capitalize()}**: {_listed(names)}." for group, names in torch_operations().items()),
@@ -104,7 +114,7 @@ def torch_operations() -> dict[str, list[str]]:
 
 
 def _summary(name: str) -> str:
-    return (getattr(functions, name).__doc__ or "").partition("\n")[0].replace("``", "`")
+    return (getattr(cf, name).__doc__ or "").partition("\n")[0].replace("``", "`")
 
 
 def _listed(names: list[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import assert_equal, dtype_of, normal
+from support import Engine, assert_equal, dtype_of, normal
 
 import cupyfuse as cf
 
@@ -81,6 +81,43 @@ def test_objects_among_the_arguments_are_never_stale() -> None:
     assert listed(node, np.ones(1)) == 2
     node.value[0] = 5.0
     assert listed(node, np.ones(1)) == 5
+
+
+def test_which_arrays_are_the_same_object_is_part_of_the_trace(engine: Engine) -> None:
+    """A function may ask whether they are."""
+    fused = cf.fuse(lambda x, y: x * 2 if x is y else x + y + 1)
+    a, b = engine.array(X), engine.array(X)
+    for x, y, expected in ((a, a, X * 2), (a, b, X * 2 + 1), (b, b, X * 2), (a, a[:], X * 2 + 1)):
+        assert_equal(engine.host(fused(x, y)), expected)
+    assert len(fused._runnables) == 2
+    nested = cf.fuse(lambda x, held: x * 2 if x is held["y"][0] else x)
+    assert_equal(engine.host(nested(a, {"y": (a,)})), X * 2)
+    assert_equal(engine.host(nested(a, {"y": (b,)})), X)
+    around = cf.fuse(lambda x: x * 2 if x is a else x)
+    for x, expected in ((a, X * 2), (b, X), (a, X * 2)):
+        assert_equal(engine.host(around(x)), expected)
+    spec = cf.spec(X.shape, "float32")
+    assert len(fused.plan(spec, spec).graph.outputs[0].inputs) == 2, "a spec may stand for several arrays"
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_a_bound_array_that_is_an_argument_as_well_is_read_in_each_call(name: str) -> None:
+    a, b = np.ones(3), np.full(3, 5.0)
+    serve = cf.fuse(lambda x, y: np.exp(x) if x is y else x + y).bind(**{name: a})
+    for k in (1.0, 2.0):
+        a[:] = k
+        assert_equal(serve(a), np.exp(a))
+    assert_equal(serve(b), a + b)
+    assert_equal(serve(a), np.exp(a))
+
+
+def test_arrays_of_other_libraries_may_be_the_same_object_too() -> None:
+    torch = pytest.importorskip("torch")
+    a, b = torch.ones(3), torch.ones(3)
+    fused = cf.fuse(lambda x, y: x * 4 if x is y else x + y)
+    assert [float(fused(x, y)[0]) for x, y in ((a, a), (a, b), (a, a))] == [4, 2, 4]
+    serve = fused.bind(y=a)
+    assert [float(serve(x)[0]) for x in (a, b, a)] == [4, 2, 4]
 
 
 @pytest.mark.parametrize(

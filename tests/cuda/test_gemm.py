@@ -48,11 +48,14 @@ class ColumnMajorBlas:
         op_a, op_b, m, n, k, alpha, a, kind_a, lda, step_a, b, kind_b, ldb, step_b, *rest = arguments
         beta, c, kind_c, ldc, step_c, count, compute, algorithm = rest
         scale = ctypes.c_double if compute == 70 else ctypes.c_float
-        assert (scale.from_address(alpha).value, scale.from_address(beta).value, algorithm) == (1.0, 0.0, -1)
+        assert (scale.from_address(alpha).value, algorithm) == (1.0, -1)
+        adds = scale.from_address(beta).value
+        assert adds in (0.0, 1.0)
         left = _matrices(a, kind_a, op_a, (m, k), lda, step_a, count)
         right = _matrices(b, kind_b, op_b, (k, n), ldb, step_b, count)
         target = _matrices(c, kind_c, 0, (m, n), ldc, step_c, count)
-        target[...] = left.astype(np.float64) @ right.astype(np.float64)
+        product = left.astype(np.float64) @ right.astype(np.float64)
+        target[...] = product + target if adds else product  # as cuBLAS, which reads no result that it does not add to
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self.calls.append("clear")
@@ -106,3 +109,19 @@ def test_empty_batches() -> None:
     assert blas.calls == ["clear"] and not out.any()
     Gemm(Operand(3, 2, 2, 1), Operand(2, 4, 4, 1), "float64", "float64", "highest", blas, BatchSteps(0, 6, 8))(0, 0, 0)
     assert blas.calls == ["clear"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out_dtype"), [("float64", "float64"), ("float32", "float32"), ("float16", "float32")]
+)
+@pytest.mark.parametrize("depth", [4, 0])
+def test_a_product_that_adds_to_its_result(depth: int, dtype: str, out_dtype: str, rng: np.random.Generator) -> None:
+    """Of transposed operands, as gradients of weights are; a sum of no terms leaves the result as it is."""
+    a, b = normal(rng, (depth, 3), dtype), normal(rng, (depth, 5), dtype)
+    total = normal(rng, (3, 5), out_dtype)
+    expected = total + a.T.astype(np.float64) @ b.astype(np.float64)
+    blas = ColumnMajorBlas()
+    left, right = Operand(3, depth, 1, 3), Operand(depth, 5, 5, 1)
+    Gemm(left, right, dtype, out_dtype, "ieee", blas, adds=True)(a.ctypes.data, b.ctypes.data, total.ctypes.data)
+    np.testing.assert_allclose(total, expected, rtol=1e-6)
+    assert blas.calls == (["gemm"] if depth else [])

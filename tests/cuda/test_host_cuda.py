@@ -80,6 +80,115 @@ def test_sixteen_bit_floats_round_to_nearest_even() -> None:
     np.testing.assert_array_equal(all_the_same(run(body, values=values)), expected)
 
 
+# What Hopper adds --------------------------------------------------------------------------------------------------
+
+HOPPER = '#include "tensor_cores.cuh"\nSHARED_DYNAMIC(s); (void)s;\n'
+PAIR: dict[str, Any] = {"cluster": 2, "shared": 4096}
+# A matrix of 5 lines of 70 elements in x, whose bits are 0, 1, 2, ...
+MATRIX = """
+const u64 map[6] = {reinterpret_cast<u64>(p.x), 70, 5, 144, 64, 8};
+TensorMap matrix;
+memcpy(matrix.words, map, sizeof map);"""
+
+
+def test_a_box_is_swizzled_and_ends_in_zeros() -> None:
+    body = f"""
+    {HOPPER}{MATRIX}
+    if (threadIdx.x == 0) {{ barrier_init(2048, 1); barrier_arrive_expect(2048, 1024);
+                             tensor_copy(1024, matrix, 64, 1, 2048); }}
+    __syncthreads();
+    barrier_wait(2048, 0);
+    for (int r = threadIdx.x; r < 8; r += 64) {{
+        for (int c = 0; c < 8; ++c) {{
+            p.x[200 + r * 7 + c % 7] = *reinterpret_cast<unsigned short*>(s + 1024 + r * 128 + (r * 16) + c * 2);
+        }}
+    }}"""
+    bits = np.arange(5 * 72, dtype=np.uint16)
+    values = np.zeros(256, np.float32)
+    values.view(np.uint16)[: bits.size] = bits
+    for result in run(body, values=values, shared=4096):
+        found = result[200:256].reshape(8, 7)
+        expected = np.zeros((8, 8))
+        expected[:4, :6] = bits.reshape(5, 72)[1:, 64:70]
+        np.testing.assert_array_equal(found[:, 1:6], expected[:, 1:6])
+        np.testing.assert_array_equal(found[:, 0], expected[:, 7])
+
+
+def test_a_box_for_both_blocks_of_a_cluster() -> None:
+    """Block 1 copies, both wait at their own barriers, and block 0 waits for an arrival from block 1 as well."""
+    body = f"""
+    {HOPPER}{MATRIX}
+    if (threadIdx.x == 0) {{ barrier_init(2048, 1); barrier_init(2056, 2); barrier_arrive_expect(2048, 1024); }}
+    cluster_sync();
+    if (threadIdx.x == 0 && cluster_rank() == 1) {{ tensor_copy_to(1024, matrix, 0, 0, 2048, 3); }}
+    barrier_wait(2048, 0);
+    if (threadIdx.x == 0) {{ barrier_arrive_in(2056, 0); }}
+    if (cluster_rank() == 0) {{ barrier_wait(2056, 0); }}
+    if (threadIdx.x == 0) {{ p.x[250 + cluster_rank()] = *reinterpret_cast<unsigned short*>(s + 1024 + 128 + 16); }}
+    cluster_sync();"""
+    values = np.zeros(256, np.float32)
+    values.view(np.uint16)[:360] = np.arange(360)
+    for result in run(body, grid=(2, 1, 1), values=values, **PAIR):
+        np.testing.assert_array_equal(result[250:252], [72, 72])
+
+
+def test_products_read_their_operands_when_they_are_waited_for() -> None:
+    body = f"""
+    {HOPPER}
+    float sum[4] = {{}};
+    for (int k = threadIdx.x; k < 1024; k += 128) {{ reinterpret_cast<f16*>(s)[k] = narrow<f16>(1.0f); }}
+    __syncthreads();
+    products_begin(sum);
+    multiply_add<f16, 0, 0>(sum, operand_at(0, 1024), operand_at(0, 1024), 0);
+    products_commit();
+    const float before = sum[0];
+    __syncthreads();
+    for (int k = threadIdx.x; k < 1024; k += 128) {{ reinterpret_cast<f16*>(s)[k] = narrow<f16>(2.0f); }}
+    __syncthreads();
+    products_wait(sum);
+    p.x[threadIdx.x] = sum[0] + 1000 * before;"""
+    for result in run(body, threads=128, shared=8192 + 1024):
+        assert set(result[:16]) == {64.0}, "16 products of twos"
+
+
+ASTRAY = {
+    "a block that leaves": (
+        "if (threadIdx.x == 0) { barrier_init(2048, 1); }\ncluster_sync();\n"
+        "if (cluster_rank() == 1 && threadIdx.x == 0) { barrier_arrive_in(2048, 0); }",
+        r"the shared memory of a block that has left",
+    ),
+    "a barrier that nobody made": ("barrier_wait(2048, 0);", r"nobody has initialised"),
+    "half a cluster at its barrier": (
+        "if (cluster_rank() == 0) { cluster_sync(); }",
+        r"a barrier of the cluster, which thread \d+ never reaches",
+    ),
+    "another block than there is": (
+        "if (threadIdx.x == 0) { barrier_init(2048, 1); barrier_arrive_in(2048, 2); }",
+        r"a block that the cluster does not have",
+    ),
+    "a box that is not aligned": (
+        MATRIX + "barrier_init(2048, 1); tensor_copy(512, matrix, 0, 0, 2048);",
+        r"aligned to 1024",
+    ),
+    "products of half a warp": (
+        "if (threadIdx.x % 32 < 4) {\n__shfl_xor_sync(0x0000000fu, 1.0f, 1);\n}\nproducts_fence();",
+        r"an instruction of whole warps, while lane \d+ is apart",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", ASTRAY)
+def test_faults_of_clusters_are_reported(fault: str) -> None:
+    body, message = ASTRAY[fault]
+    with pytest.raises(HostCudaError, match=message):
+        run(HOPPER + body, grid=(2, 1, 1), **PAIR)
+
+
+def test_clusters_are_whole() -> None:
+    with pytest.raises(HostCudaError, match="3 blocks in clusters of 2"):
+        run("p.x[0] = 1;", grid=(3, 1, 1), **PAIR)
+
+
 # What they may not do, and how it is told ------------------------------------------------------------------------
 
 BROKEN = {

@@ -322,8 +322,8 @@ def bilinear(product: Callable[[Any, Any], Any], a: Value, b: Value, dtype: str,
         af, bf = (np.where(np.isfinite(x.v), np.abs(x.v), 0) for x in (a, b))
         ae, be = (np.where(np.isfinite(x.e), x.e, 0) for x in (a, b))
         am, bm = (np.where(np.isfinite(x.m), x.m, 0) for x in (a, b))
-        # An infinity times a number whose sign is open.
-        open_a, open_b = (((x.e > 0) & (np.abs(x.v) <= x.e)).astype(float) for x in (a, b))
+        # An infinity times a number whose sign is open; and times 0, which some BLAS skip and leave no NaN of.
+        open_a, open_b = ((np.abs(x.v) <= x.e).astype(float) for x in (a, b))
         wild = product((~np.isfinite(a.v)).astype(float), open_b) + product(open_a, (~np.isfinite(b.v)).astype(float))
         m = product(am, bm)
         e = product(ae, bf) + product(af, be) + product(ae, be)

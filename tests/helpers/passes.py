@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from support import HOST
 
 import cupyfuse as cf
+from cupyfuse.engines import row_blocks
 from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.engines.numpy import NumpyExecutable
 from cupyfuse.ir import graph as g
@@ -29,7 +31,14 @@ Arrays = list[np.ndarray[Any, Any]]
 class Passes:
     """The forward and the backward plan of a function of arrays, as the engines run them."""
 
-    def __init__(self, function: Callable[..., Any], examples: Sequence[Any], wanted: Sequence[int] | None = None):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        examples: Sequence[Any],
+        wanted: Sequence[int] | None = None,
+        settings: Settings = Settings(),  # noqa: B008
+        products: bool = True,
+    ):
         traced, _ = cf.fuse(function).trace(tuple(examples))
         graph = traced.graph
         self.outputs, self.axes = graph.outputs, tuple(axes.labels for axes in traced.axes)
@@ -38,7 +47,7 @@ class Passes:
         found = gradients(self.outputs, cotangents, [graph.inputs[k] for k in self.wanted])
         self.given = [node is not None for node in found]
         roots = [node for node in found if node is not None]
-        self.saved = saved_values(graph.roots, roots)
+        self.saved = saved_values(graph.roots, roots, products)
         self.forward = build(
             Traced(
                 traced.name,
@@ -46,14 +55,14 @@ class Passes:
                 (*traced.axes, *((0, 1) for _ in self.saved)),
                 traced.calls,
             ),
-            settings=Settings(),
+            settings=settings,
         )
         leaves = [(n, n.name) for n in graph.inputs]
         leaves += [(stored(n), f"saved{k}") for k, n in enumerate(self.saved)]
         leaves += [(n, f"cotangent{k}") for k, n in enumerate(cotangents)]
         ndims = [graph.inputs[k].ndim for k, there in zip(self.wanted, self.given, strict=True) if there]
         axes = tuple(((), (1,), (0, 1))[n] for n in ndims)
-        self.backward = build(Traced("backward", extract_graph(roots, leaves), axes, ()), settings=Settings())
+        self.backward = build(Traced("backward", extract_graph(roots, leaves), axes, ()), settings=settings)
 
     def __call__(
         self, arrays: Sequence[Any], cotangents: Sequence[Any], engine: str = "numpy"
@@ -77,10 +86,11 @@ def as_node(cotangent: np.ndarray[Any, Any], node: Node, axes: Any) -> np.ndarra
 
 def execute(plan: Plan, arrays: Sequence[Any], engine: str) -> Arrays:
     if engine == "numpy":
-        return NumpyExecutable(plan, arrays)(arrays, [None] * len(plan.outputs))
+        return list(row_blocks.load(NumpyExecutable, plan, arrays)(arrays, [None] * len(plan.outputs)))
     with HOST.active():
         placed = HOST.arrays(arrays)
-        results = CudaExecutable(plan, placed, HOST.runtime)(placed, [None] * len(plan.outputs))
+        on_host = functools.partial(CudaExecutable, runtime=HOST.runtime)
+        results = row_blocks.load(on_host, plan, placed)(placed, [None] * len(plan.outputs))
         return [HOST.host(r) for r in results]
 
 
@@ -191,9 +201,9 @@ def assert_gradients(found: Sequence[Any], expected: Sequence[Any], rtol: float,
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=rtol * scale, err_msg=f"{where}: gradient of {name}")
 
 
-def compare(text: str, rng: np.random.Generator, engine: str = "numpy", rtol: float = 1e-10) -> Passes:
+def compare(text: str, rng: np.random.Generator, engine: str = "numpy", rtol: float = 1e-10, **options: Any) -> Passes:
     arrays, wanted = drawn(rng), list(range(len(SHAPES)))
-    passes = Passes(chain(text, Ours()), arrays)
+    passes = Passes(chain(text, Ours()), arrays, **options)
     results, cotangents, expected = torch_passes(chain(text, Torch()), arrays, wanted, rng)
     cotangents = [c.astype(r.dtype) for c, r in zip(cotangents, results, strict=True)]
     outputs, found = passes(arrays, cotangents, engine)

@@ -5,16 +5,27 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mutants import FINGERPRINT, KERNELS, Mutant
+from mutant import KERNELS, Mutant
+from mutants import FINGERPRINT
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_BARRIER = re.compile(r"__syncthreads\(\);|__syncwarp\([^()]*\);|barrier_(?:wait|arrive)\(ring[^;]*\);")
+_BARRIER = re.compile(
+    r"__syncthreads\(\);|__syncwarp\([^()]*\);|barrier_(?:wait|arrive)\(ring[^;]*\);"
+    r"|cluster_sync\(\);|hand_back<Shape>\(read\);|products_wait[^;]*;"
+)
 _SPLIT = ("tests/cuda/test_split.py", "tests/cuda/test_rounded.py")
+_FUSED = (
+    "tests/cuda/test_fused_gemm.py",
+    "-k",
+    "host and (every_order or (more_tiles and ((two and 256by2) or 128by1)))",
+)
 # The tests that run the barriers of a file.
 TESTS = {
     "kernels_cu/column_stats.cu": (KERNELS, "-k", "host and column_reductions-2x3-float32"),
     FINGERPRINT: ("tests/cuda/test_fingerprint.py", "-k", "host and stays"),
+    "kernels_cu/gemm.cu": _FUSED,
+    "kernels_cu/gemm_epilogue.cuh": _FUSED,
     "kernels_cu/split_columns.cu": ("tests/cuda/test_split.py", "-k", "host and columns"),
     "kernels_cu/split_exact.cuh": (*_SPLIT, "-k", "host and (repair or gathered or normal or rows-scaled)"),
     "kernels_cu/split_gemm.cu": ("tests/cuda/test_split.py", "-k", "host and products_are_float32"),

@@ -2,40 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-
-KERNELS = "tests/cuda/test_kernels.py"
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One way to break something.
-
-    Attributes
-    ----------
-    file, old, new : str
-        `old` occurs in the file exactly once.
-    tests : sequence of str
-        Arguments for pytest that select what has to fail.
-    gpu : bool
-        Only a GPU executes what is broken.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...] = (KERNELS, "-k", "host")
-    gpu: bool = False
-
-    def apply(self, root: Path) -> None:
-        path = root / self.file
-        text = path.read_text()
-        count = text.count(self.old)
-        if count != 1:
-            raise SystemExit(f"{self.name}: {self.old!r} occurs {count} times in {self.file}, not once")
-        path.write_text(text.replace(self.old, self.new))
+from gemm_mutants import GEMM_MUTANTS
+from mutant import KERNELS, Mutant
 
 
 def kernels(select: str) -> tuple[str, ...]:
@@ -176,7 +144,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", splits("float32")),
     Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", splits("float32")),
     Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", splits("float32")),
-    Mutant("a tile too far down", TILES, "within % height", "within % band", splits("float32")),
+    Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
     Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", splits("exponents")),
     Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", splits("magnitudes or nothing_else")),
     Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", splits("nothing_else")),
@@ -505,6 +473,7 @@ MUTANTS: tuple[Mutant, ...] = (
         'self.line("if (false) {")',
         kernels("collapsed"),
     ),
+    *GEMM_MUTANTS,
     # What only a GPU executes
     Mutant(
         "PTX maximum that forgets NaN",

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from barriers import barriers
-from mutants import KERNELS, MUTANTS, Mutant
+from mutant import KERNELS, Mutant
+from mutants import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("cupyfuse", "kernels_cu", "examples", "tests", "setup.cfg")

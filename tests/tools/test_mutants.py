@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from barriers import barriers
-from mutants import MUTANTS, Mutant
+from mutant import Mutant
+from mutants import MUTANTS
 from mutate import ROOT, check
 
 ON_THE_CPU = [*(m for m in MUTANTS if not m.gpu), *barriers()]

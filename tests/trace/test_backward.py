@@ -16,6 +16,7 @@ from passes import Ours, Passes, chain, compare, drawn, torch_passes
 import cupyfuse as cf
 from cupyfuse.ir import graph as g
 from cupyfuse.ir.operators import REDUCTIONS
+from cupyfuse.settings import Settings
 
 CHAINS = [
     "x * c + r",
@@ -67,6 +68,7 @@ CHAINS = [
     "(lambda z: (z - m.mean(z, axis=1, keepdims=True)) / m.sqrt(m.var(z, axis=1, keepdims=True) + 1e-5))(x)",
     "(x @ c) * m.sum(x @ w.T @ b)",
     "m.gelu(m.gelu(m.leaky_relu(m.logsumexp(m.linear(x, w, b), axis=1, keepdims=True))))",
+    "m.sum(m.log_softmax(m.linear(x, w, b), axis=1) * y)",
 ]  # fmt: skip
 
 
@@ -79,6 +81,34 @@ def test_chains(text: str, rng: np.random.Generator) -> None:
 def test_chains_by_kernels(text: str, rng: np.random.Generator) -> None:
     """The kernels of both passes, run on the CPU."""
     compare(text, rng, "host")
+
+
+SMALL = Settings(max_workspace=250)  # a row or two of the products
+
+
+@pytest.mark.parametrize("products", [True, False], ids=["stored products", "no products"])
+@pytest.mark.parametrize("text", CHAINS)
+def test_chains_in_blocks_of_rows(text: str, products: bool, rng: np.random.Generator) -> None:
+    compare(text, rng, settings=SMALL, products=products)
+
+
+def test_chains_in_blocks_reach_every_part(rng: np.random.Generator) -> None:
+    """What the chains are for: sums over blocks, and what precedes and follows them."""
+    found = set()
+    for text in CHAINS:
+        passes = Passes(chain(text, Ours()), drawn(rng), settings=SMALL, products=False)
+        for blocks in (passes.forward.blocks, passes.backward.blocks):
+            if blocks is not None:
+                parts = ("common", "zeros", "after", "last")
+                found |= {part for part in parts if getattr(blocks, part) is not None}
+                found |= {"direct sum"} if any(k >= 0 for k in blocks.summed) else set()
+                found |= {n.op for _, n in blocks.plan.graph.effects}
+    assert found >= {"common", "zeros", "after", "last", "direct sum", "accumulate", "add"}
+
+
+@pytest.mark.parametrize("text", [CHAINS[-1], *CHAINS[20:32:3]])
+def test_chains_in_blocks_by_kernels(text: str, rng: np.random.Generator) -> None:
+    compare(text, rng, "host", settings=SMALL, products=False)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +184,7 @@ def random_chains(draw: st.DrawFn) -> str:
 @given(random_chains(), st.integers(0, 2**32 - 1))
 def test_random_chains(text: str, seed: int) -> None:
     compare(text, np.random.default_rng(seed), rtol=1e-8)
+    compare(text, np.random.default_rng(seed), rtol=1e-8, settings=SMALL, products=False)
 
 
 F = torch.nn.functional

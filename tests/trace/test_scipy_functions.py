@@ -86,6 +86,17 @@ def test_strict_refuses() -> None:
         cf.fuse(lambda x: cdist(x, x), strict=True)(np.ones((3, 2)))
 
 
+def test_operands_are_not_overwritten() -> None:
+    a, b = np.random.default_rng(0).standard_normal((5, 5)).T + 5 * np.eye(5), np.ones(5)
+    before = a.copy(), b.copy()
+    solve = cf.fuse(lambda a, b: scipy.linalg.solve(a, b, overwrite_a=True, overwrite_b=True))
+    np.testing.assert_allclose(a @ solve(a, b), b, rtol=1e-12)
+    np.testing.assert_array_equal(a, before[0])
+    np.testing.assert_array_equal(b, before[1])
+    with pytest.raises(cf.TraceError, match=r"gaussian_filter with output="):
+        cf.fuse(lambda x: scipy.ndimage.gaussian_filter(x, 1.0, output=x))(np.ones((3, 3)))
+
+
 def test_mistakes_name_the_line() -> None:
     with pytest.raises(ValueError, match=r"scipy\.spatial\.distance\.cdist.*\n  at .*test_scipy_functions"):
         cf.fuse(lambda x: cdist(x, x.T))(np.ones((3, 2)))

@@ -15,8 +15,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
-from .blocks import NotRowwise, rowwise_values, with_rows
+from .blocks import NotRowwise
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
+from .epilogues import fuse_epilogues, takes_epilogues
 from .memory import (
     Layout,
     contiguous_strides,
@@ -27,9 +28,11 @@ from .memory import (
     row_stride,
     views,
 )
+from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits
+from .tiles import Tiles, lines, tiles_for
 from .workspace import arrange, dead_after
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "NotRowwise",
     "Schedule",
     "Step",
+    "Tiles",
     "arrange",
     "choose_products",
     "column_launches",
@@ -46,14 +50,17 @@ __all__ = [
     "contiguous_strides",
     "cost_of",
     "dead_after",
+    "fuse_epilogues",
+    "lines",
+    "one_pass_variances",
     "resolve",
     "row_stride",
     "rounded",
-    "rowwise_values",
     "schedule",
+    "takes_epilogues",
+    "tiles_for",
     "unfused_cost",
     "views",
-    "with_rows",
 ]
 
 

@@ -14,7 +14,7 @@ from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
 _SINGLE_STEPS = {
-    **dict.fromkeys(("matmul", "batched_matmul", "split_matmul"), "Gemm"),
+    **dict.fromkeys(("matmul", "batched_matmul", "split_matmul", "accumulate"), "Gemm"),
     "split": "Split",
     **dict.fromkeys(COPIES, "Copy"),
     "library": "Library",
@@ -311,7 +311,7 @@ class Scheduler:
         """Build the step of one matrix product, split or copy."""
         for i in node.inputs:
             self._require(i)
-            if node.op in ("matmul", "batched_matmul", "split", "put"):
+            if node.op in ("matmul", "batched_matmul", "accumulate", "split", "put"):
                 self._round(resolve(i))
         self.rounded.update(i for i in node.inputs if i.op == "split")
         # The operands themselves are read only for elements that the split cannot hold.

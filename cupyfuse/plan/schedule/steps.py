@@ -18,7 +18,9 @@ class Step:
     """One step of a plan (see `Plan.steps`), over `domain`, the rows and columns of its elements.
 
     It computes the values `nodes` from `inputs` and writes `outputs`. It reads `repair_inputs` only where results need
-    repair: in the exact forms of guards, and for elements that the hi/lo split cannot hold.
+    repair: in the exact forms of guards, and for elements that the hi/lo split cannot hold. `epilogue` is the row
+    program that reads a product from the registers of the kernel that computes it; its nodes are among the step's.
+    `choice` says how that product runs, where it is not as its node says.
     """
 
     kind: str
@@ -32,15 +34,22 @@ class Step:
     inputs: tuple[Node, ...] = field(repr=False)
     outputs: tuple[Node, ...] = field(repr=False)
     repair_inputs: tuple[Node, ...] = field(default=(), repr=False)
+    epilogue: Step | None = field(default=None, repr=False)
+    choice: str = ""
 
     @cached_property
     def node_set(self) -> frozenset[Node]:
         return frozenset(self.nodes)
 
     @property
+    def product(self) -> Node:
+        """The product of a Gemm: behind the splits of its operands, and before its epilogue."""
+        return next(n for n in self.nodes if g.is_product(n))
+
+    @property
     def how(self) -> str:
         """How a product is computed, and why; empty for other steps."""
-        return self.nodes[-1].how if self.kind == "Gemm" else ""
+        return (self.choice or self.product.how) if self.kind == "Gemm" else ""
 
 
 def step_of(

@@ -11,13 +11,12 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
-from ...plan.plan import Traced
+from ...plan.plan import Plan
 from ...settings import Settings
-from ...trace.autodiff import gradients
-from ...trace.saved import extract_graph, saved_values, stored
 from ..rules.values import Value
 from .chain import TracedChain
 from .runtime import load
+from .saving import Saved, backward_graph, choose, cotangents_of, derive, scaled
 from .tensors import Tensors, as_matrix, layout_of
 
 Flags = tuple[bool, ...]
@@ -26,6 +25,7 @@ Flags = tuple[bool, ...]
 class _LoadedPlan(NamedTuple):
     """A loaded backward plan; its results are the gradients of `inputs`."""
 
+    plan: Plan
     execute: Any
     inputs: list[int]
 
@@ -43,36 +43,36 @@ class Backward:
     Parameters
     ----------
     needs : for each input, whether its gradient is wanted
-    saved : the forward values that it reads; chosen unless given
+    saving : what the forward pass saves; chosen unless given
 
     Attributes
     ----------
     differentiable : for each output, whether it depends on an input whose gradient is wanted
     inputs : the inputs that the backward pass reads
     second_order_inputs : further inputs, which saved values depend on; only derivatives of the gradients read them
-    saved : the forward values that it reads: products, and statistics of columns; all else is recomputed
+    saving : what the forward pass saves: products, and statistics of columns, all else is recomputed; or gradients
     """
 
-    def __init__(
-        self, traced: TracedChain, needs: Sequence[bool], settings: Settings, saved: Sequence[Node] | None = None
-    ):
+    def __init__(self, traced: TracedChain, needs: Sequence[bool], settings: Settings, saving: Saved | None = None):
         self.traced, self.settings = traced, settings
         self._inputs = [v.tracer._node for v in traced.inputs]
         self._outputs = [v.tracer._node for v in traced.outputs]
-        self._cotangents = [
-            g.argument(k, f"gradient{k}", n.shape, v.dtype)
-            for k, (n, v) in enumerate(zip(self._outputs, traced.outputs, strict=True))
-        ]
+        self._cotangents = cotangents_of(traced)
         dependent = self._dependent_nodes(needs)
         self.differentiable = [dtypes.is_float(n.dtype) and n in dependent for n in self._outputs]
+        self.saving = saving or choose(traced, needs, self.differentiable, settings)
         roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
-        self.saved = saved_values(self._outputs, roots) if saved is None else list(saved)
         read = set(g.topological(roots, lambda n: () if n in self.saved else n.inputs))
         reached = set(g.topological(roots))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
         self._loaded: dict[Hashable, _LoadedPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
+
+    @property
+    def saved(self) -> list[Node]:
+        """The forward values that it reads."""
+        return self.saving.nodes
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
         """Find the nodes that depend on inputs whose gradient is wanted."""
@@ -85,9 +85,11 @@ class Backward:
     def _gradients(self, given: Flags, wanted: Flags) -> list[Node | None]:
         """Derive the gradient of each input from the given cotangents; None where it is zero or not wanted."""
         cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
-        sources = [n for n, want in zip(self._inputs, wanted, strict=True) if want]
-        found = iter(gradients(self._outputs, cotangents, sources))
-        return [next(found) if want else None for want in wanted]
+        if self.saving.made:
+            cotangent = next((c for c in cotangents if c is not None), None)
+            found = {} if cotangent is None else scaled(self.saving.made, cotangent)
+            return [found.get(k) if want else None for k, want in enumerate(wanted)]
+        return derive(self.traced, cotangents, wanted)
 
     def _find_dependence(self, given: Flags, wanted: Flags) -> _Dependence:
         if not (any(given) and any(wanted)):
@@ -131,13 +133,10 @@ class Backward:
     def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
         roots = {k: n for k, n in enumerate(self._gradients(given, wanted)) if n is not None}
-        leaves = [(self._inputs[k], self.traced.chain.names[k]) for k in self.inputs]
-        leaves += [(stored(node), f"saved{k}") for k, node in enumerate(self.saved)]
-        leaves += [(c, f"gradient{k}") for k, c in enumerate(self._cotangents) if given[k]]
-        axes = tuple(self.traced.inputs[k].tracer._axes for k in roots)
-        traced = Traced(f"backward of {self.traced.chain.name}", extract_graph(list(roots.values()), leaves), axes, ())
+        cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
+        traced = backward_graph(self.traced, roots, self.inputs, self.saving, cotangents)
         plan = build(traced, dict(enumerate(map(layout_of, arrays))), self.settings)
-        return _LoadedPlan(load(plan, arrays), list(roots))
+        return _LoadedPlan(plan, load(plan, arrays), list(roots))
 
     def _zeros(self, number: int, device: torch.device) -> torch.Tensor:
         value = self.traced.inputs[number]

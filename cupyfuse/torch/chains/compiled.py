@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.plan import Plan
 from ...settings import Settings
 from .backward import Backward
 from .chain import TracedChain
 from .runtime import load
+from .saving import Saved
 from .tensors import Tensors, as_matrix, layout_of
 
 
@@ -23,7 +23,7 @@ class CompiledChain:
     ----------
     tensors : inputs like those that it will be called with
     needs : for each input, whether its gradient is wanted; the values saved for the backward pass are chosen for these
-    saved : the saved values, where `needs` does not choose them
+    saving : the saved values, where `needs` does not choose them
     prepacked : the inputs from which weights are prepacked, by a plan of their own
     in_place : whether updates are written to the inputs; else they are results, after the outputs
     """
@@ -34,16 +34,16 @@ class CompiledChain:
         tensors: Tensors,
         settings: Settings,
         needs: Sequence[bool] = (),
-        saved: Sequence[Node] = (),
+        saving: Saved | None = None,
         prepacked: frozenset[int] = frozenset(),
         in_place: bool = True,
     ):
-        self.traced, self.settings, self.saved = traced, settings, saved
+        self.traced, self.settings, self.saving = traced, settings, saving or Saved([])
         self._backward: dict[tuple[bool, ...], Backward] = {}
         if any(needs):
             backward = self._backward[tuple(needs)] = Backward(traced, needs, settings)
             if any(backward.differentiable):
-                self.saved = backward.saved
+                self.saving = backward.saving
         self._prepacked, self._in_place = prepacked, in_place
         self._folded = [k for k, t in enumerate(tensors) if t.dim() > 2]
         self._layouts = dict(enumerate(map(layout_of, self.matrices(tensors))))
@@ -52,7 +52,10 @@ class CompiledChain:
     @cached_property
     def plan(self) -> Plan:
         """The plan; its results are the outputs, the updates unless made in place, and the saved values."""
-        return build(self.traced.as_traced(self.saved, self._in_place), self._layouts, self.settings, self._prepacked)
+        traced = self.traced.as_traced(self.saving.nodes, self._in_place)
+        plan = build(traced, self._layouts, self.settings, self._prepacked)
+        plan.saving = self.saving.note
+        return plan
 
     @cached_property
     def _reshaped(self) -> list[tuple[int, tuple[int, ...]]]:
@@ -72,7 +75,7 @@ class CompiledChain:
         """Return the backward pass for the gradients of these inputs."""
         key = tuple(needs)
         if key not in self._backward:
-            self._backward[key] = Backward(self.traced, key, self.settings, self.saved)
+            self._backward[key] = Backward(self.traced, key, self.settings, self.saving)
         return self._backward[key]
 
     def matrices(self, tensors: Tensors) -> Tensors:

@@ -31,6 +31,7 @@ from .chain import Chain, TracedChain, concrete_sizes, metas_of
 from .compiled import CompiledChain
 from .options import Options
 from .runtime import device_of
+from .saving import Saved, made_gradients
 from .tensors import Tensors, as_base
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
@@ -60,6 +61,7 @@ def _parse_options(text: str) -> Options:
 
 
 _MAX_COMPILED = 1024
+_DEFAULT = Settings()
 _compiled: dict[Hashable, CompiledChain] = {}
 
 
@@ -74,24 +76,30 @@ def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, opt
             _compiled.clear()
         traced = Chain.from_json(chain).with_sizes(sizes).trace(metas_of(tensors))
         settings = chosen.settings_on(device_of(tensors[0]))
-        compiled = CompiledChain(traced, tensors, settings, saved=_saved_nodes(traced, saved), in_place=False)
+        compiled = CompiledChain(traced, tensors, settings, saving=_saving(traced, saved), in_place=False)
         _compiled[key] = compiled
     return compiled
 
 
-def _saved_nodes(traced: TracedChain, saved: str) -> list[Node]:
+def _saving(traced: TracedChain, saved: str) -> Saved:
+    """Read what is saved; gradients that the forward pass makes have a place of -1."""
+    found = json.loads(saved)
+    wanted = {number for place, number, *_ in found if place < 0}
+    if wanted:
+        made = made_gradients(traced, [k in wanted for k in range(len(traced.inputs))])
+        return Saved([made[number] for _, number, *_ in found], made)
     nodes = traced.computed()
-    return [nodes[place][1] for place, *_ in json.loads(saved)]
+    return Saved([nodes[place][1] for place, *_ in found])
 
 
 # Saved values -------------------------------------------------------------------------------------------------------
 
 
-def saves(chain: Chain, tensors: Tensors, needs: Sequence[bool]) -> str:
+def saves(chain: Chain, tensors: Tensors, needs: Sequence[bool], settings: Settings = _DEFAULT) -> str:
     """Return, as text, the values that the backward pass reads for tensors like these.
 
-    Each has its place in `TracedChain.computed`, a value of the chain, its shape beside that value's (as a place in
-    `_SHAPES`), and its dtype: enough to infer its shape where lengths are symbols.
+    Each has its place in `TracedChain.computed` (-1 for the gradient of an input), a value of the chain, its shape
+    beside that value's (as a place in `_SHAPES`), and its dtype: enough to infer its shape where lengths are symbols.
 
     Raises
     ------
@@ -99,7 +107,10 @@ def saves(chain: Chain, tensors: Tensors, needs: Sequence[bool]) -> str:
         The shape of a saved value does not follow from those of the chain's values.
     """
     traced = chain.trace(metas_of(tensors))
-    wanted = Backward(traced, needs, Settings()).saved
+    saving = Backward(traced, needs, settings).saving
+    if saving.made:
+        return json.dumps([[-1, k, _form_of(traced, k, node), stored(node).dtype] for k, node in saving.made.items()])
+    wanted = saving.nodes
     nodes = traced.computed()
     if not set(wanted) <= {node for _, node in nodes}:
         raise TraceError("what the backward pass saves is no product and no reduction")
@@ -115,6 +126,11 @@ def saves(chain: Chain, tensors: Tensors, needs: Sequence[bool]) -> str:
     return json.dumps(found)
 
 
+def _form_of(traced: TracedChain, number: int, node: Node) -> int:
+    """Return the place in `_SHAPES` of the gradient of an input."""
+    return next(i for i, of in enumerate(_SHAPES) if of(traced.values[number].shape) == node.shape)
+
+
 def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bool]) -> tuple[int, ...]:
     """Return the inputs, by number, that the backward pass reads beside saved values."""
     return _backward_inputs(chain, saved, metas_of(tensors), tuple(needs))
@@ -123,7 +139,7 @@ def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bo
 @lru_cache(maxsize=_MAX_COMPILED)
 def _backward_inputs(chain: str, saved: str, metas: Any, needs: tuple[bool, ...]) -> tuple[int, ...]:
     traced = Chain.from_json(chain).trace(metas)
-    return tuple(Backward(traced, needs, Settings(), _saved_nodes(traced, saved)).inputs)
+    return tuple(Backward(traced, needs, Settings(), _saving(traced, saved)).inputs)
 
 
 def _columns(shape: Sequence[Any]) -> Any:

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from ... import devices
+from ...cuda import tensor_map
 from ...cuda.compile import check_process, load_together
 from ...cuda.gemm import BatchSteps, ForeignBlas, Gemm, Operand, library_name
 from ...cuda.kernel import Kernel
 from ...cuda.launch_graph import LaunchGraph
 from ...cuda.runtime import Function, load_unless_capturing
+from ...cuda.tensor_map import MatrixBoxes
 from ...devices import Device
 from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
@@ -175,8 +177,12 @@ class TorchRuntime(TensorMemory):
         out_dtype: str,
         precision: str,
         steps: BatchSteps | None = None,
+        adds: bool = False,
     ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps)
+        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps, adds)
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        return tensor_map.encode(matrix, address)
 
     def library_function(self, call: LibraryCall) -> Function:
         raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")

@@ -13,6 +13,7 @@ from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.schedule import Step, resolve, schedule
+from ...plan.schedule.tiles import own_time
 from ...settings import Settings
 from ..chains.chain import TracedChain
 from . import rates
@@ -52,7 +53,9 @@ def our_time(traced: TracedChain, requires_grad: Flags, machine: Machine, frozen
             launches = 1 + plan.prepare.launches
             times.append(Time(rates.CHECK * launches, rates.OUR_LAUNCH * launches))
     if any(requires_grad):
-        times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward(plan.steps, traced, requires_grad, machine, _OURS)]
+        # The backward pass of an epilogue is a row program's.
+        steps = [s for step in plan.steps for s in (step, step.epilogue) if s is not None]
+        times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward(steps, traced, requires_grad, machine, _OURS)]
     return total(times)
 
 
@@ -61,6 +64,8 @@ def _our_step(step: Step, machine: Machine) -> Time:
         rereads = any(n.reduction for n in step.nodes) and step.writes > step.reads // 8
         share = rates.REREAD if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
         return Time(_row_time(step, machine, step.reads + step.writes, share), rates.OUR_LAUNCH * step.launches)
+    if step.epilogue is not None:
+        return Time(own_time(step, machine.device), rates.OUR_LAUNCH * step.launches)
     times = []
     for node in step.nodes:
         if node.op == "split":

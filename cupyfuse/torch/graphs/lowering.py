@@ -22,6 +22,7 @@ from ..chains.chain import metas_of
 from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Runner
+from ..chains.runtime import device_of
 from .captured import storage_of
 from .importer import ImportedGraph
 from .inplace import restore_in_place
@@ -183,7 +184,8 @@ class _Lowerer:
             return "[]"
         chain = fused.with_hints()
         try:
-            saved = custom_op.saves(chain, tensors, needs)
+            settings = self.lowering.options.settings_on(device_of(tensors[0]))
+            saved = custom_op.saves(chain, tensors, needs, settings)
         except TraceError:
             return None
         later = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)

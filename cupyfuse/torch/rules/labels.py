@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from ...dtypes import is_float
 from ...ir import graph as g
 from .activations import log_normalizer, log_softmax
@@ -221,6 +223,31 @@ def _of_probabilities(
     terms = terms if weight is None else terms * weight
     total = -reduce_dims("sum", terms, dim if reduction == "none" else None)
     return total / float(input.size // input.shape[dim]) if reduction == "mean" else total
+
+
+def z_loss_eager(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
+    values = x.logsumexp(min(x.dim() - 1, 1)).square()
+    weights = torch.ones_like(values)
+    if target.shape != x.shape:
+        counted = target != ignore_index
+        weights = torch.where(counted, 1.0 if weight is None else weight[torch.where(counted, target, 0)], 0.0)
+        values = torch.where(counted, values * weights, 0.0)
+    if reduction == "none":
+        return values
+    return values.sum() if reduction == "sum" else values.sum() / weights.sum()
+
+
+@rule(eager=z_loss_eager, reduces=True)
+def z_loss(
+    input: Value, target: Value, weight: Value | None = None, ignore_index: int = -100, reduction: str = "mean"
+) -> Value:
+    """The square of logsumexp for each label, reduced as `cross_entropy` of the same labels."""
+    dim = _class_dim("z_loss", input, weight)
+    top, total = log_normalizer(input, dim, "z_loss")
+    square = pointwise("square", top + total)
+    if target.shape == input.shape:
+        return reduce_loss(square.view((*input.shape[:dim], *input.shape[dim + 1 :])), reduction)
+    return _Labels("z_loss", input, target, weight, ignore_index, dim).loss(-square, reduction)
 
 
 # `linear` and `cross_entropy` in one, in versions of PyTorch that have it.

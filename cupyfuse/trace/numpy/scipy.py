@@ -12,6 +12,8 @@ from functools import cache, wraps
 from typing import Any
 
 from ..library import call_library, tracers_in
+from ..tracer import Tracer
+from ..user_code import fail
 
 # The shapes and dtypes of the results of these follow from the shapes and dtypes of the operands, and from constants.
 FUNCTIONS: dict[str, str] = {
@@ -66,7 +68,11 @@ def _stepping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         if next(tracers_in((args, options)), None) is None:
             return original(*args, **options)
-        return call_library(name, args, options)
+        for label in ("out", "output"):
+            if isinstance(options.get(label), Tracer):
+                fail(f"{name} with {label}=", "assign its result instead, as in y[...] = f(x)")
+        # Operands are the caller's arrays, or read by other steps too.
+        return call_library(name, args, {k: v for k, v in options.items() if not k.startswith("overwrite_")})
 
     return call
 

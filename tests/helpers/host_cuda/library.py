@@ -18,12 +18,13 @@ from cupyfuse.cuda.kernel import Kernel
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parents[2] / "kernels_cu"
 TEMPLATES = ("row_lanes", "row_block", "row_persistent", "row_stream", "elementwise", "column_stats")
-TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint")
+TEMPLATES += ("split_rows", "split_columns", "split_gemm", "split_repair", "fingerprint", "gemm")
 COMPILER = os.environ.get("CXX", "g++")
 # No optimisation: compiling takes most of the time. Variables that nobody has set hold a large number.
 OPTIONS = ["-std=c++17", "-O0", "-fPIC", "-w", "-ftrivial-auto-var-init=pattern"]
 CHECKS = "alignment,null,bounds,shift,signed-integer-overflow,integer-divide-by-zero,bool,return"
 _IN_ONE_UNIT = 24
+_ALIGNMENT = 128  # of what a kernel takes
 COMMON = "common.h"  # the shim and the templates
 # Compiling the common part beforehand takes as long as reading it in four units.
 _UNITS_READ_PLAIN = 4
@@ -149,7 +150,8 @@ def translation_unit(kernels: Iterable[Kernel]) -> str:
             f"#undef {kernel.name}",
             f'extern "C" const char* launch{number}(const char* name, const void* program, host_cuda::Index grid, '
             "host_cuda::Index block, size_t shared, host_cuda::Word64 seed) {",
-            f"    return host_cuda::launch(name, unit{number}::enter, program, grid, block, shared, seed);",
+            f"    return host_cuda::launch(name, unit{number}::enter, program, grid, block, shared, {kernel.cluster}, "
+            "seed);",
             "}",
         ]
     return "\n".join(lines) + "\n"
@@ -165,9 +167,10 @@ def _launcher(library: ctypes.CDLL, number: int, name: str) -> Launch:
     function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, Index, Index, ctypes.c_size_t, ctypes.c_uint64]
 
     def launch(program: bytes, grid: tuple[int, ...], block: tuple[int, ...], shared: int, seed: int) -> None:
-        # The struct has eight-byte members: an aligned copy.
-        words = (ctypes.c_uint64 * (len(program) // 8)).from_buffer_copy(program)
-        at = ctypes.cast(words, ctypes.c_char_p)
+        # A copy, aligned as the largest member may ask.
+        memory = ctypes.create_string_buffer(len(program) + _ALIGNMENT)
+        at = ctypes.c_char_p(-(-ctypes.addressof(memory) // _ALIGNMENT) * _ALIGNMENT)
+        ctypes.memmove(at, program, len(program))
         report = function(name.encode(), at, Index(*grid), Index(*block), shared, seed)
         if report is not None:
             raise HostCudaError(report.decode())

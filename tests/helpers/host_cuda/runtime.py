@@ -16,6 +16,7 @@ import numpy as np
 from cupyfuse import dtypes
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.runtime import NumpyLikeArrays
+from cupyfuse.cuda.tensor_map import WORDS, MatrixBoxes
 from cupyfuse.devices import Device
 from cupyfuse.ir.library import LibraryCall
 from host_cuda.library import HostCudaError, Library
@@ -184,7 +185,7 @@ class HostRuntime(NumpyLikeArrays):
         return run
 
     def product(
-        self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str, steps: Any = None
+        self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str, steps: Any = None, adds: bool = False
     ) -> Callable[..., None]:
         kind, out_kind = dtypes.to_numpy(dtype), dtypes.to_numpy(out_dtype)
         wide = dtypes.to_numpy(dtypes.compute(dtype))
@@ -202,9 +203,16 @@ class HostRuntime(NumpyLikeArrays):
             if any(np.may_share_memory(target, operand) for operand in (x, y)):
                 raise HostCudaError("a product is written over one of its operands, which cuBLAS does not allow")
             with np.errstate(all="ignore"):
-                target[...] = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
+                product = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
+                target[...] = target + product if adds else product
 
         return multiply
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        """What shim.cpp reads, instead of the driver's words."""
+        assert matrix.box[1] * 2 == 128 and matrix.box[0] <= 256, "the swizzled width, and the longest box"
+        words = (address, matrix.length, matrix.lines, matrix.stride, matrix.box[1], matrix.box[0])
+        return (*words, *(0,) * (WORDS - len(words)))
 
     def library_function(self, call: LibraryCall) -> Callable[..., Any]:
         function = call.found_in(np)

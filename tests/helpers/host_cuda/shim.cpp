@@ -1,8 +1,8 @@
 // The threads of a block as fibers that take turns: each runs until it waits for others. See shim.h.
 //
-// The order is drawn from the seed, and is one of two kinds: rounds, in which every thread moves a step in a new order; and
-// running ahead, in which one warp gets as far as it can before the next one starts. What a kernel computes must depend on
-// neither. Shared memory is NaN to begin with, and has guards before and behind it.
+// The order is drawn from the seed, and is one of three kinds: rounds, in which every thread moves a step in a new order; and
+// running ahead, in which one warp, or one block of a cluster, gets as far as it can before the next one starts. What a kernel
+// computes must depend on none. Shared memory is NaN to begin with, and has guards before and behind it.
 #include "shim.h"
 
 #include <setjmp.h>
@@ -25,152 +25,9 @@
 host_cuda::Index threadIdx, blockIdx, blockDim, gridDim;
 
 namespace host_cuda {
+#include "fibers.h"
+
 namespace {
-
-constexpr size_t kStack = 256 << 10;
-constexpr size_t kGuard = 64;
-
-enum class State { Ready, Waiting, Done };
-
-struct Fiber {
-    ucontext_t context;
-    char* stack;
-    unsigned number;
-    State state;
-    Kind kind;
-    Site site;
-    unsigned members;
-    int from;
-    Word64 word;
-};
-
-struct Shared {
-    Site site;
-    size_t bytes;
-    char* memory;  // a guard, the bytes, a guard
-};
-
-std::vector<Fiber> fibers;
-// A barrier in shared memory: what the current phase still waits for.
-struct Phase {
-    unsigned arrivals, pending, parity;
-    long long bytes;
-};
-
-std::vector<Shared> shared_blocks;
-std::map<unsigned, Phase> phases;
-std::map<unsigned, unsigned> arrived;  // at the named barriers
-ucontext_t scheduler;
-Fiber* current;
-Entry* entry;
-const void* program;
-const char* kernel;
-size_t dynamic_bytes;
-bool failed;
-char report[1024];
-
-const char* name_of(Kind kind) {
-    switch (kind) {
-        case Kind::Barrier: return "__syncthreads";
-        case Kind::Shuffle: return "a shuffle";
-        case Kind::Ballot: return "a vote";
-        case Kind::Phase: return "a barrier in shared memory";
-        case Kind::Named: return "a named barrier";
-        default: return "__syncwarp";
-    }
-}
-
-const char* short_name(const char* file) {
-    const char* slash = strrchr(file, '/');
-    return slash ? slash + 1 : file;
-}
-
-void note(Site site, const char* format, ...) {
-    if (failed) return;
-    failed = true;
-    int used = snprintf(report, sizeof report, "%s: %s:%d: block (%u, %u): ", kernel, short_name(site.file), site.line,
-                        blockIdx.x, blockIdx.y);
-    if (current != nullptr) used += snprintf(report + used, sizeof report - used, "thread %u: ", current->number);
-    va_list values;
-    va_start(values, format);
-    vsnprintf(report + used, sizeof report - used, format, values);
-    va_end(values);
-}
-
-// Switching ---------------------------------------------------------------------------------------------------------
-
-void* scheduler_fake;
-const void* scheduler_bottom;
-size_t scheduler_size;
-
-void enter_fiber() {
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom, &scheduler_size);
-#endif
-    entry(program);
-    current->state = State::Done;
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(nullptr, scheduler_bottom, scheduler_size);
-#endif
-    setcontext(&scheduler);
-}
-
-void resume(Fiber& fiber) {
-    current = &fiber;
-    threadIdx = Index{fiber.number % blockDim.x, fiber.number / blockDim.x % blockDim.y,
-                      fiber.number / blockDim.x / blockDim.y};
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(&scheduler_fake, fiber.stack, kStack);
-#endif
-    swapcontext(&scheduler, &fiber.context);
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
-#endif
-    current = nullptr;
-}
-
-void give_way() {
-#ifdef __SANITIZE_ADDRESS__
-    void* fake;
-    __sanitizer_start_switch_fiber(&fake, scheduler_bottom, scheduler_size);
-#endif
-    swapcontext(&current->context, &scheduler);
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_finish_switch_fiber(fake, &scheduler_bottom, &scheduler_size);
-#endif
-}
-
-// Leave the block for good; its fibers are never resumed.
-[[noreturn]] void abandon() {
-#ifdef __SANITIZE_ADDRESS__
-    __sanitizer_start_switch_fiber(nullptr, scheduler_bottom, scheduler_size);
-#endif
-    setcontext(&scheduler);
-    abort();
-}
-
-void prepare(unsigned threads) {
-    while (fibers.size() < threads) {
-        Fiber fiber{};
-        fiber.number = static_cast<unsigned>(fibers.size());
-        fiber.stack = static_cast<char*>(
-            mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        if (fiber.stack == MAP_FAILED) {
-            perror("host_cuda: stack of a fiber");
-            abort();
-        }
-        fibers.push_back(fiber);
-    }
-    for (unsigned k = 0; k < threads; ++k) {
-        Fiber& fiber = fibers[k];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = kStack;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, enter_fiber, 0);
-        fiber.state = State::Ready;
-    }
-}
 
 // Waiting -----------------------------------------------------------------------------------------------------------
 
@@ -178,8 +35,9 @@ bool same(Site a, Site b) { return a.line == b.line && strcmp(a.file, b.file) ==
 
 // The threads whose numbers are those of `members` in the current warp; null where the block has no such thread.
 Fiber* member(int lane) {
-    const unsigned number = current->number / 32 * 32 + lane;
-    return number < blockDim.x * blockDim.y * blockDim.z ? &fibers[number] : nullptr;
+    const unsigned first = block_of(*current) * threads_a_block;
+    const unsigned number = (current->number - first) / 32 * 32 + lane;
+    return number < threads_a_block ? &fibers[first + number] : nullptr;
 }
 
 // Once the last of its lanes has arrived, a collective is carried out for all of them.
@@ -192,8 +50,8 @@ bool completed(unsigned members) {
                      other ? "has left the kernel" : "the block does not have");
                 abandon();
             }
-            const bool alone = other->kind == Kind::Barrier || other->kind == Kind::Phase || other->kind == Kind::Named;
-            if (other->state != State::Waiting || alone) return false;
+            if (other->state != State::Waiting || other->kind >= Kind::Phase || other->kind == Kind::Barrier) return false;
+            if (!(other->members >> lane() & 1)) return false;  // it has still to meet others
             if (other->kind != current->kind || !same(other->site, current->site) || other->members != members) {
                 note(current->site, "%s of lanes %08x meets %s of lanes %08x at %s:%d (lane %d)",
                      name_of(current->kind), members, name_of(other->kind), other->members,
@@ -219,8 +77,19 @@ bool completed(unsigned members) {
     return true;
 }
 
-// All threads wait: release them if it is at one barrier, else say who waits where.
+// Release threads that all wait at one barrier of a kind.
+bool released(Kind kind, unsigned from, unsigned to) {
+    for (unsigned k = from; k < to; ++k) {
+        const Fiber &fiber = fibers[k], &first = fibers[from];
+        if (fiber.state != State::Waiting || fiber.kind != kind || !same(fiber.site, first.site)) return false;
+    }
+    for (unsigned k = from; k < to; ++k) fibers[k].state = State::Ready;
+    return true;
+}
+
+// All threads wait: release those of the cluster if they have met, else say who waits where.
 void release(unsigned threads) {
+    if (released(Kind::Cluster, 0, threads)) return;
     const Fiber *first = nullptr, *left = nullptr, *other = nullptr;
     for (unsigned k = 0; k < threads; ++k) {
         const Fiber& fiber = fibers[k];
@@ -228,25 +97,24 @@ void release(unsigned threads) {
             left = &fiber;
         } else if (first == nullptr) {
             first = &fiber;
-        } else if (fiber.kind != first->kind || !same(fiber.site, first->site) || fiber.kind != Kind::Barrier) {
+        } else if (fiber.kind != first->kind || !same(fiber.site, first->site) ||
+                   (fiber.kind != Kind::Barrier && fiber.kind != Kind::Cluster)) {
             other = &fiber;
         }
     }
     if (other != nullptr) {
         note(first->site, "thread %u waits here at %s, thread %u at %s:%d at %s: they never meet", first->number,
              name_of(first->kind), other->number, short_name(other->site.file), other->site.line, name_of(other->kind));
-    } else if (left != nullptr || first->kind != Kind::Barrier) {
+    } else {
         note(first->site, "thread %u waits here at %s, which thread %u never reaches: it has left the kernel",
              first->number, name_of(first->kind), left ? left->number : first->number);
-    } else {
-        for (unsigned k = 0; k < threads; ++k) fibers[k].state = State::Ready;
     }
 }
 
 // Blocks ------------------------------------------------------------------------------------------------------------
 
 void check_shared() {
-    for (const Shared& block : shared_blocks) {
+    for (const Shared& block : here->shared) {
         for (size_t k = 0; k < kGuard; ++k) {
             if (block.memory[k] != 0x5a || block.memory[kGuard + block.bytes + k] != 0x5a) {
                 note(block.site, "a write beyond the %zu bytes of this shared memory", block.bytes);
@@ -255,16 +123,16 @@ void check_shared() {
     }
 }
 
-void run_block(unsigned threads, std::mt19937_64& random, bool ahead) {
+void run_threads(unsigned threads, std::mt19937_64& random, unsigned team) {
     prepare(threads);
-    const unsigned warps = (threads + 31) / 32;
-    std::vector<unsigned> order(ahead ? warps : threads);
+    const bool ahead = team > 1;
+    std::vector<unsigned> order((threads + team - 1) / team);
     for (unsigned k = 0; k < order.size(); ++k) order[k] = k;
     std::shuffle(order.begin(), order.end(), random);
     for (;;) {
         bool moved = false, waiting = false;
         for (unsigned at : order) {
-            const unsigned from = ahead ? at * 32 : at, to = ahead ? std::min(threads, from + 32) : at + 1;
+            const unsigned from = at * team, to = std::min(threads, from + team);
             for (bool again = true; again;) {
                 again = false;
                 for (unsigned k = from; k < to; ++k) {
@@ -315,7 +183,26 @@ void barrier(Site site) {
     current->state = State::Waiting;
     current->kind = Kind::Barrier;
     current->site = site;
+    const unsigned from = block_of(*current) * threads_a_block;
+    if (++here->at_barrier == threads_a_block) {
+        here->at_barrier = 0;
+        released(Kind::Barrier, from, from + threads_a_block);
+    }
     give_way();
+}
+
+void converged(Site site) {
+    for (int k = 0; k < 32; ++k) {
+        const Fiber* other = member(k);
+        const bool elsewhere = other != nullptr && other->state == State::Waiting && other->kind < Kind::Phase &&
+                               !(other->members >> lane() & 1);
+        if (elsewhere && other->kind != Kind::Barrier) {
+            note(site, "%s, while lane %d is apart at %s:%d", name_of(Kind::Converged), k, short_name(other->site.file),
+                 other->site.line);
+            abandon();
+        }
+    }
+    collect(Kind::Converged, site, 0xffffffffu, 0, lane());
 }
 
 Word64 collect(Kind kind, Site site, unsigned members, Word64 word, int from) {
@@ -338,97 +225,49 @@ Word64 collect(Kind kind, Site site, unsigned members, Word64 word, int from) {
     return own.word;
 }
 
+#include "hopper.h"
+
+char* shared_memory(Site site, size_t bytes) { return memory_of(*here, site, bytes); }
+
+char* dynamic_shared_memory() { return shared_memory(kDynamic, dynamic_bytes); }
+
 namespace {
 
-void wait_for(Kind kind, Site site, unsigned what) {
-    current->state = State::Waiting;
-    current->kind = kind;
-    current->site = site;
-    current->members = what;
-    give_way();
-}
-
-void wake(Kind kind, unsigned what) {
-    for (Fiber& fiber : fibers) {
-        if (fiber.state == State::Waiting && fiber.kind == kind && fiber.members == what) fiber.state = State::Ready;
+// Run the blocks of one cluster.
+void run_cluster(unsigned threads, std::mt19937_64& random, unsigned team) {
+    run_threads(threads * static_cast<unsigned>(blocks.size()), random, team);
+    for (Block& block : blocks) {
+        here = &block;
+        blockIdx = block.at;
+        check_shared();
+        for (Shared& memory : block.shared) free(memory.memory);
+        for (const auto& each : block.arrived) {
+            if (each.second != 0) note(Site{"a named barrier", 0}, "%u arrivals are left over", each.second);
+        }
     }
-}
-
-void settle(unsigned barrier) {
-    Phase& phase = phases[barrier];
-    if (phase.pending == 0 && phase.bytes == 0) {
-        phase.pending = phase.arrivals;
-        phase.parity ^= 1;
-        wake(Kind::Phase, barrier);
-    }
+    blocks.clear();
 }
 
 }  // namespace
 
-unsigned offset_in_shared(const void* p) {
-    return static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
-}
-
-void phase_init(unsigned barrier, unsigned arrivals) { phases[barrier] = Phase{arrivals, arrivals, 0, 0}; }
-
-void phase_expect(unsigned barrier, unsigned bytes) { phases[barrier].bytes += bytes; }
-
-void phase_complete(unsigned barrier, unsigned bytes) {
-    phases[barrier].bytes -= bytes;
-    settle(barrier);
-}
-
-void phase_arrive(Site site, unsigned barrier) {
-    if (phases.count(barrier) == 0 || phases[barrier].pending == 0) {
-        fail("an arrival at a barrier that expects no more", site);
-    }
-    --phases[barrier].pending;
-    settle(barrier);
-}
-
-void phase_wait(Site site, unsigned barrier, unsigned parity) {
-    while (phases[barrier].parity == parity) wait_for(Kind::Phase, site, barrier);
-}
-
-void named_barrier(Site site, unsigned name, unsigned threads, bool waits) {
-    if (++arrived[name] == threads) {
-        arrived[name] = 0;
-        wake(Kind::Named, name);
-    } else if (waits) {
-        wait_for(Kind::Named, site, name);
-    }
-}
-
-char* shared_memory(Site site, size_t bytes) {
-    for (const Shared& block : shared_blocks) {
-        if (same(block.site, site) && block.bytes == bytes) return block.memory + kGuard;
-    }
-    char* memory = static_cast<char*>(aligned_alloc(64, (bytes + 2 * kGuard + 63) / 64 * 64));
-    memset(memory, 0x5a, kGuard);
-    memset(memory + kGuard, 0xff, bytes);
-    memset(memory + kGuard + bytes, 0x5a, kGuard);
-    shared_blocks.push_back(Shared{site, bytes, memory});
-    return memory + kGuard;
-}
-
-char* dynamic_shared_memory() { return shared_memory(Site{"dynamic shared memory", 0}, dynamic_bytes); }
-
 const char* launch(const char* kernel_, Entry* entry_, const void* program_, Index grid, Index block, size_t dynamic_shared,
-                   Word64 seed) {
+                   unsigned cluster, Word64 seed) {
     kernel = kernel_;
     entry = entry_;
     program = program_;
     dynamic_bytes = dynamic_shared;
     gridDim = grid;
     blockDim = block;
+    threads_a_block = block.x * block.y * block.z;
     failed = false;
     report[0] = 0;
     std::mt19937_64 random(seed);
-    std::vector<Index> blocks;
+    if (grid.x % cluster != 0) note(Site{"the launch", 0}, "%u blocks in clusters of %u", grid.x, cluster);
+    std::vector<Index> firsts;
     for (unsigned y = 0; y < grid.y; ++y) {
-        for (unsigned x = 0; x < grid.x; ++x) blocks.push_back(Index{x, y, 0});
+        for (unsigned x = 0; x < grid.x; x += cluster) firsts.push_back(Index{x, y, 0});
     }
-    std::shuffle(blocks.begin(), blocks.end(), random);
+    std::shuffle(firsts.begin(), firsts.end(), random);
 #ifndef __SANITIZE_ADDRESS__
     struct sigaction action = {}, before[2];
     action.sa_sigaction = on_signal;
@@ -436,18 +275,12 @@ const char* launch(const char* kernel_, Entry* entry_, const void* program_, Ind
     sigaction(SIGSEGV, &action, &before[0]);
     sigaction(SIGBUS, &action, &before[1]);
 #endif
-    for (const Index& at : blocks) {
-        blockIdx = at;
-        run_block(block.x * block.y * block.z, random, seed & 1);
-        check_shared();
-        for (Shared& memory : shared_blocks) free(memory.memory);
-        shared_blocks.clear();
-        phases.clear();
-        for (const auto& each : arrived) {
-            if (each.second != 0) note(Site{"a named barrier", 0}, "%u arrivals are left over", each.second);
-        }
-        arrived.clear();
+    // Who moves as far as it can: a thread one step, a warp, or a block of a cluster.
+    const unsigned team = !(seed & 1) ? 1 : cluster > 1 && seed & 2 ? threads_a_block : 32;
+    for (const Index& first : firsts) {
         if (failed) break;
+        for (unsigned k = 0; k < cluster; ++k) blocks.push_back(Block{Index{first.x + k, first.y, 0}, {}, {}, {}});
+        run_cluster(threads_a_block, random, team);
     }
 #ifndef __SANITIZE_ADDRESS__
     sigaction(SIGSEGV, &before[0], nullptr);

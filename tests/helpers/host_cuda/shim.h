@@ -10,6 +10,8 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
+#define __grid_constant__
 
 namespace host_cuda {
 
@@ -22,7 +24,7 @@ struct Index {
 };
 typedef unsigned long long Word64;
 
-enum class Kind { Barrier, Shuffle, Ballot, WarpBarrier, Phase, Named };
+enum class Kind { Barrier, Shuffle, Ballot, WarpBarrier, Converged, Phase, Named, Cluster };
 
 void barrier(Site);
 // Every lane of `members` hands in a word, and gets the one that lane `from` handed in (Ballot: one bit of each lane).
@@ -36,9 +38,22 @@ void phase_init(unsigned barrier, unsigned arrivals);
 void phase_expect(unsigned barrier, unsigned bytes);
 void phase_complete(unsigned barrier, unsigned bytes);
 void phase_arrive(Site, unsigned barrier);
+void phase_arrive(Site, unsigned barrier, unsigned block);  // at the one of another block of the cluster
 void phase_wait(Site, unsigned barrier, unsigned parity);
 // bar.sync and, without waiting, bar.arrive.
 void named_barrier(Site, unsigned name, unsigned threads, bool waits);
+// Blocks of a cluster run together.
+unsigned rank_in_cluster();
+void cluster_barrier(Site);
+// Copy a box of a matrix that `runtime.py` describes to the blocks whose bits are set, swizzled by 128 bytes.
+void tensor_copy(Site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks);
+// What all lanes of a warp execute together: none of them may be in another collective.
+void converged(Site);
+// Products are computed when their group is waited for, and not before.
+typedef void Product(float* sums, Word64 a, Word64 b, int add);
+void products_issue(Product*, float* sums, Word64 a, Word64 b, int add);
+void products_commit();
+void products_wait(unsigned left);
 [[noreturn]] void fail(const char* what, Site);
 
 template <class T>
@@ -61,7 +76,7 @@ T exchanged(T* at, U with) {
 
 typedef void Entry(const void* program);
 const char* launch(const char* kernel, Entry*, const void* program, Index grid, Index block, size_t dynamic_shared,
-                   Word64 seed);
+                   unsigned cluster, Word64 seed);
 
 }  // namespace host_cuda
 

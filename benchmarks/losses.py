@@ -1,0 +1,181 @@
+"""Time the loss of a language model, from features to the mean cross entropy, and its gradients; and its memory.
+
+Errors are those of the loss and of both gradients against float64, computed block by block.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from . import options as types
+from .lab import COMPILED, EAGER, Lab, Rival, Unavailable, run
+from .report import Case
+from .verdicts import Requirement
+
+OURS, PRODUCT = "cupyfuse.torch", "the product alone"
+LIGER, CCE, QUACK = "Liger", "cut-cross-entropy", "QuACK"
+FORWARD, BACKWARD = "Forward", "Forward and backward"
+FIGURES = ("gpu_evicted", "wall")
+DEFAULTS = {
+    "budget": (0.5, 0.05),
+    "shapes": (
+        ((8192, 4096, 128256, "bfloat16"), (8192, 2304, 256000, "bfloat16"), (4096, 2048, 32000, "float32")),
+        ((1024, 1024, 32000, "bfloat16"),),
+    ),
+}
+REQUIREMENTS = (
+    Requirement("gpu_evicted", (OURS,), 1.08, (PRODUCT,)),
+    Requirement("error", (OURS,), 1.0, (EAGER,), group=BACKWARD),
+)
+_BLOCK = 512  # rows of the reference that are computed at once
+_IGNORED = -100
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", type=types.shape, default=None, metavar="BxKxN", help="one shape instead of all")
+    # Reports are named by an option `dtype`; of this benchmark there is one, with several dtypes.
+    parser.add_argument("--dtype", dest="operands", choices=types.DTYPES, default="bfloat16", help="of --shape")
+
+
+class Loss:
+    """One shape: features, weight and labels, the results in float64, and how each rival computes them."""
+
+    def __init__(self, lab: Lab, shape: tuple[int, int, int], dtype: str, seed: int):
+        self._lab, self._rivals = lab, lab.need_torch()
+        torch = self._torch = self._rivals.torch
+        rows, features, classes = shape
+        device = self._rivals.device_type()
+        torch.manual_seed(seed)
+        scale = features**-0.5  # logits of size one
+        self._x = torch.randn(rows, features, device=device).to(getattr(torch, dtype)).requires_grad_()
+        self._weight = (torch.randn(classes, features, device=device) * scale).to(self._x.dtype).requires_grad_()
+        self._labels = torch.randint(classes, (rows,), device=device)
+        self._labels[:: max(rows // 8, 1)] = _IGNORED
+        self._expected = self._reference()
+
+    def _reference(self) -> list[Any]:
+        """Compute the loss and the gradients in float64, for a block of rows at a time."""
+        torch = self._torch
+        x, weight = self._x.detach().double(), self._weight.detach().double()
+        counted = int((self._labels != _IGNORED).sum())
+        total, by_x, by_weight = torch.zeros((), dtype=x.dtype, device=x.device), [], torch.zeros_like(weight)
+        for start in range(0, len(x), _BLOCK):
+            block, labels = x[start : start + _BLOCK], self._labels[start : start + _BLOCK]
+            logarithms = torch.log_softmax(block @ weight.T, 1)
+            total -= torch.where(labels != _IGNORED, logarithms.gather(1, labels.clamp(min=0)[:, None])[:, 0], 0).sum()
+            error = logarithms.exp_()
+            error[range(len(block)), labels.clamp(min=0)] -= 1
+            error = torch.where(labels[:, None] != _IGNORED, error, 0) / counted
+            by_x.append(error @ weight)
+            by_weight += error.T @ block
+        return [total / counted, torch.cat(by_x), by_weight]
+
+    def cases(self, case_of: Callable[[str], Case], budget: float) -> Iterator[Case]:
+        makers: dict[str, Callable[[], Callable[[], Any]]] = {
+            OURS: self._ours,
+            EAGER: lambda: self._eager,
+            COMPILED: lambda: self._lab.need_torch(compiling=True).compile_static(self._eager),
+            LIGER: self._liger,
+            CCE: self._cut,
+            QUACK: self._quack,
+        }
+        for group in (FORWARD, BACKWARD):
+            case = case_of(group)
+            backward = group == BACKWARD
+            factories = {name: functools.partial(self._rival, make, backward) for name, make in makers.items()}
+            with self._torch.set_grad_enabled(backward):
+                run(self._lab, case, {**factories, PRODUCT: lambda b=backward: self._product(b)}, FIGURES, budget)
+                for name, make in makers.items():
+                    found = case.find(name)
+                    if found is not None and not found.failure:
+                        case.facts[f"peak MB, {name}"] = self._peak(make(), backward)
+            yield case
+
+    def _rival(self, make: Callable[[], Callable[[], Any]], backward: bool) -> Rival:
+        loss = make()
+
+        def call() -> None:
+            self._step(loss, backward)
+
+        def attempt() -> list[Any]:
+            found = [self._step(loss, backward).detach().double()]
+            return [*found, *(t.grad.double() for t in (self._x, self._weight))] if backward else found
+
+        return Rival(call, [attempt], self._expected if backward else self._expected[:1])
+
+    def _step(self, loss: Callable[[], Any], backward: bool) -> Any:
+        self._x.grad = self._weight.grad = None
+        result = loss()
+        if backward:
+            result.backward()
+        return result
+
+    def _product(self, backward: bool) -> Rival:
+        """Return the product of the logits, and the two of its gradients: the least that all have to compute."""
+        x, weight = self._x.detach(), self._weight.detach()
+
+        def call() -> None:
+            y = x @ weight.T
+            if backward:
+                y @ weight, y.T @ x
+
+        return Rival(call, [], [])
+
+    def _peak(self, loss: Callable[[], Any], backward: bool) -> float:
+        """Return the MB that a call takes beyond its operands, gradients included."""
+        self._x.grad = self._weight.grad = None
+        before = self._rivals.memory_held()[0]
+
+        def call() -> None:
+            self._step(loss, backward)
+
+        peak = self._rivals.peak_memory(call)
+        return max(peak - before, 0) / 1e6
+
+    # The rivals
+    def _ours(self) -> Callable[[], Any]:
+        from cupyfuse.torch import linear_cross_entropy
+
+        return lambda: linear_cross_entropy(self._x, self._weight, self._labels, ignore_index=_IGNORED)
+
+    def _eager(self) -> Any:
+        functional = self._torch.nn.functional
+        logits = functional.linear(self._x, self._weight).float()
+        return functional.cross_entropy(logits, self._labels, ignore_index=_IGNORED)
+
+    def _liger(self) -> Callable[[], Any]:
+        loss = _installed("liger_kernel.transformers", LIGER).LigerFusedLinearCrossEntropyLoss(ignore_index=_IGNORED)
+        return lambda: loss(self._weight, self._x, self._labels)
+
+    def _cut(self) -> Callable[[], Any]:
+        loss = _installed("cut_cross_entropy", CCE).linear_cross_entropy
+        return lambda: loss(self._x, self._weight, self._labels, ignore_index=_IGNORED)
+
+    def _quack(self) -> Callable[[], Any]:
+        loss = _installed("quack.linear_cross_entropy", QUACK).chunked_linear_cross_entropy
+        return lambda: loss(self._x, self._weight, self._labels, ignore_index=_IGNORED)
+
+
+def _installed(module: str, name: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise Unavailable(f"{name} is not installed: {error}") from error
+
+
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
+    """Run every shape, forward, then forward and backward."""
+    shapes = options.shapes if options.shape is None else ((*options.shape, options.operands),)
+    for rows, features, classes, dtype in shapes:
+        lab.release()
+        shape = (rows, features, classes)
+        name = f"{rows} x {features} x {classes}, {dtype}"
+
+        def case_of(group: str, name: str = name, shape: Any = shape, dtype: str = dtype) -> Case:
+            return Case(group, name, shape, dtype)
+
+        yield from Loss(lab, shape, dtype, options.seed).cases(case_of, options.budget)

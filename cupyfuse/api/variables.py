@@ -1,0 +1,50 @@
+"""What a function has around it: default values, closure cells, globals."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from . import arrays
+from .code import is_library, is_library_module, reads_of
+from .constants import constant_key
+from .registry import registration
+from .structures import is_dataclass
+
+
+def is_library_function(function: types.FunctionType, package: str) -> bool:
+    return is_library(function.__code__.co_filename, function.__globals__.get("__name__") or "", package)
+
+
+def read_by_attribute(value: Any, package: str) -> bool:
+    """Whether nothing is known of an object as a whole, but of single attributes that code names."""
+    if isinstance(value, types.ModuleType):
+        return not is_library_module(value, package)
+    if isinstance(value, (type, types.FunctionType, tuple, list, dict)) or constant_key(value) is not None:
+        return False
+    cls = type(value)
+    if arrays.is_array(value) or cls in (types.MethodType, functools.partial):
+        return False
+    return registration(cls) is None and not is_dataclass(cls)
+
+
+def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the default values of parameters."""
+    for i, value in enumerate(function.__defaults__ or ()):
+        yield f"__defaults__[{i}]", value
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def variables_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the variables around a function that its code reads: (cell or dict of globals, name, value)."""
+    for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
+        try:
+            yield cell, name, cell.cell_contents
+        except ValueError:
+            continue  # not assigned yet
+    space = function.__globals__
+    for name in reads_of(function.__code__).globals:
+        if name in space:
+            yield space, name, space[name]

@@ -1,0 +1,146 @@
+"""Kernels of 16-bit products with a row program as their epilogue, from `kernels_cu/gemm.cu`.
+
+Here is what depends on the product and its epilogue: tiles, stages, the operands' layouts, and the emitted struct.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import devices, dtypes
+from ..ir.graph import Node
+from ..plan.schedule import Step, Tiles, lines, tiles_for
+from ..plan.schedule.tiles import TILE_ROWS
+from .configure import Config
+from .emit import Writer
+from .kernel import Kernel, translation_unit
+from .program import FULL, Parameter, Program, stored_type
+from .tensor_map import BOX
+from .warpgroup import ARCHITECTURE, SHARED_BYTES, multiply_add
+
+THREADS, MERGE_THREADS = 384, 128
+_CONSUMER_WARPS = 8
+_MOST_STAGES = 6  # more hide no more latency
+
+
+@dataclass(frozen=True)
+class GemmShape:
+    """The template parameters of a product.
+
+    Attributes
+    ----------
+    dtype : str
+        Of the operands.
+    tiles : Tiles
+    turned : tuple of bool
+        Whether each operand's rows lie across its lines in memory: A as (k, m), B as (k, n).
+    staged : int
+        Bytes of one element of all full results together.
+    chunk : int
+        Columns of a tile that the epilogue has at once: they take registers, and shared memory for results.
+    vec : int
+        Elements per access to what the epilogue reads, 1 or 2.
+    """
+
+    dtype: str
+    tiles: Tiles
+    turned: tuple[bool, bool]
+    staged: int
+    chunk: int
+    vec: int
+
+    @property
+    def stages(self) -> int:
+        """Stages of both operands that fit into shared memory."""
+        return min(_MOST_STAGES, (SHARED_BYTES - self._shared(0)) // (self._stage + 16))
+
+    @property
+    def shared(self) -> int:
+        """Bytes of dynamic shared memory."""
+        return self._shared(self.stages)
+
+    @property
+    def boxes(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Lines and elements of the boxes in which each operand is copied."""
+        share = self.tiles.columns // self.tiles.cluster
+        return (BOX if self.turned[0] else TILE_ROWS, BOX), (BOX if self.turned[1] else share, BOX)
+
+    @property
+    def type(self) -> str:
+        """The C++ type with these parameters."""
+        tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}"
+        turned = ", ".join(str(int(t)) for t in self.turned)
+        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {turned}, {self.chunk}, {self.staged}>"
+
+    @property
+    def _stage(self) -> int:
+        return (TILE_ROWS + self.tiles.columns) * 2 * BOX
+
+    def _shared(self, stages: int) -> int:
+        return 1023 + stages * (self._stage + 16) + _CONSUMER_WARPS * 16 * self.chunk * self.staged
+
+
+def program_of(step: Step, storage: dict[Node, str]) -> Program:
+    """Analyse the epilogue of a product's step."""
+    assert step.epilogue is not None
+    return Program(step.epilogue, storage, step.product)
+
+
+def shape_of(step: Step, storage: dict[Node, str], program: Program, processors: int, vec: int) -> GemmShape:
+    """Choose the template parameters of a product for a GPU of so many multiprocessors."""
+    turned = lines(step.product.inputs[0])[1], not lines(step.product.inputs[1])[1]
+    staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.place == FULL)
+    # Of wider chunks, whose inputs are all in flight at once, ptxas spills some.
+    chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
+    return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), turned, staged, chunk, vec)
+
+
+def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
+    """Emit the kernels of a product with its epilogue: one, and one that merges the states of reductions."""
+    writer = _EpilogueWriter(program, streamed=False, conditional=False)
+    struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.struct()}"
+    check = f'static_assert({shape.type}::shared == {shape.shared}, "what a launch asks for");'
+    instruction = multiply_add(shape.tiles.columns, shape.dtype, shape.turned)
+    config = Config("gemm", THREADS, shape.chunk, shape.vec)
+    cluster = shape.tiles.cluster
+    source = translation_unit(
+        *("gemm", f"{instruction}\n{check}\n\n{struct}", "gemm_kernel", f"gemm<{shape.type}, {shape.vec}>(p)", THREADS),
+        cluster=cluster,
+        tensor_maps=True,
+    )
+    kernels = [Kernel("gemm_kernel", source, tuple(program.parameters), config, ARCHITECTURE, shape.shared, cluster)]
+    if program.accumulators(0):
+        call = f"gemm_merge<Program, {MERGE_THREADS}>(p)"
+        source = translation_unit("gemm", struct, "gemm_merge_kernel", call, MERGE_THREADS, tensor_maps=True)
+        config = Config("gemm", MERGE_THREADS, 1, 1)
+        kernels.append(Kernel("gemm_merge_kernel", source, tuple(program.parameters), config, ARCHITECTURE))
+    return tuple(kernels)
+
+
+def kernels_of(step: Step, storage: dict[Node, str]) -> tuple[Kernel, ...]:
+    """Emit the kernels of a product's step for the default GPU, reading pairs of elements where columns allow it."""
+    program = program_of(step, storage)
+    processors = devices.find(devices.DEFAULT).processors
+    return emit_gemm(program, shape_of(step, storage, program, processors, 1 + (step.domain[1] % 2 == 0)))
+
+
+class _EpilogueWriter(Writer):
+    """Writes the struct of an epilogue: as that of a row program, but for what `gemm.cu` asks beside."""
+
+    def members(self) -> list[str]:
+        partial = "struct Totals0; Totals0* partial; i64 shares;"
+        return ["TensorMap a; TensorMap b; i64 depth;", *super().members(), partial]
+
+    def store_functions(self, stage: int, writes: list[Parameter]) -> list[str]:
+        """Visit the results, with the first byte of each among those of one element, instead of storing them."""
+        firsts = [sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k]) for k in range(len(writes))]
+        results = " ".join(f"visit(At<{f}>(), out.{p.name});" for f, p in zip(firsts, writes, strict=True))
+        targets = " ".join(f"visit(At<{f}>(), {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True))
+        at = f"At<{stage}>"
+        return [
+            f"static constexpr int staged = {sum(dtypes.ITEMSIZE[p.dtype] for p in writes)};",
+            "template <int V, class Visit>",
+            f"__device__ void results({at}, const Out{stage}<V>& out, const Visit& visit) const {{ {results} }}",
+            "template <class Visit>",
+            f"__device__ void targets({at}, const Visit& visit) const {{ {targets} }}",
+        ]

@@ -1,0 +1,65 @@
+"""Tensor maps: matrices as the copy engine of Hopper sees them, made by the CUDA driver."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+from ..errors import EngineError
+from .driver import driver
+
+WORDS = 16  # of eight bytes, in a tensor map
+BOX = 64  # 16-bit elements of a line of a box: 128 bytes, which is what is swizzled
+ALIGNMENT = 16  # of addresses and lines, in bytes
+# CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
+_TYPES = {"float16": 6, "bfloat16": 9}
+_NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS = 0, 3, 3, 0
+_MAP_ALIGNMENT = 128
+
+
+@dataclass(frozen=True)
+class MatrixBoxes:
+    """A matrix of 16-bit elements, and the boxes in which it is copied, swizzled by 128 bytes.
+
+    Attributes
+    ----------
+    lines, length : int
+        Its lines in memory, and the elements of each.
+    stride : int
+        Bytes from one line to the next, a multiple of 16.
+    box : tuple of int
+        Lines and elements of a box.
+    dtype : str
+    """
+
+    lines: int
+    length: int
+    stride: int
+    box: tuple[int, int]
+    dtype: str
+
+
+def encode(matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+    """Return the words of a tensor map.
+
+    Raises
+    ------
+    EngineError
+        The driver refuses: it is too old, or an address or a stride is not aligned.
+    """
+    memory = ctypes.create_string_buffer(8 * WORDS + _MAP_ALIGNMENT)
+    place = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+    sizes = (ctypes.c_uint64 * 2)(matrix.length, matrix.lines)
+    strides = (ctypes.c_uint64 * 1)(matrix.stride)
+    box = (ctypes.c_uint32 * 2)(matrix.box[1], matrix.box[0])
+    steps = (ctypes.c_uint32 * 2)(1, 1)
+    status = driver().cuTensorMapEncodeTiled(
+        *(place, _TYPES[matrix.dtype], 2, address, sizes, strides, box, steps),
+        *(_NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS),
+    )
+    if status:
+        raise EngineError(
+            f"cuTensorMapEncodeTiled failed with status {status} for {matrix} at address {address:#x}: addresses and "
+            "lines have to be multiples of 16 bytes"
+        )
+    return tuple((ctypes.c_uint64 * WORDS).from_address(place))

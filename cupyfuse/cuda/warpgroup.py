@@ -1,0 +1,44 @@
+"""The product instruction of Hopper's tensor cores, whose text depends on the tile: it names every accumulator."""
+
+from __future__ import annotations
+
+from .program import stored_type
+
+ARCHITECTURE = "90a"
+SHARED_BYTES = 232448  # most shared memory of a block
+
+
+def multiply_add(width: int, dtype: str = "float16", turned: tuple[bool, bool] = (False, False)) -> str:
+    """Write `multiply_add` of `kernels_cu/tensor_cores.cuh` for tiles of `width` columns.
+
+    Parameters
+    ----------
+    width : int
+        A multiple of 8, up to 256.
+    dtype : str
+        Of the operands, float16 or bfloat16.
+    turned : tuple of bool
+        Whether each operand lies transposed in shared memory.
+    """
+    count = width // 2
+    registers = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
+    kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind}"
+    left, right = map(int, turned)
+    parameters = f"{stored_type(dtype)}, {left}, {right}, {count}"
+    return f"""\
+#ifdef __CUDA_ARCH__
+template <>
+__device__ __forceinline__ void multiply_add<{parameters}>(float (&d)[{count}], u64 a, u64 b, int add) {{
+    asm volatile(
+        "{{\\n"
+        ".reg .pred p;\\n"
+        "setp.ne.b32 p, %{count + 2}, 0;\\n"
+        "{instruction} {{{registers}}}, %{count}, %{count + 1}, p, 1, 1, {left}, {right};\\n"
+        "}}"
+        : {operands}
+        : "l"(a), "l"(b), "r"(add));
+}}
+#endif
+"""

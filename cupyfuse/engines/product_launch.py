@@ -1,0 +1,154 @@
+"""Launches of 16-bit products with their epilogues: tensor maps for the addresses of a call, and the states of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..cuda.configure import fitting_vec
+from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
+from ..cuda.kernel import Kernel
+from ..cuda.launch import launcher
+from ..cuda.runtime import Runtime
+from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
+from ..ir.graph import Node
+from ..plan.schedule import Step, lines, resolve
+from .kernel_launch import Addresses, Arguments, Launch, LaunchSpec, Place
+
+_ITEMSIZE = 2
+_MOST_MAPS = 64  # of an operand, by address: callers use few addresses again and again
+_STRUCT = 16  # members to whose multiples tensor maps make a struct grow
+_STATE = 32  # most bytes of an accumulator
+_MERGING_WARPS = MERGE_THREADS // 32
+
+
+class _Operand:
+    """An operand of a product: its tensor map by address, or that of a copy if the copy engine cannot read it there."""
+
+    def __init__(self, operand: Node, place: Place, dtype: str, box: tuple[int, int], runtime: Runtime):
+        matrix, turned = lines(operand)
+        count, length = matrix.shape
+        stride = place.col_stride if turned else place.row_stride
+        self._slot, self._start = place.slot, place.offset * _ITEMSIZE
+        self._shape, self._strides = (count, length), (stride, 1)
+        # One line has no stride: any multiple that covers it will do.
+        nbytes = stride * _ITEMSIZE if count > 1 else -(-length * _ITEMSIZE // ALIGNMENT) * ALIGNMENT
+        self._matrix = MatrixBoxes(count, length, nbytes, box, dtype)
+        self._encode, self._runtime, self._dtype = runtime.tensor_map, runtime, runtime.dtype(dtype)
+        self._maps: dict[int, tuple[int, ...]] = {}
+
+    def map(self, addresses: Addresses) -> tuple[tuple[int, ...], Any]:
+        """Return the words of the tensor map, and the memory of a copy, if there is one, to hold until the launch."""
+        address, copy = addresses[self._slot] + self._start, None
+        if address % ALIGNMENT:
+            copy = self._aligned(address)
+            address = copy.ptr
+        words = self._maps.get(address)
+        if words is None:
+            if len(self._maps) >= _MOST_MAPS:
+                self._maps.clear()
+            words = self._maps[address] = self._encode(self._matrix, address)
+        return words, copy
+
+    def _aligned(self, address: int) -> Any:
+        """Copy the operand to aligned memory, for a caller's array that begins between multiples of 16 bytes."""
+        runtime, stride = self._runtime, self._matrix.stride // _ITEMSIZE
+        memory = runtime.workspace(self._matrix.lines * self._matrix.stride)
+        source = runtime.view(address, self._shape, self._dtype, self._strides)
+        runtime.copy(runtime.view(memory.ptr, self._shape, self._dtype, (stride, 1)), source)
+        return memory
+
+
+class ProductLaunch:
+    """The launches of a product's step: the kernel of the product, and one that merges the states of reductions.
+
+    Parameters
+    ----------
+    step : Step
+    storage : dict
+        The dtype in which each value in memory is stored.
+    place : callable
+        Returns the `Place` of a value.
+    numbers : int
+        Slot of the float arguments; -1 if there are none.
+    processors : int
+        Multiprocessors of the GPU.
+    """
+
+    def __init__(
+        self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], numbers: int, processors: int
+    ):
+        self._step, self._place, self._numbers, self._processors = step, place, numbers, processors
+        self._dtype = storage[resolve(step.product.inputs[0])]
+        self._program = program_of(step, storage)
+        self._arguments = Arguments(self._program, place)
+        self._widest = min(2, fitting_vec(self._program, self._arguments.strides))
+        self._shape = self._with_vec(self._widest)
+        self._shares = -(-step.domain[1] // self._shape.tiles.columns)
+        self._kernels = emit_gemm(self._program, self._shape)
+
+    def _with_vec(self, vec: int) -> GemmShape:
+        return shape_of(
+            self._step, {resolve(self._step.product.inputs[0]): self._dtype}, self._program, self._processors, vec
+        )
+
+    def spec(self) -> LaunchSpec:
+        states = len(self._program.accumulators(0)) * _STATE * self._step.domain[0] * self._shares
+        return LaunchSpec(self._bind, self._kernels, states)
+
+    def _bind(self, runtime: Runtime, states: int) -> Launch:
+        """Load the kernels; `states` is the slot of the workspace."""
+        arguments, widest = self._arguments, self._widest
+        unaligned, slots = arguments.unaligned(widest), arguments.vector_slots
+        variants = {widest: self._load(runtime, states, self._shape, self._kernels)}
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            together = 0  # a low bit is set if it is in any address
+            for slot, start, _ in slots:
+                together |= addresses[slot] + start
+            vec = arguments.aligned_vec(addresses, widest) if together & unaligned else widest
+            if vec not in variants:
+                shape = self._with_vec(vec)
+                variants[vec] = self._load(runtime, states, shape, emit_gemm(self._program, shape))
+            variants[vec](addresses, stream)
+
+        return launch
+
+    def _load(self, runtime: Runtime, states: int, shape: GemmShape, kernels: tuple[Kernel, ...]) -> Launch:
+        step, arguments = self._step, self._arguments
+        first, second = (
+            _Operand(operand, self._place(operand), self._dtype, box, runtime)
+            for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
+        )
+        head = 2 * WORDS + 1  # the tensor maps and the depth
+        depth = step.product.inputs[0].shape[1]
+        tail = [*arguments.members, *step.domain, 0, self._shares]
+        pad = [0] * (-(head + len(tail)) % _STRUCT)
+        template = [depth, *tail, *pad]
+        pointers = [(1 + index, slot, start) for index, slot, start in arguments.pointers]
+        if states >= 0:
+            pointers.append((1 + len(arguments.members) + 2, states, 0))
+        numbers = [(1 + index, number) for index, number in arguments.numbers]
+        form = f"{2 * WORDS}Qq{arguments.format}qqQq{'q' * len(pad)}"
+        values = self._numbers
+        blocks = shape.tiles.blocks(step.domain, self._processors)
+        merging = min(-(-step.domain[0] // _MERGING_WARPS), (1 << 31) - 1)
+        grids = [((blocks, 1, 1), (THREADS, 1, 1)), ((merging, 1, 1), (MERGE_THREADS, 1, 1))]
+        runs = [
+            launcher(runtime.function(kernel), *grid, form, kernel.shared)
+            for kernel, grid in zip(kernels, grids, strict=False)
+        ]
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            (a, copy_of_a), (b, copy_of_b) = first.map(addresses), second.map(addresses)
+            members = template.copy()
+            for index, slot, start in pointers:
+                members[index] = addresses[slot] + start
+            for index, number in numbers:
+                members[index] = number.evaluate(addresses[values])
+            members[:0] = (*a, *b)
+            for run in runs:
+                run(members, stream)
+            del copy_of_a, copy_of_b  # the next owner's work on this stream comes after ours
+
+        return launch

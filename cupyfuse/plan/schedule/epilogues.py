@@ -1,0 +1,230 @@
+"""16-bit products by our own kernel, with the row program behind one of them as its epilogue.
+
+The kernel (`kernels_cu/gemm.cu`) hands the row program the product in registers. Pointwise results are written at once.
+Reductions leave a state for each row and tile, which a second kernel merges: the product itself is not written, unless
+another step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes what
+the others read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ... import dtypes
+from ...devices import Device
+from ...ir import graph as g
+from ...ir.graph import Node
+from ...settings import Settings
+from .memory import Layout, resolve
+from .steps import Step, step_of, with_bytes
+from .tiles import LINE, MOST_STAGED, library_time, lines, own_time, stream_time
+
+_DTYPES = ("float16", "bfloat16")
+_HOW = "own {} product with float32 sums"
+
+
+def takes_epilogues(settings: Settings) -> bool:
+    """Whether plans may have products by our kernel at all."""
+    device = settings.device
+    if device is None or not device.has_warpgroups or settings.epilogues == "never":
+        return False
+    return settings.epilogues == "always" or device.own_half > 0
+
+
+def fuse_epilogues(
+    steps: Sequence[Step],
+    storage: dict[Node, str],
+    results: Collection[Node],
+    layouts: dict[int, Layout],
+    settings: Settings,
+) -> list[Step]:
+    """Give 16-bit products to our kernel, with the row programs behind them, where that is faster.
+
+    Parameters
+    ----------
+    steps : sequence of Step
+    storage : dict
+        The dtype in which each value is stored; a step that is cut in two adds what its first part writes.
+    results : collection of Node
+        Values that are read after the last step.
+    layouts : dict
+        Memory layouts of the arguments.
+    settings : Settings
+    """
+    found, device = list(steps), settings.device
+    if device is None or not takes_epilogues(settings):
+        return found
+    for step in steps:
+        if step.kind != "Gemm" or step.product.op != "matmul" or step.product.dtype not in _DTYPES:
+            continue
+        fused, reason = None, _reason_against_product(step.product, layouts)
+        if not reason:
+            fused = _fused(step, found, storage, step.product in results)
+            reason = fused.reason_by_time(device) if settings.epilogues == "measured" else ""
+        if reason or fused is None:
+            found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
+        else:
+            storage.update(fused.storage)
+            found = fused.replaced_in(found)
+    return found
+
+
+def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
+    """Explain why our kernel cannot compute a product; empty if it can."""
+    if 0 in product.shape or product.inputs[0].shape[1] == 0:
+        return "the product is empty"
+    for operand in product.inputs:
+        matrix, _ = lines(operand)
+        layout = layouts.get(matrix.argument) if matrix.op == "input" else None
+        if matrix.op == "part" or (layout is not None and not layout.contiguous):
+            return "an operand is not contiguous"
+        count, length = matrix.shape
+        if count > 1 and length % LINE:
+            return f"rows of {length} elements do not begin at multiples of 16 bytes, as the copy engine asks"
+        if max(count, length) >= 1 << 31:
+            return "an operand is longer than the copy engine counts"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A product with its epilogue: the step `gemm`, and `rest` where the row program `tail` behind it is cut in two.
+
+    They replace the step `plain`, and the tail if there is one. `storage` holds what the cut adds.
+    """
+
+    plain: Step
+    gemm: Step
+    tail: Step | None
+    rest: Step | None
+    storage: dict[Node, str]
+
+    def replaced_in(self, steps: list[Step]) -> list[Step]:
+        """Return the steps of a plan with these in their places."""
+        place = self.plain if self.tail is None else self.tail
+        new = [self.gemm] if self.rest is None else [self.gemm, self.rest]
+        result = []
+        for step in steps:
+            result += new if step is place else [] if step is self.plain else [step]
+        return result
+
+    def reason_by_time(self, device: Device) -> str:
+        """Explain why the library is no slower; empty if it is."""
+        plain = library_time(self.plain, device)
+        own = own_time(self.gemm, device)
+        if self.tail is not None:
+            plain += stream_time(self.tail, device, _depth(self.tail) + 1)
+        if self.rest is not None:
+            own += stream_time(self.rest, device, _depth(self.rest) + 1)
+        if own < 0.97 * plain:
+            return ""
+        return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
+
+
+def _fused(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> _Fused:
+    """Give a product the row program that reads it first as its epilogue; if none can be, one that only stores it."""
+    product = step.product
+    how = _HOW.format(product.dtype)
+    readers = [s for s in steps if product in map(resolve, (*s.inputs, *s.repair_inputs))]
+    if readers:
+        tail = readers[0]
+        reason = _reason_against_tail(tail, product)
+        if not reason:
+            first, rest, added = _cut(tail, product)
+            reason = _reason_against_results(first, {**storage, **added})
+            if not reason:
+                stored = is_result or len(readers) > 1 or (rest is not None and product in rest.inputs)
+                how += ", the row program its epilogue"
+                gemm = _with_epilogue(step, first, stored, {**storage, **added}, how)
+                rest = None if rest is None else with_bytes(rest, {**storage, **added})
+                return _Fused(step, gemm, tail, rest, added)
+        how += f"; stored, as {reason}"
+    store = step_of("RowProgram", product.shape, [], [product], [], [])
+    return _Fused(step, _with_epilogue(step, store, True, storage, how), None, None, {})
+
+
+def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:
+    """Return the step of a product and its epilogue, which also writes the product itself if that is `stored`."""
+    product = step.product
+    epilogue = replace(epilogue, outputs=(*epilogue.outputs, *([product] if stored else ())))
+    others = [i for i in epilogue.inputs if i is not product and i not in step.inputs]
+    nodes, inputs = [product, *epilogue.nodes], [*step.inputs, *others]
+    gemm = step_of("Gemm", product.shape, nodes, inputs, list(epilogue.outputs), list(epilogue.repair_inputs))
+    launches = 1 + any(n.reduction for n in epilogue.nodes)
+    return with_bytes(replace(gemm, launches=launches, epilogue=epilogue, choice=how), storage)
+
+
+def _stages(step: Step) -> dict[Node, int]:
+    """Return the stage of each value of a row program, as `cuda/program.py` counts them."""
+    found: dict[Node, int] = {}
+    for node in step.nodes:
+        full = node.shape == step.domain or (node.reduction and node.axis == 1)
+        stage = 0 if full else -1
+        for i in g.eager_inputs(node):
+            if i in found:
+                after = i.shape != step.domain and node.shape == step.domain and found[i] >= 0
+                stage = max(stage, found[i] + after)
+        found[node] = stage
+    return found
+
+
+def _depth(step: Step) -> int:
+    return max(_stages(step).values(), default=0)
+
+
+def _reason_against_tail(tail: Step, product: Node) -> str:
+    """Explain why a step cannot be a product's epilogue, whole or in part; empty if it can."""
+    if tail.kind not in ("RowProgram", "MatVec") or tail.domain != product.shape:
+        return f"a {tail.kind} over {tail.domain[0]} x {tail.domain[1]} reads it"
+    if any(resolve(i) is product and i is not product for i in (*tail.inputs, *tail.repair_inputs)):
+        return "a view of it is read"
+    if any(n.op == "guard" and n.inputs[1].reduction for n in tail.nodes):
+        return "sums of its rows may have to be repaired"
+    stages = _stages(tail)
+    if any(n.op == "guard" and stages[n] > 0 for n in tail.nodes):
+        return "a later stage has guarded values"
+    return ""
+
+
+def _reason_against_results(first: Step, storage: dict[Node, str]) -> str:
+    """Explain why our kernel cannot write the results of a stage; empty if it can."""
+    full = [n for n in first.outputs if n.shape == first.domain]
+    sizes = [dtypes.ITEMSIZE[storage[n]] for n in full]
+    if any(size not in (2, 4) for size in sizes):
+        return "results of 1 or 8 bytes an element follow"
+    if sum(sizes) > MOST_STAGED - dtypes.ITEMSIZE["float32"]:  # with the product itself
+        return f"{len(full)} results of its size follow"
+    if len(full) < len(first.outputs) and not any(n.reduction for n in first.nodes):
+        return "values of rows are computed without it"
+    return ""
+
+
+def _cut(tail: Step, product: Node) -> tuple[Step, Step | None, dict[Node, str]]:
+    """Cut a row program behind its first stage: return both parts, and how what goes between them is stored."""
+    stages = _stages(tail)
+    later = [n for n in tail.nodes if stages[n] > 0]
+    if not later:
+        return tail, None, {}
+    # What depends on no element of the rows is computed in both parts.
+    again = _needed(later, [n for n in tail.nodes if stages[n] < 0])
+    read = dict.fromkeys(i for n in (*again, *later) for i in g.eager_inputs(n))
+    between = [n for n in tail.nodes if stages[n] == 0 and n in read]
+    first_outputs = [*between, *(o for o in tail.outputs if stages.get(o, 0) <= 0 and o not in between)]
+    nodes = _needed(first_outputs, [n for n in tail.nodes if stages[n] <= 0])
+    exact = set(
+        g.topological((n.inputs[1] for n in nodes if n.op == "guard"), lambda n: () if n in tail.inputs else n.inputs)
+    )
+    inputs = [i for i in tail.inputs if i is product or i in exact or any(i in g.eager_inputs(n) for n in nodes)]
+    first = step_of("RowProgram", tail.domain, nodes, inputs, first_outputs, list(tail.repair_inputs))
+    inputs = [*between, *(i for i in tail.inputs if i in read)]
+    outputs = [o for o in tail.outputs if stages.get(o, 0) > 0]
+    rest = step_of("RowProgram", tail.domain, [*again, *later], inputs, outputs, [])
+    return first, rest, {n: dtypes.compute(n.dtype) for n in between if n not in tail.outputs}
+
+
+def _needed(roots: Sequence[Node], nodes: Sequence[Node]) -> list[Node]:
+    """Return those of the nodes that are needed to compute the roots, themselves among them, in their order."""
+    inside = set(nodes)
+    reached = set(g.topological(roots, lambda n: g.eager_inputs(n)))
+    return [n for n in nodes if n in inside and n in reached]

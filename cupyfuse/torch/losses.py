@@ -1,0 +1,191 @@
+"""The loss of a language model: a linear map to the logits and cross entropy as one chain, without the logits."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from ..settings import DEFAULT_WORKSPACE, check_workspace
+from . import rules
+from .chains.chain import Call, Chain
+from .chains.options import Options
+from .chains.runner import Runner
+from .rules.labels import REDUCTIONS, z_loss_eager
+from .rules.symbols import Ref
+from .rules.table import RULES
+
+Tensor: TypeAlias = torch.Tensor
+F = torch.nn.functional
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    class_weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    soft_cap: float | None = None,
+    temperature: float | None = None,
+    max_workspace: int = DEFAULT_WORKSPACE,
+) -> Tensor:
+    """`torch.nn.functional.linear`, then `cross_entropy` over the last dimension, without the logits in memory.
+
+    Parameters
+    ----------
+    input : Tensor, (..., in_features)
+    weight : Tensor, (classes, in_features)
+    target : Tensor
+        Labels (...) of int64, or probabilities (..., classes).
+    bias : Tensor, (classes,), optional
+    class_weight : Tensor, (classes,), optional
+        The `weight` of PyTorch's `cross_entropy`.
+    ignore_index, reduction, label_smoothing
+        As in PyTorch's `cross_entropy`.
+    z_loss : float
+        Adds ``z_loss * logsumexp(logits) ** 2`` for each label, times its weight.
+    soft_cap : float, optional
+        Limits logits to ``soft_cap * tanh(logits / soft_cap)`` first.
+    temperature : float, optional
+        Divides the logits, once they are limited.
+    max_workspace : int
+        Bytes that logits, and their gradient, may take. Larger ones exist for a block of rows at a time: in training
+        the gradients are made in the forward pass, or the backward pass computes the logits again.
+
+    Returns
+    -------
+    Tensor
+        A number, or (...) for the reduction "none"; float32 for 16-bit operands, from logits that are not rounded.
+
+    Raises
+    ------
+    TypeError
+        An argument is of another type.
+    ValueError
+        An option is out of its range.
+    RuntimeError
+        Shapes or dtypes do not fit.
+    """
+    tensors = {"input": input, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
+    given = {name: t for name, t in tensors.items() if t is not None}
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction: expected one of {', '.join(map(repr, REDUCTIONS))}, got {reduction!r}")
+    for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}: expected a positive number or None, got {value}")
+    shape = input.shape[:-1]
+    labelled = not target.is_floating_point()
+    flat = {"input": input.reshape(-1, input.shape[-1])}
+    flat["target"] = target.reshape(-1) if labelled else target.reshape(-1, target.shape[-1])
+    values = tuple(flat.get(name, t) for name, t in given.items())
+    options = (int(ignore_index), reduction, float(label_smoothing), float(z_loss), soft_cap, temperature)
+    if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
+        result = _in_eager(**dict(zip(given, values, strict=True)), options=options)
+    else:
+        narrow = input.dtype in _NARROW
+        result = _runner(tuple(given), narrow, options, check_workspace(max_workspace))(values)[0]
+    return result.reshape(shape) if reduction == "none" else result
+
+
+def _in_eager(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    options: tuple[Any, ...] = (),
+) -> Tensor:
+    """Compute the loss by PyTorch's own operations, for a compiler to see."""
+    ignore_index, reduction, label_smoothing, z_loss, soft_cap, temperature = options
+    logits = F.linear(input, weight, bias)
+    if input.dtype in _NARROW:
+        logits, class_weight = logits.float(), None if class_weight is None else class_weight.float()
+    if soft_cap is not None:
+        logits = torch.tanh(logits / soft_cap) * soft_cap
+    if temperature is not None:
+        logits = logits / temperature
+    loss = F.cross_entropy(logits, target, class_weight, None, ignore_index, None, reduction, label_smoothing)
+    return loss + z_loss_eager(logits, target, class_weight, ignore_index, reduction) * z_loss if z_loss else loss
+
+
+@functools.lru_cache(maxsize=256)
+def _runner(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...], max_workspace: int) -> Runner:
+    calls = tuple(_calls(names, narrow, options))
+    chain = Chain(names, calls, (calls[-1].results[0],), (), frozenset({names.index("weight")}))
+    return Runner(chain, Options(max_workspace=max_workspace))
+
+
+def _calls(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...]) -> list[Call]:
+    """List the operations on tensors of these names."""
+    ignore_index, reduction, label_smoothing, z_loss, soft_cap, temperature = options
+    refs: dict[str, Ref | None] = {name: Ref(k) for k, name in enumerate(names)}
+    target, class_weight = refs["target"], refs.get("class_weight")
+    calls: list[Call] = []
+
+    def add(function: Any, *arguments: Any) -> Ref:
+        if isinstance(function, str):
+            rule, filled = RULES[function], arguments
+        else:
+            found = rules.find(function, arguments, {})
+            assert isinstance(found, rules.Found), function
+            rule, filled = found.rule, found.arguments
+        result = Ref(len(names) + len(calls))
+        calls.append(Call(rule.name, tuple(filled), (result.number,)))
+        return result
+
+    logits = add("linear", refs["input"], refs["weight"], refs.get("bias"))
+    if narrow:
+        logits = add("to", logits, "float32")
+        if class_weight is not None:
+            class_weight = add("to", class_weight, "float32")
+    if soft_cap is not None:
+        logits = add(torch.mul, add(torch.tanh, add(torch.div, logits, float(soft_cap))), float(soft_cap))
+    if temperature is not None:
+        logits = add(torch.div, logits, float(temperature))
+    loss = add("cross_entropy", logits, target, class_weight, ignore_index, reduction, label_smoothing)
+    if z_loss:
+        penalty = add("z_loss", logits, target, class_weight, ignore_index, reduction)
+        loss = add(torch.add, loss, add(torch.mul, penalty, z_loss))
+    return calls
+
+
+class LinearCrossEntropy(nn.Linear):
+    """`torch.nn.Linear` and `linear_cross_entropy`: from features and labels to the loss.
+
+    Takes the arguments of `torch.nn.Linear`, has its parameters, and takes those of `linear_cross_entropy` by keyword.
+    The layer's `weight` is often that of an embedding: ``loss.weight = embedding.weight``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        class_weight: Tensor | None = None,
+        **options: Any,
+    ):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        unknown = options.keys() - (linear_cross_entropy.__kwdefaults__ or {}).keys()
+        if unknown:
+            raise TypeError(f"{', '.join(sorted(unknown))}: no such option of linear_cross_entropy")
+        self.register_buffer("class_weight", class_weight)
+        self.options = options
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        class_weight = self.class_weight
+        assert class_weight is None or isinstance(class_weight, torch.Tensor)
+        return linear_cross_entropy(input, self.weight, target, self.bias, class_weight=class_weight, **self.options)

@@ -1,0 +1,208 @@
+// A product of 16-bit matrices on Hopper's tensor cores, with a row program of one stage as its epilogue: C = A B' in float32
+// stays in registers, and the program's element function takes it from there.
+//
+// A (m, k) and B (n, k), m, n, k > 0: T (f16 or bf16), read through tensor maps, which need rows of 16 bytes times a whole
+//   number. A turned operand is stored as (k, m) or (k, n).
+// P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here,
+//   rounded where it is of a 16-bit type; and with
+//     a, b, depth                           the tensor maps (cuda/tensor_map.py), and k
+//     partial, shares                       the totals of each row and column of tiles: shares totals for each row
+//     staged                                bytes of one element of all full results together
+//     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
+//     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride, which is n
+// Reductions leave their totals in p.partial; gemm_merge finishes the rows. Results go through shared memory to whole lines.
+//
+// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
+// copies the operands, 64 columns per stage, up to Stages stages ahead, also into the next tile while this one's epilogue
+// runs. The blocks of a cluster compute tiles below each other: each copies its part of B to all of them.
+// Tensor cores sum over all of k, as cuBLAS does. An element has the same bits whatever m and n are.
+// Launch: 384 threads, any number of clusters of Cluster blocks, Gemm<...>::shared bytes. Columns is a multiple of
+//   64 Cluster, up to 256, for which `multiply_add` is emitted. V is 2 where pointers, row strides and columns of what P
+//   loads are multiples of 2 elements, else 1.
+#pragma once
+
+#include "gemm_epilogue.cuh"
+#include "ring.cuh"
+#include "tile_order.cuh"
+
+template <class T, int Columns, int Stages, int Cluster, int TurnedA, int TurnedB, int Chunk, int Staged>
+struct Gemm {
+    typedef T Element;
+    static constexpr int rows = 128, columns = Columns, cluster = Cluster, turned_a = TurnedA, turned_b = TurnedB;
+    static constexpr int line = 128;                                     // bytes of 64 elements
+    static constexpr int box = 64 * line;                                // of a turned operand: 64 rows, 64 columns
+    static constexpr int bytes_a = rows * line, stage = bytes_a + Columns * line;
+    static constexpr int consumers = 256, consumer_warps = consumers / 32 * Cluster, threads = 384;
+    static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
+    static constexpr int staged = 16 * Chunk * Staged;                   // bytes of a warp's chunk of results
+    static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * staged;
+    typedef Ring<Gemm, Stages> Stream;
+
+    static __device__ __forceinline__ TileOrder order(i64 m, i64 n) { return TileOrder(m, n, Cluster * rows, Columns); }
+    static __device__ __forceinline__ u64 first_a(const Stream& ring, u32 warpgroup) {
+        return TurnedA ? transposed_operand_at(ring.a() + warpgroup * box, box)
+                       : operand_at(ring.a() + warpgroup * (bytes_a / 2), 8 * line);
+    }
+    static __device__ __forceinline__ u64 first_b(const Stream& ring) {
+        return TurnedB ? transposed_operand_at(ring.b(), box) : operand_at(ring.b(), 8 * line);
+    }
+    // From the descriptor of 16 columns to that of the next.
+    static constexpr u32 next_a = TurnedA ? 128 : 2, next_b = TurnedB ? 128 : 2;
+};
+
+// Copy the operands of all tiles of this block, by one thread.
+template <class Shape>
+__device__ __forceinline__ void stream_operands(
+    typename Shape::Stream ring, const TensorMap& a, const TensorMap& b, i64 m, i64 n, u32 blocks) {
+    constexpr int share = Shape::columns / Shape::cluster;  // columns of C whose part of B this block copies
+    constexpr unsigned short everyone = (1 << Shape::cluster) - 1;
+    const TileOrder order = Shape::order(m, n);
+    const u32 rank = Shape::cluster == 1 ? 0 : cluster_rank();
+    const auto copy_shared = [&](u32 to, int element, int line) {
+        if (Shape::cluster == 1) {
+            tensor_copy(to, b, element, line, ring.full());
+        } else {
+            tensor_copy_to(to, b, element, line, ring.full(), everyone);
+        }
+    };
+#pragma unroll 1
+    for (u32 tile = blockIdx.x / Shape::cluster; tile < order.count(); tile += gridDim.x / Shape::cluster) {
+        i64 first_row, first_col;
+        order.at(tile, first_row, first_col);
+        const int row = static_cast<int>(first_row) + static_cast<int>(rank) * Shape::rows;
+        const int col = static_cast<int>(first_col) + static_cast<int>(rank) * share;
+#pragma unroll 1
+        for (u32 block = 0; block < blocks; ++block) {
+            const int k = static_cast<int>(block) * 64;
+            barrier_wait(ring.empty(), ring.parity ^ 1);
+            barrier_arrive_expect(ring.full(), Shape::stage);
+            if (Shape::turned_a) {
+#pragma unroll
+                for (int i = 0; i < Shape::rows / 64; ++i) {
+                    tensor_copy(ring.a() + i * Shape::box, a, row + i * 64, k, ring.full());
+                }
+            } else {
+                tensor_copy(ring.a(), a, k, row, ring.full());
+            }
+            const u32 to = ring.b() + rank * (share * Shape::line);
+            if (Shape::turned_b) {
+#pragma unroll
+                for (int i = 0; i < share / 64; ++i) {
+                    copy_shared(to + i * Shape::box, col + i * 64, k);
+                }
+            } else {
+                copy_shared(to, k, col);
+            }
+            ring.advance();
+        }
+    }
+}
+
+// Tell the blocks that fill a stage of this one that this warp has read it.
+template <class Shape>
+__device__ __forceinline__ void hand_back(u32 empty) {
+    const u32 lane = threadIdx.x % 32;
+    if (Shape::cluster == 1) {
+        if (lane == 0) {
+            barrier_arrive(empty);
+        }
+    } else if (lane < Shape::cluster) {
+        barrier_arrive_in(empty, lane);
+    }
+}
+
+// Sum the products of one tile; the tensor cores work on a stage while the next one is issued.
+template <class Shape>
+__device__ __forceinline__ void sum_products(
+    typename Shape::Stream& ring, float (&sum)[Shape::columns / 2], u32 warpgroup, u32 blocks) {
+    u32 read = 0;  // the barrier of the stage that the tensor cores still read
+    products_begin(sum);
+#pragma unroll 1
+    for (u32 block = 0; block < blocks; ++block) {
+        const u64 a = Shape::first_a(ring, warpgroup), b = Shape::first_b(ring);
+        barrier_wait(ring.full(), ring.parity);
+        products_fence();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            multiply_add<typename Shape::Element, Shape::turned_a, Shape::turned_b>(
+                sum, a + i * Shape::next_a, b + i * Shape::next_b, block > 0 || i > 0);
+        }
+        products_commit();
+        products_wait_for_all_but<1>();
+        if (block > 0) {
+            hand_back<Shape>(read);
+        }
+        read = ring.empty();
+        ring.advance();
+    }
+    products_wait(sum);
+    hand_back<Shape>(read);
+}
+
+// Compute this block's tiles, by the consumer warpgroups.
+template <class Shape, int V, class P>
+__device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream ring, char* staging, u32 blocks) {
+    const TileOrder order = Shape::order(p.rows, p.cols);
+    // The shuffles tell the compiler that the values are uniform in a warp.
+    const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const u32 rank = Shape::cluster == 1 ? 0 : cluster_rank();
+    float sum[Shape::columns / 2];
+#pragma unroll
+    for (int i = 0; i < Shape::columns / 2; ++i) {
+        sum[i] = 0.0f;
+    }
+#pragma unroll 1
+    for (u32 tile = blockIdx.x / Shape::cluster; tile < order.count(); tile += gridDim.x / Shape::cluster) {
+        i64 row, col;
+        order.at(tile, row, col);
+        sum_products<Shape>(ring, sum, warp / 4, blocks);
+        finish_rows<Shape, V>(p, sum, staging + warp * Shape::staged, row + rank * Shape::rows + warp * 16, col);
+    }
+}
+
+template <class Shape, int V, class P>
+__device__ __forceinline__ void gemm(const P& p) {
+    SHARED_DYNAMIC(shared);
+    const typename Shape::Stream ring(shared);
+    const u32 blocks = static_cast<u32>((p.depth + 63) / 64);
+    if (threadIdx.x == 0) {
+        ring.init();
+    }
+    if (Shape::cluster == 1) {
+        __syncthreads();
+    } else {
+        cluster_sync();
+    }
+    if (threadIdx.x >= Shape::consumers) {
+        shrink_registers<40>();
+        if (threadIdx.x == Shape::consumers) {
+            stream_operands<Shape>(ring, p.a, p.b, p.rows, p.cols, blocks);
+        }
+    } else {
+        grow_registers<232>();
+        compute_tiles<Shape, V>(p, ring, ring.behind(shared), blocks);
+    }
+    if (Shape::cluster > 1) {
+        cluster_sync();  // others still arrive at barriers of this block
+    }
+}
+
+// Finish the rows from the totals of their tiles, a warp for each row, in an order that depends on the columns alone.
+// Launch: Threads threads, any number of blocks.
+template <class P, int Threads>
+__device__ __forceinline__ void gemm_merge(const P& p) {
+    const Lanes<32> team;
+    const i64 step = static_cast<i64>(gridDim.x) * (Threads / 32);
+    for (i64 row = static_cast<i64>(blockIdx.x) * (Threads / 32) + threadIdx.x / 32; row < p.rows; row += step) {
+        typename P::Row r;
+        p.begin(row, r);
+        auto totals = p.totals(At<0>());
+        for (i64 share = team.rank(); share < p.shares; share += team.size()) {
+            totals.merge(p.partial[row * p.shares + share]);
+        }
+        finish_stage<P, 0>(p, team, row, totals, r);
+        if (team.rank() == 0) {
+            p.commit(row, r);
+        }
+    }
+}

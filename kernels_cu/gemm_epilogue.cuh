@@ -1,0 +1,233 @@
+// The epilogue of gemm.cu: a row program on the sums of a tile, in the registers of the warps that have computed them. See there
+// for P and Shape; all lanes of a warp call finish_rows together.
+#pragma once
+
+#include "stages.cuh"
+
+// Where a warp's chunk of results waits: 16 rows of Chunk elements of `Bytes` bytes, from byte 16 Chunk `first` on, their
+// 16-byte pieces in an order in which neither rows nor columns meet in a bank.
+template <int Chunk, int Bytes>
+struct Staging {
+    static constexpr int pieces = Chunk * Bytes / 16;
+    char* at;
+
+    __device__ __forceinline__ Staging(char* staging, int first) : at(staging + first * 16 * Chunk) {}
+    __device__ __forceinline__ char* piece(int row, int p) const {
+        return at + (row * pieces + (p ^ (row * (Bytes / 2) & (pieces - 1)))) * 16;
+    }
+    __device__ __forceinline__ char* element(int row, int col) const {
+        return piece(row, col * Bytes / 16) + col * Bytes % 16;
+    }
+};
+
+// Puts V elements of a result, from (row, col) of a warp's chunk on, where the copy finds them.
+template <int Chunk>
+struct StageResult {
+    char* staging;
+    int row, col;
+
+    template <int First, class T, int V>
+    __device__ __forceinline__ void operator()(At<First>, const Pack<T, V>& pack) const {
+        const Staging<Chunk, sizeof(T)> to(staging, First);
+        store_pack<V>(reinterpret_cast<T*>(to.element(row, col)), pack);
+    }
+};
+
+// Copies a warp's chunk of one result from shared memory, whose first element goes to (row, col), by lines.
+template <int Chunk>
+struct CopyResult {
+    char* staging;
+    i64 row, col, m, n;
+
+    template <int First, class T>
+    __device__ __forceinline__ void operator()(At<First>, T* to, i64 stride) const {
+        constexpr int pieces = Staging<Chunk, sizeof(T)>::pieces, elements = 16 / sizeof(T);
+        const Staging<Chunk, sizeof(T)> from(staging, First);
+        const bool aligned = (reinterpret_cast<i64>(to) | stride * static_cast<i64>(sizeof(T))) % 16 == 0;
+#pragma unroll
+        for (int i = 0; i < pieces / 2; ++i) {
+            const int at = i * 32 + threadIdx.x % 32;
+            const int down = at / pieces, across = at % pieces;
+            const i64 left = n - (col + across * elements);  // columns from here on
+            if (row + down < m && left > 0) {
+                T* const target = to + (row + down) * stride + col + across * elements;
+                const Pack<T, elements> pack =
+                    load_pack<elements>(reinterpret_cast<const T*>(from.piece(down, across)));
+                if (aligned) {
+                    store_pack<elements>(target, pack);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < elements; ++e) {
+                        if (e < left) {
+                            target[e] = pack.v[e];
+                        }
+                    }
+                }
+            }
+        }
+    }
+};
+
+// Keep a branch of a whole warp from becoming a select for each register.
+__device__ __forceinline__ void branch_here() {
+#ifdef __CUDA_ARCH__
+    asm volatile("");
+#endif
+}
+
+// Round a sum as it would be if it were stored.
+template <class T>
+__device__ __forceinline__ void set_narrowed(T& to, float sum) {
+    to = narrow<T>(sum);
+}
+
+// Compute V elements, and stage their results.
+template <class P, int Chunk, int V, class Tile>
+__device__ __forceinline__ void compute_staged(
+    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, char* staging,
+    int down, int across) {
+    auto out = p.template out<V>(At<0>());
+    bool finite = true;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        finite &= p.template element<V>(At<0>(), tile, v, row, col + v, r, e[v], out);
+    }
+    if constexpr (P::has_exact(0)) {
+        if (!finite) {
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                p.template exact_element<V>(At<0>(), tile, v, row, col + v, r, e[v], out);
+            }
+        }
+    }
+    p.results(At<0>(), out, StageResult<Chunk>{staging, down, across});
+}
+
+// Run the epilogue on a chunk of the two rows that a thread has, from the column `first` on: pairs of columns, eight apart. Of
+// them `left` columns on are in the matrix, and the rows that are `inside`; all, if the chunk is Whole.
+template <class Shape, int V, bool Whole, class P, class Totals>
+__device__ __forceinline__ void finish_chunk(
+    const P& p, const float (&part)[Shape::chunk / 2], char* staging, const i64 (&rows)[2], const bool (&inside)[2],
+    i64 first, int left, const typename P::Row (&r)[2], Totals (&totals)[2]) {
+    typedef decltype(p.template tile<V>(At<0>())) Tile;
+    constexpr int held = Shape::chunk / 4;  // elements of a row that a thread has
+    const int lane = threadIdx.x % 32;
+    const auto offset = [](int i) { return i / 2 * 8 + i % 2; };
+    const auto has_column = [&](int i) { return Whole || offset(i) < left; };
+    const auto has_row = [&](int h) { return Whole || inside[h]; };
+    Tile tiles[2][held];
+    typename P::Element e[2][held];
+#pragma unroll
+    for (int i = 0; i < held; i += V) {
+        if (has_column(i)) {
+            p.template load_columns<V>(At<0>(), first + offset(i), tiles[0][i]);
+            tiles[1][i] = tiles[0][i];
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                if (has_row(h)) {
+                    p.template load<V>(At<0>(), rows[h], first + offset(i), tiles[h][i]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+        for (int i = 0; i < held; i += V) {
+            if (has_row(h) && has_column(i)) {
+#pragma unroll
+                for (int v = 0; v < V; ++v) {
+                    set_narrowed(tiles[h][i].product.v[v], part[i / 2 * 4 + h * 2 + i % 2 + v]);
+                }
+                compute_staged<P, Shape::chunk, V>(
+                    p, tiles[h][i], rows[h], first + offset(i), r[h], &e[h][i], staging, lane / 4 + 8 * h,
+                    lane % 4 * 2 + offset(i));
+            }
+        }
+    }
+    if constexpr (P::reduces(0)) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (has_row(h)) {
+#pragma unroll
+                for (int i = 0; i < held; ++i) {
+                    if (has_column(i)) {
+                        p.peek(At<0>(), e[h][i], totals[h]);
+                    }
+                }
+                totals[h].settle();
+#pragma unroll
+                for (int i = 0; i < held; ++i) {
+                    if (has_column(i)) {
+                        p.add(At<0>(), e[h][i], totals[h]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Run the epilogue of the 16 rows of a tile that a warp has, from (first_row, first_col) on: a thread has two rows, see
+// multiply_add, and the four lanes of a row merge their totals. All chunks go through one copy of the code.
+template <class Shape, int V, class P>
+__device__ __forceinline__ void finish_rows(
+    const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col) {
+    constexpr int chunk = Shape::chunk;
+    const int lane = threadIdx.x % 32;
+    const i64 m = p.rows, n = p.cols;
+    if (first_row >= m) {
+        return;
+    }
+    const i64 rows[2] = {first_row + lane / 4, first_row + lane / 4 + 8};
+    const bool inside[2] = {rows[0] < m, rows[1] < m};
+    typename P::Row r[2];
+    decltype(p.totals(At<0>())) totals[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        if (inside[h]) {
+            p.begin(rows[h], r[h]);
+        }
+    }
+#pragma unroll 1
+    for (int c = 0; c < Shape::columns / chunk; ++c) {
+        const i64 chunk_col = first_col + c * chunk;
+        if (chunk_col >= n) {
+            break;
+        }
+        float part[chunk / 2];
+#pragma unroll
+        for (int k = 0; k < Shape::columns / chunk; ++k) {
+            if (k == c) {
+                branch_here();
+#pragma unroll
+                for (int i = 0; i < chunk / 2; ++i) {
+                    part[i] = sum[k * (chunk / 2) + i];
+                }
+            }
+        }
+        const i64 first = chunk_col + lane % 4 * 2;
+        if (first_row + 16 <= m && chunk_col + chunk <= n) {
+            finish_chunk<Shape, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);
+        } else {
+            const int left = static_cast<int>(n - chunk_col < chunk ? n - chunk_col : chunk) - lane % 4 * 2;
+            finish_chunk<Shape, V, false>(p, part, staging, rows, inside, first, left, r, totals);
+        }
+        if constexpr (P::staged > 0) {
+            __syncwarp(0xffffffffu);
+            p.targets(At<0>(), CopyResult<chunk>{staging, first_row, chunk_col, m, n});
+            __syncwarp(0xffffffffu);
+        }
+    }
+    if constexpr (P::reduces(0)) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            if (inside[h]) {
+                Lanes<4>().reduce(totals[h]);
+                if (lane % 4 == 0) {
+                    p.partial[rows[h] * p.shares + first_col / Shape::columns] = totals[h];
+                }
+            }
+        }
+    }
+    __syncwarp(0xffffffffu);  // products need all lanes together
+}

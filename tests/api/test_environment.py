@@ -1,0 +1,121 @@
+"""What surrounds a function is found again by identity: classes, helpers, their default values and code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupyfuse as cf
+
+X = np.arange(6.0).reshape(2, 3)
+
+
+@dataclass
+class Pair:
+    first: Any
+    second: Any
+
+    factor = 2.0
+
+    def scaled(self, by: Any = None) -> Any:
+        return self.first * self.factor + (0 if by is None else by.shift)
+
+
+class Config:
+    shift = 1.0
+
+
+def helper(x: Any, eps: float = 0.5, *, scale: float = 1.0) -> Any:
+    return x * scale + eps
+
+
+def test_default_values_of_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cf.fuse(lambda x: helper(x))
+    for defaults in ((0.5,), (2.0,), (0.5,)):
+        monkeypatch.setattr(helper, "__defaults__", defaults)
+        np.testing.assert_array_equal(fused(X), X + defaults[0])
+    for scale in (3.0, 4.0):
+        monkeypatch.setattr(helper, "__kwdefaults__", {"scale": scale})
+        np.testing.assert_array_equal(fused(X), X * scale + 0.5)
+    assert helper.__kwdefaults__ is not None
+    helper.__kwdefaults__["scale"] = 5.0
+    np.testing.assert_array_equal(fused(X), X * 5 + 0.5)
+
+
+def test_code_of_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cf.fuse(lambda x: helper(x))
+    np.testing.assert_array_equal(fused(X), X + 0.5)
+    monkeypatch.setattr(helper, "__code__", (lambda x, eps=0.5, *, scale=1.0: x - eps * scale).__code__)
+    np.testing.assert_array_equal(fused(X), X - 0.5)
+
+
+def test_classes_that_a_function_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cf.fuse(lambda x: Pair(x, x * Config.shift))
+    for shift in (1.0, 2.0, 1.0):
+        monkeypatch.setattr(Config, "shift", shift)
+        result = fused(X)
+        assert type(result) is Pair
+        np.testing.assert_array_equal(result.second, X * shift)
+
+
+def test_attributes_of_classes_of_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cf.fuse(lambda p: p.scaled())
+    for factor in (2.0, 3.0, 2.0):
+        monkeypatch.setattr(Pair, "factor", factor)
+        np.testing.assert_array_equal(fused(Pair(X, X)), X * factor)
+    monkeypatch.setattr(Pair, "scaled", lambda self: self.first - self.factor)
+    np.testing.assert_array_equal(fused(Pair(X, X)), X - 2)
+
+
+def test_methods_of_arguments_read_classes_around_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cf.fuse(lambda p: p.scaled(Config))
+    for shift in (1.0, 4.0, 1.0):
+        monkeypatch.setattr(Config, "shift", shift)
+        np.testing.assert_array_equal(fused(Pair(X, X)), X * 2 + shift)
+
+
+def test_attributes_that_swap_their_names() -> None:
+    class Bounds:
+        low, high = 2.0, 5.0
+
+    fused = cf.fuse(lambda x: x * Bounds.low)
+    np.testing.assert_array_equal(fused(X), X * 2)
+    low, high = Bounds.low, Bounds.high
+    del Bounds.low, Bounds.high
+    Bounds.high, Bounds.low = low, high  # the values in the same order
+    np.testing.assert_array_equal(fused(X), X * 5)
+
+
+def test_bases_that_are_exchanged() -> None:
+    class Two:
+        k = 2.0
+
+    class Three:
+        k = 3.0
+
+    class Own(Two):
+        pass
+
+    fused = cf.fuse(lambda x: x * Own.k)
+    np.testing.assert_array_equal(fused(X), X * 2)
+    Own.__bases__ = (Three,)
+    np.testing.assert_array_equal(fused(X), X * 3)
+
+
+@pytest.mark.parametrize("function", [lambda x: helper(x), lambda x: Pair(x, x), lambda p: p.scaled(Config)])
+def test_what_cannot_change_is_not_walked_again(function: Any) -> None:
+    from cupyfuse.api.signature import Signature
+
+    fused = cf.fuse(function)
+    argument = Pair(X, X) if function.__code__.co_varnames[0] == "p" else X
+    fused(argument)
+    walked = []
+    original = Signature.add_function
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Signature, "add_function", lambda *args, **kw: (walked.append(0), original(*args, **kw)))
+        fused(argument)
+    # Default values by name are in a dict, which may change.
+    assert bool(walked) == (function.__code__.co_names == ("helper",))

@@ -1,0 +1,131 @@
+"""Functions of libraries that wrap the user's: what these read is read in each call."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from support import assert_equal
+
+import cupyfuse as cf
+
+ONES = np.ones(3)
+K = 2.0
+W = np.arange(3.0)
+
+
+@contextlib.contextmanager
+def temperature() -> Iterator[float]:
+    yield K
+
+
+@functools.singledispatch
+def dispatched(kind: Any, x: Any) -> Any:
+    return x
+
+
+@dispatched.register
+def _(kind: int, x: Any) -> Any:
+    return x * K if kind else dispatched(1, x)
+
+
+@dataclass
+class Layer:
+    bias: float
+
+    @contextlib.contextmanager
+    def temperature(self) -> Iterator[float]:
+        yield K + self.bias
+
+
+def with_context(x: Any) -> Any:
+    with temperature() as t:
+        return x * t
+
+
+def with_method(x: Any) -> Any:
+    with Layer(0.0).temperature() as t:
+        return x * t
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        with_context,
+        with_method,
+        lambda x: dispatched(1, x),
+        lambda x: dispatched(0, x),
+        lambda x: (temperature,)[0]().__enter__() * x,
+        temperature()(with_context),
+    ],
+)
+def test_what_wrapped_functions_read_is_read_in_each_call(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cf.fuse(function)
+    for k in (2.0, 3.0, 5.0, 2.0):
+        monkeypatch.setitem(globals(), "K", k)
+        assert_equal(fused(ONES), ONES * k)
+    assert len(fused._runnables) == 3
+
+
+def test_functions_that_are_registered_later_are_noticed() -> None:
+    @functools.singledispatch
+    def scaled(kind: Any, x: Any) -> Any:
+        return x
+
+    fused = cf.fuse(lambda x: scaled(1, x))
+    assert fused(ONES)[0] == 1
+    for k in (3.0, 4.0):
+        scaled.register(int, lambda kind, x, k=k: x * k)  # type: ignore[misc]
+        assert fused(ONES)[0] == k
+
+
+def test_arrays_that_wrapped_functions_read_are_refused() -> None:
+    """The function of the library is not made again, so that none can stand for them."""
+
+    @contextlib.contextmanager
+    def weights() -> Iterator[Any]:
+        yield W
+
+    def function(x: Any) -> Any:
+        with weights() as w:
+            return x * w
+
+    @weights()  # which holds the generator function in an object
+    def decorated(x: Any) -> Any:
+        return x
+
+    for fused, name in ((cf.fuse(function), "weights"), (cf.fuse(lambda x: decorated(x)), "decorated")):
+        with pytest.raises(TypeError, match=rf"the array W, which the wrapper .*{name} holds or .*make it an argument"):
+            fused(ONES)
+
+
+def test_objects_that_wrapped_functions_hold_are_known_or_refused() -> None:
+    class Scale:
+        def __init__(self, k: float):
+            self.k = k
+
+        def __call__(self) -> Iterator[float]:
+            yield self.k
+
+    held: Callable[..., Any] = contextlib.contextmanager(Scale(2.0))
+
+    def function(x: Any) -> Any:
+        with held() as k:
+            return x * k
+
+    with pytest.raises(TypeError, match=r"(?s)func.*Scale.*static="):
+        cf.fuse(function)(ONES)
+    assert cf.fuse(function, static=("held",))(ONES)[0] == 2
+
+
+def test_functions_of_libraries_that_wrap_their_own_are_constants() -> None:
+    from scipy import special
+
+    fused = cf.fuse(lambda x: special.expit(x) + np.linalg.norm(x) + cf.gelu(x))
+    assert_equal(fused(ONES), fused(ONES))
+    assert len(fused._runnables) == 1

@@ -1,0 +1,98 @@
+"""Products with epilogues compile for Hopper, for every cut of a product, and leave nothing in local memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import cupyfuse as cf
+from cupyfuse import heads, settings
+from cupyfuse.cuda.compile import cubin
+from cupyfuse.cuda.fused_gemm import GemmShape, emit_gemm, kernels_of, program_of, shape_of
+from cupyfuse.cuda.program import Program
+from cupyfuse.cuda.warpgroup import SHARED_BYTES
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.schedule import Tiles, tiles
+
+M, K, N = 1024, 512, 4096
+TAILS: dict[str, Callable[..., Any]] = {
+    "nothing": lambda x, w, b, r: x @ w.T,
+    "bias, gelu": lambda x, w, b, r: cf.gelu(x @ w.T + b),
+    "residual": lambda x, w, b, r: cf.gelu(x @ w.T + b) + r,
+    "two results": lambda x, w, b, r: (cf.gelu(x @ w.T), (x @ w.T + b).astype("float32")),
+    "logsumexp": lambda x, w, b, r: cf.logsumexp(x @ w.T + b, axis=1),
+    "softmax": lambda x, w, b, r: cf.softmax(x @ w.T + b, axis=1),
+    "variance": lambda x, w, b, r: (x @ w.T + b).var(axis=1),
+    "four reductions": lambda x, w, b, r: (
+        (x @ w.T).max(axis=1),
+        (x @ w.T).min(axis=1),
+        cf.relu(x @ w.T).sum(axis=1),
+        cf.logsumexp(x @ w.T + b, axis=1),
+    ),
+}
+
+
+def plans(dtype: str) -> Iterator[Plan]:
+    x, w, b, r = (cf.spec(s, dtype) for s in ((M, K), (N, K), (N,), (M, N)))
+    columns = {"running_mean": b, "running_var": b, "gamma": b, "beta": b, "scale": cf.spec(1, dtype)}
+    with settings.epilogues("always"):
+        for function in TAILS.values():
+            yield cf.fuse(function).plan(x, w, b, r)
+        yield cf.fuse(lambda x, w: x @ w).plan(x, cf.spec((K, N), dtype))
+        yield cf.fuse(lambda x, w: x.T @ w).plan(cf.spec((K, M), dtype), cf.spec((K, N), dtype))
+        yield heads.head_softmax.bind(weight=w, bias=b, **columns).plan(x)
+
+
+def products(dtype: str, vec: int = 2) -> Iterator[tuple[Program, GemmShape]]:
+    """The epilogue of each plan, and how its product is cut."""
+    for plan in plans(dtype):
+        step = plan.steps[0]
+        if step.epilogue is not None:
+            program = program_of(step, plan.scheduled.storage)
+            yield program, shape_of(step, plan.scheduled.storage, program, 132, vec)
+
+
+def local_bytes(binary: bytes) -> int:
+    """The stack frames of a binary's kernels, in which spilled registers are: attribute FRAME_SIZE of its ELF notes."""
+    found = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", binary, re.DOTALL)
+    assert found
+    return max(int.from_bytes(size, "little") for size in found)
+
+
+@pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by{cut[1]}")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_every_cut_compiles_without_spills(dtype: str, cut: tuple[int, int]) -> None:
+    for number, (program, shape) in enumerate(products(dtype)):
+        if cut[0] == 256 or number % 3 == 0:
+            kernels = emit_gemm(program, dataclasses.replace(shape, tiles=Tiles(*cut)))
+            assert [local_bytes(cubin(k.source, f"sm_{k.arch}")) for k in kernels] == [0] * len(kernels)
+
+
+def test_elements_that_are_read_one_by_one() -> None:
+    for program, shape in products("bfloat16", vec=1):
+        kernel, *_ = emit_gemm(program, shape)
+        assert local_bytes(cubin(kernel.source, f"sm_{kernel.arch}")) == 0
+
+
+def test_a_kernel_that_spills_is_seen() -> None:
+    program, shape = next(p for p in products("bfloat16") if len(p[0].accumulators(0)) > 3)
+    kernel, *_ = emit_gemm(program, dataclasses.replace(shape, chunk=128))
+    assert local_bytes(cubin(kernel.source, f"sm_{kernel.arch}")) > 0
+
+
+def test_shared_memory_suffices_for_four_stages() -> None:
+    found = [shape for _, shape in products("float16")]
+    assert len(found) >= 11 and {shape.turned for shape in found} >= {(False, False), (False, True), (True, True)}
+    for shape in found:
+        assert shape.stages == 4 and shape.shared <= SHARED_BYTES
+
+
+def test_a_launch_asks_for_what_the_kernel_needs() -> None:
+    plan = next(plans("bfloat16"))
+    (kernel,) = kernels_of(plan.steps[0], plan.scheduled.storage)
+    assert kernel.cluster == 2 and "__cluster_dims__(2, 1, 1)" in kernel.source
+    assert f"::shared == {kernel.shared}" in kernel.source

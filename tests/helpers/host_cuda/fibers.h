@@ -1,0 +1,174 @@
+// The part of shim.cpp that holds the state of a launch, and switches between the fibers of its threads.
+namespace {
+
+constexpr size_t kStack = 256 << 10;
+constexpr size_t kGuard = 64;
+
+enum class State { Ready, Waiting, Done };
+
+// A product of a warpgroup, as far as one thread computes it.
+struct Issued {
+    Product* product;
+    float* sums;
+    Word64 a, b;
+    int add;
+};
+
+struct Fiber {
+    ucontext_t context;
+    char* stack;
+    unsigned number;  // in the cluster
+    std::vector<std::vector<Issued>> groups;  // of products: those in flight, and the one that is still open
+    State state;
+    Kind kind;
+    Site site;
+    unsigned members;
+    int from;
+    Word64 word;
+};
+
+struct Shared {
+    Site site;
+    size_t bytes;
+    char* memory;  // a guard, the bytes, a guard
+};
+
+std::vector<Fiber> fibers;
+unsigned threads_a_block;
+// A barrier in shared memory: what the current phase still waits for.
+struct Phase {
+    unsigned arrivals, pending, parity;
+    long long bytes;
+};
+
+// What the threads of a block share.
+struct Block {
+    Index at;
+    std::vector<Shared> shared;
+    std::map<unsigned, Phase> phases;
+    std::map<unsigned, unsigned> arrived;  // at the named barriers
+    unsigned at_barrier = 0;               // threads at __syncthreads
+};
+
+std::vector<Block> blocks;  // of the cluster that runs
+Block* here;                // that of the current thread
+ucontext_t scheduler;
+Fiber* current;
+Entry* entry;
+const void* program;
+const char* kernel;
+size_t dynamic_bytes;
+bool failed;
+char report[1024];
+
+const char* name_of(Kind kind) {
+    switch (kind) {
+        case Kind::Barrier: return "__syncthreads";
+        case Kind::Shuffle: return "a shuffle";
+        case Kind::Ballot: return "a vote";
+        case Kind::Phase: return "a barrier in shared memory";
+        case Kind::Named: return "a named barrier";
+        case Kind::Converged: return "an instruction of whole warps";
+        case Kind::Cluster: return "a barrier of the cluster";
+        default: return "__syncwarp";
+    }
+}
+
+const char* short_name(const char* file) {
+    const char* slash = strrchr(file, '/');
+    return slash ? slash + 1 : file;
+}
+
+void note(Site site, const char* format, ...) {
+    if (failed) return;
+    failed = true;
+    int used = snprintf(report, sizeof report, "%s: %s:%d: block (%u, %u): ", kernel, short_name(site.file), site.line,
+                        blockIdx.x, blockIdx.y);
+    if (current != nullptr) used += snprintf(report + used, sizeof report - used, "thread %u: ", current->number);
+    va_list values;
+    va_start(values, format);
+    vsnprintf(report + used, sizeof report - used, format, values);
+    va_end(values);
+}
+
+// Switching ---------------------------------------------------------------------------------------------------------
+
+void* scheduler_fake;
+const void* scheduler_bottom;
+size_t scheduler_size;
+
+void enter_fiber() {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom, &scheduler_size);
+#endif
+    entry(program);
+    current->state = State::Done;
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(nullptr, scheduler_bottom, scheduler_size);
+#endif
+    setcontext(&scheduler);
+}
+
+unsigned block_of(const Fiber& fiber) { return fiber.number / threads_a_block; }
+
+void resume(Fiber& fiber) {
+    current = &fiber;
+    here = &blocks[block_of(fiber)];
+    blockIdx = here->at;
+    const unsigned number = fiber.number % threads_a_block;
+    threadIdx = Index{number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(&scheduler_fake, fiber.stack, kStack);
+#endif
+    swapcontext(&scheduler, &fiber.context);
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
+#endif
+    current = nullptr;
+}
+
+void give_way() {
+#ifdef __SANITIZE_ADDRESS__
+    void* fake;
+    __sanitizer_start_switch_fiber(&fake, scheduler_bottom, scheduler_size);
+#endif
+    swapcontext(&current->context, &scheduler);
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_finish_switch_fiber(fake, &scheduler_bottom, &scheduler_size);
+#endif
+}
+
+// Leave the block for good; its fibers are never resumed.
+[[noreturn]] void abandon() {
+#ifdef __SANITIZE_ADDRESS__
+    __sanitizer_start_switch_fiber(nullptr, scheduler_bottom, scheduler_size);
+#endif
+    setcontext(&scheduler);
+    abort();
+}
+
+void prepare(unsigned threads) {
+    while (fibers.size() < threads) {
+        Fiber fiber{};
+        fiber.number = static_cast<unsigned>(fibers.size());
+        fiber.stack = static_cast<char*>(
+            mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+        if (fiber.stack == MAP_FAILED) {
+            perror("host_cuda: stack of a fiber");
+            abort();
+        }
+        fibers.push_back(fiber);
+    }
+    for (unsigned k = 0; k < threads; ++k) {
+        Fiber& fiber = fibers[k];
+        getcontext(&fiber.context);
+        fiber.context.uc_stack.ss_sp = fiber.stack;
+        fiber.context.uc_stack.ss_size = kStack;
+        fiber.context.uc_link = nullptr;
+        makecontext(&fiber.context, enter_fiber, 0);
+        fiber.state = State::Ready;
+        fiber.groups.assign(1, {});
+    }
+}
+
+}  // namespace

@@ -1,0 +1,143 @@
+// The part of shim.cpp for what works asynchronously: barriers in shared memory, bulk copies, clusters, tensor cores.
+namespace {
+
+void wait_for(Kind kind, Site site, unsigned what) {
+    current->state = State::Waiting;
+    current->kind = kind;
+    current->site = site;
+    current->members = what;
+    give_way();
+}
+
+// Wake the threads of a block that wait for this.
+void wake(Kind kind, unsigned block, unsigned what) {
+    for (unsigned k = block * threads_a_block; k < (block + 1) * threads_a_block; ++k) {
+        Fiber& fiber = fibers[k];
+        if (fiber.state == State::Waiting && fiber.kind == kind && fiber.members == what) fiber.state = State::Ready;
+    }
+}
+
+unsigned rank() { return block_of(*current); }
+
+// The barrier of a block of the cluster, which has to be there still.
+Phase& phase_of(Site site, unsigned barrier, unsigned block) {
+    if (block >= blocks.size()) fail("a block that the cluster does not have", site);
+    const Fiber* first = &fibers[block * threads_a_block];
+    if (std::all_of(first, first + threads_a_block, [](const Fiber& f) { return f.state == State::Done; })) {
+        fail("an access to the shared memory of a block that has left the kernel", site);
+    }
+    std::map<unsigned, Phase>& phases = blocks[block].phases;
+    if (phases.count(barrier) == 0) fail("a barrier in shared memory that nobody has initialised", site);
+    return phases[barrier];
+}
+
+void settle(unsigned barrier, unsigned block) {
+    Phase& phase = blocks[block].phases[barrier];
+    if (phase.pending == 0 && phase.bytes == 0) {
+        phase.pending = phase.arrivals;
+        phase.parity ^= 1;
+        wake(Kind::Phase, block, barrier);
+    }
+}
+
+void complete(Site site, unsigned barrier, unsigned block, unsigned bytes) {
+    phase_of(site, barrier, block).bytes -= bytes;
+    settle(barrier, block);
+}
+
+char* memory_of(Block& block, Site site, size_t bytes) {
+    for (const Shared& each : block.shared) {
+        if (same(each.site, site) && each.bytes == bytes) return each.memory + kGuard;
+    }
+    char* memory = static_cast<char*>(aligned_alloc(64, (bytes + 2 * kGuard + 63) / 64 * 64));
+    memset(memory, 0x5a, kGuard);
+    memset(memory + kGuard, 0xff, bytes);
+    memset(memory + kGuard + bytes, 0x5a, kGuard);
+    block.shared.push_back(Shared{site, bytes, memory});
+    return memory + kGuard;
+}
+
+constexpr Site kDynamic{"dynamic shared memory", 0};
+
+}  // namespace
+
+unsigned offset_in_shared(const void* p) {
+    return static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
+}
+
+void phase_init(unsigned barrier, unsigned arrivals) { here->phases[barrier] = Phase{arrivals, arrivals, 0, 0}; }
+
+void phase_expect(unsigned barrier, unsigned bytes) { here->phases[barrier].bytes += bytes; }
+
+void phase_complete(unsigned barrier, unsigned bytes) {
+    complete(Site{"a bulk copy", 0}, barrier, rank(), bytes);
+}
+
+void phase_arrive(Site site, unsigned barrier) { phase_arrive(site, barrier, rank()); }
+
+void phase_arrive(Site site, unsigned barrier, unsigned block) {
+    Phase& phase = phase_of(site, barrier, block);
+    if (phase.pending == 0) fail("an arrival at a barrier that expects no more", site);
+    --phase.pending;
+    settle(barrier, block);
+}
+
+void phase_wait(Site site, unsigned barrier, unsigned parity) {
+    phase_of(site, barrier, rank());
+    while (here->phases[barrier].parity == parity) wait_for(Kind::Phase, site, barrier);
+}
+
+void named_barrier(Site site, unsigned name, unsigned threads, bool waits) {
+    if (++here->arrived[name] == threads) {
+        here->arrived[name] = 0;
+        wake(Kind::Named, rank(), name);
+    } else if (waits) {
+        wait_for(Kind::Named, site, name);
+    }
+}
+
+unsigned rank_in_cluster() { return rank(); }
+
+void cluster_barrier(Site site) { wait_for(Kind::Cluster, site, 0); }
+
+void tensor_copy(Site site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks_) {
+    // As runtime.py writes it: address, elements a line, lines, bytes from line to line, and the box: elements, lines.
+    const char* from = reinterpret_cast<const char*>(map[0]);
+    const long long elements = map[1], lines = map[2], stride = map[3];
+    const unsigned wide = map[4], high = map[5];
+    if (to % 1024 != 0) fail("a swizzled box has to be aligned to 1024 bytes", site);
+    if (reinterpret_cast<Word64>(from) % 16 != 0 || stride % 16 != 0) fail("a matrix that is not aligned to 16", site);
+    for (unsigned block = 0; block < 32; ++block) {
+        if (!(blocks_ >> block & 1)) continue;
+        phase_of(site, barrier, block);
+        char* shared = memory_of(blocks[block], kDynamic, dynamic_bytes);
+        if (to + high * 128 > dynamic_bytes) fail("a box beyond the shared memory", site);
+        for (unsigned r = 0; r < high; ++r) {
+            for (unsigned c = 0; c < wide; ++c) {
+                const long long x = element + static_cast<long long>(c), y = line + static_cast<long long>(r);
+                unsigned at = to + r * 128 + c * 2;
+                at ^= (at >> 7 & 7) << 4;
+                if (x >= 0 && x < elements && y >= 0 && y < lines) {
+                    memcpy(shared + at, from + y * stride + x * 2, 2);
+                } else {
+                    memset(shared + at, 0, 2);
+                }
+            }
+        }
+        complete(site, barrier, block, wide * high * 2);
+    }
+}
+
+void products_issue(Product* product, float* sums, Word64 a, Word64 b, int add) {
+    current->groups.back().push_back(Issued{product, sums, a, b, add});
+}
+
+void products_commit() { current->groups.push_back({}); }
+
+void products_wait(unsigned left) {
+    std::vector<std::vector<Issued>>& groups = current->groups;
+    while (groups.size() > left + 1) {
+        for (const Issued& each : groups.front()) each.product(each.sums, each.a, each.b, each.add);
+        groups.erase(groups.begin());
+    }
+}

@@ -1,0 +1,197 @@
+"""Which 16-bit products run by our own kernel, what becomes their epilogues, and what the plan says about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support import HEADS, Head, normal
+
+import cupyfuse as cf
+from cupyfuse import devices, settings
+from cupyfuse.plan.plan import Plan
+from cupyfuse.plan.schedule import Tiles, tiles_for
+
+H200 = devices.DEVICES["H200"]
+
+
+@pytest.fixture
+def always() -> Iterator[None]:
+    with settings.epilogues("always"):
+        yield
+
+
+def plan_of(function: Callable[..., Any], *shapes: Any, dtype: str = "bfloat16") -> Plan:
+    return cf.fuse(function).plan(*(cf.spec(s, dtype) for s in shapes))
+
+
+def kinds(plan: Plan) -> list[str]:
+    return [step.kind for step in plan.steps]
+
+
+def test_nothing_changes_until_the_kernel_is_measured() -> None:
+    plan = plan_of(lambda x, w: cf.gelu(x @ w.T), (1024, 8192), (8192, 8192))
+    assert kinds(plan) == ["Gemm", "RowProgram"] and plan.steps[0].epilogue is None
+    assert plan.steps[0].how == "cuBLAS bfloat16 with float32 sums"
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU on which our kernel is as fast as cuBLAS at its best."""
+    monkeypatch.setitem(devices.DEVICES, "H200", dataclasses.replace(H200, own_half=0.9 * H200.half))
+
+
+def test_a_measured_rate_lets_bytes_decide(measured: None) -> None:
+    large = (1024, 8192), (8192, 8192)
+    fused = plan_of(lambda x, w: cf.gelu(x @ w.T), *large)
+    assert kinds(fused) == ["Gemm"] and "own bfloat16" in fused.steps[0].how
+    # A softmax would write as much as before, and launch one kernel more.
+    apart = plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), *large)
+    assert kinds(apart) == ["Gemm", "RowProgram"] and "rather than our own kernel" in apart.steps[0].how
+    assert " us, where that would take " in apart.steps[0].how
+    # Rows that no row program keeps in registers are read once less.
+    assert plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (1024, 512), (131072, 512)).steps[0].epilogue is not None
+
+
+def test_never_means_never(measured: None) -> None:
+    with settings.epilogues("never"):
+        plan = plan_of(lambda x, w: cf.gelu(x @ w.T), (1024, 8192), (8192, 8192))
+    assert kinds(plan) == ["Gemm", "RowProgram"]
+
+
+def test_other_values_are_refused() -> None:
+    words = "epilogues: expected one of 'measured', 'always', 'never', got 'on'"
+    with pytest.raises(ValueError, match=words), settings.epilogues("on"):
+        pass
+
+
+def test_a_call_of_another_choice_has_another_plan() -> None:
+    fused = cf.fuse(lambda x, w: np.tanh(x @ w.T))
+    x, w = np.ones((4, 8), np.float16), np.ones((3, 8), np.float16)
+    fused(x, w)
+    with settings.epilogues("always"):
+        fused(x, w)
+    assert len(fused.plans) == 2
+
+
+TAILS: list[tuple[Callable[..., Any], list[str], int, str]] = [
+    (lambda x, w, b: x @ w.T, ["Gemm"], 1, "own"),
+    (lambda x, w, b: cf.gelu(x @ w.T + b), ["Gemm"], 1, "epilogue"),
+    (lambda x, w, b: cf.logsumexp(x @ w.T + b, axis=1), ["Gemm"], 2, "epilogue"),
+    (lambda x, w, b: ((x @ w.T).max(axis=1), cf.relu(x @ w.T).sum(axis=1)), ["Gemm"], 2, "epilogue"),
+    (lambda x, w, b: cf.softmax(x @ w.T + b, axis=1), ["Gemm", "RowProgram"], 2, "epilogue"),
+    (lambda x, w, b: cf.relu(x @ w.T + b) @ w.T, ["Gemm", "Gemm"], 1, "epilogue"),
+    (lambda x, w, b: cf.relu(x @ w.T).sum(axis=0), ["Gemm", "ColumnStats"], 1, "a ColumnStats over 64 x 64 reads it"),
+    (lambda x, w, b: np.tanh(x @ w.T) + (x @ w.T)[:1], ["Gemm", "RowProgram"], 1, "a view of it is read"),
+    (lambda x, w, b: x @ w.T > b, ["Gemm", "RowProgram"], 1, "results of 1 or 8 bytes an element follow"),
+    (lambda x, w, b: (x @ w.T).astype("float64") * 2, ["Gemm", "RowProgram"], 1, "results of 1 or 8 bytes"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(TAILS)))
+def test_what_becomes_an_epilogue(always: None, number: int) -> None:
+    function, expected, launches, words = TAILS[number]
+    plan = plan_of(function, (64, 64), (64, 64), (64,))
+    step = plan.steps[0]
+    assert kinds(plan) == expected and step.launches == launches
+    assert words in step.how and step.how in str(plan)
+    assert "gemm_kernel" in plan.source()
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "words"),
+    [
+        (lambda x, w: x @ w.T, ((64, 60), (64, 60)), "rows of 60 elements do not begin at multiples of 16 bytes"),
+        (lambda x, w: x @ w, ((64, 64), (64, 33)), "rows of 33 elements do not begin at multiples of 16 bytes"),
+        (lambda x, w: x.T @ w, ((64, 33), (64, 64)), "rows of 33 elements do not begin at multiples of 16 bytes"),
+        (lambda x, w: x @ w.T, ((64, 0), (64, 0)), "the product is empty"),
+    ],
+)
+def test_what_the_copy_engine_cannot_read(always: None, function: Any, shapes: Any, words: str) -> None:
+    (step,) = plan_of(function, *shapes).steps
+    assert step.epilogue is None and step.how.startswith("cuBLAS bfloat16") and words in step.how
+
+
+def test_rows_of_odd_lengths_may_be_columns_of_the_product(always: None) -> None:
+    assert plan_of(lambda x, w: x @ w.T, (33, 64), (35, 64)).steps[0].epilogue is not None
+    assert plan_of(lambda x, w: x @ w.T, (1, 61), (1, 61)).steps[0].epilogue is not None, "one row begins anywhere"
+
+
+def test_arguments_that_are_not_contiguous(always: None) -> None:
+    x = np.ones((8, 32), np.float16)[:, :16]
+    w = np.ones((8, 16), np.float16)
+    assert "an operand is not contiguous" in cf.fuse(lambda x, w: x @ w.T).plan(x, w).steps[0].how
+
+
+def test_other_gpus_and_dtypes_are_left_alone(always: None) -> None:
+    for dtype in ("float32", "float64"):
+        assert all(s.epilogue is None for s in plan_of(lambda x, w: x @ w.T, (64, 64), (64, 64), dtype=dtype).steps)
+    fused = cf.fuse(lambda x, w: np.tanh(x @ w.T))
+    arguments = [cf.spec((64, 64), "float16")] * 2
+    assert all(s.epilogue is None for s in fused.plan_for(arguments, "A100", ()).steps)
+
+
+@pytest.mark.parametrize("head", HEADS, ids=lambda h: h.name)
+def test_the_numpy_engine_runs_the_same_plans(always: None, head: Head, rng: np.random.Generator) -> None:
+    given = head.arguments(rng, 9, 64, 24, "float16")
+    fused = cf.fuse(head.function)
+    result = np.asarray(fused(*given), np.float64)
+    with settings.epilogues("never"):
+        np.testing.assert_allclose(result, np.asarray(fused(*given), np.float64), rtol=2e-3, atol=2e-3)
+
+
+def test_numpy_writes_the_product_too(always: None, rng: np.random.Generator) -> None:
+    x, w = normal(rng, (5, 16), "float16"), normal(rng, (7, 16), "float16")
+    y, total = cf.fuse(lambda x, w: (x @ w.T, cf.relu(x @ w.T).sum(axis=1)))(x, w)
+    np.testing.assert_array_equal(y, (x.astype(np.float32) @ w.T.astype(np.float32)).astype(np.float16))
+    np.testing.assert_allclose(total, np.maximum(y.astype(np.float64), 0).sum(axis=1), rtol=1e-3)
+
+
+def test_blocks_of_rows_have_epilogues(always: None) -> None:
+    fused = cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=1), max_workspace=1 << 20)
+    plan = fused.plan(cf.spec((4096, 64), "bfloat16"), cf.spec((1024, 64), "bfloat16"))
+    assert plan.blocks is not None and plan.steps[0].epilogue is not None
+    reduced = cf.fuse(lambda x, w: cf.logsumexp(x @ w.T, axis=1), max_workspace=1 << 20)
+    assert reduced.plan(cf.spec((4096, 64), "bfloat16"), cf.spec((1024, 64), "bfloat16")).blocks is None
+
+
+def test_variances_are_taken_in_one_pass(always: None, rng: np.random.Generator) -> None:
+    plan = plan_of(lambda x, w, b: (x @ w.T + b).var(axis=1), (64, 64), (64, 64), (64,))
+    assert kinds(plan) == ["Gemm"] and plan.steps[0].fused[-1] == "moment2"
+
+    def normalized(x: Any, w: Any) -> Any:
+        y = cf.relu(x @ w.T)
+        return (y - y.mean(axis=1, keepdims=True)) / np.sqrt(y.var(axis=1, keepdims=True) + 1e-5)
+
+    plan = plan_of(normalized, (64, 64), (64, 64))
+    assert kinds(plan) == ["Gemm", "RowProgram"] and not any(n.reduction for n in plan.steps[1].nodes)
+    x, w = normal(rng, (9, 64), "float16"), normal(rng, (40, 64), "float16")
+    wide = normalized(x.astype(np.float64), w.astype(np.float64))
+    np.testing.assert_allclose(cf.fuse(normalized)(x, w).astype(np.float64), wide, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: np.square(x @ w.T - (x @ w.T).max(axis=1, keepdims=True)).mean(axis=1),
+        lambda x, w: np.square(cf.relu(x @ w.T) - (x @ w.T).mean(axis=1, keepdims=True)).mean(axis=1),
+        lambda x, w: x.var(axis=1),
+    ],
+)
+def test_what_is_no_variance_of_a_product_is_left_alone(always: None, function: Any) -> None:
+    plan = plan_of(function, (64, 64), (64, 64))
+    assert not any(n.op == "moment2" for step in plan.steps for n in step.nodes)
+
+
+def test_tiles() -> None:
+    assert tiles_for((8192, 8192), 132) == Tiles(256, 2)
+    assert tiles_for((128, 8192), 132).cluster == 1, "nothing to share"
+    assert tiles_for((512, 2048), 132).columns == 128, "too few large tiles"
+    assert tiles_for((1, 1), 1) == Tiles(128, 1)
+    for shape in ((1, 1), (129, 257), (8192, 4096)):
+        for tiles in (Tiles(256, 2), Tiles(128, 1)):
+            assert tiles.blocks(shape, 132) % tiles.cluster == 0
+            assert tiles.count(shape) * 128 * tiles.columns >= shape[0] * shape[1]

@@ -1,0 +1,125 @@
+"""Ways to break 16-bit products with epilogues, beside their barriers (`barriers.py`)."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+KERNEL, RING, EPILOGUE = "kernels_cu/gemm.cu", "kernels_cu/ring.cuh", "kernels_cu/gemm_epilogue.cuh"
+EMITTED, LAUNCH = "cupyfuse/cuda/fused_gemm.py", "cupyfuse/engines/product_launch.py"
+CUT = "cupyfuse/plan/schedule/epilogues.py"
+
+
+def fused(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_fused_gemm.py", "-k", f"host and ({select})")
+
+
+# Clusters of two, more tiles than blocks, more of k than stages, rows and columns left over.
+PAIRS = fused("more_tiles and two and 256by2")
+REDUCED = fused("test_tails and 37 and several and not bfloat16")
+WRITTEN = fused("test_tails and 37 and two and not bfloat16")
+WIDE = fused("test_tails and 263 and several and not bfloat16")
+
+GEMM_MUTANTS: tuple[Mutant, ...] = (
+    # Barriers that wait for too little
+    Mutant(
+        "a stage handed back to its own block alone",
+        KERNEL,
+        "    if (Shape::cluster == 1) {\n        if (lane == 0) {",
+        "    if (true) {\n        if (lane == 0) {",
+        PAIRS,
+    ),
+    Mutant(
+        "a stage that is empty for one block",
+        KERNEL,
+        "consumer_warps = consumers / 32 * Cluster",
+        "consumer_warps = consumers / 32",
+        PAIRS,
+    ),
+    Mutant(
+        "a cluster that begins apart",
+        KERNEL,
+        "        __syncthreads();\n    } else {\n        cluster_sync();",
+        "        __syncthreads();\n    } else {\n        __syncthreads();",
+        fused("every_order"),
+    ),
+    Mutant("a stage that two arrivals fill", RING, "+ s * 16, 1);", "+ s * 16, 2);", PAIRS),
+    Mutant("a ring without turns", RING, "        parity ^= stage == 0;\n", "", PAIRS),
+    # Operands
+    Mutant(
+        "columns that one block copies",
+        KERNEL,
+        "static_cast<int>(first_col) + static_cast<int>(rank) * share",
+        "static_cast<int>(first_col)",
+        PAIRS,
+    ),
+    Mutant("columns that go to one block", KERNEL, "(1 << Shape::cluster) - 1", "1 << (Shape::cluster - 1)", PAIRS),
+    Mutant(
+        "columns in the other block's place",
+        KERNEL,
+        "ring.b() + rank * (share",
+        "ring.b() + (rank ^ 1) * (share",
+        PAIRS,
+    ),
+    Mutant("rows that both blocks compute", KERNEL, "row + rank * Shape::rows + warp * 16", "row + warp * 16", PAIRS),
+    Mutant("half of the turned rows", KERNEL, "i < Shape::rows / 64", "i < 1", fused("turned and left and 256by2")),
+    Mutant(
+        "half of the turned columns", KERNEL, "i < share / 64", "i < share / 128", fused("turned and right and 256by2")
+    ),
+    Mutant(
+        "a turned operand's next columns",
+        KERNEL,
+        "next_b = TurnedB ? 128 : 2",
+        "next_b = 2",
+        fused("turned and right and 256by2"),
+    ),
+    Mutant(
+        "turned rows far apart",
+        KERNEL,
+        "transposed_operand_at(ring.b(), box)",
+        "transposed_operand_at(ring.b(), 2 * box)",
+        fused("turned and right and 256by2"),
+    ),
+    Mutant("a stage of k left out", KERNEL, "(p.depth + 63) / 64", "p.depth / 64", PAIRS),
+    Mutant("sums of two tiles", KERNEL, "block > 0 || i > 0);", "1);", PAIRS),
+    # Epilogues
+    Mutant("a chunk of another one's sums", EPILOGUE, "sum[k * (chunk / 2) + i]", "sum[i]", WIDE),
+    Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
+    Mutant("rows beyond the last", EPILOGUE, "if (row + down < m && left > 0)", "if (left > 0)", WRITTEN),
+    Mutant("16 bytes of what is not aligned", EPILOGUE, "if (aligned)", "if (true)", fused("anywhere and out")),
+    Mutant(
+        "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
+    ),
+    Mutant("totals of one lane", EPILOGUE, "                Lanes<4>().reduce(totals[h]);\n", "", REDUCED),
+    Mutant("totals of the first tiles", KERNEL, "share += team.size()", "share += p.shares", fused("wide_rows")),
+    Mutant(
+        "a product that is not rounded with its result",
+        "cupyfuse/cuda/program.py",
+        "Parameter(GIVEN, node, FULL, self.storage[node], False)",
+        'Parameter(GIVEN, node, FULL, "float32", False)',
+        fused("read_again"),
+    ),
+    Mutant(
+        "a second result over the first",
+        EMITTED,
+        "sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k])",
+        "0 * k",
+        WRITTEN,
+    ),
+    # Launches
+    Mutant("operands wherever they begin", LAUNCH, "if address % ALIGNMENT:", "if False:", fused("anywhere")),
+    Mutant(
+        "pairs wherever they begin",
+        LAUNCH,
+        "if together & unaligned else widest",
+        "if False else widest",
+        fused("anywhere"),
+    ),
+    Mutant("totals in too little memory", LAUNCH, "* self._step.domain[0] * self._shares", "* self._shares", REDUCED),
+    Mutant(
+        "a second stage that computes the first again",
+        CUT,
+        "later = [n for n in tail.nodes if stages[n] > 0]",
+        "later = [n for n in tail.nodes if stages[n] > 1]",
+        fused("test_tails and softmax and 37"),
+    ),
+)

@@ -1,0 +1,339 @@
+"""From features to the loss: PyTorch's values and gradients in every option, with and without logits in memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tracemalloc
+from typing import Any
+
+import pytest
+import torch
+
+import cupyfuse.torch as ct
+from cupyfuse.torch.chains.executor import Executor
+from cupyfuse.torch.chains.options import Options
+from cupyfuse.torch.chains.runner import Runner
+from cupyfuse.torch.functions import chain_of
+from cupyfuse.torch.losses import _runner
+from cupyfuse.torch.rules.symbols import Ref
+
+F = torch.nn.functional
+INF = math.inf
+ROWS, FEATURES, CLASSES = 26, 5, 40
+SMALL = 6000  # bytes: a block of a few rows of float64 logits and their gradient
+WORKSPACES = (1 << 28, SMALL)
+REDUCTIONS = ("none", "mean", "sum")
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def operands(dtype: torch.dtype = torch.float64, rows: int = ROWS) -> tuple[torch.Tensor, ...]:
+    x, w, b = (
+        draw(rows, FEATURES, dtype=dtype),
+        draw(CLASSES, FEATURES, dtype=dtype, seed=1),
+        draw(CLASSES, dtype=dtype),
+    )
+    target = torch.randint(CLASSES, (rows,), generator=torch.Generator().manual_seed(2))
+    target[3] = -100
+    return tuple(t.requires_grad_() for t in (x, w, b)) + (target,)
+
+
+def reference(x: Any, w: Any, target: Any, b: Any = None, **options: Any) -> Any:
+    """The same in PyTorch's operations."""
+    own = {name: options.pop(name, None) for name in ("z_loss", "soft_cap", "temperature")}
+    y = F.linear(x, w, b)
+    if own["soft_cap"] is not None:
+        y = own["soft_cap"] * torch.tanh(y / own["soft_cap"])
+    if own["temperature"] is not None:
+        y = y / own["temperature"]
+    class_weight, reduction = options.pop("class_weight", None), options.pop("reduction", "mean")
+    loss = F.cross_entropy(y, target, class_weight, reduction=reduction, **options)
+    if not own["z_loss"]:
+        return loss
+    penalty = own["z_loss"] * y.logsumexp(1) ** 2
+    counted = torch.ones_like(penalty)
+    if not target.is_floating_point():
+        counted = (target != options.get("ignore_index", -100)).to(y.dtype)
+        counted = counted * (1 if class_weight is None else class_weight[target.clamp(min=0)])
+    total = (penalty * counted).sum()
+    return loss + {"none": penalty * counted, "sum": total, "mean": total / counted.sum()}[reduction]
+
+
+def executor_of(names: tuple[str, ...], workspace: int, **options: Any) -> Executor:
+    """The latest executor of calls with these operands and options."""
+    defaults = dict(ct.linear_cross_entropy.__kwdefaults__ or {})
+    del defaults["class_weight"], defaults["max_workspace"]
+    chosen = {**defaults, **options}
+    order = ("ignore_index", "reduction", "label_smoothing", "z_loss", "soft_cap", "temperature")
+    return _runner(names, False, tuple(chosen[name] for name in order), workspace).executors[-1]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"label_smoothing": 0.25},
+    {"ignore_index": 7},
+    {"z_loss": 0.01},
+    {"soft_cap": 2.0},
+    {"temperature": 0.7},
+    {"class_weight": True},
+    {"class_weight": True, "label_smoothing": 0.1, "z_loss": 0.1, "soft_cap": 3.0, "temperature": 1.5},
+]
+
+
+@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_values_and_gradients(reduction: str, options: dict[str, Any], workspace: int) -> None:
+    options = {**options, "reduction": reduction}
+    if "class_weight" in options:
+        options["class_weight"] = draw(CLASSES, seed=4).abs()
+    for biased, probabilities in itertools.product((False, True), (False, True)):
+        x, w, b, target = operands()
+        if options.get("ignore_index") == 7:
+            target = torch.where(target == -100, 7, target)
+        if probabilities and "ignore_index" in options:
+            continue
+        target = torch.softmax(draw(ROWS, CLASSES, seed=5), 1) if probabilities else target
+        bias = b if biased else None
+        ours = ct.linear_cross_entropy(x, w, target, bias, max_workspace=workspace, **options)
+        theirs = reference(x, w, target, bias, **options)
+        torch.testing.assert_close(ours, theirs)
+        cotangent = draw(*theirs.shape, seed=6)
+        wanted = [t for t in (x, w, bias) if t is not None]
+        found = torch.autograd.grad(ours, wanted, cotangent)
+        expected = torch.autograd.grad(theirs, wanted, cotangent)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("reduction", "made"), [("mean", True), ("sum", True), ("none", False)])
+def test_what_is_saved_beside_a_bound(reduction: str, made: bool) -> None:
+    """One number scales the gradients of a mean or a sum; else products are computed again. No logits are saved."""
+    _runner.cache_clear()  # of other tests' executors
+    x, w, b, target = operands()
+    ct.linear_cross_entropy(x, w, target, b, reduction=reduction, max_workspace=SMALL).sum().backward()
+    executor = executor_of(("input", "weight", "target", "bias"), SMALL, reduction=reduction)
+    assert executor.backward is not None
+    saving = executor.backward.saving
+    assert bool(saving.made) == made
+    assert ("the forward pass makes the gradients" if made else "recomputed by the backward pass") in saving.note
+    assert f"for the backward pass: {saving.note}" in str(executor.plan)
+    assert executor.plan.blocks is not None and executor.plan.workspace <= SMALL + ROWS * 8 * 4
+    assert all(n.shape != (ROWS, CLASSES) for n in saving.nodes)
+    *_, loaded = executor.backward._loaded.values()
+    plan = loaded.plan
+    assert plan.blocks is not None or made
+    assert plan.workspace <= SMALL + CLASSES * 8 * 4  # the sums of the bias's gradient, and their addends
+    wide, *_ = operands()
+    ct.linear_cross_entropy(wide, w, target, b, reduction=reduction).sum().backward()
+    stored = executor_of(("input", "weight", "target", "bias"), 1 << 28, reduction=reduction).backward
+    assert stored is not None and [n.shape for n in stored.saved] == [(ROWS, CLASSES)] and not stored.saving.note
+
+
+@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_gradcheck(reduction: str, workspace: int) -> None:
+    x, w, b, target = operands(rows=9)
+    options: dict[str, Any] = {"reduction": reduction, "z_loss": 0.1, "soft_cap": 3.0, "label_smoothing": 0.1}
+
+    def loss(x: Any, w: Any, b: Any) -> Any:
+        return ct.linear_cross_entropy(x, w, target, b, max_workspace=workspace // 4, **options)
+
+    assert torch.autograd.gradcheck(loss, (x, w, b))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (1, 2)], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_gradients_of_some_operands(reduction: str, wanted: tuple[int, ...]) -> None:
+    x, w, b, target = operands()
+    given = [t.detach().requires_grad_(k in wanted) for k, t in enumerate((x, w, b))]
+    ours = ct.linear_cross_entropy(given[0], given[1], target, given[2], reduction=reduction, max_workspace=SMALL)
+    theirs = reference(given[0], given[1], target, given[2], reduction=reduction)
+    leaves = [given[k] for k in wanted]
+    torch.testing.assert_close(torch.autograd.grad(ours.sum(), leaves), torch.autograd.grad(theirs.sum(), leaves))
+
+
+def test_gradients_again_and_of_gradients() -> None:
+    """The graph may be kept, the loss scaled, and gradients differentiated."""
+    x, w, b, target = operands()
+    loss = ct.linear_cross_entropy(x, w, target, b, max_workspace=SMALL)
+    expected = torch.autograd.grad(reference(x, w, target, b), (x, w, b))
+    for scale in (1.0, 3.0, 0.0):
+        found = torch.autograd.grad(loss * scale, (x, w, b), retain_graph=True)
+        torch.testing.assert_close(found, tuple(scale * g for g in expected))
+    second = []
+    for value in (loss, reference(x, w, target, b)):
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        second.append(torch.autograd.grad(gradient.square().sum(), (x, w)))
+    torch.testing.assert_close(*second)
+
+
+def test_an_infinite_scale_of_gradients() -> None:
+    """Gradients made in the forward pass are scaled as they are: 0 times infinity is NaN, where eager has 0."""
+    x, w, b, target = operands()
+    loss = ct.linear_cross_entropy(x, w, target, b, max_workspace=SMALL)
+    (found,) = torch.autograd.grad(loss, x, torch.tensor(INF, dtype=torch.float64))
+    (expected,) = torch.autograd.grad(reference(x, w, target, b), x, torch.tensor(INF, dtype=torch.float64))
+    ignored = target == -100
+    assert found[ignored].isnan().all() and not found[~ignored].isfinite().any()
+    assert not expected[~ignored].isfinite().any()
+
+
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_special_rows(workspace: int) -> None:
+    """Nothing to count, large common offsets, infinite logits: as PyTorch has them, in losses and gradients."""
+    x, w, b, target = operands()
+    cases = [(torch.full_like(target, -100), b), (target, b.detach() + 1e6)]
+    infinite = b.detach().clone()
+    infinite[5] = -INF
+    cases.append((target.clamp(min=6), infinite))
+    for (labels, bias), reduction, smoothing in itertools.product(cases, REDUCTIONS, (0.0, 0.25)):
+        options: dict[str, Any] = {"reduction": reduction, "label_smoothing": smoothing}
+        ours = ct.linear_cross_entropy(x, w, labels, bias, max_workspace=workspace, **options)
+        theirs = reference(x, w, labels, bias, **options)
+        torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-9, atol=1e-9)
+        found, expected = (torch.autograd.grad(loss.sum(), (x, w)) for loss in (ours, theirs))
+        torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("workspace", [1 << 28, 1500])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_no_further_from_float64_than_eager(reduction: str, dtype: torch.dtype, workspace: int) -> None:
+    """Eager with float32 logits of 16-bit operands. Twice its error allows for another order of sums."""
+    x, w, b, target = operands(dtype)
+    ours = ct.linear_cross_entropy(x, w, target, b, reduction=reduction, max_workspace=workspace)
+    eager = F.cross_entropy(F.linear(x, w, b).float(), target, reduction=reduction)
+    assert ours.dtype == torch.float32
+    exact = [t.detach().double().requires_grad_() for t in (x, w, b)]
+    right = F.cross_entropy(F.linear(*exact), target, reduction=reduction)
+    errors = []
+    for loss, leaves in ((ours, (x, w, b)), (eager, (x, w, b))):
+        found = (loss, *torch.autograd.grad(loss.sum(), leaves))
+        expected = (right, *torch.autograd.grad(right.sum(), exact, retain_graph=True))
+        errors.append(
+            [float((f.double() - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True)]
+        )
+    unit = torch.finfo(dtype).eps / 2  # gradients are rounded to the operands' dtype
+    for mine, theirs in zip(*errors, strict=True):
+        assert mine <= 2 * theirs + 2 * unit, errors
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_no_logits_in_memory(reduction: str) -> None:
+    """The peak beside operands and gradients stays near the bound, a twentieth of the logits."""
+    rows, features, classes = 2048, 16, 8192
+    x, w = draw(rows, features, dtype=torch.float32).requires_grad_(), draw(classes, features, dtype=torch.float32)
+    w.requires_grad_()
+    target = torch.randint(classes, (rows,))
+    most = 3 << 20
+
+    def step() -> None:
+        ct.linear_cross_entropy(x, w, target, reduction=reduction, max_workspace=most).sum().backward()
+
+    step()
+    x.grad = w.grad = None
+    tracemalloc.start()
+    try:
+        step()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    logits, gradients = 4 * rows * classes, 4 * (rows + classes) * features
+    # NumPy's engine has further temporaries for blocks of the rows of one step: those of 2 ** 18 elements.
+    assert peak < most + 3 * gradients + 16 * (4 << 18) < logits / 2
+
+
+def test_any_rank_and_modules() -> None:
+    x, w, b, target = operands(rows=24)
+    cube, labels = x.detach().view(2, 3, 4, FEATURES).requires_grad_(), target.view(2, 3, 4)
+    for reduction in REDUCTIONS:
+        found = ct.linear_cross_entropy(cube, w, labels, b, reduction=reduction)
+        expected = reference(x, w, target, b, reduction=reduction)
+        torch.testing.assert_close(found, expected.view(2, 3, 4) if reduction == "none" else expected)
+    alone = ct.linear_cross_entropy(x[0], w, target[0], b)
+    torch.testing.assert_close(alone, F.cross_entropy(F.linear(x[0], w, b), target[0]))
+    module = ct.LinearCrossEntropy(FEATURES, CLASSES, dtype=torch.float64, class_weight=b.detach().abs(), z_loss=0.1)
+    found = module(x, target)
+    weight = module.class_weight
+    torch.testing.assert_close(found, reference(x, module.weight, target, module.bias, class_weight=weight, z_loss=0.1))
+    assert set(module.state_dict()) == {"weight", "bias", "class_weight"}
+    with pytest.raises(TypeError, match="z_los: no such option of linear_cross_entropy"):
+        ct.LinearCrossEntropy(2, 3, z_los=0.1)
+
+
+def test_within_a_compiled_graph_and_autocast() -> None:
+    x, w, b, target = operands(torch.float32)
+    options: dict[str, Any] = {"z_loss": 0.1, "soft_cap": 3.0}
+    expected = reference(x, w, target, b, **options)
+
+    def loss(x: Any, w: Any, b: Any) -> Any:
+        return ct.linear_cross_entropy(x, w, target, b, **options)
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, w, b), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(loss(x, w, b), expected, rtol=0.02, atol=0.02)
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"reduction": "other"}, ValueError, "reduction: expected one of 'none', 'mean', 'sum', got 'other'"),
+    ({"soft_cap": 0.0}, ValueError, "soft_cap: expected a positive number or None, got 0.0"),
+    ({"temperature": -1.0}, ValueError, "temperature: expected a positive number"),
+    ({"bias": 3}, TypeError, "bias: expected a torch.Tensor, got int"),
+    ({"max_workspace": 0}, ValueError, "max_workspace: expected a positive number of bytes"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG)
+def test_what_does_not_fit_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    x, w, _, target = operands()
+    with pytest.raises(error, match=message):
+        ct.linear_cross_entropy(x, w, target, **options)
+
+
+def test_pytorchs_errors() -> None:
+    x, w, _, target = operands()
+    with pytest.raises((RuntimeError, ValueError)):
+        ct.linear_cross_entropy(x, w, target[:3])
+    with pytest.raises(RuntimeError):
+        ct.linear_cross_entropy(x, w[:, :3], target)
+
+
+# Chains of other losses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (("log_softmax", (-1,)), ("nll_loss", (Ref(2),), (("ignore_index", -100),))),
+        (("log_softmax", (-1,)), ("kl_div", (Ref(2),))),
+        (("binary_cross_entropy_with_logits", (Ref(2),)),),
+        (("mse_loss", (Ref(2),)),),
+    ],
+    ids=lambda steps: steps[-1][0],
+)
+def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction: str) -> None:
+    *first, (name, arguments, *named) = steps
+    last = (name, arguments, (*(named[0] if named else ()), ("reduction", reduction)))
+    chain = chain_of((("linear", (Ref(1),)), *first, last), ("x", "w", "target"))
+    x, w, _, labels = operands()
+    target = labels if name == "nll_loss" else torch.softmax(draw(ROWS, CLASSES, seed=5), 1)
+    runner = Runner(chain, Options(max_workspace=workspace))
+    ours = runner((x, w, target))[0]
+    (theirs,) = chain.eager((x, w, target))
+    torch.testing.assert_close(ours, theirs)
+    cotangent = draw(*theirs.shape, seed=6)
+    found, expected = (torch.autograd.grad(loss, (x, w), cotangent) for loss in (ours, theirs))
+    torch.testing.assert_close(found, expected)
+    (executor,) = runner.executors
+    assert executor.backward is not None
+    kept = [n for n in executor.backward.saved if n.shape == (ROWS, CLASSES)]
+    # Targets of the logits' shape are no smaller than these: computing them again would not pay.
+    expected_kept = workspace != SMALL or (reduction == "none" and target.shape == (ROWS, CLASSES))
+    assert bool(kept) == expected_kept
+    assert ("take no more than" in executor.plan.saving) == (expected_kept and workspace == SMALL)
