@@ -27,7 +27,7 @@ class Results:
     def __init__(self, value: Any):
         self.leaves: list[Tracer] = []
         self.key: list[Any] = []
-        self._is_single = type(value) is Tracer
+        self._is_single = type(value) is Tracer and not value._is_python
         self._rebuild = self._flatten(value)
 
     def _flatten(self, value: Any) -> Callable[[list[Any]], Any]:
@@ -36,6 +36,8 @@ class Results:
         if cls is Tracer:
             self.leaves.append(value)
             position = len(self.leaves) - 1
+            if value._is_python:
+                return lambda leaves: _python_number(leaves[position])
             return lambda leaves: leaves[position]
         if cls is TracedNumber:
             value = float(value)
@@ -63,3 +65,8 @@ class Results:
     def rebuild(self, leaves: list[Any]) -> Any:
         """Return the same structure with these arrays in the place of the traced ones."""
         return leaves[0] if self._is_single else self._rebuild(leaves)
+
+
+def _python_number(value: Any) -> Any:
+    """Return a Python number for NumPy's scalar; CuPy's functions return arrays, which stay on their device."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -127,7 +127,7 @@ def _argument(trace: Trace, leaf: Any, name: str) -> Tracer:
         dtype = dtypes.name_of(leaf.dtype)
     except TypeError as error:
         raise TypeError(f"argument {name!r}: {error}") from None
-    return trace.argument(name, leaf.shape, dtype)
+    return trace.argument(name, leaf.shape, dtype, getattr(leaf, "strides", None))
 
 
 def graph_key(graph: g.Graph) -> list[Hashable]:

@@ -56,7 +56,7 @@ class Arithmetic(TracedValue):
     def __pos__(self) -> Any:
         if self._node.dtype == "bool":
             fail("positive of masks (bool arrays)", "NumPy refuses it as well; a copy is .copy()")
-        return self.copy()
+        return self._value()
 
     def __abs__(self) -> Any:
         return self._trace.apply("absolute", self)

@@ -28,9 +28,9 @@ def get(x: Tracer, index: Any) -> Any:
     selection = select(index, x.shape)
     if selection.scalar:
         return part(x, selection)
-    if selection.whole(x.shape):
-        return x._view(selection.order)
-    return x._linked(part, put, selection)
+    found = x._view(selection.order) if selection.whole(x.shape) else x._linked(part, put, selection)
+    found._is_array = True
+    return found
 
 
 def _as_tuple(index: Any) -> tuple[Any, ...]:

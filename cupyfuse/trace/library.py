@@ -30,11 +30,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Result:
-    """Shape and dtype of a result, before it is computed; and whether NumPy's is a view of an operand."""
+    """Shape and dtype of a result, before it is computed; whether NumPy's is a view, an array, a Python number."""
 
     shape: Shape
     dtype: str
     is_view: bool = False
+    is_array: bool = False
+    is_python: bool = False
 
 
 _CONSTANTS = (bool, int, float, complex, str, slice, type, np.dtype, np.generic, type(None), type(Ellipsis))
@@ -70,6 +72,8 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
     with trace.call(name, found.tracers) as done:
         made = [done(_result(trace, call, wide, k, r.shape, r.dtype)) for k, r in enumerate(every)]
+    for t, r in zip(made, every, strict=True):
+        t._is_array, t._is_python = r.is_array, r.is_python
     if any(r.is_view for r in every):  # ours is a copy: neither may change from here on
         for t in (*found.tracers, *made):
             t._share()
@@ -184,7 +188,9 @@ def _described(name: str, result: Any, samples: Sequence[Any]) -> Result:
         fail(name, f"it returns a {type(result).__name__}, not arrays; call it outside of the fused function")
     array = np.asarray(result)
     is_view = any(np.may_share_memory(array, sample) for sample in samples)
-    return Result(array.shape, _name_of(name, array.dtype), is_view)
+    return Result(
+        array.shape, _name_of(name, array.dtype), is_view, isinstance(result, np.ndarray), not hasattr(result, "dtype")
+    )
 
 
 def _name_of(name: str, dtype: Any) -> str:

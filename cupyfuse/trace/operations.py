@@ -205,6 +205,8 @@ def count(x: Tracer, axis: Any) -> int:
 def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
     """Compute the variance with `ddof` fewer degrees of freedom."""
     _refuse_options("var", **options)
+    if dtypes.is_complex(x._node.dtype):
+        return call_library("var", [x], {"axis": axis, "ddof": ddof, "keepdims": keepdims})
     if not dtypes.is_float(x._node.dtype):
         x = x.astype("float64")
     positions = normalize_axes(axis, x.ndim)
@@ -228,7 +230,7 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
-        return x.copy()
+        return x._value()
     if low is None:
         return apply("minimum", x, high)
     if high is None:
@@ -245,7 +247,7 @@ def power(base: Any, exponent: Any) -> Tracer:
             return _integer_power(base, exponent)
         short: dict[float, Callable[[], Tracer]] = {
             2.0: lambda: apply("square", base),
-            1.0: lambda: base.copy(),
+            1.0: lambda: base._value(),
             0.5: lambda: apply("sqrt", base),
             -1.0: lambda: apply("reciprocal", base),
         }
@@ -260,7 +262,7 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
         return apply("power", base, exponent)
     if not dtypes.is_integer(base._node.dtype) or not 1 <= exponent <= 8:
         return call_library("power", [base, exponent])
-    result = base.copy()
+    result = base._value()
     for _ in range(exponent - 1):
         result = result * base
     return result

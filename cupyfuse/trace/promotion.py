@@ -124,7 +124,7 @@ def _sign(x: Tracer) -> Tracer:
 
 # Integer forms of operators whose table rows are float functions; operands are bool or int64.
 _INTEGER_FORMS: dict[str, Callable[[Tracer], Tracer]] = {
-    "absolute": lambda x: x.copy() if x._node.dtype == "bool" else x._trace.apply("maximum", x, -x),
+    "absolute": lambda x: x._value() if x._node.dtype == "bool" else x._trace.apply("maximum", x, -x),
     "sign": _sign,
     **dict.fromkeys(_UNCHANGED_INTEGERS, Tracer.copy),
 }

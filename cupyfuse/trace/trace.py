@@ -11,6 +11,7 @@ from .. import dtypes
 from ..ir import graph as g
 from . import broadcasting, indexing, library, numpy, operations, products
 from .axes import Axes, Labels
+from .flat import Flat
 from .tracer import Tracer
 from .user_code import fail
 
@@ -54,6 +55,7 @@ class Trace:
     relabel = staticmethod(broadcasting.relabel)
     get = staticmethod(indexing.get)
     assign = staticmethod(indexing.assign)
+    flat = staticmethod(Flat)
     call_ufunc = staticmethod(numpy.call_ufunc)
     call_function = staticmethod(numpy.call_function)
     call_library = staticmethod(library.call_library)
@@ -173,12 +175,15 @@ class Trace:
         """Make a tracer of a number; tracers of this trace are returned unchanged."""
         return operations.as_tracer(value, self)
 
-    def argument(self, name: str, shape: tuple[int, ...], dtype: str) -> Tracer:
-        """Make a tracer for an array argument: all axes but the last are rows, and a vector is one row."""
+    def argument(self, name: str, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None) -> Tracer:
+        """Make a tracer for an array argument: all axes but the last are rows, and a vector is one row.
+
+        `strides`, in bytes, tell which conversions copy it.
+        """
         axes = Axes.by_rows(shape)
         node = g.argument(len(self.inputs), name, axes.node_shape, dtype, len(shape))
         self.inputs.append(node)
         tracer = self.array(node, axes)
         tracer._origin = node
-        tracer._is_array = True
+        tracer._is_array, tracer._strides = True, strides
         return tracer

@@ -46,6 +46,7 @@ class TraceProtocol(Protocol):
     def relabel(self, x: Tracer, axes: Axes) -> Tracer: ...
     def get(self, x: Tracer, index: Any) -> Any: ...
     def assign(self, x: Tracer, index: Any, value: Any) -> None: ...
+    def flat(self, x: Tracer) -> Any: ...
     def call_ufunc(self, name: str, method: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
     def call_function(self, func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...
     def call_library(self, function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any: ...
@@ -55,7 +56,21 @@ class TraceProtocol(Protocol):
 class Tracer(Arithmetic):
     """A traced array: each operation on it adds a node to the graph."""
 
-    __slots__ = ("_aliases", "_get", "_is_array", "_origin", "_parent", "_put", "_selection", "_shared", "_views")
+    __slots__ = (
+        *(
+            "_aliases",
+            "_get",
+            "_is_array",
+            "_is_python",
+            "_origin",
+            "_parent",
+            "_put",
+            "_read_only",
+            "_selection",
+            "_shared",
+        ),
+        *("_strides", "_views"),
+    )
     _get: Callable[[Tracer, Any], Tracer]
     _put: Callable[[Tracer, Any, Tracer], Tracer]
     __array_priority__ = 1000.0
@@ -78,6 +93,10 @@ class Tracer(Arithmetic):
         self._views: list[Tracer] = []
         # Whether a value without dimensions is an array, which can be changed in place, instead of a NumPy scalar.
         self._is_array = False
+        self._is_python = False  # whether NumPy returns a Python number
+        self._read_only = False
+        # Of an argument, in bytes, and of what permutes its axes; None where it is not known.
+        self._strides: tuple[int, ...] | None = None
 
     @property
     def _is_scalar(self) -> bool:
@@ -106,7 +125,9 @@ class Tracer(Arithmetic):
     def imag(self) -> Any:
         if dtypes.is_complex(self._node.dtype):
             return self._trace.call_library("imag", [self])
-        return self._trace.call_function(np.zeros_like, (self,), {})
+        zeros = self._trace.call_function(np.zeros_like, (self,), {})._like(self)
+        zeros._read_only = not zeros._is_scalar
+        return zeros
 
     # Changes in place are changes of the tracer itself, since other names of the user's function may refer to it.
     def _assign(self, value: Any, assigned: bool = False) -> Tracer:
@@ -116,6 +137,8 @@ class Tracer(Arithmetic):
                 f"a NumPy scalar ({self._node.dtype}), as reductions to a single value return it, cannot be changed in "
                 f"place\n  at {user_line()}"
             )
+        if self._root._read_only:
+            raise ValueError(f"assignment destination is read-only: the imaginary part of reals\n  at {user_line()}")
         aliases = self._root._aliases or ()
         if self._shared or self._root._shared or any(a._origin is not None for a in aliases):
             fail(
@@ -177,7 +200,8 @@ class Tracer(Arithmetic):
 
     def _share(self) -> None:
         """Note that another array may share memory with this one; neither can be changed in place then."""
-        self._shared = self._root._shared = True
+        for array in (self, self._root, *(self._root._aliases or ())):
+            array._shared = True
 
     def _aliased(self, reshaped: Tracer) -> Tracer:
         """Note that another array is this one reshaped; after a change in place of one, the others cannot be used."""
@@ -222,7 +246,21 @@ class Tracer(Arithmetic):
 
     def _view(self, order: Sequence[int | None]) -> Tracer:
         """Permute axes, drop those of length one, and add new ones (None)."""
-        return self._linked(_pick_axes, _put_back_axes, tuple(order))
+        view = self._linked(_pick_axes, _put_back_axes, tuple(order))
+        view._strides = self._strides and tuple(0 if p is None else self._strides[p] for p in order)
+        return view
+
+    def _is_contiguous(self, order: str) -> bool | None:
+        """Whether the elements lie in memory one after another, in the order "C" or "F"; None where it is not known."""
+        if self._strides is None or self.size <= 1:
+            return None if self.size > 1 else True
+        held = [(n, s) for n, s in zip(self.shape, self._strides, strict=True) if n != 1]
+        expected = self.itemsize
+        for n, stride in reversed(held) if order == "C" else held:
+            if stride != expected:
+                return False
+            expected *= n
+        return True
 
     def transpose(self, *order: Any) -> Tracer:
         if len(order) == 1 and (order[0] is None or isinstance(order[0], (tuple, list))):
@@ -255,14 +293,20 @@ class Tracer(Arithmetic):
         return self._trace.reshape(self, tuple(int(n) for n in shape), order)
 
     def ravel(self, order: str = "C") -> Tracer:
-        return self._trace.reshape(self, (-1,), order)
+        """Return a vector, which is contiguous: NumPy copies other ones."""
+        flat = self._trace.reshape(self, (-1,), order)
+        contiguous = self._is_contiguous("C")  # a view of this array has one axis, which has any order
+        if contiguous or flat._root is not self._root:
+            return flat
+        copy = flat.copy()
+        return copy if contiguous is False else self._aliased(copy)
 
     def fill(self, value: Any) -> None:
         self[...] = value
 
     @property
-    def flat(self) -> Flat:
-        return Flat(self)
+    def flat(self) -> Any:
+        return self._trace.flat(self)
 
     # Methods that are functions
     def astype(self, dtype: Any, *, copy: bool = True) -> Tracer:
@@ -284,6 +328,10 @@ class Tracer(Arithmetic):
 
     def __deepcopy__(self, memo: Any) -> Tracer:
         return self.copy()
+
+    def _value(self) -> Tracer:
+        """Return the value as operations do: a copy, which is a scalar without dimensions."""
+        return self._trace.array(self._node, self._axes)
 
     def _like(self, other: Tracer) -> Tracer:
         self._is_array = other._is_array
@@ -339,44 +387,6 @@ class Tracer(Arithmetic):
         return self._trace.call_ufunc(
             str(getattr(kernel, "name", kernel)).removeprefix("cupy_"), "__call__", inputs, options
         )
-
-
-class Flat:
-    """`x.flat`: the elements of an array in order, also to assign to."""
-
-    def __init__(self, array: Tracer):
-        self._array, self._position = array, 0
-
-    @property
-    def coords(self) -> tuple[int, ...]:
-        """The index of the next element."""
-        place = min(self._position, len(self) - 1)  # at the end there is none
-        return tuple(int(i) for i in np.unravel_index(place, self._array.shape))
-
-    def __len__(self) -> int:
-        return self._array.size
-
-    def __iter__(self) -> Flat:
-        if len(self) > LONGEST_ITERATION:
-            fail(
-                f"an iteration over {len(self)} elements",
-                "each would be traced by itself; write it for the whole array",
-            )
-        return self
-
-    def __next__(self) -> Any:
-        if self._position >= len(self):
-            raise StopIteration
-        self._position += 1
-        return self[self._position - 1]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._array.flatten()[index]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        elements = self._array.flatten()
-        elements[index] = value
-        self._array[...] = elements.reshape(self._array.shape)
 
 
 def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..tracer import TraceProtocol, Tracer
+from ..user_code import user_line
 from . import choices, creation, scipy
 
 _lock = threading.Lock()
@@ -68,6 +69,8 @@ def _holds_tracers(value: Any) -> bool:
 
 
 def _converted(x: Any, dtype: Any = None, copy: Any = None) -> Tracer:
+    if copy is False and not (isinstance(x, Tracer) and not x._is_scalar and dtype in (None, x.dtype)):
+        raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
     if not isinstance(x, Tracer):
         return _stacked(x, dtype)
     if dtype is not None and np.dtype(dtype) != x.dtype:
@@ -88,18 +91,22 @@ def _stacked(values: Any, dtype: Any) -> Tracer:
 
 
 def _asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, **options: Any) -> Any:
-    result = _converted(a, dtype, copy)
-    return _perhaps_copied(a, result) if order in ("C", "F") else result
+    return _in_order(a, _converted(a, dtype, copy), order, copy)
 
 
-def _array(object: Any, dtype: Any = None, *, copy: Any = True, ndmin: int = 0, **options: Any) -> Any:
-    result = _converted(object, dtype, copy)
+def _array(
+    object: Any, dtype: Any = None, *, copy: Any = True, order: Any = "K", ndmin: int = 0, **options: Any
+) -> Any:
+    result = _in_order(object, _converted(object, dtype, copy), order, copy)
     return result if result.ndim >= ndmin else result[(None,) * (ndmin - result.ndim)]
 
 
-def _contiguous(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
-    result = _perhaps_copied(a, _converted(a, dtype))
-    return result if result.ndim else result[None]
+def _contiguous(order: str) -> Callable[..., Any]:
+    def call(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
+        result = _in_order(a, _converted(a, dtype), order)
+        return result if result.ndim else result[None]
+
+    return call
 
 
 def _of_list(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,14 +121,18 @@ def _of_list(original: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _perhaps_copied(a: Any, result: Tracer) -> Tracer:
-    """Return an array in another order, which is a copy only where the memory of `a` is in another one."""
-    if result is not a or not result.ndim:
+def _in_order(a: Any, result: Tracer, order: Any, copy: Any = None) -> Tracer:
+    """Return an array in an order of memory: itself, if it is `a` and lies in that order, else a copy."""
+    contiguous = result is not a or order not in ("C", "F") or result._is_contiguous(order)
+    if contiguous:
         return result
-    copy = result.copy()
-    for array in (a, copy):
-        array._share()
-    return copy
+    if copy is False:
+        raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")
+    copied = result.copy()
+    if contiguous is None:
+        for array in (a, copied):
+            array._share()
+    return copied
 
 
 CONVERSIONS: dict[str, Callable[..., Any]] = {
@@ -129,8 +140,8 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "asarray": _asarray,
     "asanyarray": _asarray,
     "asarray_chkfinite": _asarray,
-    "ascontiguousarray": _contiguous,
-    "asfortranarray": _contiguous,
+    "ascontiguousarray": _contiguous("C"),
+    "asfortranarray": _contiguous("F"),
     "isscalar": lambda element: element._is_scalar,
 }
 # Functions of one array that users call with a list of them.

@@ -55,20 +55,30 @@ def _as_array(x: Tracer) -> Tracer:
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
     dtype = x._node.dtype
     if not dtypes.is_float(dtype):
-        return x.copy() if copy else x
+        return x._value() if copy else x
     largest = float.fromhex("0x1.fep127") if dtype == "bfloat16" else float(np.finfo(x.dtype).max)
     top, bottom = (largest if posinf is None else posinf), (-largest if neginf is None else neginf)
     infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
     finite = apply("where", apply("isinf", x), infinite, x)
     result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
-    return result if copy else x._assign(result)
+    if copy:
+        return result
+    return x._assign(result) if x.ndim else x._changed_to(result)._value()
 
 
 def _expand_dims(x: Tracer, axis: Any) -> Tracer:
     axis = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     rank = x.ndim + len(axis)
     new = set(normalize_axes(axis, rank, "expand_dims"))
-    return x[tuple(None if p in new else slice(None) for p in range(rank))]
+    return x[(*(None if p in new else slice(None) for p in range(rank)), ...)]
+
+
+def _reshape(a: Tracer, shape: Any, order: str = "C", *, copy: Any = None) -> Tracer:
+    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    result = reshape(a.copy() if copy else a, shape, order)
+    if copy is False and result._parent is not a:
+        fail("np.reshape with copy=False", "whether it copies depends on how the array lies in memory; leave copy out")
+    return result
 
 
 def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
@@ -80,7 +90,7 @@ def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
         return apply("rint", a)
     if not dtypes.is_float(a._node.dtype):
         keeps = decimals >= 0 and dtypes.is_integer(a._node.dtype)
-        return a.copy() if keeps else call_library("round", [a, decimals])
+        return a._value() if keeps else call_library("round", [a, decimals])
     if decimals == 0:
         return apply("rint", a)
     scale = 10.0 ** abs(decimals)
@@ -96,6 +106,8 @@ def _fix(x: Tracer, out: Any = None) -> Any:
 def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tracer:
     trace = trace_of((a, b))
     x, y = as_tracer(a, trace), as_tracer(b, trace)
+    if any(dtypes.is_complex(v._node.dtype) for v in (x, y)):
+        return call_library("isclose", [a, b], {"rtol": rtol, "atol": atol, "equal_nan": equal_nan})
     if y._node.op != "const" and not dtypes.is_float(y._node.dtype):
         y = y.astype("float64")
     near = apply("less_equal", apply("absolute", x - y), atol + rtol * apply("absolute", y))
@@ -103,6 +115,12 @@ def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
     if equal_nan:
         both = apply("logical_and", apply("isnan", x), apply("isnan", y))
         result = apply("logical_or", result, both)
+    return result
+
+
+def _allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tracer:
+    result = _isclose(a, b, rtol, atol, equal_nan).all()
+    result._is_python = True
     return result
 
 
@@ -134,7 +152,7 @@ def _at_least(rank: int) -> Callable[..., Any]:
 def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
     trace = trace_of(vectors)
     found = [as_tracer(v, trace) for v in vectors]
-    found = [x.flatten() if copy else x.ravel() for x in found]
+    found = [x.flatten() if copy else x.reshape(-1) for x in found]
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing {indexing!r} is neither 'xy' nor 'ij'\n  at {user_line()}")
     order = list(range(len(found)))
@@ -183,7 +201,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.around: _round,
     np.fix: _fix,
     np.isclose: _isclose,
-    np.allclose: lambda a, b, rtol=1e-5, atol=1e-8, equal_nan=False: _isclose(a, b, rtol, atol, equal_nan).all(),
+    np.allclose: _allclose,
     np.isposinf: _infinite(math.inf),
     np.isneginf: _infinite(-math.inf),
     np.atleast_1d: _at_least(1),
@@ -216,9 +234,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.transpose: lambda a, axes=None: a.transpose(axes),
     np.expand_dims: _expand_dims,
     np.squeeze: lambda a, axis=None: a.squeeze(axis),
-    np.reshape: lambda a, shape, order="C", copy=None: reshape(
-        a, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), order
-    ),
+    np.reshape: _reshape,
     np.ravel: lambda a, order="C": a.ravel(order),
     np.broadcast_to: lambda array, shape, subok=False: broadcast_to(
         array, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)

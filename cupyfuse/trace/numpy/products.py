@@ -14,7 +14,7 @@ from ..library import call_library
 from ..operations import apply, as_tracer, reduce, trace_of
 from ..products import dot, matmul
 from ..tracer import Tracer
-from ..user_code import fail
+from ..user_code import fail, user_line
 
 
 def _operands(*values: Any) -> list[Tracer]:
@@ -45,6 +45,14 @@ def _outer(a: Any, b: Any, out: Any = None) -> Any:
     _refuse_out("outer", out)
     a, b = _operands(a, b)
     return apply("multiply", a.flatten()[:, None], b.flatten()[None, :])
+
+
+def _outer_of_vectors(a: Any, b: Any, /) -> Any:
+    if np.ndim(a) != 1 or np.ndim(b) != 1:
+        raise ValueError(
+            f"linalg.outer: vectors are expected, got {np.ndim(a)} and {np.ndim(b)} dimensions\n  at {user_line()}"
+        )
+    return _outer(a, b)
 
 
 def _vdot(a: Any, b: Any, /) -> Any:
@@ -195,7 +203,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.dot: _dot,
     np.inner: _inner,
     np.outer: _outer,
-    np.linalg.outer: lambda a, b, /: _outer(a, b),
+    np.linalg.outer: _outer_of_vectors,
     np.vdot: _vdot,
     np.tensordot: _tensordot,
     np.linalg.tensordot: lambda a, b, /, *, axes=2: _tensordot(a, b, axes),

@@ -223,7 +223,7 @@ def arg_extreme(op: str) -> Callable[..., Any]:
             if axis is not None or a._node.dtype in ("int64", *dtypes.OPAQUE) or a.ndim == 0:
                 return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
             flat = call(a.flatten(), 0, keepdims=True)
-            return flat.reshape((1,) * a.ndim if keepdims else ())
+            return flat.reshape((1,) * a.ndim) if keepdims else flat[0]
         (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
         n = a.shape[p]
         if n == 0:
@@ -257,7 +257,7 @@ def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -
         first, second = (axes[0], axes[1]) if abs(ord) == 1 else (axes[1], axes[0])
         sums = reduce("sum", apply("absolute", x), first, True)
         result = reduce("max" if ord > 0 else "min", sums, second, True)
-        return result if keepdims else result.squeeze(axes).copy()
+        return result if keepdims else result.squeeze(axes)._value()
     return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
 
 
@@ -274,7 +274,7 @@ def _vector_norm(size: Tracer, ord: float, axis: Any, keepdims: bool) -> Tracer:
 def vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
     axes = normalize_axes(axis, x.ndim, "vector_norm")
     if len(axes) != 1:
-        if ord != 2:
+        if ord != 2 or dtypes.is_opaque(x._node.dtype):
             return call_library("linalg.vector_norm", [x], {"axis": axis, "keepdims": keepdims, "ord": ord})
         x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
         return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))

@@ -224,7 +224,7 @@ def _logical_xor(a: Tracer, b: Tracer) -> Tracer:
 COMPOSED: dict[str, Callable[..., Any]] = {
     "fabs": _fabs,
     "logical_xor": _logical_xor,
-    "conjugate": lambda x: +x if x._node.dtype != "bool" else x.copy(),
+    "conjugate": lambda x: +x if x._node.dtype != "bool" else x._value(),
     "deg2rad": lambda x: loop_float(x) * (math.pi / 180),
     "radians": lambda x: loop_float(x) * (math.pi / 180),
     "rad2deg": lambda x: loop_float(x) * (180 / math.pi),

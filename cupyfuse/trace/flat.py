@@ -1,0 +1,48 @@
+"""`x.flat`: the elements of a traced array in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .tracer import LONGEST_ITERATION, Tracer
+from .user_code import fail
+
+
+class Flat:
+    """`x.flat`: the elements of an array in order, also to assign to."""
+
+    def __init__(self, array: Tracer):
+        self._array, self._position = array, 0
+
+    @property
+    def coords(self) -> tuple[int, ...]:
+        """The index of the next element."""
+        place = min(self._position, len(self) - 1)  # at the end there is none
+        return tuple(int(i) for i in np.unravel_index(place, self._array.shape))
+
+    def __len__(self) -> int:
+        return self._array.size
+
+    def __iter__(self) -> Flat:
+        if len(self) > LONGEST_ITERATION:
+            fail(
+                f"an iteration over {len(self)} elements",
+                "each would be traced by itself; write it for the whole array",
+            )
+        return self
+
+    def __next__(self) -> Any:
+        if self._position >= len(self):
+            raise StopIteration
+        self._position += 1
+        return self[self._position - 1]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array.flatten()[index]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        elements = self._array.flatten()
+        elements[index] = value
+        self._array[...] = elements.reshape(self._array.shape)
