@@ -1,11 +1,11 @@
-"""Helpers of the example scripts: the array library, a check against float64, a timer."""
+"""Helpers of the example scripts: the array library, checks against float64, a timer, a plot."""
 
 from __future__ import annotations
 
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,3 +62,36 @@ def _wait(xp: Any) -> None:
     # Launches are asynchronous.
     if xp is not np:
         xp.cuda.get_current_stream().synchronize()
+
+
+def compare_losses(unfused: Sequence[float], fused: Sequence[float], exact: Sequence[float]) -> None:
+    """Print the losses of float32 trainings beside those in float64; exit if the fused one is further off.
+
+    Both differ from float64 by rounding errors that grow with every step: their sizes agree over the whole training,
+    not step by step. A loss is a rounded mean, which allows a few units in the last place more.
+    """
+    steps = len(exact)
+    print(f"{'step':>6} {'loss, plain':>14} {'loss, fused':>14} {'loss, float64':>14}")
+    for step in [*range(0, steps, max(1, steps // 10)), steps - 1]:
+        print(f"{step:>6} {unfused[step]:>14.7f} {fused[step]:>14.7f} {exact[step]:>14.7f}")
+    distances = [max(abs(a - b) for a, b in zip(losses, exact, strict=True)) for losses in (unfused, fused)]
+    allowed = 4 * distances[0] + 8 * float(np.finfo(np.float32).eps) * max(exact)
+    print(f"\nlargest distance from the float64 losses: {distances[0]:.2g} plain, {distances[1]:.2g} fused", end="")
+    print(f" ({allowed:.2g} allowed)")
+    if not distances[1] <= allowed:
+        raise SystemExit("the fused training is further from float64 than roundings explain")
+    if not exact[-1] < 0.8 * exact[0]:
+        raise SystemExit("the model has learnt nothing")
+
+
+def draw_memory(file: str, what: str, numbers: Sequence[int], megabytes: Sequence[Sequence[float]]) -> None:
+    """Draw the memory with and without the logits over a number of classes, where matplotlib is installed."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        return
+    pyplot.loglog(numbers, megabytes, label=("with the logits", "without"), marker="o")
+    pyplot.xlabel(what)
+    pyplot.ylabel("MB beside arguments and results")
+    pyplot.legend()
+    pyplot.savefig(file)

@@ -15,6 +15,7 @@ import copy
 import tracemalloc
 
 import torch
+from common import compare_losses, draw_memory
 from torch import nn
 from torch.nn import functional as F
 
@@ -107,16 +108,8 @@ def table(device: str, plot: str) -> None:
         print(f"{classes:>10} {rows[-1][0]:>7.0f} MB {rows[-1][1]:>7.0f} MB")
     if not rows[-1][1] < rows[-1][0] / 2:
         raise SystemExit("a step takes as much memory as the logits")
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        return
     if plot:
-        pyplot.loglog(numbers, rows, label=("logits", "without"), marker="o")
-        pyplot.xlabel("vocabulary")
-        pyplot.ylabel("MB of a step beside its operands")
-        pyplot.legend()
-        pyplot.savefig(plot)
+        draw_memory(plot, "vocabulary", numbers, rows)
 
 
 def main() -> None:
@@ -136,22 +129,7 @@ def main() -> None:
 
     data = draw(device)
     exact_losses, plain_losses, fused_losses = (train(m, data, given.steps) for m in (exact, plain, fused))
-    print(f"{'step':>6} {'loss, plain':>14} {'loss, fused':>14} {'loss, float64':>14}")
-    for step in [*range(0, given.steps, max(1, given.steps // 10)), given.steps - 1]:
-        print(f"{step:>6} {plain_losses[step]:>14.7f} {fused_losses[step]:>14.7f} {exact_losses[step]:>14.7f}")
-
-    # Both float32 trainings differ from float64 by rounding errors that grow with every step: their sizes agree over
-    # the whole training, not step by step. A loss is a rounded mean, which allows a few units in the last place more.
-    distances = [
-        max(abs(a - b) for a, b in zip(losses, exact_losses, strict=True)) for losses in (plain_losses, fused_losses)
-    ]
-    allowed = 4 * distances[0] + 8 * torch.finfo(torch.float32).eps * max(exact_losses)
-    print(f"\nlargest distance from the float64 losses: {distances[0]:.2g} plain, {distances[1]:.2g} fused", end="")
-    print(f" ({allowed:.2g} allowed)")
-    if not distances[1] <= allowed:
-        raise SystemExit("the fused training is further from float64 than roundings explain")
-    if not exact_losses[-1] < 0.8 * exact_losses[0]:
-        raise SystemExit("the model has learnt nothing")
+    compare_losses(plain_losses, fused_losses, exact_losses)
     table(device, given.plot)
 
 

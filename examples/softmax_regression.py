@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from common import compare_losses, draw_memory
 
 import cupyfuse as cf
 
@@ -65,16 +66,8 @@ def table(plot: str) -> None:
         plan = cf.fuse(loss_and_gradient).plan(*shapes)
         rows.append((2 * 4 * 8192 * classes / 1e6, plan.workspace / 1e6))
         print(f"{classes:>8} {rows[-1][0]:>17.0f} MB {rows[-1][1]:>7.0f} MB")
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        return
     if plot:
-        pyplot.loglog(numbers, rows, label=("logits and their gradient", "fused"), marker="o")
-        pyplot.xlabel("classes")
-        pyplot.ylabel("MB beside arguments and results")
-        pyplot.legend()
-        pyplot.savefig(plot)
+        draw_memory(plot, "classes", numbers, rows)
 
 
 def main() -> None:
@@ -93,16 +86,8 @@ def main() -> None:
     print(plan)
     if plan.blocks is None or plan.workspace > WORKSPACE + 2 * 4 * CLASSES * FEATURES:
         raise SystemExit("the plan holds all logits")
-    print(f"\n{'step':>5} {'plain':>11} {'fused':>11} {'float64':>11}")
-    for step in (0, STEPS // 2, STEPS - 1):
-        print(f"{step:>5} {unfused[step]:>11.7f} {ours[step]:>11.7f} {exact[step]:>11.7f}")
-    # The roundings of both add up in ways of their own; a loss is itself rounded.
-    distances = [max(abs(a - b) for a, b in zip(losses, exact, strict=True)) for losses in (unfused, ours)]
-    print(f"largest distance from float64: {distances[0]:.2g} plain, {distances[1]:.2g} fused")
-    if not distances[1] <= 4 * distances[0] + 8 * np.finfo(np.float32).eps * max(exact):
-        raise SystemExit("the fused training is further from float64 than roundings explain")
-    if not exact[-1] < 0.8 * exact[0]:
-        raise SystemExit("nothing was learnt")
+    print()
+    compare_losses(unfused, ours, exact)
     table(plot)
 
 
