@@ -16,10 +16,8 @@ from .structures import structure_of
 class AsWritten:
     """A function called as it is; the arrays that it returns are nobody else's."""
 
-    def __init__(self, function: Callable[..., Any], signature: inspect.Signature):
-        self._function, self._signature = function, signature
-        kinds = {p.kind for p in signature.parameters.values()}
-        self._by_position = kinds <= {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    def __init__(self, function: Callable[..., Any], signature: inspect.Signature, positional: bool):
+        self._function, self._signature, self._positional = function, signature, positional
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """Return what the function returns for the values of all parameters.
@@ -28,7 +26,7 @@ class AsWritten:
         other; lists, dicts and objects that hold arrays are made anew.
         """
         with np.errstate(all="ignore"):
-            if self._by_position:
+            if self._positional:
                 return _separated(self._function(*values))
             bound = self._signature.bind_partial()
             bound.arguments.update(zip(self._signature.parameters, values, strict=True))

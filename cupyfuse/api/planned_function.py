@@ -254,7 +254,7 @@ class PlannedFunction:
             kept = [*made, *prepacked]
             as_written = None
             if prepack is None and self._may_run_as_written(plan, tracing, signature):
-                as_written = AsWritten(self.__wrapped__, self.signature)
+                as_written = AsWritten(self.__wrapped__, self.signature, self.positional)
             runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

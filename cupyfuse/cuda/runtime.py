@@ -6,6 +6,7 @@ the tests, which run the same kernels on a CPU.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
@@ -18,7 +19,7 @@ from ..errors import EngineError
 from ..ir.library import LibraryCall
 from . import tensor_map
 from .compile import check_process, load, load_together
-from .gemm import BatchSteps, CupyBlas, Gemm, Operand
+from .gemm import BatchSteps, Blas, CupyBlas, Gemm, Operand
 from .kernel import Kernel
 from .tensor_map import MatrixBoxes
 
@@ -122,15 +123,57 @@ class NumpyLikeArrays:
         pass  # these arrays have no version counter
 
 
-class CupyRuntime(NumpyLikeArrays):
+class KernelsAndProducts(ABC):
+    """The part of a runtime that all GPUs share, whichever library has their memory: kernels, and cuBLAS's products."""
+
+    def __init__(self, device: int):
+        self._device = device
+
+    @abstractmethod
+    def is_capturing(self) -> bool:
+        """Whether the current stream captures a CUDA graph."""
+
+    @abstractmethod
+    def blas(self) -> Blas:
+        """Return the library's cuBLAS."""
+
+    def function(self, kernel: Kernel) -> Function:
+        if self.is_capturing():
+            raise EngineError(
+                "kernels cannot be loaded while a CUDA graph is captured: make this call once with arguments of these "
+                "shapes, dtypes and strides before the capture begins"
+            )
+        return load(kernel, self._device)
+
+    def load_together(self, kernels: Sequence[Kernel]) -> None:
+        if not self.is_capturing():
+            load_together(kernels, self._device)
+
+    def product(
+        self,
+        left: Operand,
+        right: Operand,
+        dtype: str,
+        out_dtype: str,
+        precision: str,
+        steps: BatchSteps | None = None,
+        adds: bool = False,
+    ) -> Gemm:
+        return Gemm(left, right, dtype, out_dtype, precision, self.blas(), steps, adds)
+
+    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
+        return tensor_map.encode(matrix, address)
+
+
+class CupyRuntime(NumpyLikeArrays, KernelsAndProducts):
     """One GPU through CuPy: its memory pool, its current stream, its compiler and its cuBLAS."""
 
     def __init__(self, device: int):
         import cupy
 
         check_process()
+        super().__init__(device)
         self._cupy = cupy
-        self._device = device
         self._current = cupy.cuda.runtime.getDevice
         try:
             name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
@@ -153,7 +196,6 @@ class CupyRuntime(NumpyLikeArrays):
         return self._cupy.cuda.Device(self._device)
 
     def is_capturing(self) -> bool:
-        """Whether the current stream captures a CUDA graph."""
         stream = self._cupy.cuda.get_current_stream()
         return stream.ptr != 0 and bool(stream.is_capturing())
 
@@ -180,27 +222,8 @@ class CupyRuntime(NumpyLikeArrays):
         pointer = cuda.MemoryPointer(cuda.UnownedMemory(address, 0, self, self._device), 0)
         return self._cupy.ndarray(shape, dtype, pointer, strides=[s * dtype.itemsize for s in strides])
 
-    def function(self, kernel: Kernel) -> Function:
-        return load_unless_capturing(kernel, self._device, self.is_capturing())
-
-    def load_together(self, kernels: Sequence[Kernel]) -> None:
-        if not self.is_capturing():
-            load_together(kernels, self._device)
-
-    def product(
-        self,
-        left: Operand,
-        right: Operand,
-        dtype: str,
-        out_dtype: str,
-        precision: str,
-        steps: BatchSteps | None = None,
-        adds: bool = False,
-    ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, CupyBlas(), steps, adds)
-
-    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
-        return tensor_map.encode(matrix, address)
+    def blas(self) -> Blas:
+        return CupyBlas()
 
     def library_function(self, call: LibraryCall) -> Function:
         try:
@@ -210,22 +233,6 @@ class CupyRuntime(NumpyLikeArrays):
                 f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
                 "or fuse for NumPy arrays"
             ) from None
-
-
-def load_unless_capturing(kernel: Kernel, device: int, capturing: bool) -> Function:
-    """Load a kernel.
-
-    Raises
-    ------
-    EngineError
-        A CUDA graph is being captured, or the kernel cannot be loaded.
-    """
-    if capturing:
-        raise EngineError(
-            "kernels cannot be loaded while a CUDA graph is captured: make this call once with arguments of these "
-            "shapes, dtypes and strides before the capture begins"
-        )
-    return load(kernel, device)
 
 
 @lru_cache(maxsize=64)

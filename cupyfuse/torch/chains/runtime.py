@@ -17,13 +17,10 @@ from typing import Any
 import torch
 
 from ... import devices
-from ...cuda import tensor_map
-from ...cuda.compile import check_process, load_together
-from ...cuda.gemm import BatchSteps, ForeignBlas, Gemm, Operand, library_name
-from ...cuda.kernel import Kernel
+from ...cuda.compile import check_process
+from ...cuda.gemm import Blas, ForeignBlas, library_name
 from ...cuda.launch_graph import LaunchGraph
-from ...cuda.runtime import Function, load_unless_capturing
-from ...cuda.tensor_map import MatrixBoxes
+from ...cuda.runtime import Function, KernelsAndProducts
 from ...devices import Device
 from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
@@ -99,7 +96,7 @@ class _CpuPlan:
         return [from_numpy(result) if out is None else out for result, out in zip(results, outs, strict=True)]
 
 
-class TorchRuntime(TensorMemory):
+class TorchRuntime(TensorMemory, KernelsAndProducts):
     """One GPU through PyTorch: its allocator, its current stream, its cuBLAS handle. CuPy compiles the kernels.
 
     Raises
@@ -119,8 +116,8 @@ class TorchRuntime(TensorMemory):
             raise EngineError(
                 f"tensors on a GPU need CuPy, which compiles the kernels: pip install 'cupyfuse[cu{line}]'"
             ) from error
-        super().__init__(torch.device("cuda", index))
-        self._index = index
+        TensorMemory.__init__(self, torch.device("cuda", index))
+        KernelsAndProducts.__init__(self, index)
         self.device = _device(index)
         self.processors = int(torch.cuda.get_device_properties(index).multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
@@ -129,14 +126,14 @@ class TorchRuntime(TensorMemory):
 
     def is_current(self) -> bool:
         check_process()
-        return bool(self._current() == self._index)
+        return bool(self._current() == self._device)
 
     def made_current(self) -> AbstractContextManager[Any]:
         check_process()
-        return torch.cuda.device(self._index)
+        return torch.cuda.device(self._device)
 
     def stream(self) -> Any:
-        return SimpleNamespace(ptr=self._raw_stream(self._index))
+        return SimpleNamespace(ptr=self._raw_stream(self._device))
 
     def allocator(self, shape: tuple[int, ...], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
         strides = [1]
@@ -162,27 +159,11 @@ class TorchRuntime(TensorMemory):
             graph.finish(launch(graph))
         return graph
 
-    def function(self, kernel: Kernel) -> Function:
-        return load_unless_capturing(kernel, self._index, is_capturing())
+    def is_capturing(self) -> bool:
+        return is_capturing()
 
-    def load_together(self, kernels: Sequence[Kernel]) -> None:
-        if not is_capturing():
-            load_together(kernels, self._index)
-
-    def product(
-        self,
-        left: Operand,
-        right: Operand,
-        dtype: str,
-        out_dtype: str,
-        precision: str,
-        steps: BatchSteps | None = None,
-        adds: bool = False,
-    ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, _blas(), steps, adds)
-
-    def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
-        return tensor_map.encode(matrix, address)
+    def blas(self) -> Blas:
+        return _blas()
 
     def library_function(self, call: LibraryCall) -> Function:
         raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
