@@ -27,7 +27,7 @@ transpose, reshape    another view of the same elements
 part                  a view of rows and columns at regular distances: `dims` are (first, step) of each
 strided               a copy of regular places of the input's elements in C order: pairs (length, stride), `offset`
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
-sloped                `sloped(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
+custom_derivative     `custom_derivative(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
 library               result number `result` of `call`, a function of NumPy or CuPy on whole arrays
 ====================  ==================================================================================================
 """
@@ -106,7 +106,7 @@ class Node:
 
     @property
     def pointwise(self) -> bool:
-        return self.op in POINTWISE or self.op in (*PASS_THROUGH, "guard", "sloped")
+        return self.op in POINTWISE or self.op in (*PASS_THROUGH, "guard", "custom_derivative")
 
     @property
     def reduction(self) -> bool:
@@ -255,9 +255,9 @@ def stop_gradient(node: Node) -> Node:
     return Node("stop_gradient", (node,), node.shape, node.dtype)
 
 
-def sloped(value: Node, *pairs: tuple[Node, Node]) -> Node:
+def custom_derivative(value: Node, *pairs: tuple[Node, Node]) -> Node:
     """Return a value with its own partial derivatives, given as pairs (x, slope)."""
-    return Node("sloped", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
+    return Node("custom_derivative", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
 def broadcast(node: Node, shape: Shape) -> Node:

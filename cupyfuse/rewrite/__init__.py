@@ -11,7 +11,7 @@ from .cleanup import (
     convert_matmul_operands,
     drop_no_ops,
     drop_redundant_guards,
-    drop_slopes,
+    drop_custom_derivatives,
     push_transposes,
     share_common_subexpressions,
 )
@@ -32,7 +32,7 @@ __all__ = [
     "drop_no_ops",
     "drop_redundant_guards",
     "sink_broadcasts",
-    "drop_slopes",
+    "drop_custom_derivatives",
     "fold_scales",
     "lower_logsumexp",
     "lower_mean",

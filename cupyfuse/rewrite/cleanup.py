@@ -26,9 +26,9 @@ def drop_no_ops(node: Node) -> Node:
     return node
 
 
-def drop_slopes(node: Node) -> Node:
-    """sloped(value, ...) = value: gradients are taken before rewriting. Exact."""
-    return node.inputs[0] if node.op == "sloped" else node
+def drop_custom_derivatives(node: Node) -> Node:
+    """custom_derivative(value, ...) = value: gradients are taken before rewriting. Exact."""
+    return node.inputs[0] if node.op == "custom_derivative" else node
 
 
 def cancel_transposes(node: Node) -> Node:

@@ -10,7 +10,7 @@ from .cleanup import (
     convert_matmul_operands,
     drop_no_ops,
     drop_redundant_guards,
-    drop_slopes,
+    drop_custom_derivatives,
     push_transposes,
     share_common_subexpressions,
 )
@@ -35,7 +35,7 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
             )
         return result
 
-    for rule in (drop_slopes, drop_no_ops, cancel_transposes, convert_matmul_operands):
+    for rule in (drop_custom_derivatives, drop_no_ops, cancel_transposes, convert_matmul_operands):
         graph = g.rewrite(graph, rule)
     graph = transpose_products(sink_broadcasts(share_common_subexpressions(graph), notes))
     graph = pool_products(share_common_subexpressions(graph), notes)

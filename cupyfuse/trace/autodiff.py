@@ -211,7 +211,7 @@ def _reshape_vjp(node: Node, cotangent: Node) -> list[Node | None]:
     return [cotangent if uniform else g.reshape(g.broadcast(cotangent, node.shape), node.inputs[0].shape)]
 
 
-def _sloped_vjp(node: Node, cotangent: Node) -> list[Node | None]:
+def _custom_derivative_vjp(node: Node, cotangent: Node) -> list[Node | None]:
     value, *rest = node.inputs
     operands, slopes = rest[::2], rest[1::2]
     given = {value, *operands}
@@ -228,5 +228,5 @@ _VJPS: dict[str, Callable[[Node, Node], list[Node | None]]] = {
     "transpose": lambda node, cotangent: [g.transpose(cotangent)],
     "reshape": _reshape_vjp,
     "matmul": _matmul_vjp,
-    "sloped": _sloped_vjp,
+    "custom_derivative": _custom_derivative_vjp,
 }

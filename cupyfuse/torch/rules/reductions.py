@@ -48,7 +48,7 @@ def _with_gradient(extreme: g.Node, x: g.Node, gradient: str) -> g.Node:
 
 def _with_slope(result: Tracer, x: Tracer, slope: Tracer) -> Tracer:
     """Replace the derivative of a reduction of x by its slope in each element."""
-    return x._trace.array(g.sloped(result._node, (x._node, slope._node)), result._axes)
+    return x._trace.array(g.custom_derivative(result._node, (x._node, slope._node)), result._axes)
 
 
 # Sums ---------------------------------------------------------------------------------------------------------------

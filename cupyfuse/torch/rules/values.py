@@ -291,5 +291,5 @@ def with_slopes(value: Value, *pairs: tuple[Value, Operand]) -> Value:
     given = iter(nodes)
     first = next(given)
     inner = [next(given) if isinstance(p, Value) else g.const(p) for p in parts]
-    node = g.sloped(first, *zip(inner[::2], inner[1::2], strict=True))
+    node = g.custom_derivative(first, *zip(inner[::2], inner[1::2], strict=True))
     return Value(tracers[0]._trace.array(node, axes), shape)
