@@ -10,10 +10,10 @@ from . import graph as g
 from .graph import Node
 
 
-def extreme_adjoint(node: Node, cotangent: Node) -> Node:
+def extremum_adjoint(node: Node, cotangent: Node) -> Node:
     """Distribute the cotangent of a maximum or minimum to its elements, as the node's `gradient` says.
 
-    "first", "last": to the first element that attains the extreme; if there are NaN, to the first or last of them.
+    "first", "last": to the first element that attains the extremum; if there are NaN, to the first or last of them.
     "chosen": evenly to all that attain it, NaN included; 0 to the others. "scaled": likewise, but as a product with 0
     or 1. "": as "scaled", but NaN attains nothing, and the gradient is NaN.
     """
@@ -29,21 +29,21 @@ def extreme_adjoint(node: Node, cotangent: Node) -> Node:
 
 
 def _attains(node: Node) -> Node:
-    """Return the mask of the elements that share an extreme's gradient."""
+    """Return the mask of the elements that share an extremum's gradient."""
     x = node.inputs[0]
     same = g.pointwise("equal", x, node)
     return g.pointwise("logical_or", same, g.pointwise("isnan", x)) if node.gradient else same
 
 
 def _count_ties(node: Node) -> Node:
-    """Count the elements that attain an extreme, over both steps where it is taken in two."""
+    """Count the elements that attain an extremum, over both steps where it is taken in two."""
     x = node.inputs[0]
     count = _count_ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
     return g.reduce("sum", g.pointwise("where", _attains(node), count, g.const(0.0)), node.axis)
 
 
 def _chosen_element(node: Node) -> Node:
-    """Return the mask of the one element that gets an extreme's gradient."""
+    """Return the mask of the one element that gets an extremum's gradient."""
     x, axis = node.inputs[0], node.axis
     places = g.positions(x.shape[axis], axis)
     order = g.pointwise("where", g.pointwise("equal", x, node), places, g.const(math.inf))

@@ -27,7 +27,7 @@ transpose, reshape    another view of the same elements
 part                  a view of rows and columns at regular distances: `dims` are (first, step) of each
 strided               a copy of regular places of the input's elements in C order: pairs (length, stride), `offset`
 guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
-custom_derivative     `custom_derivative(value, x, slope, ...)`: value, with its own partial derivatives `slope` by each `x`
+custom_derivative     inputs (value, x, slope, ...): value, with its own partial derivative `slope` by each `x`
 library               result number `result` of `call`, a function of NumPy or CuPy on whole arrays
 ====================  ==================================================================================================
 """
@@ -69,8 +69,8 @@ class Node:
     name : of an input, or of a const that is a kernel parameter
     number : of a const that each call brings
     argument, ndim : of an input: its argument number, and the dimensions of the user's array
-    gradient : of an extreme: which elements get its gradient, see `adjoints.extreme_adjoint`
-    partial : of an extreme: whether it is the first of two steps that reduce a whole matrix
+    gradient : of an extremum: which elements get its gradient, see `adjoints.extremum_adjoint`
+    partial : of an extremum: whether it is the first of two steps that reduce a whole matrix
     by_columns : of a split: whether columns are contiguous in memory
     parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
     how : of a matrix product: how it is computed, and why

@@ -8,9 +8,9 @@ from .broadcasts import sink_broadcasts, transpose_products
 from .cleanup import (
     cancel_transposes,
     convert_matmul_operands,
+    drop_custom_derivatives,
     drop_no_ops,
     drop_redundant_guards,
-    drop_custom_derivatives,
     push_transposes,
     share_common_subexpressions,
 )

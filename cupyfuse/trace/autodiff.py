@@ -16,7 +16,7 @@ from typing import Any
 from .. import dtypes
 from ..errors import NotDifferentiable
 from ..ir import graph as g
-from ..ir.adjoints import exclusive_product, extreme_adjoint
+from ..ir.adjoints import exclusive_product, extremum_adjoint
 from ..ir.graph import Node, Shape
 from ..ir.operators import POINTWISE, REDUCTIONS
 from . import Trace, Tracer, apply
@@ -175,7 +175,7 @@ def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
     if node.op == "prod":
         return g.pointwise("multiply", cotangent, exclusive_product(x, node, (axis,)))
     if node.op in ("max", "min"):
-        return extreme_adjoint(node, cotangent)
+        return extremum_adjoint(node, cotangent)
     o = _Namespace()
     result = g.reduce(row.about, x, axis) if row.about else node
     partial = row.derivative(o, o.value(result), o.value(x))

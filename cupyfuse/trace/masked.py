@@ -113,7 +113,7 @@ class Masked:
         return self._extreme("min", axis, keepdims)
 
     def _extreme(self, op: str, axis: Any, keepdims: Any) -> Tracer:
-        """Return an extreme element; of none, for which NumPy raises an error, NaN."""
+        """Return the extremum; of no elements, for which NumPy raises an error, NaN."""
         self._check_axis(op, axis, keepdims)
         if not dtypes.is_float(self.whole._node.dtype):
             _refuse(f"{op} of masked integers")
@@ -188,7 +188,7 @@ def _refuse(operation: str) -> NoReturn:
     fail(
         operation,
         "their number depends on values; pointwise work with numbers and with elements of the same mask, sums, means, "
-        "variances, extremes and x[mask] = ... are fused; otherwise choose with np.where",
+        "variances, maxima, minima and x[mask] = ... are fused; otherwise choose with np.where",
     )
 
 

@@ -34,8 +34,8 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
         product = node.op == "matmul" and (products or node in forward)
         return node in computed and (product or column_reduction or node in kept)
 
-    for extreme in compared:
-        kept.update(_inputs_to_save([extreme.inputs[0]], saved))
+    for extremum in compared:
+        kept.update(_inputs_to_save([extremum.inputs[0]], saved))
 
     dependent: set[Node] = set()  # on products
     for node in computed:

@@ -1,4 +1,4 @@
-"""Rules of reductions: sums, products, extremes, moments, norms."""
+"""Rules of reductions: sums, products, extrema, moments, norms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ T = torch.Tensor
 def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient: str = "") -> Value:
     """Reduce along dimensions; an empty tuple stands for all of them, as in most of PyTorch's reductions.
 
-    `gradient` is an extreme's rule for ties where it is not that of `amax`, see `adjoints.extreme_adjoint`.
+    `gradient` is an extremum's rule for ties where it is not that of `amax`, see `adjoints.extremum_adjoint`.
     """
     dims = normalize_dims(None if dim == () else dim, value.ndim, op)
     x, axis = matrix_along(value, dims, op)
@@ -37,13 +37,13 @@ def reduce_dims(op: str, value: Value, dim: Dim, keepdim: bool = False, gradient
     return Value(result, reduced_shape(value.shape, dims, keepdim))
 
 
-def _with_gradient(extreme: g.Node, x: g.Node, gradient: str) -> g.Node:
-    """Set the rule for ties of an extreme of x (see `adjoints.extreme_adjoint`), which is one reduction or two."""
-    inner = extreme.inputs[0]
+def _with_gradient(extremum: g.Node, x: g.Node, gradient: str) -> g.Node:
+    """Set the rule for ties of an extremum of x (see `adjoints.extremum_adjoint`), which is one reduction or two."""
+    inner = extremum.inputs[0]
     if inner is not x:
-        # All elements that equal the extreme share its gradient, whichever row they are in.
+        # All elements that equal the extremum share its gradient, whichever row they are in.
         inner = replace(inner, gradient=gradient, partial=True)
-    return replace(extreme, inputs=(inner,), gradient=gradient)
+    return replace(extremum, inputs=(inner,), gradient=gradient)
 
 
 def _with_slope(result: Tracer, x: Tracer, slope: Tracer) -> Tracer:
@@ -124,7 +124,7 @@ def _enter_extremes(name: str) -> None:
     def of_all(input: Value) -> Value:
         return reduce_dims(name, require_float(input, name), None, gradient="chosen")
 
-    # Where the extremes are, PyTorch's second result, is not computed.
+    # Where the extrema are, PyTorch's second result, is not computed.
     @rule(name=f"{name}_dim", eager=lambda x, dim, keepdim: function(x, dim, keepdim).values, reduces=True)
     def along_dim(input: Value, dim: int, keepdim: bool = False) -> Value:
         return reduce_dims(name, require_float(input, name), dim, keepdim, gradient="first")

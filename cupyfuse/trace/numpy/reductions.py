@@ -1,4 +1,4 @@
-"""NumPy's reductions: with masks and initial values, ignoring NaN, positions of extremes, averages, norms."""
+"""NumPy's reductions: with masks and initial values, ignoring NaN, positions of extrema, averages, norms."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def reduction(op: str) -> Callable[..., Any]:
     return call
 
 
-def extreme(op: str) -> Callable[..., Any]:
+def extremum(op: str) -> Callable[..., Any]:
     """Return `np.max` or `np.min`, which take no dtype."""
     general = reduction(op)
 
@@ -174,7 +174,7 @@ def nan_extreme(op: str) -> Callable[..., Any]:
     def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
         keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
         if _options(more) or not dtypes.is_float(a._node.dtype):
-            return extreme(op)(a, axis, out, keepdims, **_options(more))
+            return extremum(op)(a, axis, out, keepdims, **_options(more))
         found = reduce(op, apply("where", apply("isnan", a), limit, a), axis, keepdims, out=out)
         some = reduce("sum", _valid(a), axis, keepdims)
         return apply("where", some > 0, found, math.nan)
@@ -207,13 +207,13 @@ def nanstd(*args: Any, **options: Any) -> Any:
     return apply("sqrt", nanvar(*args, **options))
 
 
-# Positions of extremes ----------------------------------------------------------------------------------------------
+# Positions of extrema -----------------------------------------------------------------------------------------------
 
 _EXACT_POSITIONS = 1 << 24  # of float32
 
 
 def arg_extreme(op: str) -> Callable[..., Any]:
-    """Return `np.argmax` or `np.argmin`: the first position of the extreme, or of NaN."""
+    """Return `np.argmax` or `np.argmin`: the first position of the extremum, or of NaN."""
 
     def call(a: Tracer, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
         keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
@@ -285,10 +285,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.sum: reduction("sum"),
     np.prod: reduction("prod"),
     np.mean: mean,
-    np.max: extreme("max"),
-    np.min: extreme("min"),
-    np.amax: extreme("max"),
-    np.amin: extreme("min"),
+    np.max: extremum("max"),
+    np.min: extremum("min"),
+    np.amax: extremum("max"),
+    np.amin: extremum("min"),
     np.var: var,
     np.std: std,
     np.any: truth("any"),
