@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import trace
-from ..ir.parts import average_pool
+from ..ir.slices import average_pool
 from ..trace import ScalarArgument, Tracer, apply, fail, reduce
 from .eager import as_matrix, traceable
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var

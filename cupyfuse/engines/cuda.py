@@ -148,9 +148,9 @@ class CudaExecutable:
         for view in views(node):
             if view.op == "transpose":
                 place = place.transposed
-            elif view.op == "part":
+            elif view.op == "slice":
                 (row, down), (col, across) = view.dims
-                place = place.part(row, down, col, across)
+                place = place.slice(row, down, col, across)
             else:
                 place = Place(place.slot, view.shape[1], 1)
         return place

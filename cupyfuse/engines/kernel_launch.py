@@ -40,7 +40,7 @@ class Place:
     def transposed(self) -> Place:
         return Place(self.slot, self.col_stride, self.row_stride, self.offset)
 
-    def part(self, row: int, down: int, col: int, across: int) -> Place:
+    def slice(self, row: int, down: int, col: int, across: int) -> Place:
         """Begin at a row and a column, and take every `down`-th row and every `across`-th column."""
         start = self.offset + row * self.row_stride + col * self.col_stride
         return Place(self.slot, self.row_stride * down, self.col_stride * across, start)

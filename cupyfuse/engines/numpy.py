@@ -117,7 +117,7 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
     for view in views(node):
         if view.op == "transpose":
             value = value.T
-        elif view.op == "part":
+        elif view.op == "slice":
             ((row, down), (col, across)), (rows, cols) = view.dims, view.shape
             steps = (down * value.strides[0], across * value.strides[1])
             value = np.lib.stride_tricks.as_strided(value[row:, col:], (rows, cols), steps)

@@ -8,7 +8,7 @@ Operators:
 ====================  ==================================================================================================
 input                 argument number `argument`, called `name`, of `ndim` dimensions
 const                 the Python number `value`, weak in promotion; with a `name`, a parameter of the kernel;
-                      with a `number`, one that a call brings, and `value` is NaN
+                      with a `number`, one that each call brings, and `value` is NaN
 positions             0, 1, 2, ... along `axis`: (n, 1) or (1, n)
 cast                  the input converted to the node's dtype
 broadcast             the input repeated along its axes of length one
@@ -16,17 +16,17 @@ stop_gradient         the input as a constant for differentiation
 a pointwise operator  a row of `operators.POINTWISE`
 a reduction           a row of `operators.REDUCTIONS` along `axis` (0: down the columns, 1: along the rows)
 matmul                (R, K) x (K, C)
-batched_matmul        products of `batches.count` pairs of matrices, which lie one below the other in each operand
-accumulate            the third input plus (R, K) x (K, C), written over that input, an argument
-put                   the first input with regular places replaced by the second, likewise
+batched_matmul        `batches.count` matrix products; the matrices of an operand are stacked by rows
+accumulate            inputs (a, b, c): a @ b added in place to the argument c
 split                 a float32 matrix as `parts` float16 ones and a scale for each row (`kernels_cu/split_pieces.cuh`)
-split_matmul          (R, K) x (C, K)^T from splits; inputs: both splits, both operands; from splits of one part but for
-                      its factors
-factor                the `name` factor (row, row_rest, column) of a product from splits of one part, as a row or column
+split_matmul          (R, K) x (C, K)^T; inputs: the splits of both operands, then both operands. From splits of one part
+                      the result is still to be multiplied by its factors
+factor                a factor of such a product, by `name`: row, row_rest or column
 transpose, reshape    another view of the same elements
-part                  a view of rows and columns at regular distances: `dims` are (first, step) of each
-strided               a copy of regular places of the input's elements in C order: pairs (length, stride), `offset`
-guard                 `guard(fast, exact)`: fast where that is finite, else exact, evaluated only there
+slice                 a view of every `step`-th row and column; `dims` has (first, step) for both axes
+strided               a copy of a strided view of the input; `dims` has (length, stride) pairs, `offset` its first element
+put                   a copy of the first input with such a view of it replaced by the second input
+guard                 inputs (fast, exact): fast where that is finite, else exact, evaluated only there
 custom_derivative     inputs (value, x, slope, ...): value, with its own partial derivative `slope` by each `x`
 library               result number `result` of `call`, a function of NumPy or CuPy on whole arrays
 ====================  ==================================================================================================
@@ -51,7 +51,7 @@ Shape = tuple[int, int]
 T = TypeVar("T")
 
 # Operators that are views of their input in memory.
-VIEWS = ("transpose", "reshape", "part")
+VIEWS = ("transpose", "reshape", "slice")
 # Operators that pass on their one input: in another dtype, in a larger shape, without its gradient.
 PASS_THROUGH = ("cast", "broadcast", "stop_gradient")
 
@@ -66,17 +66,17 @@ class Node:
     ----------
     axis : of a reduction or of positions
     value : of a const
-    name : of an input, or of a const that is a kernel parameter
-    number : of a const that each call brings
-    argument, ndim : of an input: its argument number, and the dimensions of the user's array
+    name : of an input, of a const that is a kernel parameter, or of a factor
+    argument, ndim : of an input: its argument number, and the number of dimensions of the user's array
     gradient : of an extremum: which elements get its gradient, see `adjoints.extremum_adjoint`
     partial : of an extremum: whether it is the first of two steps that reduce a whole matrix
-    by_columns : of a split: whether columns are contiguous in memory
+    by_columns : of a split: whether its operand is column-major
     parts : of a split and of its products: 2 for hi and lo, 1 for hi alone
-    how : of a matrix product: how it is computed, and why
-    dims, offset : of a part, a strided copy, and of put: see above
+    how : of a matrix product: how it is computed, and why; for reports
+    dims, offset : of slice, strided and put: see above
     batches : of a batched product
-    call, result : of a library step: the call, and which of its results this is
+    call, result : of a library node: the call, and which of its results this is
+    number : of a const that each call brings
     """
 
     op: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ir import graph as g
 from ..ir.graph import Graph, Node
-from ..ir.parts import average_pool
+from ..ir.slices import average_pool
 from .linear import Term, add_all, convert, convert_or_none, eliminate_products, linear_form, scaled
 from .notes import Note
 

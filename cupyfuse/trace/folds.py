@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..ir import graph as g
-from ..ir import parts
+from ..ir import slices
 from .axes import Axes
 from .tracer import Tracer
 
@@ -157,7 +157,7 @@ class Conversion:
         folded = self.x._trace.folded
         if self._key not in folded:
             dims, base = self._dims
-            folded[self._key] = parts.strided(base, dims, self.node_shape)
+            folded[self._key] = slices.strided_copy(base, dims, self.node_shape)
         return folded[self._key]
 
 

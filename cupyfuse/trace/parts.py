@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..ir import graph as g
-from ..ir import parts
+from ..ir import slices
 from .axes import Axes
 from .broadcasting import expand
 from .folds import in_fold, in_memory, strides_of
@@ -97,7 +97,9 @@ def part(x: Tracer, selection: Selection) -> Tracer:
         return x._trace.array(cut(node), counts.picked(selection.order))
     base, strides = strides_of(x)
     dims = [(count, step * strides.get(p, 0)) for p, _, step, count in rows + cols]
-    return x._trace.array(parts.strided(base, dims or [(1, 0)], counts.node_shape), counts.picked(selection.order))
+    return x._trace.array(
+        slices.strided_copy(base, dims or [(1, 0)], counts.node_shape), counts.picked(selection.order)
+    )
 
 
 def _held(x: Tracer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -178,8 +180,8 @@ class _Cut:
                 (0, 1, 1) if node.shape[a] == 1 else (first, *(flat[0][::-1] if flat else (1, 1)))
                 for a, (flat, first) in enumerate((self.rows, self.cols))
             )
-            return parts.part(node, rows, cols)
-        return parts.strided(base, dims or [(1, 0)], shape, offset)
+            return slices.slice_view(node, rows, cols)
+        return slices.strided_copy(base, dims or [(1, 0)], shape, offset)
 
 
 def _is_whole(dims: list[tuple[int, int]]) -> bool:
@@ -226,7 +228,7 @@ def put(x: Tracer, selection: Selection, value: Tracer) -> Tracer:
     given = g.broadcast(in_fold(value, fold), fold.node_shape)
     dims = [(selection.counts[p], selection.cuts[p][1] * strides[p]) for p in fold.rows + fold.cols]
     offset = sum(selection.cuts[p][0] * strides[p] for p in fold.rows + fold.cols)
-    node = parts.put(base, given, dims, offset)
+    node = slices.put(base, given, dims, offset)
     return x._trace.array(node if base is x._node else g.transpose(node), x._axes)
 
 

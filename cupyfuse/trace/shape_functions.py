@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from ..ir import parts
+from ..ir import slices
 from .axes import Axes, normalize_axes
 from .broadcasting import broadcast_to, expand
 from .folds import in_fold, strides_of
@@ -65,7 +65,7 @@ def _pick_diagonal(x: Tracer, place: tuple[int, int, int]) -> Tracer:
     axes = Axes.by_rows(shape)
     dims = [(x.shape[p], strides.get(p, 0)) for p in kept] + [(count, down + across)]
     first = max(offset, 0) * across - min(offset, 0) * down if count else 0
-    return x._trace.array(parts.strided(base, dims, axes.node_shape, first), axes)
+    return x._trace.array(slices.strided_copy(base, dims, axes.node_shape, first), axes)
 
 
 def _as_numpy(function: Any) -> Callable[..., Any]:

@@ -77,7 +77,7 @@ def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
     for operand in product.inputs:
         matrix, _ = lines(operand)
         layout = layouts.get(matrix.argument) if matrix.op == "input" else None
-        if matrix.op == "part" or (layout is not None and not layout.contiguous):
+        if matrix.op == "slice" or (layout is not None and not layout.contiguous):
             return "an operand is not contiguous"
         count, length = matrix.shape
         if count > 1 and length % LINE:

@@ -65,7 +65,7 @@ def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 
 
 def views(node: Node) -> list[Node]:
-    """List the transposes, reshapes and parts that make a node of the value in memory beneath, in their order."""
+    """List the transposes, reshapes and slices between the value in memory and a node, in the order of their application."""
     found = []
     while node.op in g.VIEWS:
         found.append(node)
@@ -77,7 +77,7 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     turned = False
     while node.op == "transpose":
         node, turned = node.inputs[0], not turned
-    if node.op == "part":
+    if node.op == "slice":
         whole, ((_, down), (_, across)) = layout_of(node.inputs[0], layouts), node.dims
         layout = Layout(
             whole.unit_cols and (across == 1 or node.shape[1] <= 1),
@@ -111,9 +111,9 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         return value.op != "transpose" and layout_of(value, layouts).contiguous
 
     def readable(reader: Node, value: Node) -> Node:
-        if value.op not in ("input", "transpose", "part"):
+        if value.op not in ("input", "transpose", "slice"):
             return value
-        if reader.op in ("matmul", "split") and _is_part(value):
+        if reader.op in ("matmul", "split") and _views_slice(value):
             return copied(value)
         layout = layout_of(value, layouts)
         if layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts):
@@ -136,9 +136,9 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     return graph.replace(done)
 
 
-def _is_part(node: Node) -> bool:
+def _views_slice(node: Node) -> bool:
     while node.op in g.VIEWS:
-        if node.op == "part":
+        if node.op == "slice":
             return True
         node = node.inputs[0]
     return False
@@ -150,7 +150,7 @@ def results_in_memory(graph: Graph) -> Graph:
 
     def own(node: Node) -> Node:
         base = resolve(node)
-        fresh = base.op not in ("input", "const") and base not in used and not _is_part(node)
+        fresh = base.op not in ("input", "const") and base not in used and not _views_slice(node)
         copied = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
         result = node if fresh else Node(copied, (node,), node.shape, node.dtype)
         used.add(resolve(result))

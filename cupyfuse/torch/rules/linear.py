@@ -10,7 +10,7 @@ import torch
 
 from ... import trace
 from ...ir import graph as g
-from ...ir.parts import average_pool
+from ...ir.slices import average_pool
 from ...trace import matrix_node
 from .table import F, Refused, leave_unfused, overload, rule, swapped, two
 from .values import Value, broadcast_shapes, refuse, require_float
