@@ -19,12 +19,12 @@ matmul                (R, K) x (K, C)
 batched_matmul        `batches.count` matrix products; the matrices of an operand are stacked by rows
 accumulate            inputs (a, b, c): a @ b added in place to the argument c
 split                 a float32 matrix as `parts` float16 ones and a scale for each row (`kernels_cu/split_pieces.cuh`)
-split_matmul          (R, K) x (C, K)^T; inputs: the splits of both operands, then both operands. From splits of one part
-                      the result is still to be multiplied by its factors
+split_matmul          (R, K) x (C, K)^T; inputs: the splits of both operands, then both operands. Of splits of one part
+                      the result has still to be multiplied by its factors
 factor                a factor of such a product, by `name`: row, row_rest or column
 transpose, reshape    another view of the same elements
-slice                 a view of every `step`-th row and column; `dims` has (first, step) for both axes
-strided               a copy of a strided view of the input; `dims` has (length, stride) pairs, `offset` its first element
+slice                 a view of every `step`-th row and column; `dims` has (first, step) for each axis
+strided               a copy of a strided view of the input: (length, stride) pairs in `dims`, first element `offset`
 put                   a copy of the first input with such a view of it replaced by the second input
 guard                 inputs (fast, exact): fast where that is finite, else exact, evaluated only there
 custom_derivative     inputs (value, x, slope, ...): value, with its own partial derivative `slope` by each `x`

@@ -65,7 +65,7 @@ def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 
 
 def views(node: Node) -> list[Node]:
-    """List the transposes, reshapes and slices between the value in memory and a node, in the order of their application."""
+    """List the views that make a node of the value in memory beneath, in the order in which they apply."""
     found = []
     while node.op in g.VIEWS:
         found.append(node)
