@@ -168,7 +168,7 @@ def number(value: Number, name: str) -> Node:
     return Node("const", (), (1, 1), "float64", value=math.nan, name=name, number=value)
 
 
-def count(n: int, axis: int) -> Node:
+def axis_length(n: int, axis: int) -> Node:
     """Return an axis's length as a node; the number of rows is a kernel parameter, as it varies from call to call."""
     return const(float(n), "row_count" if axis == 0 else "")
 

@@ -81,7 +81,7 @@ def _before_broadcast(node: Node, compact: _Compact) -> Node:
         if one is None:
             return node
         n = node.inputs[0].shape[node.axis]
-        return g.pointwise("multiply", one, g.count(n, node.axis)) if node.op == "sum" else one
+        return g.pointwise("multiply", one, g.axis_length(n, node.axis)) if node.op == "sum" else one
     if node.pointwise and node.op not in (*g.PASS_THROUGH, "guard"):
         short = [compact.along_both(i) for i in node.inputs]
         if any(a is not b for a, b in zip(short, node.inputs, strict=True)):

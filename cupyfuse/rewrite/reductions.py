@@ -27,7 +27,7 @@ def lower_mean(node: Node) -> Node:
     if node.op != "mean":
         return node
     x = node.inputs[0]
-    return g.pointwise("divide", g.reduce("sum", x, node.axis), g.count(x.shape[node.axis], node.axis))
+    return g.pointwise("divide", g.reduce("sum", x, node.axis), g.axis_length(x.shape[node.axis], node.axis))
 
 
 def lower_logsumexp(node: Node) -> Node:

@@ -89,7 +89,7 @@ def sum_to_shape(cotangent: Node, shape: Shape, whole: Shape) -> Node:
             if cotangent.shape[axis] != 1:
                 cotangent = g.reduce("sum", cotangent, axis)
             else:  # constant along the axis: its sum is a multiple
-                cotangent = g.pointwise("multiply", cotangent, g.count(whole[axis], axis))
+                cotangent = g.pointwise("multiply", cotangent, g.axis_length(whole[axis], axis))
     return cotangent
 
 
@@ -182,7 +182,7 @@ def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
     scaled = scale_cotangent(cotangent, partial._node if isinstance(partial, Tracer) else partial)
     assert scaled is not None
     if node.op in ("mean", "moment2"):  # whose derivatives in the table leave out 1 / n
-        return g.pointwise("divide", scaled, g.count(x.shape[axis], axis))
+        return g.pointwise("divide", scaled, g.axis_length(x.shape[axis], axis))
     return scaled
 
 
