@@ -136,6 +136,6 @@ def graph_key(graph: g.Graph) -> list[Hashable]:
     lines: list[Hashable] = []
     for node in g.topological(graph.roots):
         numbers[node] = len(numbers)
-        lines.append((g.operation(node), tuple(numbers[i] for i in node.inputs)))
+        lines.append((g.operation_key(node), tuple(numbers[i] for i in node.inputs)))
     effects = tuple((argument, numbers[n]) for argument, n in graph.effects)
     return [*lines, tuple(numbers[n] for n in graph.outputs), effects]

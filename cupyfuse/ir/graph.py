@@ -309,7 +309,7 @@ def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) 
     return replace(node, inputs=tuple(inputs), shape=shape)
 
 
-def operation(node: Node) -> tuple[object, ...]:
+def operation_key(node: Node) -> tuple[object, ...]:
     """Return a key of what a node does: all but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
     own = (node.axis, repr(node.value), node.name, node.number, node.argument, node.ndim)
@@ -317,9 +317,9 @@ def operation(node: Node) -> tuple[object, ...]:
     return node.op, node.shape, node.dtype, *own, *how, node.dims, node.offset, node.batches
 
 
-def signature(node: Node) -> tuple[object, ...]:
+def expression_key(node: Node) -> tuple[object, ...]:
     """Return a key that is equal for nodes with the same operation on the same inputs."""
-    return *operation(node), node.inputs
+    return *operation_key(node), node.inputs
 
 
 # Walks --------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ def share_common_subexpressions(graph: Graph) -> Graph:
     seen: dict[tuple[object, ...], Node] = {}
 
     def rule(node: Node) -> Node:
-        return seen.setdefault(g.signature(node), node)
+        return seen.setdefault(g.expression_key(node), node)
 
     return g.rewrite(graph, rule)
 

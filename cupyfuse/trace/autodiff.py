@@ -73,12 +73,12 @@ def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> lis
     done = {n: n for n in forward}
     seen: dict[object, Node] = {}
     for node in done:
-        seen.setdefault(g.signature(node), node)
+        seen.setdefault(g.expression_key(node), node)
     for node in g.topological(r for r in roots if r is not None):
         if node not in done:
             fresh = g.with_inputs(node, [done[i] for i in node.inputs])
             # Inputs are distinct even where their names and numbers agree.
-            done[node] = seen.setdefault(g.signature(fresh), fresh) if node.inputs else node
+            done[node] = seen.setdefault(g.expression_key(fresh), fresh) if node.inputs else node
     return [None if r is None else done[r] for r in roots]
 
 

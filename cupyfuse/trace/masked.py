@@ -180,7 +180,7 @@ def _are_equal(a: g.Node, b: g.Node) -> bool:
     done: dict[g.Node, g.Node] = {}
     for node in g.topological((a, b)):
         same = g.with_inputs(node, [done[i] for i in node.inputs])
-        done[node] = first.setdefault(g.signature(same), same)
+        done[node] = first.setdefault(g.expression_key(same), same)
     return done[a] is done[b]
 
 

@@ -99,7 +99,7 @@ def stored(node: Node) -> Node:
 def _is_stored(node: Node) -> bool:
     if node.op != "cast" or not node.inputs[0].reduction:
         return False
-    return g.signature(node) == g.signature(stored(node.inputs[0]))
+    return g.expression_key(node) == g.expression_key(stored(node.inputs[0]))
 
 
 def _reachable(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:

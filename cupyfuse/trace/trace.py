@@ -130,7 +130,7 @@ class Trace:
     def _compare(self, node: g.Node, position: int) -> None:
         assert self._repeats is not None and self._repeats._made is not None
         before = self._repeats._made
-        if position >= len(before) or g.operation(node) != g.operation(before[position]):
+        if position >= len(before) or g.operation_key(node) != g.operation_key(before[position]):
             fail(
                 "what differs from run to run",
                 "a fused function is traced twice, and the second trace did something else here: random numbers, the "
