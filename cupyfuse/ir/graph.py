@@ -187,7 +187,7 @@ def pointwise(op: str, *inputs: Node) -> Node:
     if all(n.op == "const" for n in inputs):
         return _fold_constants(op, row, inputs)
     values = inputs[1:] if op == "where" else inputs
-    dtype = promoted(values)
+    dtype = promoted_dtype(values)
     if row.result == "float":
         dtype = dtypes.as_float(dtype, op)
     elif row.result == "bool":
@@ -226,7 +226,7 @@ def _fold_constants(op: str, row: Operator, inputs: tuple[Node, ...]) -> Node:
     return number(computed(op, fold, operands), next(n.name for n in inputs if n.number))
 
 
-def promoted(nodes: Iterable[Node]) -> str:
+def promoted_dtype(nodes: Iterable[Node]) -> str:
     nodes = list(nodes)
     strong = [n.dtype for n in nodes if n.op != "const"]
     return dtypes.promote_weak(strong, [n.value for n in nodes if n.op == "const"])
@@ -236,7 +236,7 @@ def operand_dtype(node: Node) -> str:
     """Return the dtype in which a node is computed: its own, or that of the operands of a comparison."""
     if node.dtype != "bool" or node.op in (*PASS_THROUGH, "where"):
         return node.dtype
-    return promoted(node.inputs)
+    return promoted_dtype(node.inputs)
 
 
 def cast(node: Node, dtype: str) -> Node:
@@ -271,7 +271,7 @@ def reduce(op: str, node: Node, axis: int, gradient: str = "") -> Node:
 
 
 def matmul(a: Node, b: Node) -> Node:
-    return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted((a, b)))
+    return Node("matmul", (a, b), (a.shape[0], b.shape[1]), promoted_dtype((a, b)))
 
 
 def is_product(node: Node) -> bool:

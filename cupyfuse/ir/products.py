@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from .batches import Batches
-from .graph import Node, Shape, promoted
+from .graph import Node, Shape, promoted_dtype
 
 
 def batched_matmul(a: Node, b: Node, batches: Batches) -> Node:
     shape = (batches.count * batches.rows, batches.cols)
     how = f"cuBLAS {a.dtype}, {batches.count} products in strided batches"
-    return Node("batched_matmul", (a, b), shape, promoted((a, b)), how=how, batches=batches)
+    return Node("batched_matmul", (a, b), shape, promoted_dtype((a, b)), how=how, batches=batches)
 
 
 def split(node: Node, parts: int = 2) -> Node:

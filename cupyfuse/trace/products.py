@@ -30,7 +30,7 @@ def matmul(a: Any, b: Any) -> Tracer:
             raise ValueError(
                 f"matmul: operands need at least 1 dimension, got shapes {a.shape} and {b.shape}\n  at {user_line()}"
             )
-    if not dtypes.is_float(g.promoted((a._node, b._node))):
+    if not dtypes.is_float(g.promoted_dtype((a._node, b._node))):
         return call_library("matmul", [a, b])
     depth = b.shape[max(b.ndim - 2, 0)]
     if a.shape[-1] != depth:
@@ -62,7 +62,7 @@ def _multiply_batches(a: Tracer, b: Tracer) -> Tracer:
         raise ValueError(
             f"matmul: the batches of shapes {a.shape} and {b.shape} cannot be broadcast together\n  at {user_line()}"
         ) from None
-    dtype = g.promoted((a._node, b._node))
+    dtype = g.promoted_dtype((a._node, b._node))
     nodes, transposed, shared = [], [], []
     for x in (a.astype(dtype, copy=False), b.astype(dtype, copy=False)):
         matrix = x.shape[-2:]

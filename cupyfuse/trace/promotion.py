@@ -59,7 +59,7 @@ def convert(op: str, operands: list[Tracer]) -> Converted:
     """
     strong = [t._node.dtype for t in operands if t._node.op != "const"]
     values = operands[1:] if op == "where" else operands
-    dtype = g.promoted(t._node for t in values)
+    dtype = g.promoted_dtype(t._node for t in values)
     if all(map(dtypes.is_float, strong)) and not dtypes.is_opaque(dtype):
         return Converted(operands)
     if any(map(dtypes.is_opaque, (*strong, dtype))):

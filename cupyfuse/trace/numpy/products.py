@@ -156,7 +156,7 @@ def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
     """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
     if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
         return None
-    dtype = g.promoted(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
+    dtype = g.promoted_dtype(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
     sizes = {c: n for term, x in operands for c, n in zip(term, x.shape, strict=True)}
     if any(n == 0 and c not in result for c, n in sizes.items()):
         # Sums of no terms are 0, also where the other operand is infinite, and where NumPy's einsum gives NaN.
