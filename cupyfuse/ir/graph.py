@@ -44,7 +44,7 @@ import numpy as np
 from .. import dtypes
 from .batches import Batches
 from .library import LibraryCall
-from .numbers import Number, computed
+from .numbers import Number, function_of_numbers
 from .operators import POINTWISE, REDUCTIONS, Operator
 
 Shape = tuple[int, int]
@@ -206,7 +206,7 @@ def _rounded_to(node: Node, dtype: str) -> Node:
         return float(np.asarray(value).astype(dtypes.to_numpy(dtype)).astype(np.float64))
 
     if node.number is not None:
-        return number(computed(dtype, rounded, (node.number,)), node.name)
+        return number(function_of_numbers(dtype, rounded, (node.number,)), node.name)
     return const(rounded(node.value))
 
 
@@ -223,7 +223,7 @@ def _fold_constants(op: str, row: Operator, inputs: tuple[Node, ...]) -> Node:
     if type(fold(*(n.value for n in inputs))) is not float:
         return const(fold(*(n.value if n.number is None else n.number.read() for n in inputs)))
     operands = [n.value if n.number is None else n.number for n in inputs]
-    return number(computed(op, fold, operands), next(n.name for n in inputs if n.number))
+    return number(function_of_numbers(op, fold, operands), next(n.name for n in inputs if n.number))
 
 
 def promoted_dtype(nodes: Iterable[Node]) -> str:

@@ -36,7 +36,7 @@ class Number:
         return hash(self.text)
 
 
-def computed(name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> Number:
+def function_of_numbers(name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> Number:
     """Return what a function, called `name`, computes of numbers."""
 
     def call(values: Sequence[Any]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.numbers import Number, computed
+from ..ir.numbers import Number, function_of_numbers
 from .tracer import Tracer
 
 _NUMBERS = (int, float, bool)
@@ -66,7 +66,7 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
             return NotImplemented
         right = other._number if type(other) is TracedNumber else other
         operands = (right, self._number) if swapped else (self._number, right)
-        return TracedNumber(computed(name, function, operands), self.name, self._trace)
+        return TracedNumber(function_of_numbers(name, function, operands), self.name, self._trace)
 
     return method
 
@@ -87,7 +87,7 @@ for _name in ("neg", "pos", "abs"):
         TracedNumber,
         f"__{_name}__",
         lambda self, name=_name, function=_unary: TracedNumber(
-            computed(name, function, (self._number,)), self.name, self._trace
+            function_of_numbers(name, function, (self._number,)), self.name, self._trace
         ),
     )
 for _name in ("bool", "int", "trunc", "floor", "ceil", "round", "hash", "repr", "str", "format", "divmod", "rdivmod"):
