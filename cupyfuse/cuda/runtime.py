@@ -227,7 +227,7 @@ class CupyRuntime(NumpyLikeArrays, KernelsAndProducts):
 
     def library_function(self, call: LibraryCall) -> Function:
         try:
-            return call.found_in(self._cupy)
+            return call.resolve_in(self._cupy)
         except AttributeError:
             raise EngineError(
                 f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "

@@ -194,7 +194,7 @@ def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]
     """Call NumPy's function; results that are views of its operands are copied."""
     call, operands = step.nodes[0].call, step.nodes[0].inputs
     assert call is not None
-    results = call.run(call.found_in(np), [_view_of(i, memory) for i in operands])
+    results = call.run(call.resolve_in(np), [_view_of(i, memory) for i in operands])
     for node in step.outputs:
         memory[node] = np.array(results[node.result], dtypes.to_numpy(storage[node]), order="C").reshape(node.shape)
 

@@ -56,11 +56,11 @@ class LibraryCall:
         object.__setattr__(self, "key", f"{self.arguments!r} {sorted(self.options.items())!r}")
 
     def __repr__(self) -> str:
-        return called(self.function)
+        return display_name(self.function)
 
-    def found_in(self, namespace: Any) -> Callable[..., Any]:
+    def resolve_in(self, namespace: Any) -> Callable[..., Any]:
         """Return the function of a library; AttributeError if the library lacks it."""
-        return function_of(self.function, namespace)
+        return resolve_function(self.function, namespace)
 
     def run(self, function: Callable[..., Any], arrays: Sequence[Any]) -> list[Any]:
         """Call the function on arrays; returns all of its results."""
@@ -80,7 +80,7 @@ class LibraryCall:
         return found
 
 
-def called(function: str) -> str:
+def display_name(function: str) -> str:
     """Return how a function is called in a user's code."""
     shown = {"getitem": "x[index]", "setitem": "x[index] = y"}
     return shown.get(function) or (
@@ -88,7 +88,7 @@ def called(function: str) -> str:
     )
 
 
-def function_of(name: str, namespace: Any) -> Callable[..., Any]:
+def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
     """Return a function by its name in a `LibraryCall`; AttributeError if there is none."""
     if name in _INDEXING:
         return _INDEXING[name]

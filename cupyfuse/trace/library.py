@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from ..ir.library import LibraryCall, Operand, called, function_of, replace_operands
+from ..ir.library import LibraryCall, Operand, display_name, replace_operands, resolve_function
 from .axes import Axes
 from .broadcasting import axis_labels
 from .folds import in_fold
@@ -50,7 +50,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     TraceError
         The trace is strict, an argument is no constant, or a result cannot be traced.
     """
-    name, options = called(function), options or {}
+    name, options = display_name(function), options or {}
     first = next(tracers_in((tuple(arguments), options)), None)
     if first is None:
         fail(name, "none of its operands is an array")
@@ -204,7 +204,7 @@ def _tried(function: str, arguments: tuple[Any, ...], options: dict[str, Any], f
     """Call the function on arrays of these shapes; its errors name the user's line."""
     name = found.name
     samples = [_sample(function, t, value) for t in found.tracers]
-    numpy = function_of(function, np)
+    numpy = resolve_function(function, np)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

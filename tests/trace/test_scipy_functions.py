@@ -22,7 +22,7 @@ from scipy.stats import norm
 from support import HOST, NUMPY, Engine, assert_close, normal
 
 import cupyfuse as cf
-from cupyfuse.ir.library import function_of
+from cupyfuse.ir.library import resolve_function
 from cupyfuse.trace.numpy.scipy import FUNCTIONS
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -78,7 +78,7 @@ def test_results_by_name() -> None:
 @pytest.mark.parametrize("module", FUNCTIONS)
 def test_functions_exist(module: str) -> None:
     for name in FUNCTIONS[module].split():
-        assert callable(function_of(f"{module}.{name}", np)), f"{module}.{name}"
+        assert callable(resolve_function(f"{module}.{name}", np)), f"{module}.{name}"
 
 
 def test_strict_refuses() -> None:

@@ -215,7 +215,7 @@ class HostRuntime(NumpyLikeArrays):
         return (*words, *(0,) * (WORDS - len(words)))
 
     def library_function(self, call: LibraryCall) -> Callable[..., Any]:
-        function = call.found_in(np)
+        function = call.resolve_in(np)
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with np.errstate(all="ignore"):
