@@ -13,7 +13,7 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..ir.operators import REDUCTIONS
-from ..plan.schedule import Step, resolve
+from ..plan.schedule import Step, base_of
 
 # Places: one value per element, per row, per column, or one in all; guards read ANY with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
@@ -121,7 +121,7 @@ class Program:
 
     def _add(self, node: Node, place: str, written: bool, used: set[str]) -> None:
         """Add a parameter of the kernel for a value, under a name that is not in `used`."""
-        base = resolve(node)
+        base = base_of(node)
         name = f"out{len(self.outputs)}" if written else _input_name(node, base)
         stem, copies = name, 1
         while {name, f"{name}_rows", f"{name}_cols"} & used:

@@ -19,7 +19,7 @@ from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, arrange, contiguous_strides, resolve, row_stride, views
+from ..plan.schedule import Step, arrange, base_of, contiguous_strides, row_stride, view_chain
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 from .product_launch import ProductLaunch
 
@@ -68,7 +68,7 @@ class CudaExecutable:
                 self._strides[node] = tuple(array.shape), tuple(runtime.strides(array))
         self._results = []
         for o in plan.outputs:
-            base = resolve(o.node)
+            base = base_of(o.node)
             self._places[base] = Place(self._slot(), base.shape[1], 1)
             shape = o.shape if o.direct else base.shape
             self._results.append(_Result(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
@@ -132,7 +132,7 @@ class CudaExecutable:
         """Whether a step may write `node` over `source`: no other element and no later step needs the old value."""
         written = False
         for step in self.plan.steps:
-            reads = [n for n in (*step.inputs, *step.repair_inputs) if resolve(n) is source]
+            reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is source]
             if written and reads:
                 return False
             if node in step.outputs:
@@ -144,8 +144,8 @@ class CudaExecutable:
         return written
 
     def _place(self, node: Node) -> Place:
-        place = self._places[resolve(node)]
-        for view in views(node):
+        place = self._places[base_of(node)]
+        for view in view_chain(node):
             if view.op == "transpose":
                 place = place.transposed
             elif view.op == "slice":
@@ -185,7 +185,7 @@ class CudaExecutable:
             first, second, steps = batched_operands(node.batches)
 
         def bind(runtime: Runtime, _: int) -> Launch:
-            operand, result, precision = storage[resolve(a)], storage[node], self.plan.precision
+            operand, result, precision = storage[base_of(a)], storage[node], self.plan.precision
             product = runtime.product(first, second, operand, result, precision, steps, adds)
             return lambda at, stream: product(at[x], at[y], at[z], stream)
 
@@ -295,7 +295,7 @@ class CudaExecutable:
 
     def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
         """Return the memory of a value at `place` as an array."""
-        name = self.plan.scheduled.storage[resolve(node)]
+        name = self.plan.scheduled.storage[base_of(node)]
         start = addresses[place.slot] + place.offset * dtypes.ITEMSIZE[name]
         return self.runtime.view(start, node.shape, self.runtime.dtype(name), (place.row_stride, place.col_stride))
 
@@ -386,6 +386,6 @@ class CudaExecutable:
 
 def _view_of(node: Node, base: Any) -> Any:
     """Apply the transposes and reshapes of a node to the array that holds its base."""
-    for view in views(node):
+    for view in view_chain(node):
         base = base.T if view.op == "transpose" else base.reshape(view.shape)
     return base

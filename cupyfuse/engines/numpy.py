@@ -19,7 +19,7 @@ from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, dead_after, resolve, views
+from ..plan.schedule import Step, base_of, dead_after, view_chain
 from .straight_line import StraightLine, straight_line
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -113,8 +113,8 @@ def _matrix(array: Array) -> Array:
 
 
 def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
-    value = memory[resolve(node)]
-    for view in views(node):
+    value = memory[base_of(node)]
+    for view in view_chain(node):
         if view.op == "transpose":
             value = value.T
         elif view.op == "slice":
@@ -264,7 +264,7 @@ class _Block:
 
     def stored(self, node: Node) -> bool:
         """Whether a value is in memory; the step's own results have memory too, but perhaps no values yet."""
-        return resolve(node) in self.memory and node not in self.step.node_set
+        return base_of(node) in self.memory and node not in self.step.node_set
 
     def missing_operands(self, node: Node) -> tuple[Node, ...]:
         if node in self.values or node.op == "matmul" or self.stored(node):

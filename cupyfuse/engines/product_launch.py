@@ -12,7 +12,7 @@ from ..cuda.launch import launcher
 from ..cuda.runtime import Runtime
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
-from ..plan.schedule import Step, lines, resolve
+from ..plan.schedule import Step, base_of, lines
 from .kernel_launch import Addresses, Arguments, Launch, LaunchSpec, Place
 
 _ITEMSIZE = 2
@@ -79,7 +79,7 @@ class ProductLaunch:
         self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], numbers: int, processors: int
     ):
         self._step, self._place, self._numbers, self._processors = step, place, numbers, processors
-        self._dtype = storage[resolve(step.product.inputs[0])]
+        self._dtype = storage[base_of(step.product.inputs[0])]
         self._program = program_of(step, storage)
         self._arguments = Arguments(self._program, place)
         self._widest = min(2, fitting_vec(self._program, self._arguments.strides))
@@ -89,7 +89,7 @@ class ProductLaunch:
 
     def _with_vec(self, vec: int) -> GemmShape:
         return shape_of(
-            self._step, {resolve(self._step.product.inputs[0]): self._dtype}, self._program, self._processors, vec
+            self._step, {base_of(self._step.product.inputs[0]): self._dtype}, self._program, self._processors, vec
         )
 
     def spec(self) -> LaunchSpec:

@@ -16,7 +16,7 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE
-from ..plan.schedule import Step, resolve
+from ..plan.schedule import Step, base_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Memory = dict[Node, Array]
@@ -127,7 +127,7 @@ class StraightLine:
         return slot
 
     def _make(self, node: Node) -> int:
-        base = resolve(node)
+        base = base_of(node)
         if base in self._in_memory and node not in self._nodes:
             slot = self._new_slot()
             self._loads.append((slot, node, _computed_in(base.dtype)))

@@ -16,9 +16,9 @@ from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, s
 from .schedule import (
     Layout,
     NotRowwise,
+    base_of,
     choose_products,
     one_pass_variances,
-    resolve,
     schedule,
     takes_epilogues,
 )
@@ -90,7 +90,7 @@ class BlockPlanner:
     def _anchors(self) -> list[set[Node]]:
         """List the matrices between arguments and results, products and their operands, by their numbers of rows."""
         products = [n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"]
-        found = dict.fromkeys([*products, *(resolve(i) for n in products for i in n.inputs)])
+        found = dict.fromkeys([*products, *(base_of(i) for n in products for i in n.inputs)])
         by_rows: dict[int, list[Node]] = {}
         for node in sorted(found, key=lambda n: -n.nbytes):
             if node.inputs and 1 not in node.shape and node not in self.graph.roots:

@@ -12,7 +12,7 @@ from typing import Any
 from .. import devices
 from ..devices import Device
 from .report import cost, duration, heading, prepacked_heading, totals, workspace_lines
-from .schedule import Step, resolve
+from .schedule import Step, base_of
 
 Plan = Any  # `plan.Plan`, which imports this module
 
@@ -153,10 +153,10 @@ def _edges(drawing: _Drawing, steps: Sequence[Step], centres: Sequence[float]) -
     """Draw a line from each step to those that read what it writes, around the steps between."""
     writer = {node: i for i, step in enumerate(steps) for node in step.outputs}
     read = {
-        (writer[resolve(node)], reader)
+        (writer[base_of(node)], reader)
         for reader, step in enumerate(steps)
         for node in itertools.chain(step.inputs, step.repair_inputs)
-        if writer.get(resolve(node), reader) < reader
+        if writer.get(base_of(node), reader) < reader
     }
     for first, last in sorted(read):
         start, end = centres[first], centres[last]

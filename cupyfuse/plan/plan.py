@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..trace import Axes, Call, Labels
 from .picture import notebook_html, svg
 from .report import record, report
-from .schedule import Schedule, Step, arrange, resolve
+from .schedule import Schedule, Step, arrange, base_of
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -43,7 +43,7 @@ class Output:
     @property
     def direct(self) -> bool:
         """Whether the user's array, C-contiguous, is the value's memory as the step writes it."""
-        return resolve(self.node) is self.node and self.axes.in_order
+        return base_of(self.node) is self.node and self.axes.in_order
 
     def presented(self, matrix: Any) -> Any:
         """Return a view of the value (rows x columns) with the user's axes."""
@@ -255,7 +255,7 @@ class Plan:
         """Bytes that a call needs at once beside its arguments, prepacked values and results."""
         if self.blocks is not None:
             return self.blocks.workspace
-        results = {resolve(o.node) for o in self.outputs}
+        results = {base_of(o.node) for o in self.outputs}
         for arg, node in self.graph.effects:
             if node.op == "accumulate" or (node.op == "add" and node.inputs[0] is self.graph.inputs[arg]):
                 results.add(node)  # written over the argument

@@ -10,7 +10,7 @@ from ..ir.graph import Graph, Node
 from ..settings import Settings
 from ..trace import Axes
 from .plan import Output, Plan
-from .schedule import Cost, Layout, Schedule, fuse_epilogues, resolve, rounded, schedule
+from .schedule import Cost, Layout, Schedule, base_of, fuse_epilogues, rounded, schedule
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
 _READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library")
@@ -21,7 +21,7 @@ def scheduled_for(
 ) -> Schedule:
     """Schedule a graph, and give products their epilogues."""
     scheduled = schedule(graph, layouts, written)
-    results = set(map(resolve, scheduled.graph.roots))
+    results = set(map(base_of, scheduled.graph.roots))
     scheduled.steps = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
     return scheduled
 
@@ -71,14 +71,14 @@ def split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) ->
         costly[node] = node.reduction or node.op in _READ_STORED or any(costly[i] for i in node.inputs)
     eager = set(g.topological(graph.roots, lambda n: () if n in static else g.eager_inputs(n)))
     boundary: dict[Node, bool] = {}  # static value -> whether it is read in its own dtype, not a wider one
-    for root in map(resolve, graph.roots):
+    for root in map(base_of, graph.roots):
         if root in static and root.op not in ("input", "const"):
             boundary[root] = True
     for node in g.topological(graph.roots, lambda n: () if n in static else n.inputs):
         if node in static:
             continue
         for i in node.inputs:
-            base = resolve(i)
+            base = base_of(i)
             # A guard's exact form recomputes cheap values for the rare element that needs them.
             if (
                 base in static

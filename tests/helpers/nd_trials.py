@@ -17,7 +17,7 @@ from cupyfuse import dtypes
 from cupyfuse.api import planned_function
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
-from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, resolve, unfused_cost
+from cupyfuse.plan.schedule import MOST_FLOPS, base_of, cost_of, unfused_cost
 from cupyfuse.settings import plans_always
 
 Array = np.ndarray[Any, Any]
@@ -164,7 +164,7 @@ def order_holds(plan: Plan) -> None:
     """Assert that each step reads arguments and what earlier steps have written, and that none writes it again."""
     written: set[g.Node] = set()
     for step in plan.steps:
-        for value in map(resolve, (*step.inputs, *step.repair_inputs)):
+        for value in map(base_of, (*step.inputs, *step.repair_inputs)):
             assert value.op in ("input", "const") or value in written, f"{step.kind} reads {value} before it is written"
         again = written.intersection(step.outputs)
         assert not again, f"{step.kind} writes {again} again"

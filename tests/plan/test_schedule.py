@@ -15,7 +15,7 @@ import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
-from cupyfuse.plan.schedule import column_launches, column_splits, resolve
+from cupyfuse.plan.schedule import base_of, column_launches, column_splits
 
 SPECS = {
     "x": cf.spec((64, 32)),
@@ -257,7 +257,7 @@ def check(plan: Plan) -> None:
     there = set(plan.graph.inputs)
     for step in plan.steps:
         for node in (*step.inputs, *step.repair_inputs):
-            assert resolve(node) in there or resolve(node).op == "const", f"{step.kind} reads {node} before it exists"
+            assert base_of(node) in there or base_of(node).op == "const", f"{step.kind} reads {node} before it exists"
         inside = set(step.nodes)
         for node in step.nodes:
             for i in g.eager_inputs(node):
@@ -269,7 +269,7 @@ def check(plan: Plan) -> None:
         stored = plan.scheduled.storage
         assert step.writes == sum(n.size * dtypes.ITEMSIZE[stored[n]] for n in step.outputs)
         unique = dict.fromkeys(step.inputs)
-        assert step.reads == sum(n.size * dtypes.ITEMSIZE[stored[resolve(n)]] for n in unique)
+        assert step.reads == sum(n.size * dtypes.ITEMSIZE[stored[base_of(n)]] for n in unique)
         if step.kind in ("Gemm", "Copy"):
             assert len(step.nodes) == 1
             continue
@@ -282,7 +282,7 @@ def check(plan: Plan) -> None:
                 assert not (node.reduction and node.axis == 1)
                 assert node.shape[1] in (columns, 1)
     for root in plan.graph.roots:
-        assert resolve(root) in there
+        assert base_of(root) in there
     assert plan.launches == sum(s.launches for s in plan.steps)
 
 

@@ -20,13 +20,13 @@ from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .epilogues import fuse_epilogues, takes_epilogues
 from .memory import (
     Layout,
+    base_of,
     contiguous_strides,
     insert_copies,
-    resolve,
     results_in_memory,
     rounded,
     row_stride,
-    views,
+    view_chain,
 )
 from .moments import one_pass_variances
 from .products import choose_products
@@ -53,14 +53,14 @@ __all__ = [
     "fuse_epilogues",
     "lines",
     "one_pass_variances",
-    "resolve",
+    "base_of",
     "row_stride",
     "rounded",
     "schedule",
     "takes_epilogues",
     "tiles_for",
     "unfused_cost",
-    "views",
+    "view_chain",
 ]
 
 

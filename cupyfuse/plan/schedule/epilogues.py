@@ -16,7 +16,7 @@ from ...devices import Device
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import Settings
-from .memory import Layout, resolve
+from .memory import Layout, base_of
 from .steps import Step, step_of, with_bytes
 from .tiles import LINE, MOST_STAGED, library_time, lines, own_time, stream_time
 
@@ -126,7 +126,7 @@ def _fused(step: Step, steps: list[Step], storage: dict[Node, str], is_result: b
     """Give a product the row program that reads it first as its epilogue; if none can be, one that only stores it."""
     product = step.product
     how = _HOW.format(product.dtype)
-    readers = [s for s in steps if product in map(resolve, (*s.inputs, *s.repair_inputs))]
+    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
     if readers:
         tail = readers[0]
         reason = _reason_against_tail(tail, product)
@@ -177,7 +177,7 @@ def _reason_against_tail(tail: Step, product: Node) -> str:
     """Explain why a step cannot be a product's epilogue, whole or in part; empty if it can."""
     if tail.kind not in ("RowProgram", "MatVec") or tail.domain != product.shape:
         return f"a {tail.kind} over {tail.domain[0]} x {tail.domain[1]} reads it"
-    if any(resolve(i) is product and i is not product for i in (*tail.inputs, *tail.repair_inputs)):
+    if any(base_of(i) is product and i is not product for i in (*tail.inputs, *tail.repair_inputs)):
         return "a view of it is read"
     if any(n.op == "guard" and n.inputs[1].reduction for n in tail.nodes):
         return "sums of its rows may have to be repaired"

@@ -43,8 +43,8 @@ COPIES = ("copy", "strided", "put")
 _SPLIT_BY_COLUMNS = 4096
 
 
-def resolve(node: Node) -> Node:
-    """Return the value in memory beneath views."""
+def base_of(node: Node) -> Node:
+    """Return the value in memory that a view, or a view of views, shows; the node itself if it is none."""
     while node.op in g.VIEWS:
         node = node.inputs[0]
     return node
@@ -64,8 +64,8 @@ def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return rows[-1][1] if one else None
 
 
-def views(node: Node) -> list[Node]:
-    """List the views that make a node of the value in memory beneath, in the order in which they apply."""
+def view_chain(node: Node) -> list[Node]:
+    """List the views between `base_of(node)` and the node, in the order in which they apply."""
     found = []
     while node.op in g.VIEWS:
         found.append(node)
@@ -149,11 +149,11 @@ def results_in_memory(graph: Graph) -> Graph:
     used: set[Node] = set()
 
     def own(node: Node) -> Node:
-        base = resolve(node)
+        base = base_of(node)
         fresh = base.op not in ("input", "const") and base not in used and not _views_slice(node)
         copied = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
         result = node if fresh else Node(copied, (node,), node.shape, node.dtype)
-        used.add(resolve(result))
+        used.add(base_of(result))
         return result
 
     return Graph(graph.inputs, [own(n) for n in graph.outputs], [(arg, own(n)) for arg, n in graph.effects])

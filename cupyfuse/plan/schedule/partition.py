@@ -9,7 +9,7 @@ from itertools import count
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
-from .memory import COPIES, resolve
+from .memory import COPIES, base_of
 from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
@@ -174,8 +174,8 @@ class Scheduler:
 
         16-bit values are recomputed: stored ones are rounded.
         """
-        stored = {resolve(n) for n in self.graph.roots}
-        stored |= {resolve(i) for n in self.live_set if n.op in _SINGLE_STEPS for i in n.inputs}
+        stored = {base_of(n) for n in self.graph.roots}
+        stored |= {base_of(i) for n in self.live_set if n.op in _SINGLE_STEPS for i in n.inputs}
         summed: dict[tuple[int, Shape], dict[Node, None]] = {}
         for node, group in self.column_group.items():
             if node.reduction and node in self.live_set:
@@ -239,7 +239,7 @@ class Scheduler:
         self.factors: dict[Node, dict[Node, None]] = {}  # those of products that are written with them
         for root in self.graph.roots:
             self._require(root)
-            self._round(resolve(root))
+            self._round(base_of(root))
         while self.queue:
             *_, key = heapq.heappop(self.queue)
             roots = list(self.required.pop(key))
@@ -256,7 +256,7 @@ class Scheduler:
 
     def _require(self, node: Node) -> None:
         """Require a value to be in memory."""
-        node = resolve(node)
+        node = base_of(node)
         if node.op in ("input", "const"):
             return
         self.stored.add(node)
@@ -312,7 +312,7 @@ class Scheduler:
         for i in node.inputs:
             self._require(i)
             if node.op in ("matmul", "batched_matmul", "accumulate", "split", "put"):
-                self._round(resolve(i))
+                self._round(base_of(i))
         self.rounded.update(i for i in node.inputs if i.op == "split")
         # The operands themselves are read only for elements that the split cannot hold.
         repair_inputs = node.inputs[2:] if node.op == "split_matmul" else ()
@@ -325,7 +325,7 @@ class Scheduler:
         """Build the step of one library call, from those of its results that are wanted."""
         for i in nodes[0].inputs:
             self._require(i)
-            self._round(resolve(i))
+            self._round(base_of(i))
         # Floats of 16 bits are wide here as in kernels: what sorting or choosing returns equals what was given to it.
         self.rounded.update(n for n in nodes if not dtypes.is_float(n.dtype))
         return step_of("Library", nodes[0].shape, nodes, list(nodes[0].inputs), nodes, [])
@@ -340,9 +340,9 @@ class Scheduler:
         for node in self.graph.inputs:
             found[node] = node.dtype
         for step in steps:
-            for node in (*step.outputs, *(resolve(i) for i in (*step.inputs, *step.repair_inputs))):
+            for node in (*step.outputs, *(base_of(i) for i in (*step.inputs, *step.repair_inputs))):
                 if node.op in COPIES:
-                    found[node] = found[resolve(node.inputs[0])]
+                    found[node] = found[base_of(node.inputs[0])]
                 else:
                     exact = node in self.rounded or node.op == "input"
                     found[node] = node.dtype if exact else dtypes.compute(node.dtype)
@@ -357,7 +357,7 @@ class Scheduler:
         computed: set[Node] = set()
         for step in steps:
             if step.kind in ("RowProgram", "MatVec", "ColumnStats"):
-                read.update(_copied(resolve(i)) for i in (*step.inputs, *step.repair_inputs))
+                read.update(_copied(base_of(i)) for i in (*step.inputs, *step.repair_inputs))
                 computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
         return own & read & computed
 
@@ -373,7 +373,7 @@ def _by_call(nodes: list[Node]) -> list[list[Node]]:
 def _copied(node: Node) -> Node:
     """Return the value in memory beneath copies and views."""
     while node.op in COPIES:
-        node = resolve(node.inputs[0])
+        node = base_of(node.inputs[0])
     return node
 
 

@@ -18,7 +18,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
-from .memory import resolve
+from .memory import base_of
 from .partition import Scheduler, StepKey
 from .steps import Step, with_bytes
 
@@ -91,7 +91,7 @@ def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
     keys: dict[Node, dict[StepKey, None]] = {}  # the steps that compute each value
 
     def require(node: Node) -> None:
-        node = resolve(node)
+        node = base_of(node)
         if node.op not in ("input", "const"):
             keys.setdefault(node, {})[scheduler.home(node)] = None
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node, Shape
-from .memory import resolve
+from .memory import base_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +126,8 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
         and s.domain == (1, 1) != host.domain
         and all(g.is_leaf(i) for i in s.inputs)
         and not s.repair_inputs
-        and not {resolve(i) for i in s.inputs} & {resolve(i) for i in (*host.inputs, *host.repair_inputs)}
-        and not any(resolve(i) in s.outputs for other in steps for i in (*other.inputs, *other.repair_inputs))
+        and not {base_of(i) for i in s.inputs} & {base_of(i) for i in (*host.inputs, *host.repair_inputs)}
+        and not any(base_of(i) in s.outputs for other in steps for i in (*other.inputs, *other.repair_inputs))
     ]
     if not scalar:
         return steps
@@ -162,7 +162,7 @@ def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
     """Fill in the bytes of a step: each value is read and written once, in the dtype in which it is stored."""
 
     def nbytes(nodes: Iterable[Node]) -> int:
-        return sum(n.size * dtypes.ITEMSIZE[storage[resolve(n)]] for n in dict.fromkeys(nodes))
+        return sum(n.size * dtypes.ITEMSIZE[storage[base_of(n)]] for n in dict.fromkeys(nodes))
 
     (last,) = step.nodes[-1:]
     if last.op == "strided":

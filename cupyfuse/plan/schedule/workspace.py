@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 
 from ... import dtypes
 from ...ir.graph import Node
-from .memory import resolve
+from .memory import base_of
 from .steps import Step
 
 
@@ -16,11 +16,11 @@ def dead_after(steps: Sequence[Step], lasting: Iterable[Node]) -> list[list[Node
     last: dict[Node, int] = {}
     for number, step in enumerate(steps):
         last.update(dict.fromkeys(step.outputs, number))
-        for node in map(resolve, (*step.inputs, *step.repair_inputs)):
+        for node in map(base_of, (*step.inputs, *step.repair_inputs)):
             if node in last:
                 last[node] = number
     for node in lasting:
-        last.pop(resolve(node), None)
+        last.pop(base_of(node), None)
     dead: list[list[Node]] = [[] for _ in steps]
     for node, number in last.items():
         dead[number].append(node)

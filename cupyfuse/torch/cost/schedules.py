@@ -12,7 +12,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
-from ...plan.schedule import Step, resolve, schedule
+from ...plan.schedule import Step, base_of, schedule
 from ...plan.schedule.tiles import own_time
 from ...settings import Settings
 from ..chains.chain import TracedChain
@@ -110,7 +110,7 @@ def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -
 def _is_bias(step: Step, products: set[Node]) -> bool:
     """Whether all that a step does is to add a bias to a product, which cuBLAS does as it stores it."""
     work = [n for n in step.nodes if n.op not in (*g.PASS_THROUGH, "transpose", "reshape")]
-    sources = [resolve(n) for n in step.inputs]
+    sources = [base_of(n) for n in step.inputs]
     return (
         [n.op for n in work] == ["add"]
         and any(n in products for n in sources)
@@ -153,7 +153,7 @@ def _backward(
                 m, k, n = _sizes(node)
                 for operand, sizes in zip(_operands(node), ((m, n, k), (k, m, n)), strict=True):
                     if operand in dependent:
-                        written.add(resolve(operand))
+                        written.add(base_of(operand))
                         times.append(_backward_product(sizes, operand.dtype, machine, executor))
         elif reads and step.launches:
             whole = [n for n in reads if n.shape[0] > 1]
@@ -163,8 +163,8 @@ def _backward(
             if len(whole) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
                 moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
                 times.append(Time(2 * rates.LAUNCH + machine.memory(moved, rates.COLUMNS), 2 * launch))
-            written.update(map(resolve, reads))
-    wanted = [resolve(v.tracer._node) for v, want in zip(traced.inputs, requires_grad, strict=True) if want]
+            written.update(map(base_of, reads))
+    wanted = [base_of(v.tracer._node) for v, want in zip(traced.inputs, requires_grad, strict=True) if want]
     rest = _bytes(n for n in wanted if n not in written and n.shape[0] > 1)
     if rest:
         times.append(Time(rates.LAUNCH + machine.memory(rest), launch))
