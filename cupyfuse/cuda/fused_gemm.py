@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .. import devices, dtypes
 from ..ir.graph import Node
-from ..plan.schedule import Step, Tiles, lines, tiles_for
+from ..plan.schedule import Step, Tiles, strip_transposes, tiles_for
 from ..plan.schedule.tiles import TILE_ROWS
 from .configure import Config
 from .emit import Writer
@@ -32,7 +32,7 @@ class GemmShape:
     dtype : str
         Of the operands.
     tiles : Tiles
-    turned : tuple of bool
+    transposed : tuple of bool
         Whether each operand's rows lie across its lines in memory: A as (k, m), B as (k, n).
     staged : int
         Bytes of one element of all full results together.
@@ -44,7 +44,7 @@ class GemmShape:
 
     dtype: str
     tiles: Tiles
-    turned: tuple[bool, bool]
+    transposed: tuple[bool, bool]
     staged: int
     chunk: int
     vec: int
@@ -63,14 +63,14 @@ class GemmShape:
     def boxes(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Lines and elements of the boxes in which each operand is copied."""
         share = self.tiles.columns // self.tiles.cluster
-        return (BOX if self.turned[0] else TILE_ROWS, BOX), (BOX if self.turned[1] else share, BOX)
+        return (BOX if self.transposed[0] else TILE_ROWS, BOX), (BOX if self.transposed[1] else share, BOX)
 
     @property
     def type(self) -> str:
         """The C++ type with these parameters."""
         tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}"
-        turned = ", ".join(str(int(t)) for t in self.turned)
-        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {turned}, {self.chunk}, {self.staged}>"
+        transposed = ", ".join(str(int(t)) for t in self.transposed)
+        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {self.chunk}, {self.staged}>"
 
     @property
     def _stage(self) -> int:
@@ -88,11 +88,11 @@ def program_of(step: Step, storage: dict[Node, str]) -> Program:
 
 def shape_of(step: Step, storage: dict[Node, str], program: Program, processors: int, vec: int) -> GemmShape:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
-    turned = lines(step.product.inputs[0])[1], not lines(step.product.inputs[1])[1]
+    transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.place == FULL)
     # Of wider chunks, whose inputs are all in flight at once, ptxas spills some.
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
-    return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), turned, staged, chunk, vec)
+    return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), transposed, staged, chunk, vec)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
@@ -100,7 +100,7 @@ def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     writer = _EpilogueWriter(program, streamed=False, conditional=False)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.struct()}"
     check = f'static_assert({shape.type}::shared == {shape.shared}, "what a launch asks for");'
-    instruction = multiply_add(shape.tiles.columns, shape.dtype, shape.turned)
+    instruction = multiply_add(shape.tiles.columns, shape.dtype, shape.transposed)
     config = Config("gemm", THREADS, shape.chunk, shape.vec)
     cluster = shape.tiles.cluster
     source = translation_unit(

@@ -45,43 +45,42 @@ class Operand:
     def transposed(self) -> Operand:
         return Operand(self.cols, self.rows, self.col_stride, self.row_stride)
 
-    def for_blas(self) -> tuple[int, int]:
-        """(operation, leading dimension) with which column-major cuBLAS sees the transpose of this matrix."""
-        by_rows = self.col_stride == 1 or self.cols <= 1
-        if by_rows and (self.rows <= 1 or self.row_stride >= self.cols):
+    def blas_layout(self) -> tuple[int, int]:
+        """Return (operation, leading dimension), with which column-major cuBLAS reads the transpose of this matrix."""
+        row_major = self.col_stride == 1 or self.cols <= 1
+        if row_major and (self.rows <= 1 or self.row_stride >= self.cols):
             return _NORMAL, max(self.row_stride if self.rows > 1 else self.cols, self.cols, 1)
         return _TRANSPOSED, max(self.col_stride if self.cols > 1 else self.rows, self.rows, 1)
 
 
 @dataclass(frozen=True)
-class BatchSteps:
-    """Batches of a product, and the elements from the operands of one to those of the next: 0 for one for all."""
+class BatchStrides:
+    """The number of batches of a product, and the elements between their operands; 0 for a shared operand."""
 
     count: int
     left: int
     right: int
 
 
-def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchSteps]:
-    """Return the matrices of the first batch, and the elements between those of two batches."""
-    (_, *left), (_, *right) = batches.operand(0), batches.operand(1)
-    first, second = (Operand(rows, cols, cols, 1) for rows, cols in (left, right))
-    steps = [0 if one else x.rows * x.cols for x, one in zip((first, second), batches.shared, strict=True)]
-    return (
-        first.transposed if batches.transposed[0] else first,
-        second.transposed if batches.transposed[1] else second,
-        BatchSteps(batches.count, *steps),
-    )
+def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchStrides]:
+    """Return the operands of the first batch, and the strides to those of the others."""
+    operands, strides = [], []
+    for which in (0, 1):
+        _, rows, cols = batches.operand(which)
+        stored = Operand(rows, cols, cols, 1)
+        operands.append(stored.transposed if batches.transposed[which] else stored)
+        strides.append(0 if batches.shared[which] else rows * cols)
+    return operands[0], operands[1], BatchStrides(batches.count, *strides)
 
 
 class Blas(Protocol):
     """A cuBLAS handle and the way to call it. Streams are those of `Runtime.stream`."""
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        """Call cublasGemmEx with all arguments but the handle, in full precision; `narrow` results have 16 bits."""
+        """Call cublasGemmEx with all arguments but the handle; `narrow` tells that the result has 16 bits."""
 
     def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        """Call cublasGemmStridedBatchedEx, likewise."""
+        """Call cublasGemmStridedBatchedEx in the same way."""
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         """Set memory to zeros."""
@@ -101,10 +100,10 @@ class Gemm:
     precision : str
         For float32 operands, one of `settings.PRECISIONS`.
     blas : Blas
-    steps : BatchSteps, optional
-        For a product for each of several batches; `a` and `b` are those of the first.
-    adds : bool
-        Add the product to C.
+    batch_strides : BatchStrides, optional
+        For batched products; `a` and `b` are the operands of the first batch.
+    accumulate : bool
+        Add the product to C instead of overwriting it.
     """
 
     def __init__(
@@ -115,51 +114,50 @@ class Gemm:
         out_dtype: str,
         precision: str,
         blas: Blas,
-        steps: BatchSteps | None = None,
-        adds: bool = False,
+        batch_strides: BatchStrides | None = None,
+        accumulate: bool = False,
     ):
         self._blas = blas
-        self._multiply = blas.multiply if steps is None else blas.multiply_batches
-        self._adds = adds
+        self._multiply = blas.multiply if batch_strides is None else blas.multiply_batches
+        self._accumulate = accumulate
         self.m, self.k, self.n = a.rows, a.cols, b.cols
-        self._size = self.m * self.n * (1 if steps is None else steps.count)
+        self._size = self.m * self.n * (1 if batch_strides is None else batch_strides.count)
         self._out_bytes = self._size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
-        (op_a, ld_a), (op_b, ld_b) = a.for_blas(), b.for_blas()
+        (op_a, ld_a), (op_b, ld_b) = a.blas_layout(), b.blas_layout()
         kind, out_kind = _TYPES[dtype], _TYPES[out_dtype]
         self._narrow = out_dtype in ("float16", "bfloat16")
         if dtype == "float64":
             compute = _COMPUTE_64F
-            alpha, beta = _ONE64.ctypes.data, (_ONE64 if adds else _ZERO64).ctypes.data
+            alpha, beta = _ONE64.ctypes.data, (_ONE64 if accumulate else _ZERO64).ctypes.data
         else:
             compute = _COMPUTE_FLOAT32.get(precision, _COMPUTE_32F) if dtype == "float32" else _COMPUTE_32F
-            alpha, beta = _ONE32.ctypes.data, (_ONE32 if adds else _ZERO32).ctypes.data
+            alpha, beta = _ONE32.ctypes.data, (_ONE32 if accumulate else _ZERO32).ctypes.data
         # cuBLAS is column-major: it computes C' = B' A'. The addresses go between these parts of its arguments.
         self._until_b = (op_b, op_a, self.n, self.m, self.k, alpha)
         self._until_a: tuple[int, ...] = (kind, ld_b)
         self._until_c: tuple[int, ...] = (kind, ld_a, beta)
         self._last: tuple[int, ...] = (out_kind, self.n, compute, _DEFAULT_ALGORITHM)
-        if steps is not None:
-            self._until_a = (kind, ld_b, steps.right)
-            self._until_c = (kind, ld_a, steps.left, beta)
-            self._last = (out_kind, self.n, self.m * self.n, steps.count, compute, _DEFAULT_ALGORITHM)
+        if batch_strides is not None:
+            self._until_a = (kind, ld_b, batch_strides.right)
+            self._until_c = (kind, ld_a, batch_strides.left, beta)
+            self._last = (out_kind, self.n, self.m * self.n, batch_strides.count, compute, _DEFAULT_ALGORITHM)
 
     def __call__(self, a: int, b: int, c: int, stream: Any = None) -> None:
-        """Launch; the arguments are device addresses."""
+        """Launch the product; `a`, `b` and `c` are device addresses."""
         if self._size == 0:
             return
-        if self.k == 0 and self._adds:
-            return
         if self.k == 0:
-            self._blas.clear(c, self._out_bytes, stream)
+            if not self._accumulate:
+                self._blas.clear(c, self._out_bytes, stream)
             return
         arguments = (*self._until_b, b, *self._until_a, a, *self._until_c, c, *self._last)
         self._multiply(arguments, self._narrow, stream)
 
 
 class CupyBlas:
-    """CuPy's handle, on CuPy's current stream, through its binding.
+    """Call cuBLAS through CuPy's binding, with CuPy's handle and current stream.
 
-    The binding refuses to work while a CUDA graph is captured; the same function is then called by ctypes.
+    While a CUDA graph is captured the binding refuses, and the same function is called by ctypes.
     """
 
     def __init__(self) -> None:
@@ -202,7 +200,9 @@ class CupyBlas:
 
 
 class ForeignBlas:
-    """The handle of another library, which sets its stream, workspace and math mode whenever it returns it.
+    """Call cuBLAS by ctypes, with the handle of another library.
+
+    That library sets the handle's stream, workspace and math mode whenever it returns it.
 
     Parameters
     ----------
@@ -220,21 +220,19 @@ class ForeignBlas:
     def __init__(self, handle: Callable[[], int], library: str):
         from cupy import cuda
 
-        functions = _library(library)
-        self._handle, self._clear = handle, cuda.runtime.memsetAsync
-        self._gemm, self._set_mode = functions.cublasGemmEx, functions.cublasSetMathMode
-        self._batched_gemm = functions.cublasGemmStridedBatchedEx
+        self._cublas, self._handle, self._clear = _load_cublas(library), handle, cuda.runtime.memsetAsync
 
     def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        handle = self._handle()
-        # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
-        self._set_mode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
-        _check("cublasGemmEx", self._gemm(handle, *arguments))
+        self._call("cublasGemmEx", arguments, narrow)
 
     def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+        self._call("cublasGemmStridedBatchedEx", arguments, narrow)
+
+    def _call(self, name: str, arguments: tuple[Any, ...], narrow: bool) -> None:
         handle = self._handle()
-        self._set_mode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
-        _check("cublasGemmStridedBatchedEx", self._batched_gemm(handle, *arguments))
+        # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
+        self._cublas.cublasSetMathMode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
+        _check(name, getattr(self._cublas, name)(handle, *arguments))
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
         self._clear(address, 0, nbytes, stream.ptr)
@@ -245,7 +243,7 @@ def _check(function: str, status: int) -> None:
         raise EngineError(f"{function} failed with status {status}")
 
 
-# The library itself -------------------------------------------------------------------------------------------------
+# The shared library --------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1)
@@ -255,7 +253,7 @@ def _cupy_cublas() -> Any:
 
     major = cuda.cublas.getVersion(cuda.device.get_cublas_handle()) // 10000
     try:
-        return _library(library_name(major))
+        return _load_cublas(library_name(major))
     except EngineError as error:
         raise EngineError(
             f"a product cannot be captured in a CUDA graph: CuPy's binding refuses, and {error}; compute the product "
@@ -264,13 +262,13 @@ def _cupy_cublas() -> Any:
 
 
 def library_name(major: int | str) -> str:
-    """Return the file name of cuBLAS for a CUDA version."""
+    """Return the file name of cuBLAS for a major version of CUDA."""
     return f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
 
 
-def _library(name: str) -> Any:
-    """Load cuBLAS from a library, or from one that depends on it."""
-    pointer, number, step = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
+def _load_cublas(name: str) -> Any:
+    """Load cuBLAS from its file, or from that of a library that depends on it, and declare the functions used."""
+    pointer, number, stride = ctypes.c_void_p, ctypes.c_int, ctypes.c_longlong
     try:
         library = ctypes.CDLL(name)
         library.cublasSetStream_v2.argtypes = [pointer, pointer]
@@ -282,8 +280,8 @@ def _library(name: str) -> Any:
         ]
         library.cublasGemmStridedBatchedEx.argtypes = [
             *(pointer, number, number, number, number, number),
-            *(pointer, pointer, number, number, step, pointer, number, number, step),
-            *(pointer, pointer, number, number, step, number, number, number),
+            *(pointer, pointer, number, number, stride, pointer, number, number, stride),
+            *(pointer, pointer, number, number, stride, number, number, number),
         ]
     except (OSError, AttributeError) as error:  # no such file, no such function
         raise EngineError(f"cuBLAS was not found: {error}") from error

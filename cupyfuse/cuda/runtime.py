@@ -19,7 +19,7 @@ from ..errors import EngineError
 from ..ir.library import LibraryCall
 from . import tensor_map
 from .compile import check_process, load, load_together
-from .gemm import BatchSteps, Blas, CupyBlas, Gemm, Operand
+from .gemm import BatchStrides, Blas, CupyBlas, Gemm, Operand
 from .kernel import Kernel
 from .tensor_map import MatrixBoxes
 
@@ -34,7 +34,7 @@ class Runtime(Protocol):
     processors : int
         Number of multiprocessors.
     device : Device or None
-        The entry of the device in the table of GPUs, if it has one.
+        The GPU's entry in `devices.py`, if it has one.
     address : callable
         Returns the address of an array's first element.
     """
@@ -50,16 +50,16 @@ class Runtime(Protocol):
         """Return a context manager that makes the device current."""
 
     def stream(self) -> Any:
-        """Return the current stream, as launches take it."""
+        """Return the current stream, in the form in which launches take it."""
 
     def dtype(self, name: str) -> Any:
-        """Return the dtype of that name, as `allocator` and `view` take it."""
+        """Return the library's dtype of that name, which `allocator` and `view` take."""
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Any]:
-        """Return a function that allocates uninitialised C-contiguous arrays; graphs keep them as in `workspace`."""
+        """Return a function that allocates uninitialised C-contiguous arrays; they live as `workspace` memory."""
 
     def workspace(self, nbytes: int) -> Any:
-        """Allocate memory with an address, `ptr`; it lives as long as the object and as a graph that captures it."""
+        """Allocate device memory at `ptr` of the result, for as long as that or a CUDA graph that captured it lives."""
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Any:
         """Return the memory at an address as an array; strides in elements."""
@@ -67,20 +67,20 @@ class Runtime(Protocol):
     def strides(self, array: Any) -> Sequence[int]:
         """Return the array's strides in elements."""
 
-    def contiguous(self, array: Any) -> bool:
+    def is_contiguous(self, array: Any) -> bool:
         """Whether the array is C-contiguous."""
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy an array into another one of the same shape and dtype."""
 
-    def changed(self, array: Any) -> None:
-        """Note that a kernel has written to an array of the caller's."""
+    def bump_version(self, array: Any) -> None:
+        """Tell the array's library, if it counts versions of arrays, that a kernel wrote to a caller's array."""
 
     def load_together(self, kernels: Sequence[Kernel]) -> None:
         """Compile kernels in parallel, before `function` is called for each."""
 
     def function(self, kernel: Kernel) -> Function:
-        """Load a kernel; the result takes the grid, the block, the arguments, `kernel.shared` and the stream."""
+        """Load a kernel; call the result with the grid, the block, the arguments, `kernel.shared` and the stream."""
 
     def product(
         self,
@@ -89,23 +89,20 @@ class Runtime(Protocol):
         dtype: str,
         out_dtype: str,
         precision: str,
-        steps: BatchSteps | None = None,
-        adds: bool = False,
+        batch_strides: BatchStrides | None = None,
+        accumulate: bool = False,
     ) -> Callable[[int, int, int, Any], None]:
-        """Prepare a matrix product, to be called with the addresses of operands and result, and the stream.
-
-        `steps` are those of a product for each of several batches; `adds` adds to the result's old value.
-        """
+        """Prepare a matrix product; see `Gemm`. Call the result with the addresses of A, B and C, and the stream."""
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
-        """Return the words of a tensor map of a matrix at an address."""
+        """Encode the tensor map of a matrix at an address, as the 64-bit words of a `CUtensorMap`."""
 
     def library_function(self, call: LibraryCall) -> Function:
-        """Return the array library's own function, which takes and returns its arrays."""
+        """Return the array library's own function for a call."""
 
 
 class NumpyLikeArrays:
-    """The part of a runtime that all arrays with NumPy's interface share."""
+    """The methods of a runtime that are the same for all arrays with NumPy's interface."""
 
     def dtype(self, name: str) -> Any:
         return dtypes.to_numpy(name)
@@ -113,18 +110,18 @@ class NumpyLikeArrays:
     def strides(self, array: Any) -> Sequence[int]:
         return [s // array.itemsize for s in array.strides]
 
-    def contiguous(self, array: Any) -> bool:
+    def is_contiguous(self, array: Any) -> bool:
         return bool(array.flags.c_contiguous)
 
     def copy(self, target: Any, source: Any) -> None:
         target[...] = source
 
-    def changed(self, array: Any) -> None:
+    def bump_version(self, array: Any) -> None:
         pass  # these arrays have no version counter
 
 
-class KernelsAndProducts(ABC):
-    """The part of a runtime that all GPUs share, whichever library has their memory: kernels, and cuBLAS's products."""
+class GpuRuntime(ABC):
+    """The methods of a GPU's runtime that are the same whichever library owns its memory: kernels and products."""
 
     def __init__(self, device: int):
         self._device = device
@@ -156,16 +153,16 @@ class KernelsAndProducts(ABC):
         dtype: str,
         out_dtype: str,
         precision: str,
-        steps: BatchSteps | None = None,
-        adds: bool = False,
+        batch_strides: BatchStrides | None = None,
+        accumulate: bool = False,
     ) -> Gemm:
-        return Gemm(left, right, dtype, out_dtype, precision, self.blas(), steps, adds)
+        return Gemm(left, right, dtype, out_dtype, precision, self.blas(), batch_strides, accumulate)
 
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         return tensor_map.encode(matrix, address)
 
 
-class CupyRuntime(NumpyLikeArrays, KernelsAndProducts):
+class CupyRuntime(NumpyLikeArrays, GpuRuntime):
     """One GPU through CuPy: its memory pool, its current stream, its compiler and its cuBLAS."""
 
     def __init__(self, device: int):
@@ -213,7 +210,7 @@ class CupyRuntime(NumpyLikeArrays, KernelsAndProducts):
 
     def _hold_if_capturing(self, memory: Any) -> Any:
         if self.is_capturing():
-            # Replays use the memory, and nothing tells when the last one has run.
+            # Replays of the graph use the memory, and nothing tells when the last one has run.
             self._captured.append(memory)
         return memory
 
@@ -237,5 +234,5 @@ class CupyRuntime(NumpyLikeArrays, KernelsAndProducts):
 
 @lru_cache(maxsize=64)
 def on_device(device: int) -> Runtime:
-    """Return the runtime of a GPU."""
+    """Return the runtime of a GPU through CuPy, one for each device."""
     return CupyRuntime(device)

@@ -8,7 +8,7 @@ ARCHITECTURE = "90a"
 SHARED_BYTES = 232448  # most shared memory of a block
 
 
-def multiply_add(width: int, dtype: str = "float16", turned: tuple[bool, bool] = (False, False)) -> str:
+def multiply_add(width: int, dtype: str = "float16", transposed: tuple[bool, bool] = (False, False)) -> str:
     """Write `multiply_add` of `kernels_cu/tensor_cores.cuh` for tiles of `width` columns.
 
     Parameters
@@ -17,7 +17,7 @@ def multiply_add(width: int, dtype: str = "float16", turned: tuple[bool, bool] =
         A multiple of 8, up to 256.
     dtype : str
         Of the operands, float16 or bfloat16.
-    turned : tuple of bool
+    transposed : tuple of bool
         Whether each operand lies transposed in shared memory.
     """
     count = width // 2
@@ -25,7 +25,7 @@ def multiply_add(width: int, dtype: str = "float16", turned: tuple[bool, bool] =
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     instruction = f"wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{kind}.{kind}"
-    left, right = map(int, turned)
+    left, right = map(int, transposed)
     parameters = f"{stored_type(dtype)}, {left}, {right}, {count}"
     return f"""\
 #ifdef __CUDA_ARCH__

@@ -119,7 +119,7 @@ class CudaExecutable:
         copies = []
         for arg, node in self.plan.graph.effects:
             source = self.plan.graph.inputs[arg]
-            if self.runtime.contiguous(arrays[arg]) and node not in self._places and self._in_place(node, source):
+            if self.runtime.is_contiguous(arrays[arg]) and node not in self._places and self._in_place(node, source):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
                 self._overwritten.append(arg)
             elif node.op == "accumulate":
@@ -327,7 +327,7 @@ class CudaExecutable:
         written = []
         as_written = True  # every result is a new array that a step writes as the caller gets it
         for result, out in zip(self._results, outs, strict=True):
-            array = out if out is not None and result.direct and runtime.contiguous(out) else result.empty()
+            array = out if out is not None and result.direct and runtime.is_contiguous(out) else result.empty()
             as_written &= out is None and result.direct
             written.append(array)
             addresses.append(address(array))
@@ -371,14 +371,14 @@ class CudaExecutable:
         if out is None:
             return written
         if out is written:
-            self.runtime.changed(out)
+            self.runtime.bump_version(out)
         else:
             self.runtime.copy(out, written)
         return out
 
     def _write_effects(self, arrays: Sequence[Any], addresses: Addresses) -> None:
         for arg in self._overwritten:
-            self.runtime.changed(arrays[arg])
+            self.runtime.bump_version(arrays[arg])
         for arg, node in self._copies:
             value = self._view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))

@@ -12,7 +12,7 @@ from ..cuda.launch import launcher
 from ..cuda.runtime import Runtime
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
-from ..plan.schedule import Step, base_of, lines
+from ..plan.schedule import Step, base_of, strip_transposes
 from .kernel_launch import Addresses, Arguments, Launch, LaunchSpec, Place
 
 _ITEMSIZE = 2
@@ -26,9 +26,9 @@ class _Operand:
     """An operand of a product: its tensor map by address, or that of a copy if the copy engine cannot read it there."""
 
     def __init__(self, operand: Node, place: Place, dtype: str, box: tuple[int, int], runtime: Runtime):
-        matrix, turned = lines(operand)
+        matrix, transposed = strip_transposes(operand)
         count, length = matrix.shape
-        stride = place.col_stride if turned else place.row_stride
+        stride = place.col_stride if transposed else place.row_stride
         self._slot, self._start = place.slot, place.offset * _ITEMSIZE
         self._shape, self._strides = (count, length), (stride, 1)
         # One line has no stride: any multiple that covers it will do.

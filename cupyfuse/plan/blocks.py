@@ -157,7 +157,7 @@ class BlockPlanner:
         in_order = axes.in_order if axes.folded else axes.labels[:1] == (0,)
         if node in parts.summed:
             return dtypes.compute(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
-        return node in parts.collected and node not in parts.turned and in_order
+        return node in parts.collected and node not in parts.transposed and in_order
 
     def _reader(self, parts: Cut, node: Node) -> str:
         if node in self.graph.outputs:
@@ -246,7 +246,7 @@ class BlockPlanner:
         inputs = list(self.graph.inputs)
         done: dict[Node, Node] = {}
         for node in (*parts.collected, *parts.summed):
-            across = node in parts.turned
+            across = node in parts.transposed
             dtype = node.dtype if node in parts.collected else dtypes.compute(node.dtype)
             shape = (node.shape[1], node.shape[0]) if across else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support import normal
 
-from cupyfuse.cuda.gemm import BatchSteps, Gemm, Operand
+from cupyfuse.cuda.gemm import BatchStrides, Gemm, Operand
 
 _KINDS = {0: np.float32, 1: np.float64, 2: np.float16}  # cudaDataType_t
 
@@ -82,7 +82,7 @@ def test_batches(
         steps.append(0 if one else rows * cols)
         stacks.append(memory)
     blas, out = ColumnMajorBlas(), np.full((count, m, n), 9, dtype)
-    gemm = Gemm(*operands, dtype, dtype, "highest", blas, BatchSteps(count, *steps))
+    gemm = Gemm(*operands, dtype, dtype, "highest", blas, BatchStrides(count, *steps))
     gemm(*(x.ctypes.data for x in (*stacks, out)))
     left, right = ((x.swapaxes(1, 2) if t else x).astype(np.float64) for x, t in zip(stacks, turned, strict=True))
     # The stand-in's sums of float64 may run in another order.
@@ -103,11 +103,11 @@ def test_one_product(turned: bool, rng: np.random.Generator) -> None:
 def test_empty_batches() -> None:
     blas = ColumnMajorBlas()
     out = np.full((2, 3, 4), 9.0)
-    Gemm(Operand(3, 0, 0, 1), Operand(0, 4, 4, 1), "float64", "float64", "highest", blas, BatchSteps(2, 0, 0))(
-        0, 0, out.ctypes.data
-    )
+    empty_sums = Operand(3, 0, 0, 1), Operand(0, 4, 4, 1)
+    Gemm(*empty_sums, "float64", "float64", "highest", blas, BatchStrides(2, 0, 0))(0, 0, out.ctypes.data)
     assert blas.calls == ["clear"] and not out.any()
-    Gemm(Operand(3, 2, 2, 1), Operand(2, 4, 4, 1), "float64", "float64", "highest", blas, BatchSteps(0, 6, 8))(0, 0, 0)
+    no_batches = Operand(3, 2, 2, 1), Operand(2, 4, 4, 1)
+    Gemm(*no_batches, "float64", "float64", "highest", blas, BatchStrides(0, 6, 8))(0, 0, 0)
     assert blas.calls == ["clear"]
 
 
@@ -122,6 +122,6 @@ def test_a_product_that_adds_to_its_result(depth: int, dtype: str, out_dtype: st
     expected = total + a.T.astype(np.float64) @ b.astype(np.float64)
     blas = ColumnMajorBlas()
     left, right = Operand(3, depth, 1, 3), Operand(depth, 5, 5, 1)
-    Gemm(left, right, dtype, out_dtype, "ieee", blas, adds=True)(a.ctypes.data, b.ctypes.data, total.ctypes.data)
+    Gemm(left, right, dtype, out_dtype, "ieee", blas, accumulate=True)(a.ctypes.data, b.ctypes.data, total.ctypes.data)
     np.testing.assert_allclose(total, expected, rtol=1e-6)
     assert blas.calls == (["gemm"] if depth else [])

@@ -32,7 +32,7 @@ from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits
-from .tiles import Tiles, lines, tiles_for
+from .tiles import Tiles, strip_transposes, tiles_for
 from .workspace import arrange, dead_after
 
 __all__ = [
@@ -51,7 +51,7 @@ __all__ = [
     "cost_of",
     "dead_after",
     "fuse_epilogues",
-    "lines",
+    "strip_transposes",
     "one_pass_variances",
     "base_of",
     "row_stride",

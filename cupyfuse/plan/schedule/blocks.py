@@ -78,7 +78,7 @@ class Cut:
         What its inputs hold: arguments, and values that are computed before the blocks.
     collected : list of Node
         Values of which each block computes its rows, along axis 0.
-    turned : set of Node
+    transposed : set of Node
         Those of `collected` that the block gives transposed.
     summed : list of Node
         Values that are sums over the blocks.
@@ -88,7 +88,7 @@ class Cut:
     block: Graph
     sources: list[_Part]
     collected: list[Node]
-    turned: set[Node]
+    transposed: set[Node]
     summed: list[Node]
 
 
@@ -190,10 +190,10 @@ class _Cutter:
                 sources.append(part)
             else:
                 done[part] = g.with_inputs(node, [done[p] for p in operands(part)])
-        turned = {n for n, mode in roots if mode == COLUMNS}
-        outputs = [g.transpose(done[part]) if part[0] in turned else done[part] for part in roots]
+        transposed = {n for n, mode in roots if mode == COLUMNS}
+        outputs = [g.transpose(done[part]) if part[0] in transposed else done[part] for part in roots]
         outputs[len(collected) :] = [g.cast(n, dtypes.compute(n.dtype)) for n in outputs[len(collected) :]]
-        return Cut(self.rows, Graph(inputs, outputs), sources, collected, turned, summed)
+        return Cut(self.rows, Graph(inputs, outputs), sources, collected, transposed, summed)
 
 
 def across_rows(node: Node) -> str:

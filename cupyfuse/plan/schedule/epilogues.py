@@ -18,7 +18,7 @@ from ...ir.graph import Node
 from ...settings import Settings
 from .memory import Layout, base_of
 from .steps import Step, step_of, with_bytes
-from .tiles import LINE, MOST_STAGED, library_time, lines, own_time, stream_time
+from .tiles import LINE, MOST_STAGED, library_time, own_time, stream_time, strip_transposes
 
 _DTYPES = ("float16", "bfloat16")
 _HOW = "own {} product with float32 sums"
@@ -75,7 +75,7 @@ def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
     if 0 in product.shape or product.inputs[0].shape[1] == 0:
         return "the product is empty"
     for operand in product.inputs:
-        matrix, _ = lines(operand)
+        matrix, _ = strip_transposes(operand)
         layout = layouts.get(matrix.argument) if matrix.op == "input" else None
         if matrix.op == "slice" or (layout is not None and not layout.contiguous):
             return "an operand is not contiguous"

@@ -74,9 +74,9 @@ def view_chain(node: Node) -> list[Node]:
 
 
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
-    turned = False
+    transposed = False
     while node.op == "transpose":
-        node, turned = node.inputs[0], not turned
+        node, transposed = node.inputs[0], not transposed
     if node.op == "slice":
         whole, ((_, down), (_, across)) = layout_of(node.inputs[0], layouts), node.dims
         layout = Layout(
@@ -88,7 +88,7 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
     else:
         given = layouts.get(node.argument) if node.op == "input" else None
         layout = given or Layout(unit_rows=min(node.shape) <= 1)
-    return layout.transposed if turned else layout
+    return layout.transposed if transposed else layout
 
 
 def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:

@@ -49,12 +49,12 @@ def tiles_for(shape: Shape, processors: int) -> Tiles:
     return min(fitting, key=lambda tiles: tiles.columns_in_turn(shape, processors))
 
 
-def lines(operand: Node) -> tuple[Node, bool]:
+def strip_transposes(operand: Node) -> tuple[Node, bool]:
     """Return the matrix beneath an operand whose rows are lines in memory, and whether the operand is its transpose."""
-    turned = False
+    transposed = False
     while operand.op == "transpose":
-        operand, turned = operand.inputs[0], not turned
-    return operand, turned
+        operand, transposed = operand.inputs[0], not transposed
+    return operand, transposed
 
 
 def own_time(step: Step, device: Device) -> float:

@@ -20,7 +20,7 @@ from ... import devices
 from ...cuda.compile import check_process
 from ...cuda.gemm import Blas, ForeignBlas, library_name
 from ...cuda.launch_graph import LaunchGraph
-from ...cuda.runtime import Function, KernelsAndProducts
+from ...cuda.runtime import Function, GpuRuntime
 from ...devices import Device
 from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
@@ -96,7 +96,7 @@ class _CpuPlan:
         return [from_numpy(result) if out is None else out for result, out in zip(results, outs, strict=True)]
 
 
-class TorchRuntime(TensorMemory, KernelsAndProducts):
+class TorchRuntime(TensorMemory, GpuRuntime):
     """One GPU through PyTorch: its allocator, its current stream, its cuBLAS handle. CuPy compiles the kernels.
 
     Raises
@@ -117,7 +117,7 @@ class TorchRuntime(TensorMemory, KernelsAndProducts):
                 f"tensors on a GPU need CuPy, which compiles the kernels: pip install 'cupyfuse[cu{line}]'"
             ) from error
         TensorMemory.__init__(self, torch.device("cuda", index))
-        KernelsAndProducts.__init__(self, index)
+        GpuRuntime.__init__(self, index)
         self.device = _device(index)
         self.processors = int(torch.cuda.get_device_properties(index).multi_processor_count)
         self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream

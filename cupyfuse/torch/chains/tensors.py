@@ -49,8 +49,8 @@ class TensorMemory:
 
     address = staticmethod(torch.Tensor.data_ptr)
     strides = staticmethod(torch.Tensor.stride)
-    contiguous = staticmethod(torch.Tensor.is_contiguous)
-    changed = staticmethod(bump_version)
+    is_contiguous = staticmethod(torch.Tensor.is_contiguous)
+    bump_version = staticmethod(bump_version)
 
     def __init__(self, device: torch.device):
         self.place = device

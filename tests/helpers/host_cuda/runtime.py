@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cupyfuse import dtypes
+from cupyfuse.cuda.gemm import BatchStrides
 from cupyfuse.cuda.kernel import Kernel
 from cupyfuse.cuda.runtime import NumpyLikeArrays
 from cupyfuse.cuda.tensor_map import WORDS, MatrixBoxes
@@ -185,7 +186,14 @@ class HostRuntime(NumpyLikeArrays):
         return run
 
     def product(
-        self, left: Any, right: Any, dtype: str, out_dtype: str, precision: str, steps: Any = None, adds: bool = False
+        self,
+        left: Any,
+        right: Any,
+        dtype: str,
+        out_dtype: str,
+        precision: str,
+        batch_strides: BatchStrides | None = None,
+        accumulate: bool = False,
     ) -> Callable[..., None]:
         kind, out_kind = dtypes.to_numpy(dtype), dtypes.to_numpy(out_dtype)
         wide = dtypes.to_numpy(dtypes.compute(dtype))
@@ -193,7 +201,8 @@ class HostRuntime(NumpyLikeArrays):
         def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
             if self.dry:
                 return
-            count, between = (1, (0, 0)) if steps is None else (steps.count, (steps.left, steps.right))
+            strides = batch_strides or BatchStrides(1, 0, 0)
+            count, between = strides.count, (strides.left, strides.right)
             x, y = (
                 self.view(at, (count, o.rows, o.cols), kind, (step, o.row_stride, o.col_stride))
                 for at, o, step in ((a, left, between[0]), (b, right, between[1]))
@@ -204,7 +213,7 @@ class HostRuntime(NumpyLikeArrays):
                 raise HostCudaError("a product is written over one of its operands, which cuBLAS does not allow")
             with np.errstate(all="ignore"):
                 product = (x.astype(wide) @ y.astype(wide)).astype(out_kind)
-                target[...] = target + product if adds else product
+                target[...] = target + product if accumulate else product
 
         return multiply
 
