@@ -66,7 +66,7 @@ def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchStrides]:
     """Return the operands of the first batch, and the strides to those of the others."""
     operands, strides = [], []
     for which in (0, 1):
-        _, rows, cols = batches.operand(which)
+        _, rows, cols = batches.stored_shape(which)
         stored = Operand(rows, cols, cols, 1)
         operands.append(stored.transposed if batches.transposed[which] else stored)
         strides.append(0 if batches.shared[which] else rows * cols)

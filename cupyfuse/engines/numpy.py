@@ -133,7 +133,7 @@ def _places(node: Node, array: Array) -> Array:
 
 
 def _batched_product(batches: Batches, *operands: Array) -> Array:
-    stacks = [x.reshape(batches.operand(k)) for k, x in enumerate(operands)]
+    stacks = [x.reshape(batches.stored_shape(k)) for k, x in enumerate(operands)]
     left, right = (x.swapaxes(1, 2) if t else x for x, t in zip(stacks, batches.transposed, strict=True))
     return np.matmul(left, right).reshape(batches.count * batches.rows, batches.cols)
 

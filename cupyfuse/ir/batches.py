@@ -1,4 +1,4 @@
-"""Batches of matrix products."""
+"""Shapes of batched matrix products."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a product: `count` products of (rows, depth) by (depth, cols).
+    """A batched product: `count` products of (rows, depth) by (depth, cols) matrices.
 
     Attributes
     ----------
-    transposed : for each operand whether its matrices lie transposed in memory
-    shared : for each operand whether there is one matrix for all batches
+    transposed : whether each operand's matrices are stored transposed
+    shared : whether each operand is one matrix for all batches
     """
 
     count: int
@@ -22,7 +22,7 @@ class Batches:
     transposed: tuple[bool, bool]
     shared: tuple[bool, bool]
 
-    def operand(self, which: int) -> tuple[int, int, int]:
-        """Return the number of matrices of an operand, and their shape in memory."""
+    def stored_shape(self, which: int) -> tuple[int, int, int]:
+        """Return the number of matrices of the left (0) or right (1) operand, and their rows and columns as stored."""
         shape = (self.rows, self.depth) if which == 0 else (self.depth, self.cols)
         return 1 if self.shared[which] else self.count, *(shape[::-1] if self.transposed[which] else shape)

@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,10 +51,8 @@ from .operators import POINTWISE, REDUCTIONS, Operator
 Shape = tuple[int, int]
 T = TypeVar("T")
 
-# Operators that are views of their input in memory.
-VIEWS = ("transpose", "reshape", "slice")
-# Operators that pass on their one input: in another dtype, in a larger shape, without its gradient.
-PASS_THROUGH = ("cast", "broadcast", "stop_gradient")
+VIEWS = ("transpose", "reshape", "slice")  # of their input in memory
+PASS_THROUGH = ("cast", "broadcast", "stop_gradient")  # their input in another dtype or shape, or without its gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +137,7 @@ class Graph:
 
     @property
     def roots(self) -> list[Node]:
+        """The outputs and the new values of changed arguments: all that has to be computed."""
         return [*self.outputs, *(node for _, node in self.effects)]
 
     def replace(self, mapping: dict[Node, Node]) -> Graph:
@@ -153,23 +153,23 @@ class Graph:
 
 
 def argument(number: int, name: str, shape: Shape, dtype: str, ndim: int = 2) -> Node:
-    """Make an input of the graph; `ndim` is that of the user's array."""
+    """Make an input of the graph; `ndim` is the number of dimensions of the user's array."""
     return Node("input", (), shape, dtype, argument=number, name=name, ndim=ndim)
 
 
 def const(value: complex | float | int | bool, name: str = "") -> Node:
-    names = {bool: "bool", int: "int64", complex: "complex128"}
-    dtype = names.get(type(value), "float64")
+    """Make a constant of a Python number's type, weak in promotion; with a name, a parameter of the kernel."""
+    dtype = {bool: "bool", int: "int64", complex: "complex128"}.get(type(value), "float64")
     return Node("const", (), (1, 1), dtype, value=value, name=name)
 
 
 def number(value: Number, name: str) -> Node:
-    """Return a float argument of the call, or what is computed of such."""
+    """Make a constant whose value each call brings: a float argument, or a function of such arguments."""
     return Node("const", (), (1, 1), "float64", value=math.nan, name=name, number=value)
 
 
 def axis_length(n: int, axis: int) -> Node:
-    """Return an axis's length as a node; the number of rows is a kernel parameter, as it varies from call to call."""
+    """Make a constant of an axis's length; the number of rows is a kernel parameter, as it varies from call to call."""
     return const(float(n), "row_count" if axis == 0 else "")
 
 
@@ -192,13 +192,13 @@ def pointwise(op: str, *inputs: Node) -> Node:
         dtype = dtypes.as_float(dtype, op)
     elif row.result == "bool":
         if dtypes.compute(dtype) != dtype:
-            inputs = tuple(_rounded_to(n, dtype) for n in inputs)
+            inputs = tuple(_round_constant(n, dtype) for n in inputs)
         dtype = "bool"
     return Node(op, inputs, broadcast_shapes(*(n.shape for n in inputs)), dtype)
 
 
-def _rounded_to(node: Node, dtype: str) -> Node:
-    """Round a constant to the 16-bit dtype of the array that it is compared with, as NumPy does."""
+def _round_constant(node: Node, dtype: str) -> Node:
+    """Round a constant to the 16-bit dtype of the array that it is compared with, as NumPy does; pass others on."""
     if node.op != "const" or node.dtype == "bool":
         return node
 
@@ -218,15 +218,18 @@ def _fold_constants(op: str, row: Operator, inputs: tuple[Node, ...]) -> Node:
             kinds = ["float64" if row.result == "float" else n.dtype for n in inputs]
             return row.numpy(*map(np.asarray, values, kinds)).item()
 
+    result = fold(*(n.value for n in inputs))
     if not any(n.number for n in inputs):
-        return const(fold(*(n.value for n in inputs)))
-    if type(fold(*(n.value for n in inputs))) is not float:
-        return const(fold(*(n.value if n.number is None else n.number.read() for n in inputs)))
-    operands = [n.value if n.number is None else n.number for n in inputs]
-    return number(function_of_numbers(op, fold, operands), next(n.name for n in inputs if n.number))
+        return const(result)
+    if type(result) is float:
+        operands = [n.value if n.number is None else n.number for n in inputs]
+        return number(function_of_numbers(op, fold, operands), next(n.name for n in inputs if n.number))
+    # Only floats are brought by a call: another type is fixed here, and the plan serves calls with this value alone.
+    return const(fold(*(n.value if n.number is None else n.number.read() for n in inputs)))
 
 
 def promoted_dtype(nodes: Iterable[Node]) -> str:
+    """Return the dtype that NumPy promotes operands to; constants are weak."""
     nodes = list(nodes)
     strong = [n.dtype for n in nodes if n.op != "const"]
     return dtypes.promote_weak(strong, [n.value for n in nodes if n.op == "const"])
@@ -240,11 +243,12 @@ def operand_dtype(node: Node) -> str:
 
 
 def cast(node: Node, dtype: str) -> Node:
+    """Convert to a dtype; a cast constant is no longer weak in promotion."""
     return node if node.dtype == dtype and node.op != "const" else Node("cast", (node,), node.shape, dtype)
 
 
 def positions(n: int, axis: int, dtype: str = "") -> Node:
-    """0, 1, 2, ... along an axis; a constant for one element."""
+    """Make the indices 0, 1, ..., n - 1 along an axis; by default in float32 if that holds them exactly."""
     dtype = dtype or ("float32" if n <= 1 << 24 else "float64")
     if n == 1:
         return cast(const(0), dtype)
@@ -256,7 +260,7 @@ def stop_gradient(node: Node) -> Node:
 
 
 def custom_derivative(value: Node, *pairs: tuple[Node, Node]) -> Node:
-    """Return a value with its own partial derivatives, given as pairs (x, slope)."""
+    """Give a value its own partial derivatives, as pairs (x, slope)."""
     return Node("custom_derivative", (value, *(n for pair in pairs for n in pair)), value.shape, value.dtype)
 
 
@@ -266,6 +270,7 @@ def broadcast(node: Node, shape: Shape) -> Node:
 
 
 def reduce(op: str, node: Node, axis: int, gradient: str = "") -> Node:
+    """Reduce along an axis, which keeps the length one; `gradient` is that of an extremum."""
     shape = (1, node.shape[1]) if axis == 0 else (node.shape[0], 1)
     return Node(op, (node,), shape, node.dtype, axis=axis, gradient=gradient)
 
@@ -279,6 +284,7 @@ def is_product(node: Node) -> bool:
 
 
 def transpose(node: Node) -> Node:
+    """Transpose a value; scalars, transposes and positions need no node of their own."""
     if node.shape == (1, 1):
         return node
     if node.op == "transpose":
@@ -288,16 +294,12 @@ def transpose(node: Node) -> Node:
     return Node("transpose", (node,), (node.shape[1], node.shape[0]), node.dtype)
 
 
-def library(call: LibraryCall, inputs: Sequence[Node], result: int, shape: Shape, dtype: str) -> Node:
-    """Return one result of a library's function; `inputs` are the operands of its call."""
-    return Node("library", tuple(inputs), shape, dtype, call=call, result=result)
-
-
 def reshape(node: Node, shape: Shape) -> Node:
     return node if node.shape == shape else Node("reshape", (node,), shape, node.dtype)
 
 
 def guard(fast: Node, exact: Node) -> Node:
+    """Replace elements of `fast` that are not finite by those of `exact`, which is evaluated only there."""
     return Node("guard", (fast, exact), fast.shape, fast.dtype)
 
 
@@ -310,11 +312,12 @@ def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) 
 
 
 def operation_key(node: Node) -> tuple[object, ...]:
-    """Return a key of what a node does: all but its inputs."""
+    """Return a key of all fields of a node but its inputs."""
     # repr tells -0.0 from 0.0, and NaN equals itself.
-    own = (node.axis, repr(node.value), node.name, node.number, node.argument, node.ndim)
-    how = (node.gradient, node.partial, node.by_columns, node.parts, node.how, node.call, node.result)
-    return node.op, node.shape, node.dtype, *own, *how, node.dims, node.offset, node.batches
+    return repr(node.value), *_operation_fields(node)
+
+
+_operation_fields = attrgetter(*(f.name for f in fields(Node) if f.name not in ("inputs", "value")))
 
 
 def expression_key(node: Node) -> tuple[object, ...]:
@@ -354,7 +357,7 @@ def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
 
 
 def substitute(graph: Graph, target: Node, value: Node) -> Graph:
-    """Replace one node by another everywhere except beneath the other."""
+    """Replace the node `target` by `value`, except beneath `value` itself."""
     done: dict[Node, Node] = {}
     for node in topological(graph.roots):
         done[node] = value if node is target else with_inputs(node, [done[i] for i in node.inputs])
@@ -362,7 +365,7 @@ def substitute(graph: Graph, target: Node, value: Node) -> Graph:
 
 
 def users(roots: Iterable[Node]) -> dict[Node, list[Node]]:
-    """Return the readers of every node; a guard does not count as a reader of its exact form."""
+    """Return the nodes that read each node; a guard does not count as a reader of its exact form."""
     found: dict[Node, list[Node]] = {}
     for node in topological(roots, eager_inputs):
         found.setdefault(node, [])

@@ -1,7 +1,7 @@
 """Calls of NumPy's or CuPy's own functions on whole arrays: what the nodes of operator `library` run.
 
 Beside the functions of the array library there are SciPy's (CuPy's of the same names lie in `cupyx.scipy`), indexing,
-and functions that write: those change a copy of their first operand, and return it.
+and functions that write to their first operand: those run on a copy of it, and return the copy.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..errors import EngineError
 
 @dataclass(frozen=True)
 class Operand:
-    """The place of an array in the arguments of a call: that of the node's input number `index`."""
+    """A placeholder in the arguments of a call for the node's input number `index`."""
 
     index: int
 
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """One call of a library's function; its results are as many nodes.
+    """One call of a library's function; the graph has a node for each of its results.
 
-    Calls are equal if they do the same: the arguments compare by `repr`, which tells -0.0 from 0.0.
+    Equal calls do the same: their arguments compare by `repr`, which tells -0.0 from 0.0.
 
     Attributes
     ----------
@@ -36,12 +36,14 @@ class LibraryCall:
         The public name beneath the library's namespace, as in "sort" or "linalg.svd"; one of SciPy's, as in
         "scipy.special.gammaln"; "getitem" or "setitem"; "writing.put" and the like for a function that writes to its
         first operand, and "writing.add.at" for such a method of a ufunc.
-    arguments, options
-        What it is called with, nested; an `Operand` stands for each array.
+    arguments, options : tuple, dict
+        Positional and keyword arguments, nested, with an `Operand` for each array.
     shapes, results : tuple of tuple of int
         The shapes of the operands, and of the results.
     dtypes : tuple of str
         The dtypes of the results.
+    key : str
+        The arguments as text, for comparison.
     """
 
     function: str
@@ -59,11 +61,11 @@ class LibraryCall:
         return display_name(self.function)
 
     def resolve_in(self, namespace: Any) -> Callable[..., Any]:
-        """Return the function of a library; AttributeError if the library lacks it."""
+        """Return the function of a library, given as its module; AttributeError if the library lacks it."""
         return resolve_function(self.function, namespace)
 
     def run(self, function: Callable[..., Any], arrays: Sequence[Any]) -> list[Any]:
-        """Call the function on arrays; returns all of its results."""
+        """Call the function on the operands' matrices, reshaped as the user's; return all of its results."""
         operands = [a.reshape(shape) for a, shape in zip(arrays, self.shapes, strict=True)]
         arguments, options = (replace_operands(given, operands) for given in (self.arguments, self.options))
         result = function(*arguments, **options)
@@ -74,14 +76,14 @@ class LibraryCall:
         for planned, r in zip(self.dtypes, found, strict=True):
             if getattr(getattr(r, "dtype", None), "kind", "") == "c" and not is_complex(planned):
                 raise EngineError(
-                    f"{self!r}: it returned {r.dtype} values, and {planned} ones were planned, as it returns them for "
-                    "other operands; convert these with .astype(complex) first"
+                    f"{self!r}: {planned} results were planned, and for these operands it returned {r.dtype} ones; "
+                    "convert the operands with .astype(complex) first"
                 )
         return found
 
 
 def display_name(function: str) -> str:
-    """Return how a function is called in a user's code."""
+    """Return a function's name as in a user's code, for messages and reports."""
     shown = {"getitem": "x[index]", "setitem": "x[index] = y"}
     return shown.get(function) or (
         function if function.startswith("scipy.") else f"np.{function.removeprefix(WRITING)}"
@@ -89,27 +91,25 @@ def display_name(function: str) -> str:
 
 
 def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
-    """Return a function by its name in a `LibraryCall`; AttributeError if there is none."""
+    """Return a library's function by its name in a `LibraryCall`; AttributeError if there is none."""
     if name in _INDEXING:
         return _INDEXING[name]
     if name.startswith(WRITING):
-        return partial(_written, attrgetter(name.removeprefix(WRITING))(namespace))
-    found: Callable[..., Any]
-    if name.startswith("scipy."):
-        prefix = "cupyx." if namespace.__name__ == "cupy" else ""
-        try:
-            found = pkgutil.resolve_name(prefix + name)
-        except ImportError as error:
-            raise AttributeError(str(error)) from error
-    else:
-        found = attrgetter(name)(namespace)
-    return found
+        return partial(_call_on_copy, attrgetter(name.removeprefix(WRITING))(namespace))
+    if not name.startswith("scipy."):
+        return attrgetter(name)(namespace)
+    prefix = "cupyx." if namespace.__name__ == "cupy" else ""
+    try:
+        return pkgutil.resolve_name(prefix + name)
+    except ImportError as error:
+        raise AttributeError(str(error)) from error
 
 
 WRITING = "writing."
 
 
-def _written(function: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:
+def _call_on_copy(function: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:
+    """Call a function that writes to its first argument on a copy of that; return the copy."""
     changed = array.copy()
     function(changed, *arguments, **options)
     return changed
@@ -117,12 +117,12 @@ def _written(function: Callable[..., Any], array: Any, *arguments: Any, **option
 
 _INDEXING: dict[str, Callable[..., Any]] = {
     "getitem": getitem,
-    "setitem": partial(_written, setitem),
+    "setitem": partial(_call_on_copy, setitem),
 }
 
 
 def replace_operands(value: Any, operands: Sequence[Any]) -> Any:
-    """Put arrays in the places of operands, in nested tuples, lists and dicts."""
+    """Replace each `Operand` in nested tuples, lists and dicts by its array."""
     if isinstance(value, Operand):
         return operands[value.index]
     if isinstance(value, (tuple, list)):

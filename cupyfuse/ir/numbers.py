@@ -1,4 +1,4 @@
-"""Numbers that a call brings: float arguments of a fused function, and what is computed from them alone."""
+"""Numbers that each call brings: float arguments of a fused function, and functions of them alone."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Number:
 
 
 def function_of_numbers(name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> Number:
-    """Return what a function, called `name`, computes of numbers."""
+    """Return the number that a function of others has in each call; `name` stands for the function in its text."""
 
     def call(values: Sequence[Any]) -> float:
         result = function(*values)

@@ -1,4 +1,4 @@
-"""Products of more than two matrices: of batches, and of float32 ones as sums of float16 ones."""
+"""Batched matrix products, and products of float32 matrices from float16 splits."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from .graph import Node, Shape, promoted_dtype
 
 
 def batched_matmul(a: Node, b: Node, batches: Batches) -> Node:
+    """Multiply stacks of matrices; the rows of all batches are stacked in the result too."""
     shape = (batches.count * batches.rows, batches.cols)
     how = f"cuBLAS {a.dtype}, {batches.count} products in strided batches"
     return Node("batched_matmul", (a, b), shape, promoted_dtype((a, b)), how=how, batches=batches)
 
 
 def split(node: Node, parts: int = 2) -> Node:
-    """Split a float32 matrix: a power of two scales each row, an element is the sum of `parts` float16 numbers."""
+    """Split a float32 matrix into `parts` float16 ones, hi and lo or hi alone, with a power-of-two scale a row."""
     return Node("split", (node,), split_shape(node.shape, parts), "float16", parts=parts)
 
 
 def split_shape(shape: Shape, parts: int = 2) -> Shape:
-    """Return the shape of a split in memory: whole tiles of 8 rows x 64 columns, and one float for each row."""
+    """Return the shape of a split in float16 elements: rows padded to 8, columns to 64, and a float32 scale a row."""
     rows, cols = -(-shape[0] // 8) * 8, -(-shape[1] // 64) * 64
     return rows, parts * cols + 2
 
 
 def split_matmul(left: Node, right: Node, parts: int = 2) -> Node:
-    """`left @ right.T` of float32 matrices from their splits."""
+    """Multiply float32 matrices from their splits: left @ right.T."""
     shape = (left.shape[0], right.shape[0])
     return Node("split_matmul", (split(left, parts), split(right, parts), left, right), shape, "float32", parts=parts)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ir.operators import LOST
+from ..ir.operators import UNDERFLOW_ERROR
 from ..ir.operators.table import ROUNDING
 from .formats import Array, Format
 from .oracle import EXTENDED
@@ -55,7 +55,7 @@ class Allowance:
                 error = error + QUICK_ERROR * np.abs(exact)
             if self.ulps > ROUNDING:
                 # Several operations, between which a factor may underflow.
-                error = error + LOST * form.computed.normal
+                error = error + UNDERFLOW_ERROR * form.computed.normal
             if flushing:
                 # A result below the smallest normal number is written as zero.
                 error = error + form.computed.normal
@@ -111,7 +111,7 @@ def measure(got: Any, exact: Array, allowance: Allowance, form: Format, flushing
             edge = exact.dtype.type(form.max) + exact.dtype.type(form.ulp(form.max) / 2)
             good |= np.isinf(got) & finite & (np.sign(got) == np.sign(exact)) & (result + allowed >= edge)
         # Errors from factors that underflow are no measure of rounding.
-        counted = both & ((result >= LOST * form.computed.normal) | (allowance.ulps <= ROUNDING))
+        counted = both & ((result >= UNDERFLOW_ERROR * form.computed.normal) | (allowance.ulps <= ROUNDING))
         size = allowance.size(exact)
         unit = form.ulp(result)
         if allowance.scale is not None:

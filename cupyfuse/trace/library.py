@@ -157,7 +157,7 @@ def _result(
 ) -> Tracer:
     """Make a tracer of one result, which the step writes in C order."""
     axes = Axes.by_rows(shape)
-    return trace.array(g.library(call, inputs, number, axes.node_shape, dtype), axes)
+    return trace.array(g.Node("library", tuple(inputs), axes.node_shape, dtype, call=call, result=number), axes)
 
 
 # Shapes and dtypes of results ---------------------------------------------------------------------------------------

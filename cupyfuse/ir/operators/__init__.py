@@ -13,9 +13,9 @@ one partial derivative for each operand, None where it is zero everywhere.
 from __future__ import annotations
 
 from . import activations, elementary, reductions
-from .table import LIBRARY, LOST, Operator, Reduction
+from .table import LIBRARY, UNDERFLOW_ERROR, Operator, Reduction
 
 POINTWISE: dict[str, Operator] = {row.name: row for row in (*elementary.ROWS, *activations.ROWS)}
 REDUCTIONS: dict[str, Reduction] = {row.name: row for row in reductions.ROWS}
 
-__all__ = ["LIBRARY", "LOST", "POINTWISE", "REDUCTIONS", "Operator", "Reduction"]
+__all__ = ["LIBRARY", "UNDERFLOW_ERROR", "POINTWISE", "REDUCTIONS", "Operator", "Reduction"]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import special
-from .table import LIBRARY, ROUNDING, Array, combined, like, op
+from .table import LIBRARY, ROUNDING, Array, combined, keep_dtype, op
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -44,7 +44,7 @@ ROWS = (
     ),
     op(
         "relu6",
-        like(lambda x: np.minimum(np.maximum(x, 0.0), 6.0)),
+        keep_dtype(lambda x: np.minimum(np.maximum(x, 0.0), 6.0)),
         "nan_min(nan_max({0}, T(0)), T(6))",
         lambda o, y, x: (o.where(o.logical_or(x <= 0.0, x >= 6.0), 0.0, 1.0),),
         "x limited to [0, 6].",
@@ -74,7 +74,7 @@ ROWS = (
     ),
     op(
         "gelu",
-        like(_gelu),
+        keep_dtype(_gelu),
         f"T(0.5) * {{0}} * erfc(-{{0}} * {_HALF_NORMAL})",
         lambda o, y, x: (0.5 * o.add(1.0, o.erf(x * SQRT_HALF)) + x * o.exp(-0.5 * x * x) * INV_SQRT_2PI,),
         "Gaussian error linear unit, x * Phi(x), exact erf form.",
@@ -84,7 +84,7 @@ ROWS = (
     ),
     op(
         "gelu_tanh",
-        like(lambda x: 0.5 * x * (1.0 + np.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))),
+        keep_dtype(lambda x: 0.5 * x * (1.0 + np.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))),
         f"T(0.5) * {{0}} * (T(1) + tanh(T({SQRT_2_OVER_PI!r}) * ({{0}} + T(0.044715) * {{0}} * {{0}} * {{0}})))",
         lambda o, y, x: (_gelu_tanh_slope(o, x),),
         "GELU in its tanh approximation.",
@@ -94,7 +94,7 @@ ROWS = (
     ),
     op(
         "silu",
-        like(lambda x: x / (1.0 + np.exp(-x))),
+        keep_dtype(lambda x: x / (1.0 + np.exp(-x))),
         "{0} / (T(1) + exp(-{0}))",
         lambda o, y, x: (o.sigmoid(x) * (1.0 + x * o.sigmoid(-x)),),
         "x * sigmoid(x), also called swish.",
@@ -103,7 +103,7 @@ ROWS = (
     ),
     op(
         "sigmoid",
-        like(lambda x: 1.0 / (1.0 + np.exp(-x))),
+        keep_dtype(lambda x: 1.0 / (1.0 + np.exp(-x))),
         "T(1) / (T(1) + exp(-{0}))",
         lambda o, y, x: (y * (1.0 - y),),
         "1 / (1 + exp(-x)).",
@@ -112,7 +112,7 @@ ROWS = (
     ),
     op(
         "log_sigmoid",
-        like(lambda x: np.minimum(x, 0.0) - np.log1p(np.exp(-np.abs(x)))),
+        keep_dtype(lambda x: np.minimum(x, 0.0) - np.log1p(np.exp(-np.abs(x)))),
         "nan_min({0}, T(0)) - log1p(exp(-fabs({0})))",
         lambda o, y, x: (o.sigmoid(-x),),
         "log(sigmoid(x)).",
@@ -165,7 +165,7 @@ ROWS = (
     ),
     op(
         "selu",
-        like(lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(x))),
+        keep_dtype(lambda x: SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(x))),
         f"T({SELU_SCALE!r}) * ({{0}} > T(0) ? {{0}} : T({SELU_ALPHA!r}) * expm1({{0}}))",
         lambda o, y, x: (o.where(x <= 0.0, SELU_SCALE * SELU_ALPHA * o.exp(x), SELU_SCALE),),
         "Scaled ELU with the self-normalising constants.",
@@ -174,7 +174,7 @@ ROWS = (
     ),
     op(
         "hardsigmoid",
-        like(lambda x: np.minimum(np.maximum(x + 3.0, 0.0), 6.0) / 6.0),
+        keep_dtype(lambda x: np.minimum(np.maximum(x + 3.0, 0.0), 6.0) / 6.0),
         "nan_min(nan_max({0} + T(3), T(0)), T(6)) / T(6)",
         lambda o, y, x: (o.where(o.absolute(x) < 3.0, 1.0 / 6.0, 0.0),),
         "relu6(x + 3) / 6.",
@@ -184,7 +184,7 @@ ROWS = (
     op(
         "hardswish",
         # Divides first, unlike PyTorch, whose product overflows.
-        like(lambda x: x * (np.minimum(np.maximum(x + 3.0, 0.0), 6.0) / 6.0)),
+        keep_dtype(lambda x: x * (np.minimum(np.maximum(x + 3.0, 0.0), 6.0) / 6.0)),
         "{0} * (nan_min(nan_max({0} + T(3), T(0)), T(6)) / T(6))",
         lambda o, y, x: (o.where(x <= -3.0, 0.0, o.where(x < 3.0, x / 3.0 + 0.5, 1.0)),),
         "x * relu6(x + 3) / 6.",
@@ -193,7 +193,7 @@ ROWS = (
     ),
     op(
         "softsign",
-        like(lambda x: x / (1.0 + np.abs(x))),
+        keep_dtype(lambda x: x / (1.0 + np.abs(x))),
         "{0} / (T(1) + fabs({0}))",
         lambda o, y, x: (1.0 / o.square(1.0 + o.absolute(x)),),
         "x / (1 + |x|).",

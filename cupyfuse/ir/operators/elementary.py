@@ -22,6 +22,7 @@ def log_relative(top: Array, total: Array) -> Array:
 
 
 def plus_log(top: Array, total: Array) -> Array:
+    """Return top + log(total), computed in the next wider dtype and rounded once; `top` where that is not finite."""
     wide = np.float32 if top.dtype.itemsize == 2 else np.float64
     logarithm = top.astype(wide) + np.log(total.astype(wide))
     return np.where(np.isfinite(top), logarithm.astype(top.dtype), top)
@@ -31,8 +32,8 @@ def _clip(x: Array, low: Array, high: Array) -> Array:
     return np.minimum(np.maximum(x, low), high)
 
 
-def _safe(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
-    """Replace results below 1e-30 by NaN, where underflow loses digits that a later factor may scale up."""
+def _nan_on_underflow(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
+    """Make a product or quotient NaN below 1e-30, where underflow loses digits that a later factor may scale up."""
 
     def call(a: Array, b: Array) -> Array:
         result = function(a, b)
@@ -42,7 +43,7 @@ def _safe(function: Callable[[Array, Array], Array]) -> Callable[..., Array]:
     return call
 
 
-def _logarithm(name: str) -> str:
+def _cuda_logarithm(name: str) -> str:
     # CUDA's logarithm of a negative subnormal float64 is -inf.
     return f"({{0}} < T(0) ? T(nan) : {name}({{0}}))"
 
@@ -138,11 +139,11 @@ ROWS = (
         flops=12,
         ulps=LIBRARY,
     ),
-    op("log", np.log, _logarithm("log"), lambda o, y, x: (1.0 / x,), "Natural logarithm.", flops=8, ulps=LIBRARY),
+    op("log", np.log, _cuda_logarithm("log"), lambda o, y, x: (1.0 / x,), "Natural logarithm.", flops=8, ulps=LIBRARY),
     op(
         "log2",
         np.log2,
-        _logarithm("log2"),
+        _cuda_logarithm("log2"),
         lambda o, y, x: (1.0 / (x * LN2),),
         "Logarithm to base 2.",
         flops=8,
@@ -151,7 +152,7 @@ ROWS = (
     op(
         "log10",
         np.log10,
-        _logarithm("log10"),
+        _cuda_logarithm("log10"),
         lambda o, y, x: (1.0 / (x * math.log(10.0)),),
         "Logarithm to base 10.",
         flops=8,
@@ -266,7 +267,7 @@ ROWS = (
     # factors that rewrites combine before they scale a value
     op(
         "safe_multiply",
-        _safe(np.multiply),
+        _nan_on_underflow(np.multiply),
         "({0} == T(0) || {1} == T(0) || fabs({0} * {1}) >= T(1e-30) ? {0} * {1} : T(nan))",
         lambda o, y, a, b: (b, a),
         "a * b; NaN where underflow would lose digits, so that guards take their exact form.",
@@ -274,7 +275,7 @@ ROWS = (
     ),
     op(
         "safe_divide",
-        _safe(np.divide),
+        _nan_on_underflow(np.divide),
         "({0} == T(0) || fabs({0} / {1}) >= T(1e-30) ? {0} / {1} : T(nan))",
         lambda o, y, a, b: (1.0 / b, -y / b),
         "a / b; NaN where underflow would lose digits, so that guards take their exact form.",

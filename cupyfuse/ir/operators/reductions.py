@@ -1,6 +1,7 @@
 """Reductions along an axis.
 
-Accuracy is that of sums in any order: at most n roundings for n elements, relative to the sum of absolute values.
+Accuracy is that of sums in any order: at most n roundings for n elements, relative to the sum of absolute values. The
+`_scale_of` functions give the magnitudes that these errors are relative to.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ def _logsumexp(x: Array, axis: int) -> Array:
     return plus_log(top, _expsum(x, axis))
 
 
-def _mean_square(x: Array, axis: int) -> Array:
+def _variance(x: Array, axis: int) -> Array:
     n = x.dtype.type(x.shape[axis])
     mean = x.sum(axis=axis, keepdims=True) / n
     return np.square(x - mean).sum(axis=axis, keepdims=True) / n
 
 
-def _sizes(x: Array, axis: int) -> Array:
+def _scale_of_sum(x: Array, axis: int) -> Array:
     return np.abs(x).sum(axis=axis, keepdims=True)
 
 
-def _exponential_sizes(x: Array, axis: int) -> Array:
+def _scale_of_expsum(x: Array, axis: int) -> Array:
     # The relative error of an exponential grows with its rounded argument.
     distance = x.max(axis=axis, keepdims=True) - x
     return (np.exp(-distance) * (1 + np.where(distance < np.inf, distance, 0))).sum(axis=axis, keepdims=True)
 
 
-def _moment_sizes(x: Array, axis: int) -> Array:
+def _scale_of_moment2(x: Array, axis: int) -> Array:
     # The error of the mean, n roundings, enters squared.
     n, unit = x.shape[axis], float(np.finfo(x.dtype).eps)
-    return _mean_square(x, axis) + n * unit * np.square(np.abs(x).mean(axis=axis, keepdims=True))
+    return _variance(x, axis) + n * unit * np.square(np.abs(x).mean(axis=axis, keepdims=True))
 
 
-def _logsumexp_size(x: Array, axis: int) -> Array:
+def _scale_of_logsumexp(x: Array, axis: int) -> Array:
     # The maximum, and a logarithm with the relative error of its argument.
     top = x.max(axis=axis, keepdims=True)
     return 1 + np.abs(top) + np.abs(_logsumexp(x, axis) - top)
@@ -56,7 +57,7 @@ ROWS = (
         "total()",
         lambda o, y, x: 1.0,
         "Sum.",
-        scale=_sizes,
+        scale=_scale_of_sum,
     ),
     Reduction(
         "prod",
@@ -74,7 +75,7 @@ ROWS = (
         "top()",
         lambda o, y, x: o.where(x == y, 1.0, 0.0),
         "Largest element; NaN if one is.",
-        scale=_sizes,
+        scale=_scale_of_sum,
         ulps=0.0,
     ),
     Reduction(
@@ -84,7 +85,7 @@ ROWS = (
         "bottom()",
         lambda o, y, x: o.where(x == y, 1.0, 0.0),
         "Smallest element; NaN if one is.",
-        scale=_sizes,
+        scale=_scale_of_sum,
         ulps=0.0,
     ),
     Reduction(
@@ -94,19 +95,19 @@ ROWS = (
         "total()",
         lambda o, top, x: o.exp(x - top),
         "Sum of exp(x - max x).",
-        scale=_exponential_sizes,
+        scale=_scale_of_expsum,
         flops=10,
         identity_on_one=False,
         about="max",
     ),
     Reduction(
         "moment2",
-        _mean_square,
+        _variance,
         "Moments",
         "variance()",
         lambda o, mean, x: 2.0 * (x - mean),
         "Biased variance, in one pass by Welford's and Chan's updates.",
-        scale=_moment_sizes,
+        scale=_scale_of_moment2,
         flops=5,
         identity_on_one=False,
         about="mean",
@@ -127,7 +128,7 @@ ROWS = (
         "",
         lambda o, y, x: o.exp(x - y),
         "Logarithm of the sum of exponentials, without overflow.",
-        scale=_logsumexp_size,
+        scale=_scale_of_logsumexp,
         flops=10,
     ),
 )

@@ -114,6 +114,7 @@ def _erf_near(x: _Floats, tables: _Tables, out: _Floats) -> _Floats:
 
 
 def _erf_block(x: _Floats, tables: _Tables, out: _Floats) -> None:
+    """Write erf(x) to `out`."""
     v = np.abs(x)
     _erf_near(np.minimum(v, _T), tables, out)
     v -= _T
@@ -150,6 +151,7 @@ def _erfc_far(x: _Floats, tables: _Tables) -> _Floats:
 
 
 def _erfc_block(x: _Floats, tables: _Tables, out: _Floats) -> None:
+    """Write erfc(x) to `out`."""
     # Gathering the far elements is cheaper than evaluating both branches everywhere; NaN counts as near, and stays.
     far = np.flatnonzero(np.abs(x) >= _T)
     if far.size < x.size:
@@ -164,10 +166,11 @@ def _erfc_block(x: _Floats, tables: _Tables, out: _Floats) -> None:
         out[far] = y
 
 
-def _apply(block: Callable[[_Floats, _Tables, _Floats], None], x: ArrayLike) -> _Floats:
+def _apply_in_blocks(block: Callable[[_Floats, _Tables, _Floats], None], x: ArrayLike) -> _Floats:
+    """Apply `_erf_block` or `_erfc_block` to an array of real numbers; see `erf`."""
     values = np.asarray(x)
     if not np.can_cast(values.dtype, np.float64):
-        raise TypeError(f"expected real numbers of at most double precision, got dtype {values.dtype}")
+        raise TypeError(f"argument 'x': expected real numbers of at most double precision, got dtype {values.dtype}")
     tables = _F32 if values.dtype.kind == "f" and values.dtype.itemsize <= 4 else _F64
     flat: _Floats = np.ascontiguousarray(values, dtype=tables.floats).reshape(-1)
     out = np.empty_like(flat)
@@ -191,9 +194,9 @@ def erf(x: ArrayLike) -> _Floats:
         Array of the same shape (0-d stays an array): float32, computed in float32, for float32 and float16 input;
         float64 for all else.  Complex, longer than double, and non-numeric input raises ``TypeError``.
     """
-    return _apply(_erf_block, x)
+    return _apply_in_blocks(_erf_block, x)
 
 
 def erfc(x: ArrayLike) -> _Floats:
     """Complementary error function ``1 - erf(x)``, accurate in the tail; takes and returns what `erf` does."""
-    return _apply(_erfc_block, x)
+    return _apply_in_blocks(_erfc_block, x)

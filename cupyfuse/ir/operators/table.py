@@ -14,11 +14,11 @@ Partials = tuple[Any, ...]
 # Accuracy is stated in ulps, units in the last place of the result. CUDA documents at most 4 for the functions used,
 # beyond the half ulp of the rounding itself; NumPy tests its own to 4.
 LIBRARY = 4.5
-# An operation of IEEE arithmetic.
+# Of an operation of IEEE arithmetic.
 ROUNDING = 0.5
-# Error of a product whose one factor underflows, in smallest normal numbers: its partner is at most the logarithm of
-# that factor (x exp(-x) at x = 708).
-LOST = 1024.0
+# Error of a product of which one factor underflows, in units of the smallest normal number: the other factor is at most
+# the logarithm of the first one (x exp(-x) at x = 708).
+UNDERFLOW_ERROR = 1024.0
 
 
 def combined(*parts: float) -> float:
@@ -36,7 +36,7 @@ class Operator:
     arity : number of operands
     numpy : the semantics, on arrays of one dtype of 32 or 64 bits
     cuda : the CUDA expression
-    derivative : `derivative(o, y, *x)` gives one partial derivative for each operand
+    derivative : `derivative(o, y, *x)` gives one partial derivative for each operand, see the package's docstring
     doc : one line of documentation
     flops : cost relative to a multiplication
     result : "float" (works in floats), "same" (any dtype) or "bool"
@@ -69,15 +69,15 @@ class Reduction:
     ----------
     name : NumPy's or SciPy's name
     numpy : `numpy(x, axis)`, which keeps the reduced axis
-    accumulator : the device type in `kernels_cu/reductions.cuh`, or None if `rewrite/` composes it of others
-    read : the expression that reads the result from the accumulator
+    accumulator : the device type in `kernels_cu/reductions.cuh`, or None if `rewrite/` lowers it to other reductions
+    read : the method call that reads the result from the accumulator
     derivative : `derivative(o, y, x)` by each element; the caller divides by the number of elements, or of ties
     doc : one line of documentation
-    scale : `scale(x, axis)`: the size of partial results, which errors are relative to
-    ulps : of `scale`, for each element; 0 for exact reductions
+    scale : `scale(x, axis)`: the magnitude of partial results, which errors are relative to
+    ulps : error for each element reduced, in ulps of `scale`; 0 for exact reductions
     flops : cost of an element relative to an addition
     identity_on_one : whether the reduction of one element is that element
-    about : the reduction whose result the derivative takes for `y`, as a constant
+    about : the reduction of the same elements whose result `derivative` takes as `y`; by default this one
     """
 
     name: str
@@ -96,13 +96,13 @@ class Reduction:
 def op(
     name: str, numpy: Callable[..., Array], cuda: str, derivative: Callable[..., Partials], doc: str, **more: Any
 ) -> Operator:
-    """Build a row; the arity is that of the CUDA expression."""
+    """Build an operator, with the arity of its CUDA expression."""
     arity = 1 + max(int(d) for d in "012" if "{" + d + "}" in cuda)
     return Operator(name, arity, numpy, cuda, derivative, doc, **more)
 
 
-def like(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Cast a function's result to its operand's dtype, which constants of array type would widen."""
+def keep_dtype(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Make a function return its first operand's dtype, also where NumPy would widen it."""
 
     def call(*operands: Array) -> Array:
         return np.asarray(function(*operands), dtype=operands[0].dtype)
@@ -111,5 +111,5 @@ def like(function: Callable[..., Array]) -> Callable[..., Array]:
 
 
 def zero(o: Any, y: Any, *x: Any) -> Partials:
-    """Return the derivative of a step function."""
+    """Return the partial derivatives of a step function: None, for zero everywhere."""
     return (None,) * len(x)
