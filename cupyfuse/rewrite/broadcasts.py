@@ -8,7 +8,7 @@ from .notes import Note
 
 
 def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
-    """Compute before broadcasting: f(broadcast(x)) = broadcast(f(x)).
+    """Move broadcasts towards the results: f(broadcast(x)) = broadcast(f(x)).
 
     Exact for pointwise functions and transposes, and for max and min along the broadcast axis. To rounding for sums,
     n x, and for products with x broadcast to equal columns, A x. With c broadcast along the summed axis, c B = c sum(B)
@@ -16,7 +16,7 @@ def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
 
     Saves the copies, and matrix products with a broadcast operand: 2 R K C floating-point operations.
     """
-    compact = _Compact()
+    compact = _CompactForms()
 
     def rule(node: Node) -> Node:
         result = _before_broadcast(node, compact)
@@ -35,11 +35,11 @@ def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
 _NOTE = "a product with a broadcast operand is a weighted sum (infinite values may give inf for NaN)"
 
 
-class _Compact:
-    """Values without their broadcasts: of length one along axes on which they are constant."""
+class _CompactForms:
+    """Values before their broadcasts, with length one along the axes on which they are constant; memoised."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[Node, int], Node | None] = {}
+        self._found: dict[tuple[Node, int], Node | None] = {}  # by value and axis
 
     def along(self, node: Node, axis: int) -> Node | None:
         """Return the value with length one along an axis, or None where it is not constant along it."""
@@ -47,11 +47,11 @@ class _Compact:
             return node
         key = node, axis
         if key not in self._found:
-            self._found[key] = self._along(node, axis)
+            self._found[key] = self._rebuild(node, axis)
         return self._found[key]
 
-    def _along(self, node: Node, axis: int) -> Node | None:
-        """Rebuild pointwise work on values that do not vary along `axis`; None if one of them does."""
+    def _rebuild(self, node: Node, axis: int) -> Node | None:
+        """Rebuild pointwise work and transposes from compact operands; None if an operand varies along the axis."""
         if node.op == "transpose":
             inner = self.along(node.inputs[0], 1 - axis)
             return None if inner is None else g.transpose(inner)
@@ -72,16 +72,16 @@ class _Compact:
         return node
 
 
-def _before_broadcast(node: Node, compact: _Compact) -> Node:
+def _before_broadcast(node: Node, compact: _CompactForms) -> Node:
     """Return the node computed from operands before their broadcasts, or the node itself if none are broadcast."""
     if node.op == "matmul":
-        return _product(node, compact)
-    if node.reduction and node.op in ("sum", "max", "min") and node.inputs[0].shape[node.axis] > 1:
-        one = compact.along(node.inputs[0], node.axis)
-        if one is None:
+        return _product_of_broadcast(node, compact)
+    if node.op in ("sum", "max", "min") and node.inputs[0].shape[node.axis] > 1:
+        element = compact.along(node.inputs[0], node.axis)
+        if element is None:
             return node
         n = node.inputs[0].shape[node.axis]
-        return g.pointwise("multiply", one, g.axis_length(n, node.axis)) if node.op == "sum" else one
+        return g.pointwise("multiply", element, g.axis_length(n, node.axis)) if node.op == "sum" else element
     if node.pointwise and node.op not in (*g.PASS_THROUGH, "guard"):
         short = [compact.along_both(i) for i in node.inputs]
         if any(a is not b for a, b in zip(short, node.inputs, strict=True)):
@@ -90,8 +90,8 @@ def _before_broadcast(node: Node, compact: _Compact) -> Node:
     return node
 
 
-def _product(node: Node, compact: _Compact) -> Node:
-    """Compute a matrix product with a broadcast operand as a weighted sum."""
+def _product_of_broadcast(node: Node, compact: _CompactForms) -> Node:
+    """Compute a matrix product with a broadcast operand as a weighted sum; other products stay."""
     a, b = node.inputs
     depth = a.shape[1]
     if 1 in (depth, *node.shape) or 0 in (depth, *node.shape):
@@ -108,7 +108,7 @@ def _product(node: Node, compact: _Compact) -> Node:
 
 
 def _weighted_sum(matrix: Node, axis: int, weights: Node | None = None) -> Node:
-    """Weighted sums of a matrix along an axis, without materialising a transpose."""
+    """Sum a matrix along an axis, each element times its weight (None for 1); of a transpose, sum the other axis."""
     if matrix.op == "transpose":
         return g.transpose(_weighted_sum(matrix.inputs[0], 1 - axis, None if weights is None else g.transpose(weights)))
     return g.reduce("sum", matrix if weights is None else g.pointwise("multiply", matrix, weights), axis)

@@ -1,4 +1,4 @@
-"""Exact cleanups: common subexpressions, no-ops, views of views, redundant guards; and explicit conversions."""
+"""Exact cleanups: common subexpressions, no-ops, views of views, redundant guards, implicit conversions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def share_common_subexpressions(graph: Graph) -> Graph:
 def drop_no_ops(node: Node) -> Node:
     """Drop casts to a value's own dtype, broadcasts to its own shape, and stop_gradient. Exact.
 
-    A constant stays cast: without it, the constant would be weak in promotion.
+    A cast constant stays cast: by itself it would be weak in promotion.
     """
     if node.op in g.PASS_THROUGH and (node.inputs[0].dtype, node.inputs[0].shape) == (node.dtype, node.shape):
         return g.cast(node.inputs[0], node.dtype)
@@ -32,7 +32,7 @@ def drop_custom_derivatives(node: Node) -> Node:
 
 
 def cancel_transposes(node: Node) -> Node:
-    """Merge a transpose of a transpose, or a reshape of a reshape, into one view. Exact."""
+    """(x^T)^T = x, and a reshape of a reshape is one reshape. Exact."""
     if node.op == "transpose" and node.inputs[0].op == "transpose":
         return node.inputs[0].inputs[0]
     if node.op == "reshape" and node.inputs[0].op == "reshape":
@@ -45,29 +45,33 @@ def push_transposes(graph: Graph) -> Graph:
 
     Saves storing f(v): the transpose of an argument is free, that of a computed value is not.
     """
-    done: dict[Node, Node] = {}  # transposes by value
+    transposes: dict[Node, Node] = {}
 
-    def pointwise_vector(node: Node) -> bool:
-        row_wise = node.op == "guard" and node.inputs[1].reduction
-        return node.pointwise and 1 in node.shape and node.shape != (1, 1) and not row_wise
+    def is_pointwise_vector(node: Node) -> bool:
+        guards_row_sum = node.op == "guard" and node.inputs[1].reduction
+        return node.pointwise and 1 in node.shape and node.shape != (1, 1) and not guards_row_sum
+
+    def operands(node: Node) -> tuple[Node, ...]:
+        return node.inputs if is_pointwise_vector(node) and node not in transposes else ()
 
     def rule(node: Node) -> Node:
-        if node.op != "transpose" or not pointwise_vector(node.inputs[0]):
+        if node.op != "transpose" or not is_pointwise_vector(node.inputs[0]):
             return node
-        for inner in g.topological(node.inputs, lambda n: n.inputs if pointwise_vector(n) and n not in done else ()):
-            if inner in done:
+        for inner in g.topological(node.inputs, operands):
+            if inner in transposes:
                 continue
-            if pointwise_vector(inner):
-                done[inner] = g.with_inputs(inner, [done[i] for i in inner.inputs], (inner.shape[1], inner.shape[0]))
+            if is_pointwise_vector(inner):
+                shape = inner.shape[1], inner.shape[0]
+                transposes[inner] = g.with_inputs(inner, [transposes[i] for i in inner.inputs], shape)
             else:
-                done[inner] = inner if inner.shape == (1, 1) else g.transpose(inner)
-        return done[node.inputs[0]]
+                transposes[inner] = g.transpose(inner)
+        return transposes[node.inputs[0]]
 
     return g.rewrite(graph, rule)
 
 
 def convert_matmul_operands(node: Node) -> Node:
-    """Convert the operands of a matrix product to its dtype explicitly, as NumPy does. Exact."""
+    """Cast the operands of a matrix product to its dtype, as NumPy does implicitly. Exact."""
     if node.op != "matmul":
         return node
 

@@ -44,7 +44,7 @@ class Linear:
 
     @property
     def offset(self) -> Node | None:
-        """The sum of all but the terms."""
+        """The sum of all but the terms; None for zero."""
         return self.rest or (add_all(scaled(col, row) for row, col in self.vectors.items()) if self.vectors else None)
 
 
@@ -53,7 +53,7 @@ def linear_form(value: Node) -> Linear:
     dependent = product_dependents([value])
 
     def full(node: Node) -> bool:
-        """Whether a node has the shape of the whole value; a single row without products counts as per-column."""
+        """Whether a node has the shape of the value; a single row without products counts as per-column."""
         return node.shape == value.shape and (node.shape[0] != 1 or node in dependent)
 
     def linear_inputs(node: Node) -> tuple[Node, ...]:
@@ -70,11 +70,11 @@ def linear_form(value: Node) -> Linear:
     for node in g.topological([value], linear_inputs):
         inner = linear_inputs(node)
         if node.op == "matmul" or not inner:
-            part = _leaf(node, full(node))
+            part = _leaf_form(node, full(node))
         elif node.op == "negative":
             part = _negate(found[inner[0]])
         elif node.op in ("add", "subtract"):
-            parts = (found[i] if i in inner else _leaf(convert(i, node.dtype), full(i)) for i in node.inputs)
+            parts = (found[i] if i in inner else _leaf_form(convert(i, node.dtype), full(i)) for i in node.inputs)
             part = _add(node.op, *parts)
         else:
             factor = node.inputs[1] if node.inputs[0] is inner[0] else node.inputs[0]
@@ -92,7 +92,8 @@ def product_dependents(roots: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _leaf(node: Node, full: bool) -> Linear:
+def _leaf_form(node: Node, full: bool) -> Linear:
+    """Return the linear form of a node that is not decomposed; `full` tells that it has the whole value's shape."""
     if node.op == "matmul" and full:
         return Linear((Term(None, None, node),))
     if full:
@@ -101,6 +102,7 @@ def _leaf(node: Node, full: bool) -> Linear:
 
 
 def _negate(part: Linear) -> Linear:
+    """Negate a linear form."""
     minus = g.const(-1.0)
     terms = tuple(Term(t.row, scale_factor("multiply", t.col, minus), t.product) for t in part.terms)
     vectors = {row: g.pointwise("negative", col) for row, col in part.vectors.items()}
@@ -131,7 +133,7 @@ def _scale(op: str, part: Linear, factor: Node) -> Linear:
 
 
 def scale_factor(op: str, coefficient: Node | None, factor: Node) -> Node:
-    """Multiply or divide a coefficient (None for 1) by a factor; NaN on underflow, which guards detect."""
+    """Multiply or divide a coefficient (None for 1) by a factor; NaN on underflow, which makes guards exact."""
     if coefficient is None and op == "multiply":
         return factor
     return g.pointwise(f"safe_{op}", g.const(1.0) if coefficient is None else coefficient, factor)
@@ -144,7 +146,11 @@ def eliminate_products(
     note: Callable[[Node, Node], Note],
     notes: list[Note],
 ) -> Graph:
-    """Apply a rule to one node at a time, where it leaves a matrix product without readers; note each such product."""
+    """Apply a rule to one node after the other, wherever that leaves matrix products without readers.
+
+    `inputs(node)` are the operands that count as read. A note is made, by `note(target, product)`, of each product that
+    is no longer computed.
+    """
     refused: set[Node] = set()
     while True:
         only_readers = _only_readers_of_products(graph)
@@ -156,33 +162,34 @@ def eliminate_products(
         survivors = set(g.topological(attempt.roots, inputs))
         products = [n for n in g.topological([target], inputs) if n.op == "matmul"]
         dead = [p for p in products if p not in survivors]
-        if not dead:
+        if dead:
+            graph = attempt
+            notes += [note(target, p) for p in dead]
+        else:
             refused.add(target)
-            continue
-        graph = attempt
-        notes += [note(target, p) for p in dead]
 
 
 def _only_readers_of_products(graph: Graph) -> set[Node]:
-    """Find the nodes whose first operand depends on matrix products, and has no other reader."""
+    """Find the nodes whose first operand depends on matrix products and has no other reader."""
     roots, readers = set(graph.roots), g.users(graph.roots)
-    alone = (n for n in product_dependents(graph.roots) if len(readers[n]) == 1 and n not in roots)
-    return {readers[n][0] for n in alone if readers[n][0].inputs[0] is n}
+    read_once = (n for n in product_dependents(graph.roots) if len(readers[n]) == 1 and n not in roots)
+    return {readers[n][0] for n in read_once if readers[n][0].inputs[0] is n}
 
 
 def scaled(value: Node, *factors: Node | None) -> Node:
-    """Multiply a value by factors; None stands for 1."""
+    """Return a value times its factors, of which None stands for 1."""
     for factor in factors:
         value = value if factor is None else g.pointwise("multiply", value, factor)
     return value
 
 
 def add_all(values: Iterable[Node]) -> Node:
+    """Add values in their order."""
     return reduce(partial(g.pointwise, "add"), values)
 
 
 def convert(factor: Node, dtype: str) -> Node:
-    """Convert an operand to the float dtype of its operation."""
+    """Convert an operand to the float dtype of its operation; constants stay weak."""
     if factor.op == "const":
         # As integers, constants could overflow before they meet a float; as bools, True + True would be True.
         return factor if dtypes.is_float(factor.dtype) else g.const(float(factor.value))
@@ -190,4 +197,5 @@ def convert(factor: Node, dtype: str) -> Node:
 
 
 def convert_or_none(factor: Node | None, dtype: str) -> Node | None:
+    """Convert a factor as `convert` does; None, which stands for 1, stays."""
     return None if factor is None else convert(factor, dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Note:
-    """One applied rewrite: the identity, what it was applied to, what it saves."""
+    """One applied rewrite, as text: the identity, what it was applied to, what it saves."""
 
     identity: str
     what: str

@@ -29,10 +29,8 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
         result = drop_unit_reductions(node)
         if result is not node:
             rows, cols = node.inputs[0].shape
-            what = f"{node.op} of {rows} x {cols} along axis {node.axis}"
-            notes.append(
-                Note("a reduction along an axis of length 1 is the identity", what, f"{2 * node.nbytes} bytes")
-            )
+            what, saved = f"{node.op} of {rows} x {cols} along axis {node.axis}", f"{2 * node.nbytes} bytes"
+            notes.append(Note("a reduction along an axis of length 1 is the identity", what, saved))
         return result
 
     for rule in (drop_custom_derivatives, drop_no_ops, cancel_transposes, convert_matmul_operands):

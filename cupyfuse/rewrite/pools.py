@@ -33,16 +33,17 @@ def pool_weights(node: Node) -> Node:
 
 
 def _match_pool(node: Node) -> tuple[Node, int] | None:
-    """Match an average pool as `graph.average_pool` builds it; return its operand and width, or None."""
+    """Match an average pool as `ir.slices.average_pool` builds it; return its operand and width, or None."""
     if node.op != "reshape" or node.inputs[0].op != "mean" or node.inputs[0].inputs[0].op != "reshape":
         return None
     groups = node.inputs[0].inputs[0]
     value, width = groups.inputs[0], groups.shape[1]
-    right = node.inputs[0].axis == 1 and node.shape == (value.shape[0], value.shape[1] // max(width, 1))
-    return (value, width) if right and width > 1 else None
+    pools = node.inputs[0].axis == 1 and node.shape == (value.shape[0], value.shape[1] // max(width, 1))
+    return (value, width) if pools and width > 1 else None
 
 
 def _pooled_term(term: Term, width: int, dtype: str) -> Node:
+    """Pool the weights of a scaled matrix product whose factors do not vary by column."""
     a, b = term.product.inputs
     # Divide before summing: sums of weights near the largest number would overflow.
     share = g.pointwise("multiply", b, g.const(1.0 / width))
@@ -53,7 +54,7 @@ def _pooled_term(term: Term, width: int, dtype: str) -> Node:
 
 
 def pool_products(graph: Graph, notes: list[Note]) -> Graph:
-    """Pool the weights of linear maps that are read only through the pool."""
+    """Apply `pool_weights` to the graph, where only the pool reads the linear map."""
 
     def note(target: Node, product: Node) -> Note:
         rows, cols = product.shape

@@ -35,28 +35,30 @@ def fold_scales(node: Node, dependences: _Dependences | None = None) -> Node:
     factor: Node | None = None
     value = inner
     for step in reversed(chain):
-        other = next((convert(i, step.dtype) for i in step.inputs if i is not value), None)
-        negated = step.op == "negative" or other is None
-        factor = scale_factor("multiply" if negated else step.op, factor, g.const(-1.0) if other is None else other)
+        if step.op == "negative":
+            factor = scale_factor("multiply", factor, g.const(-1.0))
+        else:
+            (other,) = (i for i in step.inputs if i is not value)
+            factor = scale_factor(step.op, factor, convert(other, step.dtype))
         value = step
     assert factor is not None
     return g.guard(g.cast(g.pointwise("multiply", inner, factor), node.dtype), node)
 
 
 def scale_chain(node: Node, dependences: _Dependences | None = None) -> tuple[list[Node], Node]:
-    """Return the scales that end in a node, outermost first, and the value that they are applied to.
+    """Return the chain of scales that ends in a node, outermost first, and the value that it is applied to.
 
-    `dependences` saves finding those of the values beneath the node again.
+    `dependences` are those of the values beneath the node, if they are known already.
     """
     dependences = _find_dependences([node]) if dependences is None else dependences
     chain: list[Node] = []
-    while (inner := _scaled(node, dependences)) is not None:
+    while (inner := _scaled_operand(node, dependences)) is not None:
         chain.append(node)
         node = inner
     return chain, node
 
 
-def _scaled(node: Node, dependences: _Dependences) -> Node | None:
+def _scaled_operand(node: Node, dependences: _Dependences) -> Node | None:
     """Return the operand that a node scales by a per-column value; None for other nodes."""
     if node.op not in ("multiply", "divide", "negative") or not dtypes.is_float(node.dtype) or node.shape[1] == 1:
         return None
@@ -64,44 +66,44 @@ def _scaled(node: Node, dependences: _Dependences) -> Node | None:
     if len(values) != 1 or (node.op == "divide" and values[0] is not node.inputs[0]):
         return None
     others = [i for i in node.inputs if i is not values[0]]
-    fixed = all(i.shape[0] == 1 and i not in dependences.varying and i not in dependences.extreme for i in others)
+    fixed = all(i.shape[0] == 1 and i not in dependences.varying and i not in dependences.extremal for i in others)
     return values[0] if fixed else None
 
 
 @dataclass(frozen=True)
 class _Dependences:
-    """What values depend on, as sets of nodes.
+    """Values by what they depend on.
 
     Attributes
     ----------
     varying : values that depend on a matrix, so that their rows may differ
-    extreme : values that depend on the maximum or minimum of a varying value
+    extremal : values that depend on the maximum or minimum of a varying value
     """
 
     varying: set[Node]
-    extreme: set[Node]
+    extremal: set[Node]
 
 
 def _find_dependences(roots: Iterable[Node]) -> _Dependences:
     varying: set[Node] = set()
-    extreme: set[Node] = set()
+    extremal: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
         inputs = g.eager_inputs(node)
         matrix = node.op == "matmul" or (node.op == "input" and node.ndim >= 2)
         column_reduction = node.reduction and node.axis == 0
         if matrix or (not column_reduction and any(i in varying for i in inputs)):
             varying.add(node)
-        if any(i in extreme for i in inputs) or (node.op in ("max", "min") and inputs[0] in varying):
-            extreme.add(node)
-    return _Dependences(varying, extreme)
+        if any(i in extremal for i in inputs) or (node.op in ("max", "min") and inputs[0] in varying):
+            extremal.add(node)
+    return _Dependences(varying, extremal)
 
 
 def fold_scale_chains(graph: Graph, notes: list[Note]) -> Graph:
-    """Fold each chain of per-column scales once, at its last step."""
+    """Apply `fold_scales` to each chain of per-column scales once, at its last step."""
     users = g.users(graph.roots)
     roots = set(graph.roots)
     dependences = _find_dependences(graph.roots)
-    chained = {n for n in users if _scaled(n, dependences) is not None}
+    chained = {n for n in users if _scaled_operand(n, dependences) is not None}
     outermost = {n for n in chained if n in roots or not users[n] or not all(u in chained for u in users[n])}
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
@@ -111,9 +113,10 @@ def fold_scale_chains(graph: Graph, notes: list[Note]) -> Graph:
         folded = fold_scales(node, dependences)
         if folded is node:
             continue
-        steps = [n.op for n in reversed(scale_chain(node, dependences)[0])]
-        saved = sum(g.flops(n) for n in scale_chain(node, dependences)[0]) - node.size
-        notes.append(Note("per-column scales are one", " -> ".join(steps), f"{saved:.3g} FLOPs"))
+        chain, _ = scale_chain(node, dependences)
+        saved = sum(map(g.flops, chain)) - node.size
+        what = " -> ".join(n.op for n in reversed(chain))
+        notes.append(Note("per-column scales are one", what, f"{saved:.3g} FLOPs"))
         for part in g.topological([folded], lambda n: () if n in done else n.inputs):
             if part not in done:
                 done[part] = g.with_inputs(part, [done[i] for i in part.inputs])

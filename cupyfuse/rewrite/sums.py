@@ -21,26 +21,29 @@ def collapse_sum(node: Node) -> Node:
     linear = linear_form(value)
     if not linear.terms:
         return node
-    parts = [_summed_term(term, dtype) for term in linear.terms]
+    parts = [_row_sum(term, dtype) for term in linear.terms]
     if linear.rest is not None:
         parts.append(g.reduce("sum", convert(linear.rest, dtype), 1))
     for row, col in linear.vectors.items():
-        several = col.shape[1] != 1
-        inner = g.reduce("sum", convert(col, dtype), 1) if several else scaled(col, g.const(float(value.shape[1])))
-        parts.append(scaled(inner, convert_or_none(row, dtype)))
+        if col.shape[1] == 1:
+            total = scaled(col, g.const(float(value.shape[1])))
+        else:
+            total = g.reduce("sum", convert(col, dtype), 1)
+        parts.append(scaled(total, convert_or_none(row, dtype)))
     return g.guard(g.cast(add_all(parts), dtype), node)
 
 
-def _summed_term(term: Term, dtype: str) -> Node:
+def _row_sum(term: Term, dtype: str) -> Node:
+    """Sum a scaled matrix product along its rows, as a matrix-vector product."""
     return scaled(_matvec(term.product, convert_or_none(term.col, dtype)), convert_or_none(term.row, dtype))
 
 
 def _matvec(matmul: Node, weights: Node | None) -> Node:
-    """Return sum_j matmul[:, j] * weights[j] as a matrix-vector product; without weights, they are 1."""
+    """Return sum_j (a b)_ij weights_j as a (b weights), for a product a b; weights of None are 1."""
     a, b = matmul.inputs
-    scalar = weights if weights is not None and weights.shape == (1, 1) and b.shape[1] != 1 else None
-    if scalar is not None:
-        weights = None
+    scalar = None
+    if weights is not None and weights.shape == (1, 1) and b.shape[1] != 1:
+        weights, scalar = None, weights
     if b.op == "transpose":
         base = b.inputs[0]
         weighted = base if weights is None else g.pointwise("multiply", base, g.transpose(weights))
@@ -56,7 +59,7 @@ def _matvec(matmul: Node, weights: Node | None) -> Node:
 
 
 def collapse_sums(graph: Graph, notes: list[Note]) -> Graph:
-    """Collapse sums of linear maps, one at a time, where nothing else reads the matrix product."""
+    """Apply `collapse_sum` to the graph, where nothing else reads the matrix product."""
 
     def note(target: Node, product: Node) -> Note:
         rows, cols = product.shape
