@@ -19,7 +19,7 @@ from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, arrange, base_of, contiguous_strides, row_stride, view_chain
+from ..plan.schedule import Step, assign_offsets, base_of, contiguous_strides, row_stride, view_chain
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 from .product_launch import ProductLaunch
 
@@ -78,7 +78,7 @@ class CudaExecutable:
         self._flag = self._slot() if conditional else -1
         self._overwritten: list[int] = []  # arguments that steps write to
         self._copies = self._place_effects(arrays)
-        offsets, self._workspace = arrange(
+        offsets, self._workspace = assign_offsets(
             plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
         )
         for node, offset in offsets.items():

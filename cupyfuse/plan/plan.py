@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..trace import Axes, Call, Labels
 from .picture import notebook_html, svg
 from .report import record, report
-from .schedule import Schedule, Step, arrange, base_of
+from .schedule import Schedule, Step, assign_offsets, base_of
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -259,7 +259,7 @@ class Plan:
         for arg, node in self.graph.effects:
             if node.op == "accumulate" or (node.op == "add" and node.inputs[0] is self.graph.inputs[arg]):
                 results.add(node)  # written over the argument
-        return arrange(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
+        return assign_offsets(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
         """Bound the time from below, in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.

@@ -10,7 +10,7 @@ from ..ir.graph import Graph, Node
 from ..settings import Settings
 from ..trace import Axes
 from .plan import Output, Plan
-from .schedule import Cost, Layout, Schedule, base_of, fuse_epilogues, rounded, schedule
+from .schedule import Cost, Layout, Schedule, base_of, fuse_epilogues, round_values, schedule
 
 # Operators that read their operands from memory, in the dtype in which they are stored.
 _READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "strided", "put", "library")
@@ -97,7 +97,7 @@ def split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) ->
     # Values that are stored rounded are rounded for the other static values that read them.
     read = {i for node in g.topological(boundary) for i in node.inputs}
     narrow = {n for n, own_dtype in boundary.items() if own_dtype and n in read and dtypes.compute(n.dtype) != n.dtype}
-    values = rounded(Graph(graph.inputs, list(boundary)), narrow).outputs
+    values = round_values(Graph(graph.inputs, list(boundary)), narrow).outputs
     outputs = [g.cast(node, mapping[n].dtype) for n, node in zip(boundary, values, strict=True)]
     done: dict[Node, Node] = dict(mapping)
     for node in g.topological(graph.roots, lambda n: () if n in mapping else n.inputs):

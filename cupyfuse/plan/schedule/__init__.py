@@ -24,7 +24,7 @@ from .memory import (
     contiguous_strides,
     insert_copies,
     results_in_memory,
-    rounded,
+    round_values,
     row_stride,
     view_chain,
 )
@@ -33,7 +33,7 @@ from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits
 from .tiles import Tiles, strip_transposes, tiles_for
-from .workspace import arrange, dead_after
+from .workspace import assign_offsets, dead_after
 
 __all__ = [
     "MOST_FLOPS",
@@ -43,7 +43,7 @@ __all__ = [
     "Schedule",
     "Step",
     "Tiles",
-    "arrange",
+    "assign_offsets",
     "choose_products",
     "column_launches",
     "column_splits",
@@ -55,7 +55,7 @@ __all__ = [
     "one_pass_variances",
     "base_of",
     "row_stride",
-    "rounded",
+    "round_values",
     "schedule",
     "takes_epilogues",
     "tiles_for",
@@ -78,7 +78,7 @@ def schedule(graph: Graph, layouts: dict[int, Layout] | None = None, written: Co
     graph = insert_copies(results_in_memory(graph), layouts or {})
     while True:
         scheduler, steps = best_partition(graph, written)
-        mixed = scheduler.rounded_in_part(steps)
+        mixed = scheduler.values_rounded_for_some(steps)
         if not mixed:
             return Schedule(graph, steps, scheduler.storage(steps))
-        graph = rounded(graph, mixed)
+        graph = round_values(graph, mixed)

@@ -1,4 +1,4 @@
-"""The count of what a plan costs, and the bounds that hold for every plan.
+"""Cost of graphs and plans in FLOPs and bytes, and the bounds that hold for every plan.
 
 FLOPs are counted per element as the operator tables say (`graph.flops`): an addition is one, an exponential eight.
 Bytes are counted per operation: each reads every operand once and writes its result once. Views, broadcasts and
@@ -20,13 +20,13 @@ from .steps import Step
 
 MOST_FLOPS = 1.5
 
-# Neither computed nor written by a call of their own, wherever they stand.
+# Operators that cost nothing: no operation of their own computes or writes their results.
 _FREE = ("input", "const", "positions", *g.VIEWS, *g.PASS_THROUGH)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Floating-point operations, those of matrix products among them, and bytes read and written."""
+    """FLOPs in all, FLOPs of matrix products among them, and bytes read and written."""
 
     flops: int
     products: int
@@ -39,7 +39,7 @@ class Cost:
 
 
 def unfused_cost(graph: Graph) -> Cost:
-    """Count what a graph costs if each operation runs once, by itself."""
+    """Count the cost of a graph if each operation runs once, by itself."""
     flops = products = moved = 0
     for node in g.topological(graph.roots, g.eager_inputs):
         if node.op not in _FREE:
@@ -50,7 +50,7 @@ def unfused_cost(graph: Graph) -> Cost:
 
 
 def cost_of(steps: Iterable[Step]) -> Cost:
-    """Count what steps cost, their bytes filled in."""
+    """Count the cost of steps whose bytes are filled in."""
     steps = list(steps)
     products = sum(g.flops(n) for s in steps if s.kind == "Gemm" for n in s.nodes if g.is_product(n))
     return Cost(sum(s.flops for s in steps), products, sum(s.reads + s.writes for s in steps))

@@ -1,9 +1,9 @@
 """16-bit products by our own kernel, with the row program behind one of them as its epilogue.
 
-The kernel (`kernels_cu/gemm.cu`) hands the row program the product in registers. Pointwise results are written at once.
-Reductions leave a state for each row and tile, which a second kernel merges: the product itself is not written, unless
-another step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes what
-the others read.
+In the kernel (`kernels_cu/gemm.cu`) the row program reads the product from registers. Pointwise results are written at
+once. Reductions leave a state for each row and tile, which a second kernel merges: the product itself is not written,
+unless another step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes
+what the others read.
 """
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ def fuse_epilogues(
             continue
         fused, reason = None, _reason_against_product(step.product, layouts)
         if not reason:
-            fused = _fused(step, found, storage, step.product in results)
-            reason = fused.reason_by_time(device) if settings.epilogues == "measured" else ""
+            fused = _fuse_first_reader(step, found, storage, step.product in results)
+            reason = fused.reason_for_library(device) if settings.epilogues == "measured" else ""
         if reason or fused is None:
             found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
         else:
             storage.update(fused.storage)
-            found = fused.replaced_in(found)
+            found = fused.replace_in(found)
     return found
 
 
 def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
-    """Explain why our kernel cannot compute a product; empty if it can."""
+    """Explain why our kernel cannot compute a 16-bit product; empty if it can."""
     if 0 in product.shape or product.inputs[0].shape[1] == 0:
         return "the product is empty"
     for operand in product.inputs:
@@ -88,10 +88,16 @@ def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
 
 
 @dataclass(frozen=True)
-class _Fused:
-    """A product with its epilogue: the step `gemm`, and `rest` where the row program `tail` behind it is cut in two.
+class _FusedProduct:
+    """A product with its epilogue.
 
-    They replace the step `plain`, and the tail if there is one. `storage` holds what the cut adds.
+    Attributes
+    ----------
+    plain : the step of the product alone
+    gemm : the step of the product with its epilogue
+    tail : the row program that became the epilogue, whole or in part; None if the epilogue only stores the product
+    rest : the later stages of the tail; None if it was not cut in two
+    storage : dtypes of the values that the cut stores
     """
 
     plain: Step
@@ -100,30 +106,32 @@ class _Fused:
     rest: Step | None
     storage: dict[Node, str]
 
-    def replaced_in(self, steps: list[Step]) -> list[Step]:
-        """Return the steps of a plan with these in their places."""
-        place = self.plain if self.tail is None else self.tail
-        new = [self.gemm] if self.rest is None else [self.gemm, self.rest]
+    def replace_in(self, steps: list[Step]) -> list[Step]:
+        """Replace the plain product and the tail by the fused steps, in the place of the later one."""
+        last = self.plain if self.tail is None else self.tail
         result = []
         for step in steps:
-            result += new if step is place else [] if step is self.plain else [step]
+            if step is last:
+                result += [self.gemm] if self.rest is None else [self.gemm, self.rest]
+            elif step is not self.plain:
+                result.append(step)
         return result
 
-    def reason_by_time(self, device: Device) -> str:
-        """Explain why the library is no slower; empty if it is."""
+    def reason_for_library(self, device: Device) -> str:
+        """Explain that the library is no slower, by both estimates; empty if it is slower."""
         plain = library_time(self.plain, device)
         own = own_time(self.gemm, device)
         if self.tail is not None:
-            plain += stream_time(self.tail, device, _depth(self.tail) + 1)
+            plain += stream_time(self.tail, device, _last_stage(self.tail) + 1)
         if self.rest is not None:
-            own += stream_time(self.rest, device, _depth(self.rest) + 1)
+            own += stream_time(self.rest, device, _last_stage(self.rest) + 1)
         if own < 0.97 * plain:
             return ""
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
 
 
-def _fused(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> _Fused:
-    """Give a product the row program that reads it first as its epilogue; if none can be, one that only stores it."""
+def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> _FusedProduct:
+    """Make the first step that reads a product its epilogue; if it cannot be, the epilogue stores the product."""
     product = step.product
     how = _HOW.format(product.dtype)
     readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
@@ -131,21 +139,21 @@ def _fused(step: Step, steps: list[Step], storage: dict[Node, str], is_result: b
         tail = readers[0]
         reason = _reason_against_tail(tail, product)
         if not reason:
-            first, rest, added = _cut(tail, product)
+            first, rest, added = _cut_behind_first_stage(tail, product)
             reason = _reason_against_results(first, {**storage, **added})
             if not reason:
                 stored = is_result or len(readers) > 1 or (rest is not None and product in rest.inputs)
                 how += ", the row program its epilogue"
                 gemm = _with_epilogue(step, first, stored, {**storage, **added}, how)
                 rest = None if rest is None else with_bytes(rest, {**storage, **added})
-                return _Fused(step, gemm, tail, rest, added)
+                return _FusedProduct(step, gemm, tail, rest, added)
         how += f"; stored, as {reason}"
     store = step_of("RowProgram", product.shape, [], [product], [], [])
-    return _Fused(step, _with_epilogue(step, store, True, storage, how), None, None, {})
+    return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, {})
 
 
 def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:
-    """Return the step of a product and its epilogue, which also writes the product itself if that is `stored`."""
+    """Return the step of a product with an epilogue, which also writes the product itself if that is `stored`."""
     product = step.product
     epilogue = replace(epilogue, outputs=(*epilogue.outputs, *([product] if stored else ())))
     others = [i for i in epilogue.inputs if i is not product and i not in step.inputs]
@@ -169,7 +177,7 @@ def _stages(step: Step) -> dict[Node, int]:
     return found
 
 
-def _depth(step: Step) -> int:
+def _last_stage(step: Step) -> int:
     return max(_stages(step).values(), default=0)
 
 
@@ -200,13 +208,13 @@ def _reason_against_results(first: Step, storage: dict[Node, str]) -> str:
     return ""
 
 
-def _cut(tail: Step, product: Node) -> tuple[Step, Step | None, dict[Node, str]]:
-    """Cut a row program behind its first stage: return both parts, and how what goes between them is stored."""
+def _cut_behind_first_stage(tail: Step, product: Node) -> tuple[Step, Step | None, dict[Node, str]]:
+    """Cut a row program in two: return its first stage, the rest, and the dtypes of the values stored in between."""
     stages = _stages(tail)
     later = [n for n in tail.nodes if stages[n] > 0]
     if not later:
         return tail, None, {}
-    # What depends on no element of the rows is computed in both parts.
+    # What depends on no element of the rows is computed in both.
     again = _needed(later, [n for n in tail.nodes if stages[n] < 0])
     read = dict.fromkeys(i for n in (*again, *later) for i in g.eager_inputs(n))
     between = [n for n in tail.nodes if stages[n] == 0 and n in read]
@@ -224,7 +232,6 @@ def _cut(tail: Step, product: Node) -> tuple[Step, Step | None, dict[Node, str]]
 
 
 def _needed(roots: Sequence[Node], nodes: Sequence[Node]) -> list[Node]:
-    """Return those of the nodes that are needed to compute the roots, themselves among them, in their order."""
-    inside = set(nodes)
-    reached = set(g.topological(roots, lambda n: g.eager_inputs(n)))
-    return [n for n in nodes if n in inside and n in reached]
+    """Return those of the nodes that the roots are computed from, the roots among them."""
+    reached = set(g.topological(roots, g.eager_inputs))
+    return [n for n in nodes if n in reached]

@@ -1,4 +1,4 @@
-"""Memory: layouts of arguments, the copies that readers need, results that need memory of their own."""
+"""Layouts of arguments in memory, and the copies that readers and results need."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ...ir.graph import Graph, Node
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of an argument, as rows x columns, as far as a plan depends on it.
+    """The memory layout of an argument, seen as rows x columns, as far as a plan depends on it.
 
     Attributes
     ----------
     unit_cols, unit_rows : whether the stride between columns, or between rows, is 1
     contiguous : whether it is C-contiguous
     blas : whether cuBLAS can read it
-    foldable : whether its rows have one stride, as the leading axes of an array of more dimensions may not
+    foldable : whether its rows have one stride; the leading axes of an array of more dimensions may have several
     """
 
     unit_cols: bool = True
@@ -35,7 +35,7 @@ class Layout:
         return Layout(self.unit_rows, self.unit_cols, False, self.blas)
 
 
-# Operators that copy a value, in the dtype in which it is stored.
+# Operators that copy a value in the dtype in which it is stored.
 COPIES = ("copy", "strided", "put")
 # A column-major operand with at least so many rows, or with no fewer rows than columns, is split without a copy. Fewer
 # rows make too few blocks for two passes: 2048 x 8192 takes 90 us on an H200, 75 us with a copy. Larger ones are in
@@ -56,12 +56,12 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def row_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """Return the one stride of the rows of an array, all axes but the last; None if they have several."""
+    """Return the stride of an array's rows, which are all axes but the last; None if they have several strides."""
     rows = [(n, s) for n, s in zip(shape[:-1], strides[:-1], strict=True) if n != 1]
     if not rows or 0 in shape:
         return 0
-    one = all(outer == n * inner for (_, outer), (n, inner) in itertools.pairwise(rows))
-    return rows[-1][1] if one else None
+    uniform = all(outer == n * inner for (_, outer), (n, inner) in itertools.pairwise(rows))
+    return rows[-1][1] if uniform else None
 
 
 def view_chain(node: Node) -> list[Node]:
@@ -74,6 +74,7 @@ def view_chain(node: Node) -> list[Node]:
 
 
 def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
+    """Return the layout of a value or a view, given those of the arguments; computed values are contiguous."""
     transposed = False
     while node.op == "transpose":
         node, transposed = node.inputs[0], not transposed
@@ -92,7 +93,7 @@ def layout_of(node: Node, layouts: dict[int, Layout]) -> Layout:
 
 
 def readable_by_rows(node: Node, layouts: dict[int, Layout]) -> bool:
-    """Whether a kernel that works along rows can read the value: unit column stride, or a single column."""
+    """Whether a kernel that works along rows can read a value: with unit column stride, or of a single column."""
     layout = layout_of(node, layouts)
     return node.shape[1] <= 1 or layout.unit_cols or (node.shape[0] <= 1 and layout.contiguous)
 
@@ -137,6 +138,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
 
 
 def _views_slice(node: Node) -> bool:
+    """Whether one of the views that make a node is a slice."""
     while node.op in g.VIEWS:
         if node.op == "slice":
             return True
@@ -145,10 +147,10 @@ def _views_slice(node: Node) -> bool:
 
 
 def results_in_memory(graph: Graph) -> Graph:
-    """Copy results that are arguments, views, constants or the same value as another result, by a row program."""
+    """Copy results that are arguments, slices, constants or the same value as another result, by a row program."""
     used: set[Node] = set()
 
-    def own(node: Node) -> Node:
+    def in_own_memory(node: Node) -> Node:
         base = base_of(node)
         fresh = base.op not in ("input", "const") and base not in used and not _views_slice(node)
         copied = "copy" if dtypes.is_opaque(node.dtype) else "cast"  # kernels cannot read opaque values
@@ -156,11 +158,12 @@ def results_in_memory(graph: Graph) -> Graph:
         used.add(base_of(result))
         return result
 
-    return Graph(graph.inputs, [own(n) for n in graph.outputs], [(arg, own(n)) for arg, n in graph.effects])
+    outputs = [in_own_memory(n) for n in graph.outputs]
+    return Graph(graph.inputs, outputs, [(arg, in_own_memory(n)) for arg, n in graph.effects])
 
 
-def rounded(graph: Graph, values: set[Node]) -> Graph:
-    """Round some 16-bit values where they are computed, for all of their readers."""
+def round_values(graph: Graph, values: set[Node]) -> Graph:
+    """Round 16-bit values where they are computed, for all of their readers."""
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         value = g.with_inputs(node, [done[i] for i in node.inputs])

@@ -1,4 +1,4 @@
-"""Partition of a graph into steps: place each value in a layer and a domain, then collect the steps."""
+"""Partition of a graph into steps: place each value in a layer and a domain, then build the steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Scheduler:
     """The partition of one graph.
 
     A layer is a position in the order of steps: a step reads only what steps of lower layers have written. A domain is
-    the rows and columns that a step runs over. `_place_all` gives each value both; `run` collects the steps from the
+    the rows and columns that a step runs over. `_place_all` gives each value both; `run` builds the steps from the
     results backwards.
 
     Parameters
@@ -52,6 +52,7 @@ class Scheduler:
             self._place_all()
 
     def _place_all(self) -> None:
+        """Choose the layer and the step of every value."""
         self.after_reduction: dict[Node, bool] = {}  # whether a value depends on a reduction of its own step
         self.layer: dict[Node, int] = {}
         self.row_domain: dict[Node, Shape] = {}  # the domain of the row program that computes a value
@@ -70,7 +71,7 @@ class Scheduler:
         return node.op in _IN_MEMORY or node in self.column_group
 
     def _place(self, node: Node) -> None:
-        """Choose the layer and the step in which a value is computed; its operands are placed already."""
+        """Choose the layer and the step that compute a value, whose operands are placed already."""
         self.after_reduction[node] = False
         if node.op in ("input", "const"):
             self.layer[node] = 0
@@ -86,6 +87,7 @@ class Scheduler:
             self._place_in_row_program(node)
 
     def _place_in_row_program(self, node: Node) -> None:
+        """Place a value in the column step of its operands if that can compute it, else in a row program."""
         group = self._finishing_group(node)
         if group is not None:
             self.column_group[node] = group
@@ -105,7 +107,7 @@ class Scheduler:
             below = self.layer[i] if i in self.kept else self.kept_layer.get(i, 0)
             if own:
                 kept = max(kept, below)
-            else:  # computed again over another domain, from kept values that are in memory by then
+            else:  # recomputed over another domain, from kept values that are in memory by then
                 layer = max(layer, below + 1)
         self.layer[node], self.kept_layer[node] = layer, kept
 
@@ -122,12 +124,12 @@ class Scheduler:
         exact = node.inputs[1]
 
         def stop(n: Node) -> bool:
-            return n in available or self._known_to_guard(n, exact)
+            return n in available or self._guard_reads(n, exact)
 
         order = g.topological([exact], lambda n: () if stop(n) else n.inputs)
         return [n for n in order if n.op != "const" and stop(n)]
 
-    def _known_to_guard(self, node: Node, exact: Node) -> bool:
+    def _guard_reads(self, node: Node, exact: Node) -> bool:
         """Whether a guard's exact form reads a value rather than recompute it; it recomputes products not live."""
         if self.in_memory(node):
             return not g.is_product(node) or node in self.live_set
@@ -137,7 +139,7 @@ class Scheduler:
         return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
 
     def _finishing_group(self, node: Node) -> tuple[int, Shape] | None:
-        """Find the column step that can compute a per-column value along with its reductions, if there is one."""
+        """Return the group of the column step that can compute a value after its reductions; None if there is none."""
         if not node.pointwise or node.shape[0] != 1:
             return None
         groups = set()
@@ -188,8 +190,8 @@ class Scheduler:
                     found.update(operands)
         return found
 
-    # Collecting the steps, from the results backwards
-    def home(self, node: Node) -> StepKey:
+    # Building the steps, from the results backwards
+    def home_step(self, node: Node) -> StepKey:
         """Return the first step that can compute a value and store it; factors are written with their product."""
         node = node.inputs[0] if node.op == "factor" else node
         if node.op in _SINGLE_STEPS:
@@ -214,7 +216,7 @@ class Scheduler:
         return self._in_order(self._build())
 
     def run_within(self, most_flops: float) -> list[Step] | None:
-        """Return the steps in the order of their launches, or None if they have more FLOPs."""
+        """Return the steps in the order of their launches; None if they have more than `most_flops` FLOPs."""
         steps: list[tuple[int, Step]] = []
         for layer, step in self._build():
             steps.append((layer, step))
@@ -224,19 +226,17 @@ class Scheduler:
         return self._in_order(steps)
 
     def _in_order(self, steps: Iterable[tuple[int, Step]]) -> list[Step]:
+        """Sort steps by layer, and fuse those that need no launch of their own."""
         return fuse_scalar_steps(fuse_splits([step for _, step in sorted(steps, key=lambda s: s[0])]))
 
     def _build(self) -> Iterator[tuple[int, Step]]:
-        """Yield the steps with their layers."""
-        # Values still to compute, by step.
-        self.required: dict[StepKey, dict[Node, None]] = {}
-        self.queue: list[
-            tuple[int, bool, Shape, int, StepKey]
-        ] = []  # the steps to build, as a heap: the last one first
-        self.numbers = count()  # of the steps, to order those of one place as they were asked for
+        """Yield each step with its layer, the last one first."""
+        self.required: dict[StepKey, dict[Node, None]] = {}  # values still to compute, by step
+        self.queue: list[tuple[int, bool, Shape, int, StepKey]] = []  # a heap of the steps still to build
+        self.sequence = count()  # orders steps of one layer, kind and domain as they were required
         self.rounded: set[Node] = set()  # stored in their own dtype, not the wider one that they are computed in
         self.stored: set[Node] = set()  # values that some step writes to memory
-        self.factors: dict[Node, dict[Node, None]] = {}  # those of products that are written with them
+        self.factors: dict[Node, dict[Node, None]] = {}  # factors to write, by their product
         for root in self.graph.roots:
             self._require(root)
             self._round(base_of(root))
@@ -255,7 +255,7 @@ class Scheduler:
                 yield key[0], step
 
     def _require(self, node: Node) -> None:
-        """Require a value to be in memory."""
+        """Let a step compute a value and store it, unless it is in memory from the start."""
         node = base_of(node)
         if node.op in ("input", "const"):
             return
@@ -265,14 +265,14 @@ class Scheduler:
             node = node.inputs[0]
         if self.narrow and node in self.kept:
             self._round(node)
-        key = layer, kind, (rows, cols) = self.home(node)
+        key = layer, kind, (rows, cols) = self.home_step(node)
         if key not in self.required:
             self.required[key] = {}
-            heapq.heappush(self.queue, (-layer, kind != "row", (-rows, -cols), next(self.numbers), key))
+            heapq.heappush(self.queue, (-layer, kind != "row", (-rows, -cols), next(self.sequence), key))
         self.required[key][node] = None
 
     def _row_step(self, roots: list[Node], key: StepKey) -> Step:
-        """Build the row program that computes `roots`."""
+        """Build the row program that computes and stores `roots`."""
         layer, _, domain = key
 
         def read(node: Node) -> bool:
@@ -290,7 +290,10 @@ class Scheduler:
         return step_of("ColumnStats", key[2], nodes, inputs, roots, repair_inputs)
 
     def _collect(self, roots: list[Node], stop: Callable[[Node], bool]) -> tuple[list[Node], list[Node], list[Node]]:
-        """Return the nodes of a step, the values that it always reads, and those that only guards read."""
+        """Return the nodes of a step that computes `roots`, the values that it reads, and those that only guards read.
+
+        `stop(node)` tells whether the step reads a value instead of computing it. What is read is required.
+        """
         needed = list(roots)
         while True:
             walk = g.topological(needed, lambda n: () if stop(n) else g.eager_inputs(n))
@@ -322,17 +325,17 @@ class Scheduler:
         return step_of(_SINGLE_STEPS[node.op], domain, [node], inputs, outputs, list(repair_inputs))
 
     def _library_step(self, nodes: list[Node]) -> Step:
-        """Build the step of one library call, from those of its results that are wanted."""
+        """Build the step of one library call; `nodes` are the results of it that are read."""
         for i in nodes[0].inputs:
             self._require(i)
             self._round(base_of(i))
-        # Floats of 16 bits are wide here as in kernels: what sorting or choosing returns equals what was given to it.
+        # 16-bit floats stay wide here as in kernels, so that what sorting or choosing returns equals an operand.
         self.rounded.update(n for n in nodes if not dtypes.is_float(n.dtype))
         return step_of("Library", nodes[0].shape, nodes, list(nodes[0].inputs), nodes, [])
 
     def _round(self, node: Node) -> None:
         """Mark a value to be stored in its own dtype, as results and operands of products are."""
-        self.rounded.add(_copied(node))
+        self.rounded.add(_source_of_copies(node))
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
         """Return the dtype of each value in memory: its own if rounded, else the wider one that it is computed in."""
@@ -348,16 +351,16 @@ class Scheduler:
                     found[node] = node.dtype if exact else dtypes.compute(node.dtype)
         return found
 
-    def rounded_in_part(self, steps: list[Step]) -> set[Node]:
+    def values_rounded_for_some(self, steps: list[Step]) -> set[Node]:
         """Find 16-bit values that some steps read from memory, where they are rounded, and others recompute."""
-        own = {n for n in self.rounded if dtypes.compute(n.dtype) != n.dtype and not _exact(n)}
+        own = {n for n in self.rounded if dtypes.compute(n.dtype) != n.dtype and not _is_own_rounding(n)}
         if not own:
             return own
         read: set[Node] = set()
         computed: set[Node] = set()
         for step in steps:
             if step.kind in ("RowProgram", "MatVec", "ColumnStats"):
-                read.update(_copied(base_of(i)) for i in (*step.inputs, *step.repair_inputs))
+                read.update(_source_of_copies(base_of(i)) for i in (*step.inputs, *step.repair_inputs))
                 computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
         return own & read & computed
 
@@ -370,13 +373,13 @@ def _by_call(nodes: list[Node]) -> list[list[Node]]:
     return list(groups.values())
 
 
-def _copied(node: Node) -> Node:
-    """Return the value in memory beneath copies and views."""
+def _source_of_copies(node: Node) -> Node:
+    """Return the value that copies, and views of copies, were made of."""
     while node.op in COPIES:
         node = base_of(node.inputs[0])
     return node
 
 
-def _exact(node: Node) -> bool:
-    """Whether storing a value does not round it: a cast has its own dtype wherever it is computed."""
+def _is_own_rounding(node: Node) -> bool:
+    """Whether a value is a cast to another dtype, which is rounded wherever it is computed, stored or not."""
     return node.op == "cast" and node.inputs[0].dtype != node.dtype

@@ -32,7 +32,7 @@ _FIXED_WIDTH = 28  # cost of a tile beside its products, in columns
 
 
 def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph:
-    """Replace each float32 product by the one that will run, with the reason in its field `how`.
+    """Replace each product by the form in which it will run, and say in its field `how` which that is, and why.
 
     `fixed` are the values that depend on bound arguments alone, so that their splits can be prepacked.
     """
@@ -45,23 +45,23 @@ def choose_products(graph: Graph, settings: Settings, fixed: set[Node]) -> Graph
         if node.op == "matmul" and node in live:
             left_prepacked, right_prepacked = (settings.keep_halves and i in fixed for i in node.inputs)
             prepacked = _Prepacked(left_prepacked, right_prepacked)
-            done[node] = _choose(done[node], settings, prepacked, node in results, shared)
+            done[node] = _choose_product(done[node], settings, prepacked, node in results, shared)
     return graph.replace(done)
 
 
-# Operands that several products may share, by ("transposed" or "split", the original).
+# Transposes and splits that several products may share, by ("transposed" or "split", the original).
 _Shared = dict[tuple[str, Node], Node]
 
 
 class _Prepacked(NamedTuple):
-    """Whether the splits of a product's operands are made beforehand."""
+    """Whether the split of each of a product's operands is prepacked."""
 
     left: bool = False
     right: bool = False
 
 
-def _choose(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool, shared: _Shared) -> Node:
-    """Return a product in the form in which it runs: of operands split into one part or two, or as it is."""
+def _choose_product(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bool, shared: _Shared) -> Node:
+    """Return a product in the form in which it will run: from splits of one part or two, or as cuBLAS computes it."""
     rounded = settings.precision in ROUNDED
     reason = _library_reason(node, settings)
     if not reason and rounded:
@@ -70,7 +70,8 @@ def _choose(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bo
         reason = _reason_against_splitting(node, settings, prepacked)
     if reason:
         return replace(node, how=reason)
-    left, right = _operands(node, shared)
+    left, right = node.inputs
+    right = shared.setdefault(("transposed", right), g.transpose(right))
     product = split_matmul(left, right, 1 if rounded else 2)
     splits = [shared.setdefault(("split", i.inputs[0]), i) for i in product.inputs[:2]]
     how = "fp16 hi/lo split on tensor cores: 3 products with float32 sums, special values repaired"
@@ -83,14 +84,8 @@ def _choose(node: Node, settings: Settings, prepacked: _Prepacked, is_result: bo
     return with_factors(product) if rounded else product
 
 
-def _operands(node: Node, shared: _Shared) -> tuple[Node, Node]:
-    """Return the operands of a product, the right one transposed: sums run along the rows of both."""
-    right = node.inputs[1]
-    return node.inputs[0], shared.setdefault(("transposed", right), g.transpose(right))
-
-
 def _library_reason(node: Node, settings: Settings) -> str:
-    """Explain why a product is cuBLAS's whatever its size; empty if there is a choice."""
+    """Explain why cuBLAS computes a product whatever its size; empty if there is a choice."""
     library = f"cuBLAS {node.dtype}"
     if node.dtype != "float32":
         return f"{library} with {'float64' if node.dtype == 'float64' else 'float32'} sums"

@@ -1,4 +1,4 @@
-"""Choice of the values that are stored instead of being computed again by every step that needs them.
+"""Choice between storing a value and recomputing it in every step that needs it.
 
 A step computes what it needs from what is in memory. That is cheap for a few pointwise operations; where reductions
 along rows and columns alternate, each step would start again from the arguments, and the cost would grow with the
@@ -29,13 +29,18 @@ _VECTORS = 1 / 8
 
 
 def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler, list[Step]]:
-    """Partition a graph within the bounds of `cost`, with the fewest values stored; else with the fewest bytes.
+    """Partition a graph within the bounds of `cost` with the fewest values stored; else with the fewest bytes moved.
 
     Parameters
     ----------
     graph : Graph
     written : Cost, optional
         That of the function as written, which may compute a value twice that the graph holds once.
+
+    Returns
+    -------
+    scheduler : Scheduler
+    steps : list of Step
     """
     once = unfused_cost(graph)
     limit = max(MOST_FLOPS * once.repeatable, 0 if written is None else written.repeatable)
@@ -44,7 +49,7 @@ def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler
         within = scheduler.run_within(once.products + limit)
         if within is None:
             continue
-        steps, cost = _counted(scheduler, within)
+        steps, cost = _with_cost(scheduler, within)
         nothing_shared = not scheduler.kept and cost.repeatable <= once.repeatable
         if nothing_shared or cost.bytes <= once.bytes:
             return scheduler, steps
@@ -52,25 +57,25 @@ def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler
             best = scheduler, steps, cost
     if best is None:
         scheduler = storing_everything(graph)
-        return scheduler, _counted(scheduler, scheduler.run())[0]
+        return scheduler, _with_cost(scheduler, scheduler.run())[0]
     return best[:2]
 
 
 def storing_everything(graph: Graph) -> Scheduler:
-    """Return the partition that stores every value, and so computes none twice: what is left where all others do."""
+    """Return the partition that stores every value, and so computes none twice."""
     values = g.topological(graph.roots, g.eager_inputs)
     return Scheduler(graph, frozenset(n for n in values if n.op not in ("input", "const")))
 
 
-def _counted(scheduler: Scheduler, steps: list[Step]) -> tuple[list[Step], Cost]:
-    """Fill in the bytes of steps, and count what they cost together."""
+def _with_cost(scheduler: Scheduler, steps: list[Step]) -> tuple[list[Step], Cost]:
+    """Fill in the bytes of steps; return them with their total cost."""
     storage = scheduler.storage(steps)
     steps = [with_bytes(step, storage) for step in steps]
     return steps, cost_of(steps)
 
 
 def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
-    """Yield partitions, those that store the least first."""
+    """Yield partitions of a graph of cost `once`, those that store the least first."""
     scheduler = Scheduler(graph)
     yield scheduler
     for _ in range(_ROUNDS):
@@ -83,9 +88,9 @@ def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
 
 
 def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
-    """Find the values that several steps compute, given that those found are stored by the first of their steps.
+    """Find the values that several steps compute, each found value being stored by the first step that can compute it.
 
-    Vectors of a matrix's step are computed again while their FLOPs do not exceed `spare`.
+    Vectors are recomputed, and so not found, as long as that costs no more than `spare` FLOPs in all.
     """
     found: set[Node] = set()
     keys: dict[Node, dict[StepKey, None]] = {}  # the steps that compute each value
@@ -93,19 +98,19 @@ def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
     def require(node: Node) -> None:
         node = base_of(node)
         if node.op not in ("input", "const"):
-            keys.setdefault(node, {})[scheduler.home(node)] = None
+            keys.setdefault(node, {})[scheduler.home_step(node)] = None
 
     for root in scheduler.graph.roots:
         require(root)
     for node in reversed(list(g.topological(scheduler.graph.roots))):
         steps = keys.pop(node, {})
         if len(steps) > 1 and not scheduler.in_memory(node):
-            home = scheduler.home(node)
+            home = scheduler.home_step(node)
             again = (len(steps) - 1) * g.flops(node)
             vector = 1 in node.shape and not scheduler.after_reduction[node]
             if vector and home not in steps and again <= spare:
                 spare -= again
-            elif again or home in steps or _rounding(node, scheduler):
+            elif again or home in steps or _narrows_computed(node, scheduler):
                 found.add(node)
                 steps = {home: None}
         for key in steps:
@@ -119,8 +124,8 @@ def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
     return found
 
 
-def _rounding(node: Node, scheduler: Scheduler) -> bool:
-    """Whether a value is a computed one in a dtype that takes no more memory, and so the better one to store."""
+def _narrows_computed(node: Node, scheduler: Scheduler) -> bool:
+    """Whether a value is a cast of a computed one that takes no more memory, and so is the better one to store."""
     if node.op != "cast" or scheduler.in_memory(node.inputs[0]):
         return False
     return dtypes.ITEMSIZE[node.dtype] <= dtypes.ITEMSIZE[dtypes.compute(node.inputs[0].dtype)]

@@ -20,7 +20,7 @@ class Step:
     It computes the values `nodes` from `inputs` and writes `outputs`. It reads `repair_inputs` only where results need
     repair: in the exact forms of guards, and for elements that the hi/lo split cannot hold. `epilogue` is the row
     program that reads a product from the registers of the kernel that computes it; its nodes are among the step's.
-    `choice` says how that product runs, where it is not as its node says.
+    `choice` says how the product runs where that is not what its node's `how` says.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Step:
 
     @property
     def product(self) -> Node:
-        """The product of a Gemm: behind the splits of its operands, and before its epilogue."""
+        """The product of a Gemm, among the splits of its operands and the nodes of its epilogue."""
         return next(n for n in self.nodes if g.is_product(n))
 
     @property
@@ -55,6 +55,7 @@ class Step:
 def step_of(
     kind: str, domain: Shape, nodes: list[Node], inputs: list[Node], outputs: list[Node], repair_inputs: list[Node]
 ) -> Step:
+    """Make a step, whose bytes `with_bytes` fills in; a RowProgram that is one matrix-vector product is a MatVec."""
     if kind == "RowProgram" and _is_matvec(nodes, domain):
         kind = "MatVec"
     return Step(
@@ -113,7 +114,7 @@ def fuse_splits(steps: list[Step]) -> list[Step]:
 def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
     """Fuse steps on scalar arguments, such as BatchNorm's counter, into the last row program with a reduction.
 
-    They then cost no launch of their own.
+    Saves their launches.
     """
     hosts = [s for s in steps if s.kind in ("RowProgram", "MatVec") and any(n.reduction for n in s.nodes)]
     if not hosts or hosts[-1].domain[0] == 0:
@@ -149,7 +150,7 @@ def column_launches(domain: Shape) -> int:
 
 
 def column_splits(domain: Shape) -> int:
-    """Choose how many blocks share the rows of a strip of columns: a power of two, so that few kernels are compiled."""
+    """Choose how many blocks share the rows of 32 columns: a power of two, so that few kernels are compiled."""
     rows, cols = domain
     strips = max(1, -(-cols // 32))
     splits = 1
@@ -159,14 +160,14 @@ def column_splits(domain: Shape) -> int:
 
 
 def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
-    """Fill in the bytes of a step: each value is read and written once, in the dtype in which it is stored."""
+    """Fill in the bytes of a step, which reads and writes each value once as it is stored, and its launches."""
 
     def nbytes(nodes: Iterable[Node]) -> int:
         return sum(n.size * dtypes.ITEMSIZE[storage[base_of(n)]] for n in dict.fromkeys(nodes))
 
     (last,) = step.nodes[-1:]
     if last.op == "strided":
-        # A part is read; what is repeated is read once.
+        # Only the elements of the view are read, repeated ones once.
         elements = math.prod(n for n, stride in last.dims if stride)
         return replace(
             step,

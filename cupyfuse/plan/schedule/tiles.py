@@ -29,7 +29,7 @@ class Tiles:
     cluster: int
 
     def count(self, shape: Shape) -> int:
-        """Count the blocks' tiles, those of a cluster together."""
+        """Count the tiles of a product, rounded up to whole clusters."""
         return -(-shape[0] // (TILE_ROWS * self.cluster)) * -(-shape[1] // self.columns) * self.cluster
 
     def blocks(self, shape: Shape, processors: int) -> int:
@@ -37,7 +37,7 @@ class Tiles:
         return min(self.count(shape), processors // self.cluster * self.cluster)
 
     def columns_in_turn(self, shape: Shape, processors: int) -> float:
-        """Count the columns that a block computes, one tile after the other, with the other costs of each tile."""
+        """Count the columns that a block computes in all its tiles, the fixed cost of a tile included as columns."""
         turns = -(-self.count(shape) // self.blocks(shape, processors))
         return turns * (self.columns + _FIXED_COLUMNS) * (_ALONE if self.cluster == 1 else 1.0)
 
@@ -50,7 +50,7 @@ def tiles_for(shape: Shape, processors: int) -> Tiles:
 
 
 def strip_transposes(operand: Node) -> tuple[Node, bool]:
-    """Return the matrix beneath an operand whose rows are lines in memory, and whether the operand is its transpose."""
+    """Return the matrix that an operand is a transpose of, or the operand itself; and whether it is transposed."""
     transposed = False
     while operand.op == "transpose":
         operand, transposed = operand.inputs[0], not transposed

@@ -1,4 +1,4 @@
-"""Lifetimes of the values that steps write, and their places in one workspace."""
+"""Lifetimes of the values that steps write, and their offsets in one workspace."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .memory import base_of
 from .steps import Step
 
 
-def dead_after(steps: Sequence[Step], lasting: Iterable[Node]) -> list[list[Node]]:
-    """List for each step the values, written by it or before, that no later step reads; `lasting` ones never die."""
+def dead_after(steps: Sequence[Step], live_out: Iterable[Node]) -> list[list[Node]]:
+    """List for each step the values, written by it or before, that no later step reads; `live_out` ones never die."""
     last: dict[Node, int] = {}
     for number, step in enumerate(steps):
         last.update(dict.fromkeys(step.outputs, number))
         for node in map(base_of, (*step.inputs, *step.repair_inputs)):
             if node in last:
                 last[node] = number
-    for node in lasting:
+    for node in live_out:
         last.pop(base_of(node), None)
     dead: list[list[Node]] = [[] for _ in steps]
     for node, number in last.items():
@@ -27,21 +27,21 @@ def dead_after(steps: Sequence[Step], lasting: Iterable[Node]) -> list[list[Node
     return dead
 
 
-def arrange(
+def assign_offsets(
     steps: Sequence[Step],
     storage: dict[Node, str],
-    lasting: Iterable[Node],
+    live_out: Iterable[Node],
     elsewhere: Container[Node] = (),
     alignment: int = 1,
 ) -> tuple[dict[Node, int], int]:
-    """Place the values that steps write in one workspace, where those that never live together may overlap.
+    """Place the values that steps write in one workspace; values with disjoint lifetimes may share memory.
 
     Parameters
     ----------
     steps : sequence of Step
     storage : dict
         The dtype in which each value is stored.
-    lasting : iterable of Node
+    live_out : iterable of Node
         Values that are read after the last step.
     elsewhere : container of Node
         Values that have memory of their own, such as results.
@@ -56,10 +56,10 @@ def arrange(
         Of the workspace.
     """
     offsets: dict[Node, int] = {}
-    taken: list[tuple[int, int, int]] = []  # (start, end, number of the value), in order
+    taken: list[tuple[int, int, int]] = []  # live blocks as (start, end, number of the value), sorted
     blocks: dict[Node, tuple[int, int, int]] = {}
     total = 0
-    for step, dead in zip(steps, dead_after(steps, lasting), strict=True):
+    for step, dead in zip(steps, dead_after(steps, live_out), strict=True):
         for node in step.outputs:
             if node in elsewhere:
                 continue
