@@ -367,7 +367,7 @@ class CudaExecutable:
     def _deliver(self, result: _Result, written: Any, out: Any) -> Any:
         """Return a result with the caller's axes, copied to `out` where the steps could not write it there."""
         if not result.direct:
-            written = result.output.presented(_view_of(result.output.node, written))
+            written = result.output.with_user_axes(_view_of(result.output.node, written))
         if out is None:
             return written
         if out is written:

@@ -60,7 +60,7 @@ def reason_to_run_as_written(plan: Plan, traced: Traced) -> str:
     """
     nodes = list(g.topological(traced.graph.roots))
     may_fail = any(n.op == "library" for n in nodes)
-    if not traced.plain or (traced.graph.effects and may_fail) or plan.blocks is not None:
+    if not traced.numpy_only or (traced.graph.effects and may_fail) or plan.blocks is not None:
         return ""
     if any(n.dtype in ("float16", "bfloat16") for n in nodes) or live_bytes(nodes) > plan.settings.max_workspace:
         return ""

@@ -18,7 +18,7 @@ from ..ir import graph as g
 from ..ir.batches import Batches
 from ..ir.graph import Node
 from ..ir.operators import POINTWISE, REDUCTIONS
-from ..plan.plan import Output, Plan
+from ..plan.plan import Plan
 from ..plan.schedule import Step, base_of, dead_after, view_chain
 from .straight_line import StraightLine, straight_line
 
@@ -40,7 +40,7 @@ class NumpyExecutable:
         for step in plan.steps:
             self._programs.append(_program(step, frozenset(in_memory), plan.scheduled.storage))
             in_memory.update(step.outputs)
-        self._presented = [_presentation(output) for output in plan.outputs]
+        self._results = [(output, output.axes.in_order) for output in plan.outputs]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
         """Allocate a result."""
@@ -68,9 +68,9 @@ class NumpyExecutable:
                 for node in dead:
                     del memory[node]
         results = []
-        for (node, held, order, shape), out in zip(self._presented, outs, strict=True):
-            value = _view_of(node, memory)
-            value = value.reshape(held).transpose(order).reshape(shape) if order else value.reshape(shape)
+        for (output, in_order), out in zip(self._results, outs, strict=True):
+            value = _view_of(output.node, memory)
+            value = value.reshape(output.shape) if in_order else output.with_user_axes(value)
             if out is None:
                 results.append(value)
             else:
@@ -81,17 +81,6 @@ class NumpyExecutable:
                 continue  # written in place
             arrays[arg][...] = _view_of(node, memory).reshape(arrays[arg].shape)
         return results
-
-
-def _presentation(output: Output) -> tuple[Node, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Return a result's node, the lengths of its axes in memory, their order, and its shape (see `Output.presented`).
-
-    The order is empty for axes that are in order already.
-    """
-    held = output.axes.rows + output.axes.cols
-    order = tuple(sorted(range(len(held)), key=held.__getitem__))
-    lengths = tuple(output.shape[p] for p in held)
-    return output.node, lengths, () if output.axes.in_order else order, output.shape
 
 
 def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:

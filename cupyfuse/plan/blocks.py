@@ -25,10 +25,10 @@ from .schedule import (
 from .schedule.blocks import LEAST_ROWS, ROWS, WHOLE, Cut, Mode, across_rows, cut, modes_of, with_rows
 from .schedule.memory import insert_copies
 
-# The numbers of rows that are tried, those of the largest matrices first.
+# How many numbers of rows are tried, those of the largest matrices first.
 _CANDIDATES = 3
-# Matrices smaller than the largest with as many rows by this factor may be read as a whole.
-_SHARE = 8
+# Matrices smaller by this factor than the largest one with as many rows may be read as a whole.
+_SMALLER = 8
 
 
 class BlockPlanner:
@@ -42,10 +42,10 @@ class BlockPlanner:
     axes : sequence of Axes or Labels
         The user's axes in the results.
     layouts : dict
-        Of the arguments.
+        Memory layouts of the arguments.
     settings : Settings
     bound : frozenset of int
-        The arguments from which values are prepacked.
+        Numbers of the arguments from which values are prepacked.
     """
 
     def __init__(
@@ -62,9 +62,19 @@ class BlockPlanner:
         self.arguments = len(graph.inputs)
 
     def plan(self, whole: int) -> tuple[Blocks | None, Plan | None]:
-        """Plan in blocks, with the plan that prepacks; no blocks if all rows fit once shared values are split off.
+        """Choose the rows to cut and plan the blocks.
 
-        `whole` are the bytes of workspace of all rows at once.
+        Parameters
+        ----------
+        whole : int
+            Bytes of workspace that all rows take at once.
+
+        Returns
+        -------
+        blocks : Blocks or None
+            None if all rows fit once the values that blocks would share are split off.
+        prepare : Plan or None
+            Prepacks values of the bound arguments.
 
         Raises
         ------
@@ -75,7 +85,7 @@ class BlockPlanner:
         best: tuple[Blocks, Plan | None] | None = None
         for anchors in self._anchors():
             try:
-                blocks, prepare = self._in_blocks(cut(self.graph, anchors))
+                blocks, prepare = self._plan_cut(cut(self.graph, anchors))
             except NotRowwise as reason:
                 reasons.append(reason)
                 continue
@@ -88,37 +98,37 @@ class BlockPlanner:
         raise reasons[0] if reasons else NotRowwise("blocks of rows would take no less")
 
     def _anchors(self) -> list[set[Node]]:
-        """List the matrices between arguments and results, products and their operands, by their numbers of rows."""
+        """List sets of matrices of as many rows to cut, the largest first: products and their computed operands."""
         products = [n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"]
         found = dict.fromkeys([*products, *(base_of(i) for n in products for i in n.inputs)])
         by_rows: dict[int, list[Node]] = {}
         for node in sorted(found, key=lambda n: -n.nbytes):
             if node.inputs and 1 not in node.shape and node not in self.graph.roots:
                 by_rows.setdefault(node.shape[0], []).append(node)
-        large = [{n for n in among if _SHARE * n.nbytes >= among[0].nbytes} for among in by_rows.values()]
+        large = [{n for n in among if _SMALLER * n.nbytes >= among[0].nbytes} for among in by_rows.values()]
         return large[:_CANDIDATES] or [set()]
 
-    def _in_blocks(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
+    def _plan_cut(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
+        """Plan the blocks of one cut, see `plan`."""
         most = self.settings.max_workspace
-        results = [self._result_of(k, parts) for k in range(len(self.graph.outputs))]
+        results = [self._is_direct(k, parts) for k in range(len(self.graph.outputs))]
         direct = {n for n, found in zip(self.graph.outputs, results, strict=True) if found}
         kept = [n for n in parts.collected if n not in direct]
         rows_kept = sum(n.nbytes for n in kept)
         if rows_kept > most:
-            raise NotRowwise(self._reader(parts, max(kept, key=lambda n: n.nbytes)))
-        graph, modes, common, sources, prepare = self._block(parts)
-        addends = len(parts.summed)
+            raise NotRowwise(self._reason_to_keep(parts, max(kept, key=lambda n: n.nbytes)))
+        graph, modes, common, sources, prepare = self._split_off_shared(parts)
 
         def plan_of(rows: int) -> Plan:
             return self._plan_block(with_rows(graph, modes, rows), parts, results)
 
         whole, one = plan_of(parts.rows).workspace, plan_of(1).workspace
-        if whole <= most and not addends:
+        if whole <= most and not parts.summed:
             return None, prepare
         # Addends that no product adds to the sums by itself do not shrink with the rows.
         users = g.users(graph.roots)
-        apart = [n for n in graph.outputs[len(parts.collected) :] if not _summing_product(n, users)]
-        most += sum(n.nbytes for n in apart)
+        addends = graph.outputs[len(parts.collected) :]
+        most += sum(n.nbytes for n in addends if not _accumulating_product(n, users))
         if one > most:
             raise NotRowwise("one row takes more than that")
         most = max(one, most - rows_kept)
@@ -130,27 +140,27 @@ class BlockPlanner:
             rows,
             plan_of(rows),
             plan_of(rest) if rest else None,
-            self._before(before),
+            self._plan_before(before),
             common,
-            self._zeros(parts, results),
-            self._after(parts, results),
+            self._plan_zeros(parts, results),
+            self._plan_after(parts, results),
             self.arguments,
             tuple(
                 Source(n.argument if n.op == "input" else -1 - before.index(n), mode) for n, mode in sources.values()
             ),
-            tuple(self._own_result(n, results) for n in parts.collected),
-            tuple(self._own_result(n, results) for n in parts.summed),
+            tuple(self._result_index(n, results) for n in parts.collected),
+            tuple(self._result_index(n, results) for n in parts.summed),
             tuple(k for k, n in enumerate(self.graph.outputs) if not results[k]),
         )
         return blocks, prepare
 
-    def _own_result(self, node: Node, results: Sequence[bool]) -> int:
-        """Return the number of the result that is a value of the blocks; -1 if none is."""
+    def _result_index(self, node: Node, results: Sequence[bool]) -> int:
+        """Return the index of the direct result that a value of the blocks is; -1 if it is none."""
         pairs = enumerate(zip(self.graph.outputs, results, strict=True))
         return next((k for k, (n, direct) in pairs if direct and n is node), -1)
 
-    def _result_of(self, number: int, parts: Cut) -> bool:
-        """Whether the blocks write a result in the memory that the caller gets."""
+    def _is_direct(self, number: int, parts: Cut) -> bool:
+        """Whether the blocks write a result directly to the memory that the caller gets."""
         node, axes = self.graph.outputs[number], Axes.of(self.axes[number], self.graph.outputs[number].shape)
         if node in self.graph.outputs[:number]:
             return False
@@ -159,7 +169,8 @@ class BlockPlanner:
             return dtypes.compute(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
         return node in parts.collected and node not in parts.transposed and in_order
 
-    def _reader(self, parts: Cut, node: Node) -> str:
+    def _reason_to_keep(self, parts: Cut, node: Node) -> str:
+        """Say why all rows of a collected value have to be kept."""
         if node in self.graph.outputs:
             return "the rows of a result are not along its first dimension"
         users = g.users(self.graph.roots)[node]
@@ -169,10 +180,14 @@ class BlockPlanner:
         return f"{across_rows(reader)} takes all of a value of {node.shape[0]} x {node.shape[1]}"
 
     # The block
-    def _block(
+    def _split_off_shared(
         self, parts: Cut
     ) -> tuple[Graph, dict[Node, Mode], Plan | None, dict[int, tuple[Node, Mode]], Plan | None]:
-        """Choose the products of a block and split off what all blocks share; return it with the sources of inputs."""
+        """Choose the products of a block, and split off what is prepacked or computed once for all blocks.
+
+        Returns the graph of a block and the modes of its values, the plan of the shared values, the sources of the
+        block's inputs by number, and the plan that prepacks.
+        """
         sources = dict(enumerate(parts.sources))
         block = parts.block
         layouts = {k: self._layout(*source) for k, source in sources.items()}
@@ -190,7 +205,7 @@ class BlockPlanner:
             prepare = plan_inputs(f"{self.name}: prepacked once", prepacking, self.layouts, self.settings)
         given = {n: sources[n.argument][1] for n in graph.inputs}
         addends = len(parts.summed)
-        modes_of(graph, given, addends, parts.rows)  # refuses what is not computed by rows
+        modes_of(graph, given, addends, parts.rows)  # raises NotRowwise before shared values are planned
         whole = {n for n, mode in given.items() if mode == WHOLE}
         shared = computed_from(graph, lambda n: n in whole)
         graph, common = split_off(graph, shared, "common", cheap=False)
@@ -201,11 +216,12 @@ class BlockPlanner:
         return graph, modes, planned, sources, prepare
 
     def _layout(self, node: Node, mode: Mode) -> Layout:
+        """Return the layout of the part of an input that a block takes."""
         layout = self.layouts.get(node.argument, Layout()) if node.op == "input" else Layout()
         return layout if mode in (WHOLE, ROWS) or node.shape[0] == 1 else replace(layout, contiguous=False)
 
     def _plan_block(self, graph: Graph, parts: Cut, results: Sequence[bool]) -> Plan:
-        """Plan a block; the addends of sums are added to further arguments."""
+        """Plan a block; it adds its addends to the sums, which are further arguments."""
         count = len(parts.collected)
         graph = g.rewrite(graph, drop_unit_reductions)  # of blocks of one row
         addends = graph.outputs[count:]
@@ -214,45 +230,46 @@ class BlockPlanner:
         for k, addend in enumerate(addends):
             number = len(graph.inputs) + k
             sums.append(g.argument(number, f"sum{k}", addend.shape, addend.dtype))
-            effects.append((number, _added(sums[k], addend, users)))
+            effects.append((number, _add_to_sum(sums[k], addend, users)))
         graph = Graph([*graph.inputs, *sums], graph.outputs[:count], effects)
         layouts = {k: self._layout(*source) for k, source in enumerate(parts.sources)}
         scheduled = scheduled_for(graph, layouts, self.settings)
         outputs = []
         for node, source in zip(scheduled.graph.outputs, parts.collected, strict=True):
-            number = self._own_result(source, results)
+            number = self._result_index(source, results)
             outputs.append(Output(node, Axes.of((0, 1) if number < 0 else self.axes[number], node.shape)))
         return Plan(self.name, self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
 
     # Before and after
-    def _zeros(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
+    def _plan_zeros(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
+        """Plan the zeros that the sums start from; None without sums."""
         if not parts.summed:
             return None
-        zeros = [Node("broadcast", (g.cast(g.const(0.0), dtypes.compute(n.dtype)),), n.shape, "") for n in parts.summed]
-        zeros = [replace(n, dtype=n.inputs[0].dtype) for n in zeros]
+        zeros = [g.broadcast(g.cast(g.const(0.0), dtypes.compute(n.dtype)), n.shape) for n in parts.summed]
         scheduled = schedule(Graph([], zeros))
         outputs = []
         for node, source in zip(scheduled.graph.outputs, parts.summed, strict=True):
-            number = self._own_result(source, results)
+            number = self._result_index(source, results)
             outputs.append(Output(node, Axes.of((0, 1) if number < 0 else self.axes[number], node.shape)))
         return Plan(f"{self.name}: zeros", self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
 
-    def _before(self, values: list[Node]) -> Plan | None:
+    def _plan_before(self, values: list[Node]) -> Plan | None:
+        """Plan the values that blocks cut but do not compute; None without such values."""
         graph = choose_products(Graph(self.graph.inputs, values), self.settings, set())
         return plan_inputs(f"{self.name}: before the blocks", _with_used_inputs(graph), self.layouts, self.settings)
 
-    def _after(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
-        """Plan the results that need all blocks; its arguments are those of the function, `collected` and `summed`."""
+    def _plan_after(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
+        """Plan the results that need all blocks from the function's arguments, `collected` and `summed`."""
         inputs = list(self.graph.inputs)
         done: dict[Node, Node] = {}
         for node in (*parts.collected, *parts.summed):
-            across = node in parts.transposed
+            transposed = node in parts.transposed
             dtype = node.dtype if node in parts.collected else dtypes.compute(node.dtype)
-            shape = (node.shape[1], node.shape[0]) if across else node.shape
+            shape = (node.shape[1], node.shape[0]) if transposed else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))
-            done[node] = g.cast(g.transpose(inputs[-1]) if across else inputs[-1], node.dtype)
-        own = zip(self.graph.outputs, self.axes, results, strict=True)
-        kept = [(n, axes) for n, axes, direct in own if not direct]
+            done[node] = g.cast(g.transpose(inputs[-1]) if transposed else inputs[-1], node.dtype)
+        all_results = zip(self.graph.outputs, self.axes, results, strict=True)
+        kept = [(n, axes) for n, axes, direct in all_results if not direct]
         if not kept:
             return None
         for node in g.topological([n for n, _ in kept], lambda n: () if n in done else n.inputs):
@@ -261,12 +278,16 @@ class BlockPlanner:
         graph = _with_used_inputs(Graph(inputs, [done[n] for n, _ in kept]))
         chosen = choose_products(graph, self.settings, set())
         scheduled = scheduled_for(chosen, self.layouts, self.settings)
-        outputs = [Output(n, Axes.of(own, n.shape)) for n, (_, own) in zip(scheduled.graph.outputs, kept, strict=True)]
+        pairs = zip(scheduled.graph.outputs, kept, strict=True)
+        outputs = [Output(n, Axes.of(axes, n.shape)) for n, (_, axes) in pairs]
         return Plan(f"{self.name}: after the blocks", self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
 
 
 def _rows_within(most: int, total: int, whole: int, one: int, workspace: Callable[[int], int]) -> int:
-    """Return the rows of blocks of nearly equal size that fit in `most` bytes."""
+    """Choose the rows of a block, so that blocks of nearly equal size fit in `most` bytes.
+
+    `whole` and `one` are the bytes that all `total` rows and a single one take, `workspace(rows)` those of a block.
+    """
     rows = max(1, min(total, 1 + (most - one) // max(1, (whole - one) // max(1, total - 1))))
     if rows >= LEAST_ROWS:
         rows -= rows % LEAST_ROWS
@@ -277,15 +298,16 @@ def _rows_within(most: int, total: int, whole: int, one: int, workspace: Callabl
     return rows
 
 
-def _summing_product(addend: Node, users: dict[Node, list[Node]]) -> Node | None:
-    """Return the product that can add itself to a sum: cuBLAS's, which nothing else reads."""
+def _accumulating_product(addend: Node, users: dict[Node, list[Node]]) -> Node | None:
+    """Return the product that can be computed into the sum: one by cuBLAS that only the addend reads; else None."""
     product = addend.inputs[0] if addend.op == "cast" else addend
     alone = not users[product] or users[product] == [addend]
     return product if product.op == "matmul" and alone else None
 
 
-def _added(total: Node, addend: Node, users: dict[Node, list[Node]]) -> Node:
-    product = _summing_product(addend, users)
+def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]]) -> Node:
+    """Add an addend to a sum, by the product itself where it can."""
+    product = _accumulating_product(addend, users)
     if product is None:
         return g.pointwise("add", total, addend)
     how = f"{product.how}, added to the sum over the blocks"
@@ -293,12 +315,13 @@ def _added(total: Node, addend: Node, users: dict[Node, list[Node]]) -> Node:
 
 
 def _with_used_inputs(graph: Graph) -> Graph:
+    """Drop the inputs that no output depends on."""
     used = set(g.topological(graph.outputs))
     return Graph([n for n in graph.inputs if n in used], graph.outputs)
 
 
 def _renumbered(graph: Graph, number: Callable[[Node], int]) -> Graph:
-    """Return a graph whose inputs have other argument numbers."""
+    """Give each input of a graph the argument number `number(input)`."""
     done = {n: replace(n, argument=number(n)) for n in graph.inputs}
     for node in g.topological(graph.outputs):
         if node not in done:

@@ -26,7 +26,17 @@ def build(
     settings: Settings | None = None,
     bound: frozenset[int] = frozenset(),
 ) -> Plan:
-    """Simplify and schedule a traced function; split off what depends on the bound arguments alone."""
+    """Simplify and schedule a traced function; split off what depends on the bound arguments alone.
+
+    Parameters
+    ----------
+    traced : Traced
+    layouts : dict, optional
+        Memory layouts by argument number; by default all are contiguous.
+    settings : Settings, optional
+    bound : frozenset of int
+        Argument numbers whose arrays stay the same from call to call.
+    """
     settings = settings or Settings()
     simplified, notes = simplify(traced.graph)
     graph = choose_products(simplified, settings, fixed_values(simplified, bound))

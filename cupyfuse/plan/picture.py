@@ -16,7 +16,7 @@ from .schedule import Step, base_of
 
 Plan = Any  # `plan.Plan`, which imports this module
 
-# Plans of more steps are cut, and say so: a picture of hundreds is no longer looked at.
+# The most steps drawn; of longer plans the rest is counted.
 _MOST_STEPS = 100
 _WIDTH, _MARGIN, _LINE = 960, 16, 16
 # Columns: the numbers of steps, their text, the bars.
@@ -31,20 +31,20 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def svg(plan: Plan, gpu: str = devices.DEFAULT) -> str:
-    """Draw the steps of a plan with their bytes, launches and best possible times on a GPU; see `Plan.svg`."""
+    """Draw the steps of a plan, with their bytes, launches and best possible times on a GPU; see `Plan.svg`."""
     device = devices.find(gpu)
     drawing = _Drawing()
     drawing.lines(heading(plan), bold=True)
-    _legend(drawing, device)
+    _draw_legend(drawing, device)
     parts = [plan, *([] if plan.prepare is None else [plan.prepare])]
     longest = max((max(part.step_times(step, device)) for part in parts for step in part.steps), default=0.0)
-    _steps(drawing, plan, device, longest)
+    _draw_steps(drawing, plan, device, longest)
     for text in workspace_lines(plan):
         drawing.lines(text)
     if plan.prepare is not None:
         drawing.gap()
         drawing.lines(prepacked_heading(plan), bold=True)
-        _steps(drawing, plan.prepare, device, longest)
+        _draw_steps(drawing, plan.prepare, device, longest)
     drawing.gap()
     for text in totals(plan, gpu):
         drawing.lines(text)
@@ -52,7 +52,7 @@ def svg(plan: Plan, gpu: str = devices.DEFAULT) -> str:
 
 
 def notebook_html(plan: Plan) -> str:
-    """Return the picture of a plan, and its report as text to unfold."""
+    """Return the picture of a plan as HTML, with its report as text to unfold."""
     return (
         f'<div style="overflow-x:auto">{svg(plan)}</div>\n'
         f"<details><summary>as text</summary><pre>{_escaped(str(plan))}</pre></details>"
@@ -60,7 +60,7 @@ def notebook_html(plan: Plan) -> str:
 
 
 class _Drawing:
-    """SVG elements, and the height that they take so far."""
+    """The SVG elements so far, and `y`, the height that they take."""
 
     def __init__(self) -> None:
         self.y = float(_MARGIN)
@@ -101,7 +101,7 @@ def _escaped(text: str) -> str:
     return html.escape(_NOT_XML.sub("\ufffd", text))
 
 
-def _legend(drawing: _Drawing, device: Device) -> None:
+def _draw_legend(drawing: _Drawing, device: Device) -> None:
     drawing.y += _LINE + 4
     x = float(_BAR)
     for name, colour in (("memory", _MEMORY), ("arithmetic", _ARITHMETIC)):
@@ -112,7 +112,7 @@ def _legend(drawing: _Drawing, device: Device) -> None:
     drawing.y += 4
 
 
-def _steps(drawing: _Drawing, plan: Plan, device: Device, longest: float) -> None:
+def _draw_steps(drawing: _Drawing, plan: Plan, device: Device, longest: float) -> None:
     """Draw each step: its number, what it computes, its cost, and bars of the times that bound it.
 
     The bar of `longest` seconds takes the whole width.
@@ -135,8 +135,8 @@ def _steps(drawing: _Drawing, plan: Plan, device: Device, longest: float) -> Non
             drawing.add(f'<rect x="{_BAR}" y="{y:g}" width="{length:.1f}" height="9" fill="{colour}"/>')
         drawing.text(_BAR + _BAR_WIDTH + 8, top + 17, duration(max(pair)))
         drawing.y = top + 12 + len(described) * _LINE
-        _node(drawing, number, centres[-1])
-    _edges(drawing, shown, centres)
+        _draw_number(drawing, number, centres[-1])
+    _draw_edges(drawing, shown, centres)
     if not plan.steps:
         drawing.lines("nothing to compute")
     if rest := times[_MOST_STEPS:]:
@@ -144,12 +144,12 @@ def _steps(drawing: _Drawing, plan: Plan, device: Device, longest: float) -> Non
     drawing.y += 6
 
 
-def _node(drawing: _Drawing, number: int, y: float) -> None:
+def _draw_number(drawing: _Drawing, number: int, y: float) -> None:
     drawing.add(f'<circle cx="{_NUMBER}" cy="{y:g}" r="11" fill="#ffffff" stroke="{_PALE}"/>')
     drawing.text(_NUMBER, y + 4, str(number), text_anchor="middle", font_size=10)
 
 
-def _edges(drawing: _Drawing, steps: Sequence[Step], centres: Sequence[float]) -> None:
+def _draw_edges(drawing: _Drawing, steps: Sequence[Step], centres: Sequence[float]) -> None:
     """Draw a line from each step to those that read what it writes, around the steps between."""
     writer = {node: i for i, step in enumerate(steps) for node in step.outputs}
     read = {

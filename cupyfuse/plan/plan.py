@@ -1,4 +1,4 @@
-"""Plans: the steps that will run for given shapes and dtypes, and the rewrites that led to them."""
+"""Plans: the steps that run for given shapes and dtypes, and the rewrites that led to them."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class Output:
 
     @property
     def direct(self) -> bool:
-        """Whether the user's array, C-contiguous, is the value's memory as the step writes it."""
+        """Whether the step writes the value as the user's C-contiguous array has it."""
         return base_of(self.node) is self.node and self.axes.in_order
 
-    def presented(self, matrix: Any) -> Any:
-        """Return a view of the value (rows x columns) with the user's axes."""
+    def with_user_axes(self, matrix: Any) -> Any:
+        """View the value, given as rows x columns, with the user's axes."""
         rows, cols = self.axes.rows, self.axes.cols
         if not self.axes.folded:
             transposed = rows and cols and rows > cols
             return (matrix.T if transposed else matrix).reshape(self.shape)
-        held = rows + cols
-        order = sorted(range(len(held)), key=held.__getitem__)
-        return matrix.reshape([self.shape[p] for p in held]).transpose(order).reshape(self.shape)
+        stored = rows + cols  # the user's axes in the order in which they are stored
+        order = sorted(range(len(stored)), key=stored.__getitem__)
+        return matrix.reshape([self.shape[p] for p in stored]).transpose(order).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,15 @@ class Traced:
         For each result.
     calls : tuple of Call
         The operations as written.
-    plain : bool
-        Whether all of them are NumPy's or an array operator, none this package's.
+    numpy_only : bool
+        Whether all of them are NumPy's functions or array operators, none this package's.
     """
 
     name: str
     graph: Graph
     axes: tuple[Axes | Labels, ...]
     calls: tuple[Call, ...]
-    plain: bool = True
+    numpy_only: bool = True
 
 
 class Source(NamedTuple):
@@ -85,10 +85,10 @@ class Source(NamedTuple):
     Attributes
     ----------
     number : int
-        Of an argument; those after the function's own are prepacked values. -1 - k stands for result k of the plan that
-        runs before the blocks.
+        An argument's, counting prepacked values behind the function's own arguments; or -1 - k for result k of the plan
+        `Blocks.before`.
     mode : int
-        What a block takes of it: rows, columns, or all (`schedule.blocks`).
+        The part that a block takes: rows, columns, or all (`schedule.blocks`).
     """
 
     number: int
@@ -110,7 +110,7 @@ class Blocks:
     before : Plan or None
         For values that are cut into blocks, but not computed by rows.
     common : Plan or None
-        For the values that all blocks share, such as split weights; like `before` it runs in each call.
+        For the values that all blocks share, such as split weights.
     zeros : Plan or None
         Writes the zeros that the sums start from.
     after : Plan or None
@@ -121,7 +121,9 @@ class Blocks:
     sources : tuple of Source
         Of the inputs of a block, before the common values.
     collected, summed, following : tuple of int
-        The number of the result that each is; -1 for values that only `after` reads.
+        The index of each one among the function's results; -1 for values that only `after` reads.
+
+    All of these plans run in each call.
     """
 
     total: int
@@ -144,12 +146,12 @@ class Blocks:
 
     @property
     def first(self) -> tuple[Plan, ...]:
-        """The plans that run before the blocks."""
+        """The plans that run before the first block."""
         return tuple(p for p in (self.before, self.common, self.zeros) if p is not None)
 
     @property
     def workspace(self) -> int:
-        """Bytes that a call needs at once beside its arguments, prepacked values and results."""
+        """The most bytes that a call holds at once beside its arguments, prepacked values and results."""
         shared = [o.node.nbytes for p in (self.before, self.common) if p is not None for o in p.outputs]
         sums = zip(self.summed, self.zeros.outputs if self.zeros else (), strict=True)
         shared += [o.node.nbytes for k, o in sums if k < 0]
@@ -185,7 +187,7 @@ class Plan:
     as_written : str
         For NumPy arrays: why the function runs as written, and not in these steps; empty if it runs in them.
     saving : str
-        What a forward plan saves for the backward pass in the place of products that exceed the limit, and why.
+        What a forward plan saves for the backward pass instead of products that exceed the limit, and why.
     """
 
     name: str
@@ -216,10 +218,10 @@ class Plan:
     @property
     def conditional(self) -> bool:
         """Whether it can run under a flag on the device: it launches emitted kernels and splits only."""
-        own = all(step.kind not in ("Gemm", "Copy", "Library") for step in self.steps)
-        return own and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
+        own_kernels = all(step.kind not in ("Gemm", "Copy", "Library") for step in self.steps)
+        return own_kernels and self.blocks is None and all(o.direct for o in self.outputs) and not self.graph.effects
 
-    def _every_step(self) -> Iterator[Step]:
+    def _steps_of_call(self) -> Iterator[Step]:
         """Yield each step as often as it runs in a call."""
         if self.blocks is None:
             yield from self.scheduled.steps
@@ -233,26 +235,26 @@ class Plan:
 
     @property
     def launches(self) -> int:
-        return sum(step.launches for step in self._every_step())
+        return sum(step.launches for step in self._steps_of_call())
 
     @property
     def reads(self) -> int:
         """Bytes read from memory, each value once per step."""
-        return sum(step.reads for step in self._every_step())
+        return sum(step.reads for step in self._steps_of_call())
 
     @property
     def writes(self) -> int:
         """Bytes written to memory."""
-        return sum(step.writes for step in self._every_step())
+        return sum(step.writes for step in self._steps_of_call())
 
     @property
     def flops(self) -> int:
         """Floating-point operations, weighted as in the operator table."""
-        return sum(step.flops for step in self._every_step())
+        return sum(step.flops for step in self._steps_of_call())
 
     @property
     def workspace(self) -> int:
-        """Bytes that a call needs at once beside its arguments, prepacked values and results."""
+        """The most bytes that a call holds at once beside its arguments, prepacked values and results."""
         if self.blocks is not None:
             return self.blocks.workspace
         results = {base_of(o.node) for o in self.outputs}
@@ -275,7 +277,7 @@ class Plan:
             The GPU is unknown.
         """
         device = devices.find(gpu)
-        return sum(max(self.step_times(step, device)) for step in self._every_step())
+        return sum(max(self.step_times(step, device)) for step in self._steps_of_call())
 
     def step_times(self, step: Step, device: devices.Device) -> tuple[float, float]:
         """Bound the time of a step from below by its bytes and by its arithmetic, in seconds; they overlap."""

@@ -1,4 +1,4 @@
-"""Values that a plan takes as inputs instead of computing them: prepacked ones, and those that blocks of rows share."""
+"""Split off what a plan takes as inputs instead of computing it: prepacked values, and those that blocks share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "st
 def scheduled_for(
     graph: Graph, layouts: dict[int, Layout] | None, settings: Settings, written: Cost | None = None
 ) -> Schedule:
-    """Schedule a graph, and give products their epilogues."""
+    """Schedule a graph, and fuse epilogues into its products; `written` as for `schedule`."""
     scheduled = schedule(graph, layouts, written)
     results = set(map(base_of, scheduled.graph.roots))
     scheduled.steps = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
@@ -36,24 +36,24 @@ def plan_inputs(name: str, graph: Graph, layouts: dict[int, Layout] | None, sett
 
 
 def computed_from(graph: Graph, given: Callable[[Node], bool]) -> set[Node]:
-    """Find the values that depend on the given inputs, and constants, alone."""
+    """Find the values that depend on constants and on the inputs for which `given(node)` holds, alone."""
     found: set[Node] = set()
     for node in g.topological(graph.roots):
         operands = [i for i in node.inputs if i.op != "const"]
-        brought = any(i.number for i in node.inputs)  # by each call
-        if (node.op == "input" and given(node)) or (operands and not brought and all(i in found for i in operands)):
+        varies = any(i.number for i in node.inputs)  # with the float arguments of a call
+        if (node.op == "input" and given(node)) or (operands and not varies and all(i in found for i in operands)):
             found.add(node)
     return found
 
 
 def fixed_values(graph: Graph, bound: frozenset[int]) -> set[Node]:
-    """Find the values that depend on bound arguments alone, none of which the call changes in place."""
+    """Find the values that depend on bound arguments alone, except on those that the call changes in place."""
     fixed = bound - {arg for arg, _ in graph.effects}
     return computed_from(graph, lambda node: node.argument in fixed)
 
 
 def prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]:
-    """Choose the fixed values that may be kept from call to call: all, or all but splits that calls read."""
+    """Choose the fixed values that may be kept between calls: all, or where splits may not, all but those read."""
     if settings.keep_halves:
         return fixed
     users = g.users(graph.roots)

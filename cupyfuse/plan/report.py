@@ -32,26 +32,27 @@ def duration(seconds: float) -> str:
 
 def report(plan: Plan) -> str:
     """Describe the steps of a plan, its rewrites, and its cost beside that of the unfused operations."""
-    return "\n".join([*_steps(plan), *_rewrites(plan), "", *totals(plan)])
+    return "\n".join([*_step_lines(plan), *_rewrite_lines(plan), "", *totals(plan)])
 
 
 def report_of_steps(plan: Plan) -> str:
     """Describe the steps of a plan and its cost, without the rewrites."""
-    return "\n".join([*_steps(plan), "", *totals(plan)])
+    return "\n".join([*_step_lines(plan), "", *totals(plan)])
 
 
 def heading(plan: Plan) -> str:
+    """Name a plan's function, its arguments with their shapes and dtypes, and the precision."""
     inputs = ", ".join(f"{n.name} {n.shape[0]} x {n.shape[1]} {n.dtype}" for n in plan.graph.inputs if n.name)
     return f"plan of {plan.name}({inputs}), precision {plan.precision}"
 
 
 def prepacked_heading(plan: Plan) -> str:
-    """Say when the values that a plan needs prepacked are computed, and how much memory they take."""
+    """Say when a plan's prepacked values are computed, and how much memory they take."""
     kept = quantity(sum(o.node.nbytes for o in plan.prepare.outputs), "B")
     return f"prepacked {plan.prepare_note.format(kept)}"
 
 
-def _steps(plan: Plan) -> list[str]:
+def _step_lines(plan: Plan) -> list[str]:
     lines = [heading(plan), "", *_table(plan.steps)]
     if plan.as_written:
         lines += ["", f"on the CPU the function runs as written: {plan.as_written}"]
@@ -70,7 +71,7 @@ def merged_notes(plan: Plan) -> dict[Note, int]:
     return merged
 
 
-def _rewrites(plan: Plan) -> list[str]:
+def _rewrite_lines(plan: Plan) -> list[str]:
     lines = ["", "rewritten:"] if plan.notes else []
     for note, times in merged_notes(plan).items():
         lines.append(f"  - {note.identity}:")
@@ -103,11 +104,12 @@ def _table(steps: Sequence[Step]) -> list[str]:
 
 
 def workspace_lines(plan: Plan) -> list[str]:
-    """Report the workspace of a call, if its bound decided how the plan runs."""
+    """Report the workspace of a call, where `max_workspace` decided how the plan runs."""
     return [*_blocks_lines(plan), *([f"for the backward pass: {plan.saving}"] if plan.saving else [])]
 
 
 def _blocks_lines(plan: Plan) -> list[str]:
+    """Report the blocks of rows in which a plan runs, or why it runs in none although it exceeds the limit."""
     most = quantity(plan.settings.max_workspace, "B")
     if plan.blocks is not None:
         b = plan.blocks
@@ -126,7 +128,7 @@ def _blocks_lines(plan: Plan) -> list[str]:
 
 
 def totals(plan: Plan, gpu: str = devices.DEFAULT) -> list[str]:
-    """Sum up a plan in a line, and the unfused operations in another."""
+    """Sum up a plan in a line, and the operations as written in another."""
     moved = plan.reads + plan.writes
     name = devices.find(gpu).name
     lines = [

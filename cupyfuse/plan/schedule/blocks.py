@@ -1,6 +1,6 @@
-"""Blocks of rows: a graph as what is computed before them, what each computes from its rows, and what follows.
+"""Cut a graph into blocks of rows: what is computed before them, what each block computes, and what follows.
 
-A block has the rows of a large product. It computes values from those rows alone, and its addends of sums over all
+A block has some rows of a large product. It computes values from those rows alone, and its addends of sums over all
 rows: products that contract the rows, such as the gradient of a weight, and sums down the columns. What needs all rows
 of a small value, such as a mean of losses, follows the blocks.
 """
@@ -29,9 +29,12 @@ class NotRowwise(Exception):
 
 
 def _operands(node: Node, mode: Mode, rows: int) -> list[_Part] | None:
-    """Return what a block needs of a node's operands; None if that is not of its rows alone."""
+    """Return what a block needs of a node's operands to compute a part of it; None if it needs other rows too.
+
+    `rows` is the number of rows of all blocks: an axis of that length is cut.
+    """
     if mode == WHOLE:
-        # The factors of the columns are each block's own, as those of the rows are: their product says what it is.
+        # Factors are written with their product, which each block computes, also those of the columns.
         return [] if node.op == "factor" else [(i, WHOLE) for i in node.inputs]
     if mode == ADDEND:
         return _operands_of_addend(node, rows)
@@ -41,18 +44,17 @@ def _operands(node: Node, mode: Mode, rows: int) -> list[_Part] | None:
         return [(i, mode if i.shape[mode] == rows else WHOLE) for i in node.inputs]
     if node.op == "transpose":
         return [(node.inputs[0], 1 - mode)]
-    if node.op == "split" or (node.reduction and node.axis != mode):
-        return [(node.inputs[0], mode)]
-    if node.op == "factor":
+    if node.op in ("split", "factor") or (node.reduction and node.axis != mode):
         return [(node.inputs[0], mode)]
     if node.op in ("matmul", "split_matmul"):
-        # The right operand of a split product lies transposed: its rows are the product's columns.
-        sides = [(mode, WHOLE), (WHOLE, mode)][mode] if node.op == "matmul" else [(0, WHOLE), (WHOLE, 0)][mode]
-        return [(i, sides[k % 2]) for k, i in enumerate(node.inputs)]
+        # The right operand of a split product is transposed: its rows are the product's columns.
+        axis = ROWS if node.op == "split_matmul" else mode
+        return [(i, axis if k % 2 == mode else WHOLE) for k, i in enumerate(node.inputs)]
     return None
 
 
 def _operands_of_addend(node: Node, rows: int) -> list[_Part] | None:
+    """Return what a block needs of a node's operands to compute its addend of the node; None if it has none."""
     if node.op == "matmul" and node.inputs[0].shape[1] == rows:
         return [(node.inputs[0], COLUMNS), (node.inputs[1], ROWS)]
     if node.op == "split_matmul":
@@ -71,17 +73,17 @@ class Cut:
     Attributes
     ----------
     rows : int
-        Of all blocks.
+        Of all blocks together.
     block : Graph
-        Of one block of all rows. Its outputs are `collected`, then the addends of `summed`.
+        One block that has all rows. Its outputs are `collected`, then the addends of `summed`.
     sources : list of (Node, Mode)
-        What its inputs hold: arguments, and values that are computed before the blocks.
+        What the block's inputs hold: parts of arguments, and of values that are computed before the blocks.
     collected : list of Node
         Values of which each block computes its rows, along axis 0.
     transposed : set of Node
-        Those of `collected` that the block gives transposed.
+        Those of `collected` that the block returns transposed.
     summed : list of Node
-        Values that are sums over the blocks.
+        Values that are sums over all rows.
     """
 
     rows: int
@@ -93,7 +95,7 @@ class Cut:
 
 
 def cut(graph: Graph, anchors: Set[Node]) -> Cut:
-    """Cut a graph into blocks of the rows of some matrices; without any, of those that all results have.
+    """Cut a graph along the rows of the matrices `anchors`; without any, along the rows that all results have.
 
     Raises
     ------
@@ -110,6 +112,8 @@ def cut(graph: Graph, anchors: Set[Node]) -> Cut:
 
 @dataclass
 class _Cutter:
+    """The state of one `cut`."""
+
     graph: Graph
     rows: int
     anchors: Set[Node]
@@ -118,19 +122,13 @@ class _Cutter:
 
     def cut(self) -> Cut:
         for node in g.topological(self.graph.roots):
-            self._follow(node)
-        collected: dict[Node, None] = {}
-        summed: dict[Node, None] = {}
-        for node in self._crossing():
-            mode = self.modes.get(node, ROWS)
-            if mode == ADDEND:
-                summed[node] = None
-            else:
-                collected[node] = None
-        return self._build(list(collected), list(summed))
+            self._choose_mode(node)
+        leaving = dict.fromkeys(self._values_read_later())
+        summed = [n for n in leaving if self.modes.get(n) == ADDEND]
+        return self._build([n for n in leaving if self.modes.get(n) != ADDEND], summed)
 
-    def _follow(self, node: Node) -> None:
-        """Find what a block has of a value that depends on anchors, if it can compute it."""
+    def _choose_mode(self, node: Node) -> None:
+        """Choose what a block computes of a value that depends on anchors; if nothing, the value follows the blocks."""
         if not any(i in self.modes or i in self.after for i in node.inputs):
             if node in self.anchors:
                 self.modes[node] = ROWS
@@ -145,8 +143,8 @@ class _Cutter:
                     return
         self.after[node] = across_rows(node)
 
-    def _crossing(self) -> Iterable[Node]:
-        """Yield the results and the values that are read after the blocks, of those that blocks compute."""
+    def _values_read_later(self) -> Iterable[Node]:
+        """Yield the values computed by blocks that are results, or that what follows the blocks reads."""
         for node in self.graph.outputs:
             if node in self.modes:
                 yield node
@@ -159,7 +157,7 @@ class _Cutter:
                 yield from (i for i in node.inputs if i in self.modes)
 
     def _build(self, collected: list[Node], summed: list[Node]) -> Cut:
-        """Build the graph of one block."""
+        """Build the graph of one block from the values that it returns and those that it adds to."""
         roots: list[_Part] = [(n, self.modes.get(n, ROWS)) for n in collected]
         roots += [(n, ADDEND) for n in summed]
         shared: set[Node] = set()  # computed before, since blocks read their rows and also all of them
@@ -197,7 +195,7 @@ class _Cutter:
 
 
 def across_rows(node: Node) -> str:
-    """Say what reads values of other rows."""
+    """Name an operation that reads values of other rows, for messages."""
     return f"{repr(node.call) if node.call is not None else f'a {node.op}'} across rows"
 
 
@@ -205,7 +203,9 @@ def across_rows(node: Node) -> str:
 
 
 def modes_of(graph: Graph, given: dict[Node, Mode], addends: int, rows: int) -> dict[Node, Mode]:
-    """Find what a block has of each value of its graph, whose last `addends` outputs are those of sums.
+    """Find the mode of each value in a block's graph, whose last `addends` outputs are addends of sums.
+
+    `given` are the modes of its inputs, and `rows` its number of rows.
 
     Raises
     ------
@@ -231,12 +231,13 @@ def modes_of(graph: Graph, given: dict[Node, Mode], addends: int, rows: int) -> 
 
 
 def _mark(found: dict[Node, Mode], node: Node, mode: Mode) -> None:
+    """Record the mode of a value; NotRowwise if another reader needs it in another one."""
     if node.op != "const" and found.setdefault(node, mode) != mode:
         raise NotRowwise(f"all rows are taken of what others take row by row, of a {node.op}")
 
 
 def with_rows(graph: Graph, modes: dict[Node, Mode], rows: int) -> Graph:
-    """Return the graph with another number of rows."""
+    """Return a block's graph for another number of rows."""
     done: dict[Node, Node] = {}
     for node in g.topological([*graph.inputs, *graph.roots]):
         inputs = tuple(done[i] for i in node.inputs)
