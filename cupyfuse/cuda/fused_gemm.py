@@ -86,7 +86,7 @@ def program_of(step: Step, storage: dict[Node, str]) -> Program:
     return Program(step.epilogue, storage, step.product)
 
 
-def shape_of(step: Step, storage: dict[Node, str], program: Program, processors: int, vec: int) -> GemmShape:
+def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmShape:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
     transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.place == FULL)
@@ -121,7 +121,7 @@ def kernels_of(step: Step, storage: dict[Node, str]) -> tuple[Kernel, ...]:
     """Emit the kernels of a product's step for the default GPU, reading pairs of elements where columns allow it."""
     program = program_of(step, storage)
     processors = devices.find(devices.DEFAULT).processors
-    return emit_gemm(program, shape_of(step, storage, program, processors, 1 + (step.domain[1] % 2 == 0)))
+    return emit_gemm(program, shape_of(step, program, processors, vec=2 if step.domain[1] % 2 == 0 else 1))
 
 
 class _EpilogueWriter(Writer):

@@ -1,8 +1,8 @@
 """Run plans on a GPU: allocate from its memory pool, launch on the current stream, never synchronise.
 
 Arrays are the runtime's (`cuda/runtime.py`), which alone knows their library. All that does not depend on addresses is
-settled when a plan is loaded: launch configurations, argument lists, the layout of one workspace. A call fills in the
-addresses and launches.
+prepared when a plan is loaded: launch configurations, argument structs, the layout of one workspace. A call fills in
+the addresses and launches.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALIGNMENT = 256  # of values in the workspace, in bytes
 
 @dataclass(frozen=True)
 class _Result:
-    """A result, and the function that allocates it as the steps write it."""
+    """A result, the function that allocates it as the steps write it, and whether that is what the caller gets."""
 
     output: Output
     empty: Callable[[], Any]
@@ -42,12 +42,11 @@ class CudaExecutable:
     ----------
     plan : Plan
     arrays : sequence of arrays
-        Like those of later calls: arguments, then prepacked values.
+        Arguments, then prepacked values, like those of later calls.
     runtime : Runtime
-        The device.
     conditional : bool
-        Run by `run_if_changed` only, whose flag in device memory decides whether kernels do anything; the plan has to
-        be `conditional`.
+        Load for `run_if_changed`, where a flag in device memory decides whether kernels do anything. The plan has to be
+        `conditional`.
 
     Raises
     ------
@@ -63,7 +62,7 @@ class CudaExecutable:
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
-            self._places[node] = self._argument(array)
+            self._places[node] = self._argument_place(array)
             if array.ndim > 2:
                 self._strides[node] = tuple(array.shape), tuple(runtime.strides(array))
         self._results = []
@@ -82,35 +81,37 @@ class CudaExecutable:
             plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
         )
         for node, offset in offsets.items():
-            self._places[node] = Place(self._temporary(offset), node.shape[1], 1)
+            self._places[node] = Place(self._workspace_slot(offset), node.shape[1], 1)
         with runtime.made_current():
             specs = [spec for step in plan.steps if step.launches for spec in self._launch_specs(step)]
             runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
-            own = [self._own_workspace(spec.workspace) if spec.workspace else -1 for spec in specs]
-            self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, own, strict=True)]
-        self._unset = [0] * len(self._temporaries)
+            slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
+            self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)]
+        self._unset = [0] * len(self._temporaries)  # addresses that `_launch` fills in
 
     # Places
     def _slot(self) -> int:
+        """Return a new slot of the list of addresses."""
         self._slots += 1
         return self._slots - 1
 
-    def _argument(self, array: Any) -> Place:
+    def _argument_place(self, array: Any) -> Place:
+        """Return the place of an argument, or prepacked value, as rows x columns."""
         strides = self.runtime.strides(array)
         if len(strides) == 2:
             return Place(self._slot(), strides[0], strides[1])
-        # Rows without one stride are only copied, by all strides.
+        # Rows with several strides are only read by copies, which take all strides.
         return Place(self._slot(), row_stride(array.shape, strides) or 0, strides[-1] if strides else 0)
 
-    def _temporary(self, offset: int) -> int:
-        """Return the slot of an address in the workspace."""
+    def _workspace_slot(self, offset: int) -> int:
+        """Return a new slot, for the address at an offset in the workspace."""
         slot = self._slot()
         self._temporaries.append((slot, offset))
         return slot
 
-    def _own_workspace(self, nbytes: int) -> int:
-        """Reserve memory at the end of the workspace for one launch; returns the slot of its address."""
-        slot = self._temporary(self._workspace)
+    def _reserve(self, nbytes: int) -> int:
+        """Reserve memory at the end of the workspace for one launch; return the slot of its address."""
+        slot = self._workspace_slot(self._workspace)
         self._workspace += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         return slot
 
@@ -119,17 +120,24 @@ class CudaExecutable:
         copies = []
         for arg, node in self.plan.graph.effects:
             source = self.plan.graph.inputs[arg]
-            if self.runtime.is_contiguous(arrays[arg]) and node not in self._places and self._in_place(node, source):
+            if (
+                self.runtime.is_contiguous(arrays[arg])
+                and node not in self._places
+                and self._can_overwrite(node, source)
+            ):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
                 self._overwritten.append(arg)
             elif node.op == "accumulate":
-                raise EngineError(f"argument {source.name!r}: a product is added to it in place; it is not contiguous")
+                raise EngineError(
+                    f"argument {source.name!r}: expected a C-contiguous array, as a product is added to it in place; "
+                    "got one with other strides"
+                )
             else:
                 copies.append((arg, node))
         return copies
 
-    def _in_place(self, node: Node, source: Node) -> bool:
-        """Whether a step may write `node` over `source`: no other element and no later step needs the old value."""
+    def _can_overwrite(self, node: Node, source: Node) -> bool:
+        """Whether a step may write `node` over `source`: nothing else reads the old value of an element then."""
         written = False
         for step in self.plan.steps:
             reads = [n for n in (*step.inputs, *step.repair_inputs) if base_of(n) is source]
@@ -144,6 +152,7 @@ class CudaExecutable:
         return written
 
     def _place(self, node: Node) -> Place:
+        """Return the place of a value or of a view of one."""
         place = self._places[base_of(node)]
         for view in view_chain(node):
             if view.op == "transpose":
@@ -157,41 +166,47 @@ class CudaExecutable:
 
     # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
     def _launch_specs(self, step: Step) -> list[LaunchSpec]:
+        """List the launches of a step in their order."""
+        storage = self.plan.scheduled.storage
+        if step.epilogue is not None:
+            return [ProductLaunch(step, storage, self._place, self._numbers, self.runtime.processors).spec()]
         if step.kind in ("Gemm", "Split"):
-            kinds = {"split": self._split, "split_matmul": self._split_product}
-            if step.epilogue is not None:
-                storage, processors = self.plan.scheduled.storage, self.runtime.processors
-                return [ProductLaunch(step, storage, self._place, self._numbers, processors).spec()]
-            specs = []
-            for node in step.nodes:
-                factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
-                specs.append(self._rounded_product(node, factors) if factors else kinds.get(node.op, self._gemm)(node))
-            return specs
+            return [self._product_spec(step, node) for node in step.nodes]
         if step.kind == "Copy":
-            return [self._copy(step)]
+            (node,) = step.outputs
+            return [self._put_spec(node) if node.op == "put" else self._copy_spec(node)]
         if step.kind == "Library":
-            return [self._library(step)]
-        return [KernelLaunch(step, self.plan.scheduled.storage, self._place, self._flag, self._numbers).spec()]
+            return [self._library_spec(step)]
+        return [KernelLaunch(step, storage, self._place, self._flag, self._numbers).spec()]
 
-    def _gemm(self, node: Node) -> LaunchSpec:
+    def _product_spec(self, step: Step, node: Node) -> LaunchSpec:
+        """Return the launch of a product, or of the split of an operand, in a Gemm or Split step."""
+        if node.op == "split":
+            return self._split_spec(node)
+        if node.op != "split_matmul":
+            return self._gemm_spec(node)
+        factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
+        return self._rounded_product_spec(node, factors) if factors else self._split_product_spec(node)
+
+    def _gemm_spec(self, node: Node) -> LaunchSpec:
         a, b = node.inputs[:2]
-        storage, adds = self.plan.scheduled.storage, node.op == "accumulate"
+        storage, accumulate = self.plan.scheduled.storage, node.op == "accumulate"
         left, right, target = self._place(a), self._place(b), self._place(node)
         x, y, z = left.slot, right.slot, target.slot
         if node.batches is None:
             first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
-            steps = None
+            batch_strides = None
         else:
-            first, second, steps = batched_operands(node.batches)
+            first, second, batch_strides = batched_operands(node.batches)
 
         def bind(runtime: Runtime, _: int) -> Launch:
             operand, result, precision = storage[base_of(a)], storage[node], self.plan.precision
-            product = runtime.product(first, second, operand, result, precision, steps, adds)
+            product = runtime.product(first, second, operand, result, precision, batch_strides, accumulate)
             return lambda at, stream: product(at[x], at[y], at[z], stream)
 
         return LaunchSpec(bind)
 
-    def _split(self, node: Node) -> LaunchSpec:
+    def _split_spec(self, node: Node) -> LaunchSpec:
         (matrix,) = node.inputs
         source, target = self._place(matrix), self._place(node)
         x, y, flag = source.slot, target.slot, self._flag
@@ -205,7 +220,7 @@ class CudaExecutable:
 
         return LaunchSpec(bind, (split.kernel,))
 
-    def _split_product(self, node: Node) -> LaunchSpec:
+    def _split_product_spec(self, node: Node) -> LaunchSpec:
         places = [self._place(i) for i in (*node.inputs, node)]
         a, b, x, y, z = (p.slot for p in places)
         left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
@@ -217,7 +232,7 @@ class CudaExecutable:
 
         return LaunchSpec(bind, product.kernels, product.workspace)
 
-    def _rounded_product(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
+    def _rounded_product_spec(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
         places = [self._place(i) for i in (*node.inputs, node)]
         a, b, x, y, z = (p.slot for p in places)
         by_name = {n.name: self._place(n).slot for n in factors}
@@ -231,42 +246,37 @@ class CudaExecutable:
 
         return LaunchSpec(bind, product.kernels)
 
-    def _copy(self, step: Step) -> LaunchSpec:
-        (node,) = step.outputs
-        if node.op == "put":
-            return self._put(node)
-        source, target = self._place(node.inputs[0]).slot, self._place(node).slot
-        shape, strides, offset = self._source(node)
-        dtype = self.runtime.dtype(self.plan.scheduled.storage[node])
-        whole = contiguous_strides(shape)
-        start = offset * dtypes.ITEMSIZE[self.plan.scheduled.storage[node]]
+    def _copy_spec(self, node: Node) -> LaunchSpec:
+        x, z = self._place(node.inputs[0]).slot, self._place(node).slot
+        shape, strides, offset = self._copied_view(node)
+        name = self.plan.scheduled.storage[node]
+        dtype, start = self.runtime.dtype(name), offset * dtypes.ITEMSIZE[name]
+        target_strides = contiguous_strides(shape)
 
-        def launch(addresses: Addresses, stream: Any) -> None:
+        def launch(at: Addresses, stream: Any) -> None:
             view = self.runtime.view
-            copied = view(addresses[source] + start, shape, dtype, strides)
-            self.runtime.copy(view(addresses[target], shape, dtype, whole), copied)
+            source = view(at[x] + start, shape, dtype, strides)
+            self.runtime.copy(view(at[z], shape, dtype, target_strides), source)
 
         return LaunchSpec(lambda runtime, _: launch)
 
-    def _put(self, node: Node) -> LaunchSpec:
-        whole, value = (self._place(i).slot for i in node.inputs)
-        target = self._place(node).slot
+    def _put_spec(self, node: Node) -> LaunchSpec:
+        (x, y), z = (self._place(i).slot for i in node.inputs), self._place(node).slot
         name = self.plan.scheduled.storage[node]
         dtype, start = self.runtime.dtype(name), node.offset * dtypes.ITEMSIZE[name]
         lengths, strides = zip(*node.dims, strict=True)
-        all_strides, value_strides = contiguous_strides(node.shape), contiguous_strides(lengths)
+        whole_strides, value_strides = contiguous_strides(node.shape), contiguous_strides(lengths)
 
-        def launch(addresses: Addresses, stream: Any) -> None:
+        def launch(at: Addresses, stream: Any) -> None:
             view, copy = self.runtime.view, self.runtime.copy
-            all_old = view(addresses[whole], node.shape, dtype, all_strides)
-            copy(view(addresses[target], node.shape, dtype, all_strides), all_old)
-            part = view(addresses[target] + start, lengths, dtype, strides)
-            copy(part, view(addresses[value], lengths, dtype, value_strides))
+            whole, result = (view(at[slot], node.shape, dtype, whole_strides) for slot in (x, z))
+            copy(result, whole)
+            copy(view(at[z] + start, lengths, dtype, strides), view(at[y], lengths, dtype, value_strides))
 
         return LaunchSpec(lambda runtime, _: launch)
 
-    def _source(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Return the shape, the strides and the first element of what a copy reads."""
+    def _copied_view(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Return the shape, strides and offset, in elements, of the view that a copy reads."""
         (value,) = node.inputs
         if node.op == "strided":
             return tuple(n for n, _ in node.dims), tuple(s for _, s in node.dims), node.offset
@@ -275,7 +285,7 @@ class CudaExecutable:
         place = self._place(value)
         return node.shape, (place.row_stride, place.col_stride), place.offset
 
-    def _library(self, step: Step) -> LaunchSpec:
+    def _library_spec(self, step: Step) -> LaunchSpec:
         call, operands = step.nodes[0].call, step.nodes[0].inputs
         assert call is not None
         sources = [(n, self._place(n)) for n in operands]
@@ -305,16 +315,22 @@ class CudaExecutable:
             return [result.empty() for result in self._results]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Allocate a result."""
+        """Allocate an uninitialised array."""
         with self.runtime.made_current():
             return self.runtime.allocator(shape, self.runtime.dtype(dtype))()
 
     # Running
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
-        """Launch the plan on arguments and prepacked values.
+        """Launch the plan.
 
-        `outs` holds, for each result, an array to write it to, or None to allocate one. `numbers` are the float
-        arguments.
+        Parameters
+        ----------
+        arrays : sequence of arrays
+            Arguments, then prepacked values.
+        outs : sequence of arrays or None
+            For each result an array to write it to, or None to allocate one.
+        numbers : sequence of float
+            The float arguments.
         """
         if self.runtime.is_current():
             return self._run(arrays, outs, numbers)
@@ -325,16 +341,16 @@ class CudaExecutable:
         runtime, address = self.runtime, self.runtime.address
         addresses: Addresses = list(map(address, arrays))
         written = []
-        as_written = True  # every result is a new array that a step writes as the caller gets it
+        finished = True  # every result is a new array, which a step writes as the caller gets it
         for result, out in zip(self._results, outs, strict=True):
             array = out if out is not None and result.direct and runtime.is_contiguous(out) else result.empty()
-            as_written &= out is None and result.direct
+            finished &= out is None and result.direct
             written.append(array)
             addresses.append(address(array))
         if self._numbers >= 0:
             addresses.append(numbers)
         memory = self._launch(addresses, runtime.stream())
-        if not as_written:
+        if not finished:
             written = [self._deliver(*each) for each in zip(self._results, written, outs, strict=True)]
         if self._copies or self._overwritten:
             self._write_effects(arrays, addresses)
@@ -342,16 +358,17 @@ class CudaExecutable:
         return written
 
     def run_if_changed(self, arguments: Sequence[int], results: Sequence[int], flag: int, stream: Any) -> Any:
-        """Recompute `results`, arrays of `allocate`, unless the device finds 0 at `flag`; all are addresses.
+        """Launch a conditional plan: recompute `results`, arrays of `allocate`, unless the device finds 0 at `flag`.
 
-        Returns the workspace, which a recording of the launches needs for as long as it is replayed.
+        All are addresses. Returns the workspace, which has to live as long as a recording of the launches is replayed.
         """
         return self._launch([*arguments, *results, flag], stream)
 
     def _launch(self, addresses: Addresses, stream: Any) -> Any:
         """Launch all steps, and return the workspace, to be kept until its values have been read.
 
-        `addresses` holds those of arguments, results and flag, in the order of their slots; the rest is filled in here.
+        `addresses` holds those of arguments, results and flag, in the order of their slots; those of the workspace's
+        values are appended here.
         """
         addresses += self._unset
         memory = None
@@ -367,7 +384,7 @@ class CudaExecutable:
     def _deliver(self, result: _Result, written: Any, out: Any) -> Any:
         """Return a result with the caller's axes, copied to `out` where the steps could not write it there."""
         if not result.direct:
-            written = result.output.with_user_axes(_view_of(result.output.node, written))
+            written = result.output.with_user_axes(_apply_views(result.output.node, written))
         if out is None:
             return written
         if out is written:
@@ -377,6 +394,7 @@ class CudaExecutable:
         return out
 
     def _write_effects(self, arrays: Sequence[Any], addresses: Addresses) -> None:
+        """Copy new values to the arguments that steps could not overwrite, and tell their library of all changes."""
         for arg in self._overwritten:
             self.runtime.bump_version(arrays[arg])
         for arg, node in self._copies:
@@ -384,8 +402,8 @@ class CudaExecutable:
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
 
 
-def _view_of(node: Node, base: Any) -> Any:
-    """Apply the transposes and reshapes of a node to the array that holds its base."""
+def _apply_views(node: Node, base: Any) -> Any:
+    """Apply the transposes and reshapes that make a result of its base to the base's array."""
     for view in view_chain(node):
         base = base.T if view.op == "transpose" else base.reshape(view.shape)
     return base

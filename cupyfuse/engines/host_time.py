@@ -1,8 +1,8 @@
-"""What a function takes on the CPU: as written, and as a plan of the NumPy engine. The faster of the two runs.
+"""Cost model of functions on the CPU: whether one runs as written, or as a plan of the NumPy engine.
 
 As written, each NumPy call reads its operands and writes its result once, through memory where they outgrow the caches.
 A plan works through blocks that stay in the caches, and its rewrites leave work out; but it cuts, copies and stores.
-The prices, in seconds, are those of one core of a current server; what matters is their ratios. ``python -m benchmarks
+The costs, in seconds, are those of one core of a current server; what matters is their ratios. ``python -m benchmarks
 functions`` checks the choices against measured times.
 """
 
@@ -19,7 +19,7 @@ from .numpy import BLOCK
 
 GAIN = 1.3  # by which a plan must be faster to be chosen
 
-_CALL = 0.8e-6  # of NumPy
+_CALL = 0.8e-6  # of a NumPy function
 _BLOCK_CALL = 3e-6  # of a NumPy call on one of several blocks
 _STEP = 4e-6
 _RUN = 8e-6  # of a plan, beside what running as written takes
@@ -37,17 +37,17 @@ _FRESH = 1 << 25  # bytes of an array that is new memory each time, whose pages 
 _WRITE_FRESH = 0.2e-9
 _LIBRARY = 10e-9  # an element of an operand of a library step: a guess from below, which both sides pay
 
-# NumPy calls that cost another number of seconds an element of their operands than what they become in the graph.
-_OF_NUMPY = {
+# Seconds an element of the operands of NumPy calls whose cost is not that of the operators that they become.
+_CALL_ELEMENT = {
     "logsumexp": 25e-9,  # logaddexp.reduce takes elements one by one
     "argmax": 0.06e-9,
     "argmin": 0.06e-9,
     "linalg.norm": 0.1e-9,
 }
 _EINSUM_FLOP = 0.06e-9  # of a contraction, which is not BLAS's
-# Products of NumPy are BLAS's, whatever they become in the graph.
+# NumPy calls that BLAS computes, whatever operators they become.
 _PRODUCTS = ("matmul", "dot", "inner", "vdot", "outer", "tensordot", "linalg.multi_dot")
-# Views, and what NumPy may take as views: they cost nothing as written, so that no estimate favours the plan.
+# Operators of views, or of what NumPy may return as a view: as written they cost nothing, which favours no plan.
 _FREE = ("input", "const", "positions", "strided", "put", "copy", "library", *g.VIEWS, *g.PASS_THROUGH)
 
 
@@ -62,7 +62,7 @@ def reason_to_run_as_written(plan: Plan, traced: Traced) -> str:
     may_fail = any(n.op == "library" for n in nodes)
     if not traced.numpy_only or (traced.graph.effects and may_fail) or plan.blocks is not None:
         return ""
-    if any(n.dtype in ("float16", "bfloat16") for n in nodes) or live_bytes(nodes) > plan.settings.max_workspace:
+    if any(n.dtype in ("float16", "bfloat16") for n in nodes) or peak_bytes(nodes) > plan.settings.max_workspace:
         return ""
     written, planned = written_seconds(traced.calls), planned_seconds(plan)
     if written >= GAIN * planned:
@@ -70,23 +70,23 @@ def reason_to_run_as_written(plan: Plan, traced: Traced) -> str:
     return f"about {written * 1e6:.3g} us as written, {planned * 1e6:.3g} us in these steps"
 
 
-def live_bytes(nodes: Sequence[Node]) -> int:
-    """Return the most bytes of values that are computed and still to be read, in the order of the code."""
-    last = {i: k for k, node in enumerate(nodes) for i in node.inputs}
-    live = most = 0
-    dying: dict[int, int] = {}
+def peak_bytes(nodes: Sequence[Node]) -> int:
+    """Return the most bytes live at once, if nodes are computed in this order and freed after their last use."""
+    last_use = {i: k for k, node in enumerate(nodes) for i in node.inputs}
+    live = peak = 0
+    freed: dict[int, int] = {}  # bytes by the position of their last use
     for k, node in enumerate(nodes):
         if node.op not in _FREE:
-            end = last.get(node, len(nodes))
-            dying[end] = dying.get(end, 0) + node.nbytes
+            end = last_use.get(node, len(nodes))
+            freed[end] = freed.get(end, 0) + node.nbytes
             live += node.nbytes
-            most = max(most, live)
-        live -= dying.pop(k, 0)
-    return most
+            peak = max(peak, live)
+        live -= freed.pop(k, 0)
+    return peak
 
 
 def written_seconds(calls: Sequence[Call]) -> float:
-    """Estimate the time of NumPy calls one by one."""
+    """Estimate the seconds of a function's NumPy calls, one after the other."""
     return sum(map(_call_seconds, calls))
 
 
@@ -97,40 +97,41 @@ def _call_seconds(call: Call) -> float:
         return _CALL + library
     if call.name == "einsum" and any(map(g.is_product, nodes)):
         work = sum(map(g.flops, nodes)) * _EINSUM_FLOP
-    elif call.name in _OF_NUMPY:
-        work = _OF_NUMPY[call.name] * max(i.size for n in nodes for i in n.inputs)
+    elif call.name in _CALL_ELEMENT:
+        work = _CALL_ELEMENT[call.name] * max(i.size for n in nodes for i in n.inputs)
     elif call.name in _PRODUCTS:
         work = sum(g.flops(n) * _PRODUCT_FLOP.get(n.dtype, _OTHER_PRODUCT_FLOP) for n in nodes)
     else:
-        work = sum(map(_arithmetic, nodes))
-    return _CALL + max(work, _memory(call.reads, call.writes)) + library
+        work = sum(map(_arithmetic_seconds, nodes))
+    return _CALL + max(work, _memory_seconds(call.reads, call.writes)) + library
 
 
 def planned_seconds(plan: Plan) -> float:
-    """Estimate the time of a plan's steps on the NumPy engine."""
+    """Estimate the seconds of a plan on the NumPy engine."""
     return _RUN + sum(map(_step_seconds, plan.steps))
 
 
 def _step_seconds(step: Step) -> float:
-    memory = _memory(step.reads, step.writes)
+    memory = _memory_seconds(step.reads, step.writes)
     if step.kind == "Library":
         return _STEP + _library_seconds(step.nodes) + memory
     if step.kind == "Copy":
         return _STEP + max(memory, (step.reads + step.writes) * _COPY)
     nodes = [n for n in step.nodes if n.op not in ("input", "const", *g.VIEWS)]
     along = 0 if step.kind == "ColumnStats" else 1
-    if step.domain[along] > BLOCK:  # one row, or column, is a block that no cache holds
-        memory = sum(_memory(sum(i.nbytes for i in n.inputs), n.nbytes) for n in nodes)
+    if step.domain[along] > BLOCK:  # a single row, or column, is a block that no cache holds
+        memory = sum(_memory_seconds(sum(i.nbytes for i in n.inputs), n.nbytes) for n in nodes)
     blocks = -(-step.domain[0] * step.domain[1] // BLOCK)
     calls = len(nodes) * (_CALL if blocks <= 1 else blocks * _BLOCK_CALL)
-    work = sum(map(_arithmetic, nodes))
+    work = sum(map(_arithmetic_seconds, nodes))
     if blocks > 1:
         work += sum(n.size for n in nodes) * _BLOCKED
         work *= _BY_COLUMNS if step.kind == "ColumnStats" else 1.0
     return _STEP + calls + max(work, memory)
 
 
-def _arithmetic(node: Node) -> float:
+def _arithmetic_seconds(node: Node) -> float:
+    """Estimate the seconds of an operator whose operands are in the caches."""
     flops = max(g.flops(node), node.size)
     if node.reduction:
         return flops * _FLOP.get(node.dtype, _OTHER_FLOP) + node.inputs[0].size * _REDUCED
@@ -140,11 +141,12 @@ def _arithmetic(node: Node) -> float:
 
 
 def _library_seconds(nodes: Iterable[Node]) -> float:
-    calls = {id(n.call): n for n in nodes if n.op == "library"}  # each once, however many results it has
+    calls = {id(n.call): n for n in nodes if n.op == "library"}  # one node for each call, whatever its results
     return sum(i.size for n in calls.values() for i in n.inputs) * _LIBRARY
 
 
-def _memory(reads: int, writes: int) -> float:
+def _memory_seconds(reads: int, writes: int) -> float:
+    """Estimate the seconds to write an operation's results, which dominate where its bytes outgrow the cache."""
     if reads + writes <= _CACHE:
         return 0.0
     return writes * (_WRITE if writes < _FRESH else _WRITE_FRESH)

@@ -1,4 +1,4 @@
-"""Launches of emitted kernels: described from shapes and strides, compiled, then bound to a runtime.
+"""Launches of emitted kernels: specified from shapes and strides, compiled, then bound to a runtime.
 
 A launch says which kernels it needs and how much workspace before anything is compiled, so that the engine can compile
 the kernels of all launches in parallel and lay out one workspace for them.
@@ -23,13 +23,14 @@ from ..plan.schedule import Step
 
 _MAX_BLOCKS = (1 << 31) - 1
 
-Addresses = list[Any]  # of arguments, results, the flag and temporaries, by slot; in one of them the float arguments
+# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments.
+Addresses = list[Any]
 Launch = Callable[[Addresses, Any], None]  # (addresses, stream)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value lies: the slot of an address, its strides, and where it begins from there, in elements."""
+    """A view of device memory: the slot of its address, and its strides and offset from there in elements."""
 
     slot: int
     row_stride: int
@@ -41,7 +42,7 @@ class Place:
         return Place(self.slot, self.col_stride, self.row_stride, self.offset)
 
     def slice(self, row: int, down: int, col: int, across: int) -> Place:
-        """Begin at a row and a column, and take every `down`-th row and every `across`-th column."""
+        """Return the view of every `down`-th row from `row` on, and every `across`-th column from `col` on."""
         start = self.offset + row * self.row_stride + col * self.col_stride
         return Place(self.slot, self.row_stride * down, self.col_stride * across, start)
 
@@ -53,7 +54,8 @@ class LaunchSpec:
     Attributes
     ----------
     bind : callable
-        Load the kernels and return the launch, given the runtime and the slot of the workspace's address.
+        `bind(runtime, slot)` loads the kernels and returns the launch; the slot holds the workspace's address, -1 if
+        there is none.
     kernels : tuple of Kernel
     workspace : int
         Bytes of device memory that the launch needs for itself; 0 for none.
@@ -64,8 +66,8 @@ class LaunchSpec:
     workspace: int = 0
 
 
-class Arguments:
-    """The arrays and numbers that an emitted kernel takes, in the order of its struct.
+class KernelArguments:
+    """The struct of arguments of an emitted kernel, with places for addresses and numbers of a call.
 
     Parameters
     ----------
@@ -76,13 +78,13 @@ class Arguments:
     Attributes
     ----------
     members : list
-        Of the struct, with 0 for addresses.
+        The struct's members, with 0 for addresses.
     format : str
-        Of the struct, eight bytes a member.
+        The struct's format in the notation of Python's `struct`, eight bytes a member.
     pointers : list of (index of the member, slot of the address, bytes from there)
     numbers : list of (index of the member, number)
-    vector_slots : list of (slot, bytes from there, itemsize)
-        Of what is accessed in vectors.
+    vector_pointers : list of (slot of the address, bytes from there, itemsize)
+        The pointers that are accessed in vectors.
     strides : int
         Bitwise or of all row strides, whose common powers of two limit the vector width.
     """
@@ -93,7 +95,7 @@ class Arguments:
         self.format = ""
         self.pointers: list[tuple[int, int, int]] = []
         self.numbers: list[tuple[int, Number]] = []
-        self.vector_slots: list[tuple[int, int, int]] = []
+        self.vector_pointers: list[tuple[int, int, int]] = []
         self.strides = 0
         for parameter in program.parameters:
             self._add(parameter, None if parameter.is_number else place(parameter.node))
@@ -115,20 +117,40 @@ class Arguments:
         if parameter.has_cols:
             self.members.append(place.col_stride)
         if parameter.place in (FULL, COLUMN):
-            self.vector_slots.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
+            self.vector_pointers.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
         if parameter.place == FULL and self.rows > 1:
             self.strides |= abs(place.row_stride)
 
-    def unaligned(self, widest: int) -> int:
-        """Return the bits that addresses must not have for vectors of so many elements."""
-        return max((widest * size for *_, size in self.vector_slots), default=1) - 1
-
     def aligned_vec(self, addresses: Addresses, widest: int) -> int:
-        """Return the widest vector, up to a power of two, that every pointer is aligned to."""
+        """Return the largest number of elements, `widest` over a power of two, that all pointers are aligned to."""
         vec = widest
-        while vec > 1 and any((addresses[slot] + start) % (vec * size) for slot, start, size in self.vector_slots):
+        while vec > 1 and any((addresses[slot] + start) % (vec * size) for slot, start, size in self.vector_pointers):
             vec //= 2
         return vec
+
+    def launch_by_alignment(self, widest: int, load: Callable[[int], Launch]) -> Launch:
+        """Return a launch that takes the variant of a kernel for the alignment of a call's pointers.
+
+        `load(vec)` loads the variant for vectors of `vec` elements: the widest at once, others on their first use.
+        """
+        aligned = load(widest)
+        variants = {widest: aligned}
+        pointers = self.vector_pointers
+        low_bits = max((widest * size for *_, size in pointers), default=1) - 1  # zero in addresses that are aligned
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            bits = 0
+            for slot, start, _ in pointers:
+                bits |= addresses[slot] + start
+            if not bits & low_bits:
+                aligned(addresses, stream)
+                return
+            vec = self.aligned_vec(addresses, widest)
+            if vec not in variants:
+                variants[vec] = load(vec)
+            variants[vec](addresses, stream)
+
+        return launch
 
 
 class KernelLaunch:
@@ -142,7 +164,7 @@ class KernelLaunch:
     place : callable
         Returns the `Place` of a value.
     flag : int
-        Slot of the address of a conditional launch's flag; -1 if the launch is unconditional.
+        Slot of the address of the flag that a conditional launch reads; -1 if the launch is unconditional.
     numbers : int
         Slot of the float arguments; -1 if there are none.
     """
@@ -152,16 +174,17 @@ class KernelLaunch:
         self.rows, self.cols = step.domain
         self.flag = flag
         self.numbers_slot = numbers
-        self.arguments = Arguments(self.program, place)
+        self.arguments = KernelArguments(self.program, place)
         self.widest = fitting_vec(self.program, self.arguments.strides)
         self.config = default_config(self.program, self.widest)
         self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
 
     def spec(self) -> LaunchSpec:
+        """Return the kernels, the workspace and the binding of the launch."""
         return LaunchSpec(self.bind, self.kernels, self._partial_bytes() if self.program.by_columns else 0)
 
     def _partial_bytes(self) -> int:
-        """Return the bytes of the totals that the shares of a column step leave for the merge."""
+        """Return the bytes of the totals that blocks sharing a column leave for the merge."""
         if self.config.shares == 1:
             return 1
         # At most four numbers of at most 8 bytes an accumulator.
@@ -169,29 +192,18 @@ class KernelLaunch:
 
     def bind(self, runtime: Runtime, partial: int) -> Launch:
         """Load the kernels; `partial` is the slot of the workspace."""
-        widest = self._load(runtime, partial, self.config, self.kernels)
-        variants = {self.widest: widest}
-        arguments, widest_vec = self.arguments, self.widest
-        vector_slots, unaligned = arguments.vector_slots, arguments.unaligned(widest_vec)
 
-        def launch(addresses: Addresses, stream: Any) -> None:
-            together = 0  # a low bit is set if it is in any address
-            for slot, start, _ in vector_slots:
-                together |= addresses[slot] + start
-            if together & unaligned:
-                vec = arguments.aligned_vec(addresses, widest_vec)
-                if vec not in variants:
-                    config = default_config(self.program, vec)
-                    kernels = emit_kernels(self.program, config, conditional=self.flag >= 0)
-                    variants[vec] = self._load(runtime, partial, config, kernels)
-                variants[vec](addresses, stream)
-            else:
-                widest(addresses, stream)
+        def load(vec: int) -> Launch:
+            if vec == self.widest:
+                return self._load(runtime, partial, self.config, self.kernels)
+            config = default_config(self.program, vec)
+            kernels = emit_kernels(self.program, config, conditional=self.flag >= 0)
+            return self._load(runtime, partial, config, kernels)
 
-        return launch
+        return self.arguments.launch_by_alignment(self.widest, load)
 
     def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
-        """Load the kernels of one variant."""
+        """Load the kernels of one variant; they are launched one after the other with the same struct."""
         arguments = self.arguments
         template, form = [*arguments.members, self.rows, self.cols], arguments.format + "qq"
         pointers = arguments.pointers.copy()
@@ -225,7 +237,7 @@ class KernelLaunch:
 
 
 def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
-    """Choose the number of blocks for a row template on a GPU of so many multiprocessors."""
+    """Choose the number of blocks of a row template's launch on a GPU of so many multiprocessors."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":

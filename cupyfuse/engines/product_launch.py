@@ -1,4 +1,4 @@
-"""Launches of 16-bit products with their epilogues: tensor maps for the addresses of a call, and the states of rows."""
+"""Launches of 16-bit products with their epilogues, whose operands are read through tensor maps."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ..cuda.runtime import Runtime
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
 from ..plan.schedule import Step, base_of, strip_transposes
-from .kernel_launch import Addresses, Arguments, Launch, LaunchSpec, Place
+from .kernel_launch import Addresses, KernelArguments, Launch, LaunchSpec, Place
 
 _ITEMSIZE = 2
 _MOST_MAPS = 64  # of an operand, by address: callers use few addresses again and again
-_STRUCT = 16  # members to whose multiples tensor maps make a struct grow
-_STATE = 32  # most bytes of an accumulator
+_STRUCT_MEMBERS = 16  # tensor maps are aligned, so that a struct's members are a multiple of this
+_STATE_BYTES = 32  # of an accumulator, at most
 _MERGING_WARPS = MERGE_THREADS // 32
 
 
-class _Operand:
-    """An operand of a product: its tensor map by address, or that of a copy if the copy engine cannot read it there."""
+class _MappedOperand:
+    """An operand read through a tensor map, which is cached by address; one that is not aligned is copied first."""
 
     def __init__(self, operand: Node, place: Place, dtype: str, box: tuple[int, int], runtime: Runtime):
         matrix, transposed = strip_transposes(operand)
@@ -38,10 +38,10 @@ class _Operand:
         self._maps: dict[int, tuple[int, ...]] = {}
 
     def map(self, addresses: Addresses) -> tuple[tuple[int, ...], Any]:
-        """Return the words of the tensor map, and the memory of a copy, if there is one, to hold until the launch."""
+        """Return the words of the tensor map, and the memory of the copy, if one was made, to hold until the launch."""
         address, copy = addresses[self._slot] + self._start, None
         if address % ALIGNMENT:
-            copy = self._aligned(address)
+            copy = self._copy_aligned(address)
             address = copy.ptr
         words = self._maps.get(address)
         if words is None:
@@ -50,8 +50,8 @@ class _Operand:
             words = self._maps[address] = self._encode(self._matrix, address)
         return words, copy
 
-    def _aligned(self, address: int) -> Any:
-        """Copy the operand to aligned memory, for a caller's array that begins between multiples of 16 bytes."""
+    def _copy_aligned(self, address: int) -> Any:
+        """Copy an operand whose address is no multiple of 16 bytes to aligned memory."""
         runtime, stride = self._runtime, self._matrix.stride // _ITEMSIZE
         memory = runtime.workspace(self._matrix.lines * self._matrix.stride)
         source = runtime.view(address, self._shape, self._dtype, self._strides)
@@ -81,49 +81,43 @@ class ProductLaunch:
         self._step, self._place, self._numbers, self._processors = step, place, numbers, processors
         self._dtype = storage[base_of(step.product.inputs[0])]
         self._program = program_of(step, storage)
-        self._arguments = Arguments(self._program, place)
+        self._arguments = KernelArguments(self._program, place)
         self._widest = min(2, fitting_vec(self._program, self._arguments.strides))
-        self._shape = self._with_vec(self._widest)
+        self._shape = self._shape_for(self._widest)
         self._shares = -(-step.domain[1] // self._shape.tiles.columns)
         self._kernels = emit_gemm(self._program, self._shape)
 
-    def _with_vec(self, vec: int) -> GemmShape:
-        return shape_of(
-            self._step, {base_of(self._step.product.inputs[0]): self._dtype}, self._program, self._processors, vec
-        )
+    def _shape_for(self, vec: int) -> GemmShape:
+        """Return the template parameters for accesses of `vec` elements."""
+        return shape_of(self._step, self._program, self._processors, vec)
 
     def spec(self) -> LaunchSpec:
-        states = len(self._program.accumulators(0)) * _STATE * self._step.domain[0] * self._shares
+        """Return the kernels, the workspace and the binding of the launch."""
+        states = len(self._program.accumulators(0)) * _STATE_BYTES * self._step.domain[0] * self._shares
         return LaunchSpec(self._bind, self._kernels, states)
 
     def _bind(self, runtime: Runtime, states: int) -> Launch:
         """Load the kernels; `states` is the slot of the workspace."""
-        arguments, widest = self._arguments, self._widest
-        unaligned, slots = arguments.unaligned(widest), arguments.vector_slots
-        variants = {widest: self._load(runtime, states, self._shape, self._kernels)}
 
-        def launch(addresses: Addresses, stream: Any) -> None:
-            together = 0  # a low bit is set if it is in any address
-            for slot, start, _ in slots:
-                together |= addresses[slot] + start
-            vec = arguments.aligned_vec(addresses, widest) if together & unaligned else widest
-            if vec not in variants:
-                shape = self._with_vec(vec)
-                variants[vec] = self._load(runtime, states, shape, emit_gemm(self._program, shape))
-            variants[vec](addresses, stream)
+        def load(vec: int) -> Launch:
+            if vec == self._widest:
+                return self._load(runtime, states, self._shape, self._kernels)
+            shape = self._shape_for(vec)
+            return self._load(runtime, states, shape, emit_gemm(self._program, shape))
 
-        return launch
+        return self._arguments.launch_by_alignment(self._widest, load)
 
     def _load(self, runtime: Runtime, states: int, shape: GemmShape, kernels: tuple[Kernel, ...]) -> Launch:
+        """Load the kernels of one variant; they are launched one after the other with the same struct."""
         step, arguments = self._step, self._arguments
         first, second = (
-            _Operand(operand, self._place(operand), self._dtype, box, runtime)
+            _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
             for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
         )
         head = 2 * WORDS + 1  # the tensor maps and the depth
         depth = step.product.inputs[0].shape[1]
         tail = [*arguments.members, *step.domain, 0, self._shares]
-        pad = [0] * (-(head + len(tail)) % _STRUCT)
+        pad = [0] * (-(head + len(tail)) % _STRUCT_MEMBERS)
         template = [depth, *tail, *pad]
         pointers = [(1 + index, slot, start) for index, slot, start in arguments.pointers]
         if states >= 0:

@@ -53,7 +53,7 @@ def products(dtype: str, vec: int = 2) -> Iterator[tuple[Program, GemmShape]]:
         step = plan.steps[0]
         if step.epilogue is not None:
             program = program_of(step, plan.scheduled.storage)
-            yield program, shape_of(step, plan.scheduled.storage, program, 132, vec)
+            yield program, shape_of(step, program, 132, vec)
 
 
 def local_bytes(binary: bytes) -> int:

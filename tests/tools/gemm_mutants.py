@@ -109,9 +109,9 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("operands wherever they begin", LAUNCH, "if address % ALIGNMENT:", "if False:", fused("anywhere")),
     Mutant(
         "pairs wherever they begin",
-        LAUNCH,
-        "if together & unaligned else widest",
-        "if False else widest",
+        "cupyfuse/engines/kernel_launch.py",
+        "self.aligned_vec(addresses, widest)",
+        "widest",
         fused("anywhere"),
     ),
     Mutant("totals in too little memory", LAUNCH, "* self._step.domain[0] * self._shares", "* self._shares", REDUCED),

@@ -441,8 +441,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors whatever the alignment",
         "cupyfuse/engines/kernel_launch.py",
-        "if together & unaligned:",
-        "if False:",
+        "if not bits & low_bits:",
+        "if True:",
         kernels("offset"),
     ),
     Mutant(
