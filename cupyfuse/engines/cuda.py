@@ -60,7 +60,7 @@ class CudaExecutable:
         self._places: dict[Node, Place] = {}
         self._strides: dict[Node, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # shapes and strides of arguments
         self._slots = 0
-        self._temporaries: list[tuple[int, int]] = []  # (slot, offset in the workspace)
+        self._temporaries: list[tuple[int, int]] = []  # slots of the workspace's values, and their offsets in it
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument_place(array)
             if array.ndim > 2:
@@ -72,8 +72,8 @@ class CudaExecutable:
             shape = o.shape if o.direct else base.shape
             self._results.append(_Result(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
         nodes = (node for step in plan.steps for node in step.nodes)
-        # The slot of the float arguments, if kernels take any.
-        self._numbers = self._slot() if any(n.number is not None for n in g.topological(nodes)) else -1
+        takes_numbers = any(n.number is not None for n in g.topological(nodes))
+        self._numbers = self._slot() if takes_numbers else -1  # of the float arguments
         self._flag = self._slot() if conditional else -1
         self._overwritten: list[int] = []  # arguments that steps write to
         self._copies = self._place_effects(arrays)
@@ -89,7 +89,6 @@ class CudaExecutable:
             self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)]
         self._unset = [0] * len(self._temporaries)  # addresses that `_launch` fills in
 
-    # Places
     def _slot(self) -> int:
         """Return a new slot of the list of addresses."""
         self._slots += 1
@@ -119,12 +118,8 @@ class CudaExecutable:
         """Let steps overwrite arguments where no later read needs the old value; return the copies to make."""
         copies = []
         for arg, node in self.plan.graph.effects:
-            source = self.plan.graph.inputs[arg]
-            if (
-                self.runtime.is_contiguous(arrays[arg])
-                and node not in self._places
-                and self._can_overwrite(node, source)
-            ):
+            source, contiguous = self.plan.graph.inputs[arg], self.runtime.is_contiguous(arrays[arg])
+            if contiguous and node not in self._places and self._can_overwrite(node, source):
                 self._places[node] = Place(self._places[source].slot, node.shape[1], 1)
                 self._overwritten.append(arg)
             elif node.op == "accumulate":
@@ -319,18 +314,11 @@ class CudaExecutable:
         with self.runtime.made_current():
             return self.runtime.allocator(shape, self.runtime.dtype(dtype))()
 
-    # Running
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
-        """Launch the plan.
+        """Launch the plan on arguments and prepacked values.
 
-        Parameters
-        ----------
-        arrays : sequence of arrays
-            Arguments, then prepacked values.
-        outs : sequence of arrays or None
-            For each result an array to write it to, or None to allocate one.
-        numbers : sequence of float
-            The float arguments.
+        `outs` holds, for each result, an array to write it to, or None to allocate one. `numbers` are the float
+        arguments.
         """
         if self.runtime.is_current():
             return self._run(arrays, outs, numbers)
@@ -367,8 +355,7 @@ class CudaExecutable:
     def _launch(self, addresses: Addresses, stream: Any) -> Any:
         """Launch all steps, and return the workspace, to be kept until its values have been read.
 
-        `addresses` holds those of arguments, results and flag, in the order of their slots; those of the workspace's
-        values are appended here.
+        `addresses` holds those of arguments, results and flag, by slot; those in the workspace are appended here.
         """
         addresses += self._unset
         memory = None

@@ -28,31 +28,31 @@ _PARTIAL = 128  # rows per partial sum of a column, to bound rounding errors
 
 
 class NumpyExecutable:
-    """A plan loaded for NumPy arrays like those given."""
+    """A plan loaded for NumPy arrays; those given are not read, as shapes and dtypes are the plan's."""
 
     def __init__(self, plan: Plan, arrays: Sequence[Array]):
         self.plan = plan
         self._dead = dead_after(plan.steps, plan.graph.roots)
-        steps = (node for step in plan.steps for node in step.nodes)
-        self._numbers = [n for n in g.topological(steps) if n.number is not None]
+        nodes = (node for step in plan.steps for node in step.nodes)
+        self._numbers = [n for n in g.topological(nodes) if n.number is not None]
         in_memory = set(plan.graph.inputs)
-        self._programs: list[StraightLine | None] = []
+        self._programs: list[StraightLine | None] = []  # of each step; None for steps that run in blocks
         for step in plan.steps:
-            self._programs.append(_program(step, frozenset(in_memory), plan.scheduled.storage))
+            self._programs.append(_straight_line_program(step, frozenset(in_memory), plan.scheduled.storage))
             in_memory.update(step.outputs)
         self._results = [(output, output.axes.in_order) for output in plan.outputs]
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Array:
-        """Allocate a result."""
+        """Allocate an uninitialised array."""
         return np.empty(shape, dtypes.to_numpy(dtype))
 
     def __call__(
         self, arrays: Sequence[Array], outs: Sequence[Array | None], numbers: Sequence[float] = ()
     ) -> list[Array]:
-        """Run on arguments and prepacked values.
+        """Run the plan on arguments and prepacked values.
 
-        `outs` holds, for each result, an array to write it to or None. Arguments changed in place are written last.
-        `numbers` are the float arguments.
+        `outs` holds, for each result, an array to write it to, or None to allocate one. `numbers` are the float
+        arguments. Arguments that the function changes are written last.
         """
         plan = self.plan
         memory: dict[Node, Array] = {n: _matrix(a) for n, a in zip(plan.graph.inputs, arrays, strict=True)}
@@ -83,8 +83,8 @@ class NumpyExecutable:
         return results
 
 
-def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:
-    """Return the straight-line program of a step that is one small block; None for others."""
+def _straight_line_program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:
+    """Return the straight-line program of a step that is a single block; None for others."""
     if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= BLOCK:
         return None
     along = 0 if step.kind == "ColumnStats" else 1
@@ -102,6 +102,7 @@ def _matrix(array: Array) -> Array:
 
 
 def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
+    """Return a value in memory, or a view of one."""
     value = memory[base_of(node)]
     for view in view_chain(node):
         if view.op == "transpose":
@@ -115,45 +116,38 @@ def _view_of(node: Node, memory: dict[Node, Array]) -> Array:
     return value
 
 
-def _places(node: Node, array: Array) -> Array:
-    """View the places of a strided copy in a C-contiguous array."""
+def _strided_view(node: Node, array: Array) -> Array:
+    """Return the view of a C-contiguous array that a `strided` node copies, or a `put` node writes to."""
     strides = [stride * array.itemsize for _, stride in node.dims]
     return np.lib.stride_tricks.as_strided(array.reshape(-1)[node.offset :], [n for n, _ in node.dims], strides)
 
 
 def _batched_product(batches: Batches, *operands: Array) -> Array:
+    """Multiply batches of matrices, which are stacked by rows in the operands and in the result."""
     stacks = [x.reshape(batches.stored_shape(k)) for k, x in enumerate(operands)]
     left, right = (x.swapaxes(1, 2) if t else x for x, t in zip(stacks, batches.transposed, strict=True))
     return np.matmul(left, right).reshape(batches.count * batches.rows, batches.cols)
 
 
 def _widen(array: Array) -> Array:
+    """Convert an array to the dtype in which its values are computed."""
     dtype = dtypes.to_numpy(dtypes.compute(dtypes.name_of(array.dtype)))
     return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
+    """Compute the outputs of a step from what is in memory."""
     if step.kind == "Gemm":
-        node = step.product
-        a, b = (_widen(_view_of(i, memory)) for i in node.inputs[:2])
-        if node.op == "accumulate":
-            memory[node] = _accumulate(memory[node.inputs[2]], a, b)
-            return
-        product = np.matmul(a, b) if node.batches is None else _batched_product(node.batches, a, b)
-        memory[node] = product.astype(dtypes.to_numpy(storage[node]), copy=False)
-        if step.epilogue is not None:
-            _run_step(_without(node, step.epilogue), memory, storage)
-            if node not in step.outputs:
-                del memory[node]
+        _run_product(step, memory, storage)
     elif step.kind == "Copy":
         (node,) = step.outputs
         source = _view_of(node.inputs[0], memory)
         if node.op == "put":
             memory[node] = np.array(source, order="C")
-            part = _places(node, memory[node])
-            part[...] = _view_of(node.inputs[1], memory).reshape(part.shape)
+            target = _strided_view(node, memory[node])
+            target[...] = _view_of(node.inputs[1], memory).reshape(target.shape)
         elif node.op == "strided":
-            memory[node] = _places(node, source).copy().reshape(node.shape)
+            memory[node] = _strided_view(node, source).copy().reshape(node.shape)
         else:
             memory[node] = np.array(source, order="C")
     elif step.kind == "Library":
@@ -166,21 +160,32 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
             _Block(step, memory, along, start, stop).run()
 
 
+def _run_product(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
+    """Compute a product, from its operands rather than their splits, and then its epilogue."""
+    node = step.product
+    a, b = (_widen(_view_of(i, memory)) for i in node.inputs[:2])
+    if node.op == "accumulate":
+        memory[node] = _accumulate(memory[node.inputs[2]], a, b)
+        return
+    product = np.matmul(a, b) if node.batches is None else _batched_product(node.batches, a, b)
+    memory[node] = product.astype(dtypes.to_numpy(storage[node]), copy=False)
+    if step.epilogue is not None:
+        others = tuple(n for n in step.epilogue.outputs if n is not node)
+        _run_step(replace(step.epilogue, outputs=others), memory, storage)
+        if node not in step.outputs:
+            del memory[node]
+
+
 def _accumulate(total: Array, a: Array, b: Array) -> Array:
-    """Add a product to a matrix in place, by blocks of its rows: no second matrix of that size is allocated."""
+    """Add a product to a matrix in place, by blocks of rows, without a second matrix of that size."""
     rows = max(1, BLOCK // max(1, total.shape[1]))
     for start in range(0, total.shape[0], rows):
         total[start : start + rows] += np.matmul(a[start : start + rows], b)
     return total
 
 
-def _without(product: Node, epilogue: Step) -> Step:
-    """Return the epilogue of a product without the product itself among its results."""
-    return replace(epilogue, outputs=tuple(n for n in epilogue.outputs if n is not product))
-
-
 def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
-    """Call NumPy's function; results that are views of its operands are copied."""
+    """Call NumPy's own function, and copy its results, which may be views of the operands."""
     call, operands = step.nodes[0].call, step.nodes[0].inputs
     assert call is not None
     results = call.run(call.resolve_in(np), [_view_of(i, memory) for i in operands])
@@ -189,7 +194,7 @@ def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]
 
 
 def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:
-    """Yield blocks of whole rows, or of whole columns for reductions down the columns."""
+    """Yield (start, stop) of each block of whole rows (`along` = 1) or of whole columns (`along` = 0)."""
     length, other = step.domain[1 - along], max(step.domain[along], 1)
     size = max(1, BLOCK // other)
     if along == 0:
@@ -217,7 +222,7 @@ class _Block:
 
     def run(self) -> None:
         """Evaluate the step's nodes in order, and write its outputs to memory."""
-        # Readers still to come; the exact forms of guards count as one that never does.
+        # Uses still to come; what exact forms of guards may read counts one more, so that it is never freed.
         read = {*self.step.inputs, *self.step.repair_inputs}
         exact = (n.inputs[1] for n in self.step.nodes if n.op == "guard")
         uses = dict.fromkeys(g.topological(exact, lambda n: () if n in read else n.inputs), 1)
@@ -237,14 +242,14 @@ class _Block:
                     self.values.pop(i, None)
 
     def cut(self, array: Array, node: Node) -> Array:
-        """Return the part of a value in memory that belongs to this block; all of a value that is broadcast to it."""
+        """Return the part of a value in memory that this block works on: all of a value that is broadcast to it."""
         blocked = 1 - self.along
         if node.shape[blocked] == 1 or self.step.domain[blocked] != node.shape[blocked]:
             return array
         return array[self.start : self.stop] if blocked == 0 else array[:, self.start : self.stop]
 
     def value(self, node: Node) -> Array:
-        """Return a value, after the evaluation of all that it needs and that is missing."""
+        """Return a value, evaluating first what it needs and is missing."""
         if node not in self.values:
             for missing in g.topological([node], self.missing_operands):
                 if missing not in self.values and missing.op != "const":
@@ -256,11 +261,13 @@ class _Block:
         return base_of(node) in self.memory and node not in self.step.node_set
 
     def missing_operands(self, node: Node) -> tuple[Node, ...]:
+        """Return the operands to evaluate before a value that is missing."""
         if node in self.values or node.op == "matmul" or self.stored(node):
             return ()
         return g.eager_inputs(node)
 
     def missing_value(self, node: Node) -> Array:
+        """Read or evaluate a value whose operands have been evaluated."""
         if self.stored(node):
             return _widen(self.cut(_view_of(node, self.memory), node))
         return self.product(*node.inputs) if node.op == "matmul" else self.evaluate(node)
@@ -275,12 +282,14 @@ class _Block:
         return np.matmul(self.value(a), whole(b)) if self.along else np.matmul(whole(a), self.value(b))
 
     def operand(self, node: Node, dtype: str) -> Any:
+        """Return a value in the dtype in which values of `dtype` are computed."""
         if node.op == "const":
             value = node.value if node.number is None else self.memory[node]
             return np.asarray(value, dtypes.to_numpy(dtypes.compute(dtype)))
         return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:
+        """Apply a node's operator to its operands."""
         if node.op in g.PASS_THROUGH:
             return self.pass_through(node)
         if node.op == "guard":
@@ -300,19 +309,19 @@ class _Block:
         return np.asarray(row.numpy(*values))
 
     def pass_through(self, node: Node) -> Array:
+        """Evaluate a cast, rounding to 16 bits where it says so, or a broadcast."""
         value = self.operand(node.inputs[0], node.inputs[0].dtype)
         if dtypes.compute(node.dtype) != node.dtype and node.inputs[0].dtype != node.dtype:
             value = value.astype(dtypes.to_numpy(node.dtype))
         value = value.astype(dtypes.to_numpy(dtypes.compute(node.dtype)), copy=False)
-        rows, cols = node.shape
-        shape = [rows, cols]
+        shape = list(node.shape)
         blocked = 1 - self.along
         if node.shape[blocked] == self.step.domain[blocked] != 1:
             shape[blocked] = self.length
         return np.broadcast_to(value, shape)
 
     def guard(self, node: Node) -> Array:
-        """Evaluate the fast form, and the exact one for elements (or whole rows) where the fast one is not finite."""
+        """Evaluate the fast form, and the exact form for the elements or row sums where the fast one is not finite."""
         fast, exact = node.inputs
         value = self.value(fast)
         bad = ~np.isfinite(value)
@@ -326,16 +335,16 @@ class _Block:
         return np.where(bad, self.uncomputed().value(exact), value)
 
     def uncomputed(self) -> _Block:
-        """Return the same block without its computed values."""
+        """Return a block of the same rows or columns without computed values."""
         return _Block(self.step, self.memory, self.along, self.start, self.stop)
 
-    def take(self, rows: Array) -> _Rows:
-        """Return some of the block's rows, by index."""
-        return _Rows(self, rows)
+    def take(self, rows: Array) -> _RowSubset:
+        """Return a block of some of this one's rows, given by index."""
+        return _RowSubset(self, rows)
 
 
-class _Rows(_Block):
-    """Evaluation of single rows of a block, for the exact form of guards."""
+class _RowSubset(_Block):
+    """Evaluation of a step on some rows of a block, for the exact forms of guarded row sums."""
 
     def __init__(self, block: _Block, rows: Array):
         super().__init__(block.step, block.memory, block.along, block.start, block.stop)
@@ -346,10 +355,10 @@ class _Rows(_Block):
         return len(self.rows)
 
     def uncomputed(self) -> _Block:
-        return _Rows(self, self.rows)
+        return _RowSubset(self, self.rows)
 
-    def take(self, rows: Array) -> _Rows:
-        return _Rows(self, self.rows[rows])
+    def take(self, rows: Array) -> _RowSubset:
+        return _RowSubset(self, self.rows[rows])
 
     def cut(self, array: Array, node: Node) -> Array:
         whole = array[self.start : self.stop] if array.shape[0] == self.step.domain[0] != 1 else array

@@ -1,6 +1,6 @@
-"""Steps that fit in the caches whole, as straight-line programs of NumPy calls that are settled when a plan is loaded.
+"""Straight-line programs: steps that fit in the caches as lists of NumPy calls, compiled when a plan is loaded.
 
-A program gives the bits that evaluation by blocks gives (`numpy.py`), with less work for each node: shapes, dtypes, the
+A program gives the bits that evaluation in blocks gives (`numpy.py`), with less work for each node: shapes, dtypes, the
 last use of each value, and common subexpressions are known. A maximum that is subtracted again, as in softmax, is
 computed once.
 """
@@ -20,29 +20,31 @@ from ..plan.schedule import Step, base_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Memory = dict[Node, Array]
+# The slot of an operand, and the dtype to convert it to; None for none.
+_Operand = tuple[int, "np.dtype[Any] | None"]
 
 
 class _Call(NamedTuple):
     """One NumPy call: `values[target] = function(*values[operands])`, operands converted to their dtypes."""
 
     function: Callable[..., Array]
-    operands: tuple[tuple[int, np.dtype[Any] | None], ...]
+    operands: tuple[_Operand, ...]
     target: int
-    dead: tuple[int, ...]  # values that no later call reads
+    dead: tuple[int, ...]  # slots of values that no later call reads
 
 
-class _Unknown(Exception):
-    """A node that has no straight-line form."""
+class _NotStraightLine(Exception):
+    """A node has an operator that needs branches or loops."""
 
 
 class StraightLine:
-    """A step as a program.
+    """The program of a step. Values are in slots: constants, loads from memory, numbers, and results of calls.
 
     Parameters
     ----------
     step : Step
     in_memory : collection of Node
-        What is in memory when the step begins.
+        The values in memory when the step begins.
     storage : dict
         The dtype in which each value in memory is stored.
     view, reduce : callable
@@ -60,22 +62,19 @@ class StraightLine:
         self._in_memory, self._view, self._reduce = in_memory, view, reduce
         self._nodes = frozenset(step.nodes)
         self._slots: dict[Node, int] = {}
-        self._known: dict[Any, int] = {}  # slots of calls that are computed already
-        self._initial: list[Array | None] = []  # constants, and None
+        self._shared: dict[Any, int] = {}  # slots of calls, constants and numbers, by what they compute
+        self._initial: list[Array | None] = []  # by slot: a constant, or None
         self._loads: list[tuple[int, Node, np.dtype[Any]]] = []
         self._numbers: list[tuple[int, Node]] = []
-        calls: list[tuple[Callable[..., Array], tuple[tuple[int, np.dtype[Any] | None], ...], int]] = []
-        self._calls_being_made = calls
+        self._calls: list[_Call] = []
         for node in step.nodes:
             self._slot(node)
         self._stores = [(self._slots[n], n, dtypes.to_numpy(storage[n])) for n in step.outputs]
         kept = {slot for slot, _, _ in self._stores} | {i for i, value in enumerate(self._initial) if value is not None}
-        self._calls: list[_Call] = []
-        for function, operands, target in reversed(calls):
-            dead = tuple({slot for slot, _ in operands} - kept)
+        for k, call in reversed(list(enumerate(self._calls))):
+            dead = tuple({slot for slot, _ in call.operands} - kept)
             kept.update(dead)
-            self._calls.append(_Call(function, operands, target, dead))
-        self._calls.reverse()
+            self._calls[k] = call._replace(dead=dead)
 
     def run(self, memory: Memory) -> None:
         """Compute the step's outputs from what is in memory."""
@@ -100,33 +99,36 @@ class StraightLine:
         for slot, node, dtype in self._stores:
             value = values[slot]
             fresh = type(value) is np.ndarray and value.base is None and value.flags.c_contiguous
-            if fresh and value.dtype is dtype and value.shape == node.shape and not _among(value, (*loaded, *taken)):
+            if fresh and value.dtype is dtype and value.shape == node.shape and not _is_among(value, (*loaded, *taken)):
                 memory[node] = value
                 taken.append(value)
             else:
                 memory[node] = np.empty(node.shape, dtype)
                 memory[node][...] = value
 
-    # Making the program
+    # Compiling the program
     def _new_slot(self, value: Array | None = None) -> int:
+        """Return a new slot, which begins with a constant or empty."""
         self._initial.append(value)
         return len(self._initial) - 1
 
-    def _call(self, name: Any, function: Callable[..., Array], *operands: tuple[int, np.dtype[Any] | None]) -> int:
-        """Add a call, unless the same one is there already; return its slot."""
-        slot = self._known.get((name, operands))
+    def _call(self, name: Any, function: Callable[..., Array], *operands: _Operand) -> int:
+        """Add a call, unless one of the same name and operands is there; return the slot of its result."""
+        slot = self._shared.get((name, operands))
         if slot is None:
-            slot = self._known[name, operands] = self._new_slot()
-            self._calls_being_made.append((function, operands, slot))
+            slot = self._shared[name, operands] = self._new_slot()
+            self._calls.append(_Call(function, operands, slot, ()))
         return slot
 
     def _slot(self, node: Node) -> int:
+        """Return the slot of a value, after compiling it if it is new."""
         slot = self._slots.get(node)
         if slot is None:
-            slot = self._slots[node] = self._make(node)
+            slot = self._slots[node] = self._compile(node)
         return slot
 
-    def _make(self, node: Node) -> int:
+    def _compile(self, node: Node) -> int:
+        """Add the load, or the calls, that compute a value; return its slot."""
         base = base_of(node)
         if base in self._in_memory and node not in self._nodes:
             slot = self._new_slot()
@@ -139,7 +141,7 @@ class StraightLine:
         if node.reduction:
             return self._reduction(node)
         if node.op not in POINTWISE:
-            raise _Unknown
+            raise _NotStraightLine
         if node.op == "where":
             condition, *choices = node.inputs
             operands = [self._operand(condition, "bool"), *(self._operand(c, node.dtype) for c in choices)]
@@ -148,22 +150,24 @@ class StraightLine:
             operands = [self._operand(i, dtype) for i in node.inputs]
         return self._call(node.op, POINTWISE[node.op].numpy, *operands)
 
-    def _operand(self, node: Node, dtype: str) -> tuple[int, np.dtype[Any] | None]:
+    def _operand(self, node: Node, dtype: str) -> _Operand:
+        """Return the slot of an operand of a call in `dtype`, and the dtype to convert it to."""
         kind = _computed_in(dtype)
         if node.op != "const":
             return self._slot(node), kind
         if node.number is not None:
-            slot = self._known.get(node)
+            slot = self._shared.get(node)
             if slot is None:
-                slot = self._known[node] = self._new_slot()
+                slot = self._shared[node] = self._new_slot()
                 self._numbers.append((slot, node))
             return slot, kind
         key = ("const", repr(node.value), kind)
-        if key not in self._known:
-            self._known[key] = self._new_slot(np.asarray(node.value, kind))
-        return self._known[key], None
+        if key not in self._shared:
+            self._shared[key] = self._new_slot(np.asarray(node.value, kind))
+        return self._shared[key], None
 
     def _pass_through(self, node: Node) -> int:
+        """Compile a cast, a broadcast or stop_gradient."""
         (inner,) = node.inputs
         operand = self._operand(inner, inner.dtype)
         kind = _computed_in(node.dtype)
@@ -180,6 +184,7 @@ class StraightLine:
         return self._call((node.op, node.dtype, node.shape, narrow), convert, operand)
 
     def _reduction(self, node: Node) -> int:
+        """Compile a reduction; expsum in calls that it may share with the operators around it."""
         (inner,) = node.inputs
         kind = _computed_in(inner.dtype)
         operand = self._operand(inner, node.dtype) if inner.op == "const" else (self._slot(inner), kind)
@@ -193,10 +198,12 @@ class StraightLine:
 
 
 def _computed_in(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy dtype in which values of a dtype are computed."""
     return np.dtype(dtypes.to_numpy(dtypes.compute(dtype)))
 
 
-def _among(value: Array, others: Sequence[Array]) -> bool:
+def _is_among(value: Array, others: Sequence[Array]) -> bool:
+    """Whether an array is, by identity, one of several."""
     return any(value is other for other in others)
 
 
@@ -207,8 +214,8 @@ def straight_line(
     view: Callable[[Node, Memory], Array],
     reduce: Callable[[Node, Array], Array],
 ) -> StraightLine | None:
-    """Return the program of a step; None if it has none."""
+    """Return the straight-line program of a step, given as for `StraightLine`; None if it has none."""
     try:
         return StraightLine(step, in_memory, storage, view, reduce)
-    except _Unknown:
+    except _NotStraightLine:
         return None
