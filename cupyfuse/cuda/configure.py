@@ -53,7 +53,7 @@ class Config:
 
 def widest_vec(program: Program) -> int:
     """Elements per 16-byte access of the widest dtype among the arrays that the step accesses in vectors."""
-    sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if p.place in (FULL, COLUMN) and not p.is_number]
+    sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if p.extent in (FULL, COLUMN) and not p.is_number]
     return min(8, 16 // max(sizes, default=4))
 
 
@@ -103,4 +103,4 @@ def _blocks(threads: int) -> int:
 
 
 def _writes_rows(program: Program) -> bool:
-    return any(program.place(n) == FULL for n in program.step.outputs)
+    return any(program.extent(n) == FULL for n in program.step.outputs)

@@ -7,19 +7,19 @@ know nothing of operators. Everything here is text: neither a GPU nor CuPy is ne
 from __future__ import annotations
 
 from collections import ChainMap
-from functools import cached_property
+from functools import cached_property, partial
 
-from ..ir import graph as g
 from ..ir.graph import Node
 from ..ir.operators import REDUCTIONS
 from .configure import Config
 from .expressions import Body, Scope, function_text, indented, struct_text
 from .kernel import CONDITION, Kernel, translation_unit
 from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
+from .repair import repair_function
 
 
 def emit(program: Program, config: Config, merge: bool = False, conditional: bool = False) -> Kernel:
-    """Emit the kernel of a step for one configuration.
+    """Emit the kernel of a row or column step for one configuration.
 
     Parameters
     ----------
@@ -32,28 +32,37 @@ def emit(program: Program, config: Config, merge: bool = False, conditional: boo
     """
     writer = Writer(program, config.template == "row_stream", conditional)
     entry, call = config.entry(merge)
-    struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.struct()}"
+    struct = f"// {program.step.kind}: {', '.join(program.step.fused)}\n{writer.emit_struct()}"
     source = translation_unit(config.template, struct, entry, f"{call}(p)", config.threads, config.blocks, conditional)
     return Kernel(entry, source, tuple(program.parameters), config)
 
 
 class Writer:
-    """Writes the struct of one program."""
+    """Writes the struct of one program, whose members `kernels_cu/row_block.cu` describes.
+
+    Parameters
+    ----------
+    program : Program
+    streamed : bool
+        Whether each stage reads the row again, and so recomputes what it needs of earlier stages.
+    conditional : bool
+        Whether the struct ends with a flag, see `translation_unit`.
+    """
 
     def __init__(self, program: Program, streamed: bool, conditional: bool):
         self.program = program
         self.streamed = streamed
         self.conditional = conditional
-        self.repairs: dict[str, str] = {}  # functions by name
-        self.row_fields: dict[str, str] = {}  # C types by name, as in element_fields
-        self.element_fields: dict[str, str] = {}
-        self.held: dict[Node, str] = {}  # the fields of the Element in which earlier stages have left values
+        self.repairs: dict[str, str] = {}  # repair functions by name
+        self.row_fields: dict[str, str] = {}  # C types of the Row's fields, by name
+        self.element_fields: dict[str, str] = {}  # likewise of the Element's
+        self.held: dict[Node, str] = {}  # values of earlier stages, by the fields of the Element that hold them
         self.exact_stages: set[int] = set()  # stages with guards, which may have to be recomputed as written
-        # Stages after which all threads need the per-row values: all but the last, and those with a joint repair.
+        # Stages after which all threads need the per-row values: all but the last, and those that repair together.
         self.shared_finish = set(range(program.stages - 1))
 
-    def members(self) -> list[str]:
-        """Declare what the host fills in, eight bytes each, in the order of `KernelLaunch`'s members."""
+    def declare_members(self) -> list[str]:
+        """Declare the members that the host fills in, eight bytes each, in the order of `KernelArguments.members`."""
         declarations = []
         for p in self.program.parameters:
             if p.is_number:
@@ -70,26 +79,26 @@ class Writer:
             declarations.append(CONDITION)
         return declarations
 
-    # The struct
-    def struct(self) -> str:
+    def emit_struct(self) -> str:
+        """Emit the struct `Program` with all its types and functions."""
         stages = range(self.program.stages)
-        begin = self.begin()
-        bodies = [self.stage(s) for s in stages]
-        finishes = [self.column_finish() if self.program.by_columns else self.finish(s) for s in stages]
-        commit = self.commit()
+        begin = self.emit_begin()
+        bodies = [self.emit_stage(s) for s in stages]
+        finishes = [self.emit_column_finish() if self.program.by_columns else self.emit_finish(s) for s in stages]
+        commit = self.emit_commit()
         reducing = " || ".join(f"stage == {s}" for s in stages if self.program.reductions(s)) or "stage < 0"
         largest = ", ".join(f"sizeof(Totals{s})" for s in stages)
         shared = " || ".join(f"stage == {s}" for s in stages if s in self.shared_finish) or "stage < 0"
         exact = " || ".join(f"stage == {s}" for s in sorted(self.exact_stages)) or "stage < 0"
         sections = [
-            "\n".join(self.members()),
+            "\n".join(self.declare_members()),
             f"static constexpr int stages = {self.program.stages};\n"
             f"__host__ __device__ static constexpr bool reduces(int stage) {{ return {reducing}; }}\n"
             f"__host__ __device__ static constexpr bool has_exact(int stage) {{ return {exact}; }}\n"
             f"__host__ __device__ static constexpr bool shared_finish(int stage) {{ return {shared}; }}",
             struct_text("Row", self.row_fields),
             struct_text("Element", self.element_fields),
-            *(self.totals(s) for s in stages),
+            *(self.emit_totals(s) for s in stages),
             f"static constexpr int slot = largest_of({largest});",
             begin,
             *bodies,
@@ -99,7 +108,8 @@ class Writer:
         ]
         return "struct Program {\n" + indented("\n\n".join(s for s in sections if s)) + "\n};"
 
-    def totals(self, stage: int) -> str:
+    def emit_totals(self, stage: int) -> str:
+        """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements."""
         accumulators = self.program.accumulators(stage)
         lines = [f"struct Totals{stage} {{"]
         lines += [f"    {a.kind} {a.name};" for a in accumulators]
@@ -114,69 +124,75 @@ class Writer:
         lines.append("};")
         lines.append(f"__device__ Totals{stage} totals(At<{stage}>) const {{ return Totals{stage}(); }}")
         for action in ("peek", "add"):
-            body = " ".join(f"t.{a.name}.{action}({self.field(a.operand)});" for a in accumulators)
+            body = " ".join(f"t.{a.name}.{action}({self.read_field(a.operand)});" for a in accumulators)
             lines.append(
                 f"__device__ void {action}(At<{stage}>, const Element& e, Totals{stage}& t) const {{ {body} }}"
             )
         return "\n".join(lines)
 
-    def field(self, node: Node) -> str:
+    def read_field(self, node: Node) -> str:
         """Return the field of the Element that holds a value; constants are literals."""
         if node.op == "const":
             return Scope(self.program).constant(node, "float32")
         return f"e.{self.program.names[node]}"
 
-    def hold(self, node: Node) -> str:
+    def element_field(self, node: Node) -> str:
+        """Return the field of the Element that holds a value, after declaring it."""
         self.element_fields[self.program.names[node]] = c_type(node.dtype)
         return f"e.{self.program.names[node]}"
 
-    # Functions
     def row_scope(self) -> Scope:
-        """Return the scope of a row: per-row and scalar values are fields of the Row."""
+        """Return a new scope in which per-row and scalar values are fields of the Row."""
         return Scope(self.program, ChainMap(self.row_expressions)).copy()
 
     @cached_property
     def row_expressions(self) -> dict[Node, str]:
+        """The fields of the Row that hold per-row and scalar values."""
         expressions = {}
         for node in (*self.program.loaded, *self.program.step.nodes):
-            place = self.program.place(node)
-            full = place in (FULL, COLUMN) or (node in self.program.loaded and self.program.loaded[node].place == ANY)
-            if not full and not (self.program.by_columns and self.program.stage.get(node, -1) >= 0):
+            varies = self.program.extent(node) in (FULL, COLUMN)
+            of_any_extent = node in self.program.loaded and self.program.loaded[node].extent == ANY
+            if (
+                not varies
+                and not of_any_extent
+                and not (self.program.by_columns and self.program.stage.get(node, -1) >= 0)
+            ):
                 expressions[node] = f"r.{self.program.names[node]}"
         return expressions
 
-    def begin(self) -> str:
-        """Emit the loads of per-row and scalar inputs, and what depends on them alone."""
+    def emit_begin(self) -> str:
+        """Emit `begin`: the loads of per-row and scalar inputs, and the values that depend on them alone."""
         program = self.program
         body = Body(self.row_scope())
-        body.repair = lambda node: self.repair(node, "Solo()")
+        body.repair = lambda node: self.emit_repair(node, "Solo()")
         for node, parameter in program.loaded.items():
-            if program.place(node) in (FULL, COLUMN) or parameter.place == ANY:
+            if program.extent(node) in (FULL, COLUMN) or parameter.extent == ANY:
                 continue
             name = program.names[node]
             self.row_fields[name] = c_type(parameter.dtype)
-            body.line(f"r.{name} = {body.scope.direct(node, 'row', '0')};")
-            self.reciprocal(body, node)
+            body.line(f"r.{name} = {body.scope.element(node, 'row', '0')};")
+            self.emit_reciprocal(body, node)
         for node in program.step.nodes:
-            if program.stage[node] < 0 and program.place(node) not in (FULL, COLUMN):
-                self.row_value(body, node)
+            if program.stage[node] < 0 and program.extent(node) not in (FULL, COLUMN):
+                self.emit_row_value(body, node)
         return function_text("void begin(i64 row, Row& r) const", body)
 
-    def row_value(self, body: Body, node: Node) -> None:
+    def emit_row_value(self, body: Body, node: Node) -> None:
+        """Compute a per-row or scalar value into a field of the Row."""
         name = self.program.names[node]
         self.row_fields[name] = c_type(node.dtype)
         body.assign(node, f"r.{name}", "row", "0")
-        self.reciprocal(body, node)
+        self.emit_reciprocal(body, node)
 
-    def reciprocal(self, body: Body, node: Node) -> None:
+    def emit_reciprocal(self, body: Body, node: Node) -> None:
         """Store the reciprocal of a per-row value that divides elements beside it."""
         if node in self.program.divisors:
             name = self.program.names[node]
             self.row_fields[f"{name}_reciprocal"] = c_type(node.dtype)
             body.line(f"r.{name}_reciprocal = reciprocal_of(r.{name});")
 
-    def stage(self, stage: int) -> str:
-        """Emit the functions of one stage: load, element, store."""
+    def emit_stage(self, stage: int) -> str:
+        """Emit the functions of one stage on elements: load, element, exact_element, store."""
         program = self.program
         operands = [o for o in program.reductions(stage) if o.op != "const"]
         outputs = program.full_outputs.get(stage, [])
@@ -186,13 +202,13 @@ class Writer:
             if not self.streamed:
                 scope = Scope(program, scope.expressions.new_child(self.held)).copy()
             body = Body(scope, tile=True, optimistic=optimistic)
-            body.repair = lambda node: self.repair(node, "Solo()")
+            body.repair = lambda node: self.emit_repair(node, "Solo()")
             for node in [*operands, *outputs]:
                 body.value(node)
             kept = dict.fromkeys([*operands, *self.needed_later(stage, body)])
             for node in kept:
-                if body.value(node) != self.hold(node):
-                    body.line(f"{self.hold(node)} = {body.value(node)};")
+                if body.value(node) != self.element_field(node):
+                    body.line(f"{self.element_field(node)} = {body.value(node)};")
             for node in outputs:
                 parameter = program.outputs[node]
                 body.line(f"out.{parameter.name}.v[j] = narrow<{stored_type(parameter.dtype)}>({body.value(node)});")
@@ -204,11 +220,11 @@ class Writer:
         if fast.checks:
             self.exact_stages.add(stage)
             exact = write_body(optimistic=False)
-        self.held.update((n, self.field(n)) for n in (exact or fast).kept)
-        return self._stage_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
+        self.held.update((n, self.read_field(n)) for n in (exact or fast).kept)
+        return self._emit_element_functions(stage, fast, exact, [program.outputs[n] for n in outputs])
 
     def needed_later(self, stage: int, body: Body) -> list[Node]:
-        """Return the full-size values of this stage that later stages read, to be held in the Element."""
+        """Return the full-size values computed in a stage's body that later stages read: the Element holds them."""
         program = self.program
         if self.streamed:
             return []
@@ -216,18 +232,18 @@ class Writer:
         fresh = (n for n in body.computed if _is_full(program, n) and n not in self.held)
         return [n for n in fresh if readers.get(n, stage) > stage]
 
-    def _stage_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
+    def _emit_element_functions(self, stage: int, fast: Body, exact: Body | None, writes: list[Parameter]) -> str:
         """Wrap the statements for one element in the functions that the templates call for V elements.
 
-        `fast` evaluates guards optimistically and reports whether all were finite; `exact`, if any can fail, evaluates
-        them as written.
+        `fast` evaluates guards optimistically and returns whether all were finite; `exact`, if there are guards,
+        evaluates them as written. `writes` are the stage's full results.
         """
         tile = list(dict.fromkeys([*fast.tile_parameters, *(exact.tile_parameters if exact else [])]))
         fields = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in tile]
-        read = [p for p in tile if p.node is not self.program.given]
+        read = [p for p in tile if p.node is not self.program.product]
         loads = {
-            place: [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in read if p.place == place]
-            for place in (FULL, COLUMN)
+            extent: [f"t.{p.name} = load_pack<V>({_element_address(p)});" for p in read if p.extent == extent]
+            for extent in (FULL, COLUMN)
         }
         outs = [f"Pack<{stored_type(p.dtype)}, V> {p.name};" for p in writes]
         at = f"At<{stage}>"
@@ -255,21 +271,22 @@ class Writer:
         if exact is not None:
             lines += ["template <int V>", f"__device__ void exact_element{signature}"]
             lines += [*(f"    {line}" for line in exact.lines), "}"]
-        return "\n".join([*lines, *self.store_functions(stage, writes)])
+        return "\n".join([*lines, *self.emit_store(stage, writes)])
 
-    def store_functions(self, stage: int, writes: list[Parameter]) -> list[str]:
+    def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
+        """Emit the function that stores a stage's full results, as lines."""
         stores = " ".join(f"store_pack<V>({_element_address(p)}, out.{p.name});" for p in writes)
         head = f"__device__ void store(At<{stage}>, i64 row, i64 col, const Out{stage}<V>& out) const"
         return ["template <int V>", f"{head} {{ {stores} }}"]
 
-    def finish(self, stage: int) -> str:
-        """Emit the per-row values that follow a stage's reductions."""
+    def emit_finish(self, stage: int) -> str:
+        """Emit `finish`: the per-row values that follow a stage's reductions."""
         program = self.program
         accumulators = program.accumulators(stage)
         if not accumulators:
             return ""
         body = Body(self.row_scope())
-        body.repair = lambda node: self.repair_together(node, stage)
+        body.repair = lambda node: self.emit_joint_repair(node, stage)
         reads = _reads(accumulators)
         for node in program.by_stage[stage]:
             if _is_full(program, node):
@@ -277,14 +294,14 @@ class Writer:
             if node in reads:
                 self.row_fields[program.names[node]] = c_type(node.dtype)
                 body.line(f"r.{program.names[node]} = {reads[node]};")
-                self.reciprocal(body, node)
+                self.emit_reciprocal(body, node)
             else:
-                self.row_value(body, node)
+                self.emit_row_value(body, node)
         head = f"void finish(At<{stage}>, const Totals{stage}& t, const Team& team, i64 row, Row& r) const"
         return "template <class Team>\n" + function_text(head, body)
 
-    def column_finish(self) -> str:
-        """Emit the per-column values that follow the reductions, and their stores."""
+    def emit_column_finish(self) -> str:
+        """Emit `finish` of a column step: the per-column values that follow the reductions, and their stores."""
         program = self.program
         body = Body(Scope(program))
         reads = _reads(program.accumulators(0))
@@ -297,94 +314,47 @@ class Writer:
             body.line(f"{parameter.name}[col] = narrow<{stored_type(parameter.dtype)}>({value});")
         return function_text("void finish(const Totals0& t, i64 col) const", body)
 
-    def commit(self) -> str:
-        """Emit the stores of per-row and scalar results."""
+    def emit_commit(self) -> str:
+        """Emit `commit`: the stores of per-row and scalar results."""
         program = self.program
         if program.by_columns:
             return ""
         body = Body(self.row_scope())
         for node, parameter in program.outputs.items():
-            if parameter.place != FULL:
+            if parameter.extent != FULL:
                 kind = stored_type(parameter.dtype)
-                once = "if (row == 0) " if parameter.place == SCALAR else ""
+                once = "if (row == 0) " if parameter.extent == SCALAR else ""
                 where = f"row * {parameter.name}_rows" if parameter.has_rows else "0"
                 body.line(f"{once}{parameter.name}[{where}] = narrow<{kind}>({body.value(node)});")
         return function_text("void commit(i64 row, const Row& r) const", body)
 
-    def repair_together(self, node: Node, stage: int) -> str:
+    def emit_joint_repair(self, node: Node, stage: int) -> str:
+        """Emit a repair in which all threads of a row take part, at the end of a stage; return a call of it."""
         self.shared_finish.add(stage)
-        return self.repair(node)
+        return self.emit_repair(node)
 
-    def repair(self, node: Node, team: str = "team") -> str:
-        """Emit the function that evaluates a collapsed sum as it was written; return a call of it."""
-        program = self.program
-        name = f"repair_{program.names[node]}"
-        if name in self.repairs:
-            return f"{name}({team}, row, r)"
-        exact = node.inputs[1]
-        kind = c_type(node.dtype)
-        inner = exact.inputs[0]
-        columns = inner.shape[1]
-        scope = self.row_scope()
-        body = Body(scope.copy())
-        body.index = ("row", "col")
-        # Guarded sums within this one are repaired by each thread alone.
-        body.repair = lambda guarded: self.repair(guarded, "Solo()")
-        loops: list[str] = []
-        for number, product in enumerate(_missing_products(program, inner)):
-            a, b = product.inputs
-            dot_name = f"product{number}"
-            dot = Body(scope.copy())
-            dot.index, dot.repair = ("row", "k"), body.repair
-            left = dot.value(a)
-            dot.index, dot.repair = ("k", "col"), None
-            right = dot.value(b)
-            loops += [
-                f"Sum<{kind}> {dot_name};",
-                f"for (i64 k = team.rank(); k < {a.shape[1]}; k += team.size()) {{",
-                *(f"    {line}" for line in dot.lines),
-                f"    {dot_name}.add({left} * {right});",
-                "}",
-                f"team.reduce({dot_name});",
-            ]
-            body.scope.expressions[product] = f"{dot_name}.total()"
-        value = body.value(inner)
-        lines = [
-            "// As written: every column's product, then their sum, which stays NaN once it is.",
-            f"Sum<{kind}> total;",
-            f"for (i64 col = 0; col < {columns}; ++col) {{",
-            *(f"    {line}" for line in (*loops, *body.lines)),
-            f"    total.add({value});",
-            "    if (isnan(total.total())) {",
-            "        break;",
-            "    }",
-            "}",
-            "return total.total();",
-        ]
-        self.repairs[name] = (
-            f"template <class Team>\n__device__ {kind} {name}(const Team& team, i64 row, const Row& r) const {{\n"
-            + indented("\n".join(lines))
-            + "\n}"
-        )
+    def emit_repair(self, node: Node, team: str = "team") -> str:
+        """Emit the function that evaluates a guarded row sum as it was written; return a call of it by a team."""
+        name = f"repair_{self.program.names[node]}"
+        if name not in self.repairs:
+            # Guarded sums within this one are repaired by each thread alone.
+            nested = partial(self.emit_repair, team="Solo()")
+            self.repairs[name] = repair_function(name, node, self.row_scope(), nested)
         return f"{name}({team}, row, r)"
 
 
 def _is_full(program: Program, node: Node) -> bool:
-    return program.place(node) == FULL and not (node in program.loaded and program.loaded[node].place == ANY)
-
-
-def _missing_products(program: Program, node: Node) -> list[Node]:
-    """Find the outermost products beneath a value that no parameter holds."""
-    order = g.topological([node], lambda n: () if n in program.loaded or g.is_product(n) else n.inputs)
-    return [n for n in order if g.is_product(n) and n not in program.loaded]
+    """Whether a value has an element for each of the step's, and is read as such."""
+    return program.extent(node) == FULL and not (node in program.loaded and program.loaded[node].extent == ANY)
 
 
 def _reads(accumulators: list[Accumulator]) -> dict[Node, str]:
-    """Return the expression that reads each reduction from the totals."""
+    """Return the expressions that read reductions from the totals."""
     return {n: f"t.{a.name}.{REDUCTIONS[n.op].read}" for a in accumulators for n in a.readers}
 
 
 def _element_address(parameter: Parameter) -> str:
-    if parameter.place == COLUMN:
+    """Return the address of the element at (row, col) of a full or per-column array."""
+    if parameter.extent == COLUMN:
         return f"{parameter.name} + col"
     return f"{parameter.name} + row * {parameter.name}_rows + col"

@@ -1,4 +1,4 @@
-"""Expressions: emit nodes of the graph as lines of CUDA C."""
+"""Emit nodes of the graph as expressions and lines of CUDA C."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from ..ir.operators import POINTWISE
 from .program import ANY, COLUMN, FULL, Parameter, Program, c_type, stored_type
 
 
-def indented(text: str, by: str = "    ") -> str:
-    return "\n".join(by + line if line else line for line in text.split("\n"))
+def indented(text: str) -> str:
+    """Indent the lines of a text by one level."""
+    return "\n".join("    " + line if line else line for line in text.split("\n"))
 
 
 def literal(value: float | int | bool, kind: str) -> str:
@@ -41,23 +42,24 @@ def literal(value: float | int | bool, kind: str) -> str:
 
 @dataclass
 class Scope:
-    """The values that a function can read: nodes with an expression, and the parameters of the program."""
+    """The values that a function can read: nodes by their expressions, and the parameters of the program."""
 
     program: Program
     expressions: ChainMap[Node, str] = field(default_factory=ChainMap)
 
     def copy(self) -> Scope:
-        """Return a scope that sees these expressions; those added to it are its own."""
+        """Return an inner scope, which sees these expressions and keeps those added to it to itself."""
         return Scope(self.program, self.expressions.new_child())
 
     def constant(self, node: Node, dtype: str) -> str:
+        """Return a constant in the C type that a dtype is computed in: a literal, or a parameter of the kernel."""
         kind = c_type(dtype)
         if node in self.program.loaded:
             return f"static_cast<{kind}>({self.program.names[node]})"
         return literal(node.value, kind)
 
-    def direct(self, node: Node, row: str, col: str) -> str:
-        """Load a single element of a parameter."""
+    def element(self, node: Node, row: str, col: str) -> str:
+        """Return the expression that loads one element of a parameter, given its row and column as expressions."""
         p = self.program.loaded[node]
         if p.is_number:
             return p.name
@@ -65,15 +67,33 @@ class Scope:
         if node.shape[0] != 1 and p.has_rows:
             index.append(f"{row} * {p.name}_rows")
         if node.shape[1] != 1:
-            index.append(f"{col} * {p.name}_cols" if p.place == ANY else col)
+            index.append(f"{col} * {p.name}_cols" if p.extent == ANY else col)
         return f"widen({p.name}[{' + '.join(index) or '0'}])"
 
 
 class Body:
     """The lines of one function, and the values that they compute.
 
-    With `tile`, full and per-column parameters are read from the tile. If `optimistic`, guards compute their fast forms
-    without branches, and `checks` lists what then has to be finite.
+    Parameters
+    ----------
+    scope : Scope
+    tile : bool
+        Read full and per-column parameters from the tile, at element j.
+    optimistic : bool
+        Compute only the fast forms of guards, and list in `checks` the expressions that are true if those were finite.
+
+    Attributes
+    ----------
+    index : tuple of str
+        The row and column that parameters are loaded at, as expressions.
+    computed : list of Node
+        The values that the lines compute.
+    kept : list of Node
+        Values that the lines leave in the Element for later stages.
+    tile_parameters : list of Parameter
+        The parameters read from the tile.
+    repair : callable or None
+        Emits the repair of a guarded row sum, and returns a call of it; None where such sums cannot occur.
     """
 
     def __init__(self, scope: Scope, tile: bool = False, optimistic: bool = False):
@@ -84,7 +104,7 @@ class Body:
         self.index = ("row", "col")
         self.lines: list[str] = []
         self.computed: list[Node] = []
-        self.kept: list[Node] = []  # values left in the Element for later stages
+        self.kept: list[Node] = []
         self.tile_parameters: list[Parameter] = []
         self.repair: Callable[[Node], str] | None = None
 
@@ -92,7 +112,7 @@ class Body:
         self.lines.append(text)
 
     def value(self, node: Node) -> str:
-        """Return an expression for a value, after emitting the computation of all that it needs and that is missing."""
+        """Return an expression for a value, after emitting lines for what it needs and is not computed yet."""
         if node in self.scope.expressions:
             return self.scope.expressions[node]
         text = ""
@@ -107,7 +127,7 @@ class Body:
         return () if known or node.op == "matmul" else g.eager_inputs(node)
 
     def _value(self, node: Node) -> str:
-        """Return an expression for a value whose operands have theirs."""
+        """Return an expression for a value whose operands are computed, after emitting its line."""
         program = self.scope.program
         if node in self.scope.expressions:
             return self.scope.expressions[node]
@@ -140,7 +160,7 @@ class Body:
         return name
 
     def assign(self, node: Node, target: str, row: str, col: str) -> None:
-        """Compute a value into a given variable."""
+        """Emit the computation of a value into a given variable, at a given index."""
         self.index = (row, col)
         if node.op == "guard":
             self._guarded(node, target, target)
@@ -148,7 +168,7 @@ class Body:
             self.line(f"{target} = {self.expression(node)};")
 
     def _product(self, node: Node, name: str, kind: str) -> None:
-        """Compute one element of a product that only a guard reads, as an inner product by this thread alone."""
+        """Emit one element of a product that only a guard reads, as an inner product by this thread alone."""
         a, b = node.inputs
         row, col = self.index
         # Known values of an element do not hold for other columns; those of the row do.
@@ -166,11 +186,11 @@ class Body:
         self.line("}")
 
     def _loaded(self, node: Node) -> str:
-        """Return the expression of an operand in memory; one of the tile is widened to its compute dtype once."""
+        """Return an expression for a parameter's element; one of the tile is widened to its compute dtype once."""
         program = self.scope.program
         parameter = program.loaded[node]
-        if not self.tile or parameter.place not in (FULL, COLUMN):
-            return self.scope.direct(node, *self.index)
+        if not self.tile or parameter.extent not in (FULL, COLUMN):
+            return self.scope.element(node, *self.index)
         if parameter not in self.tile_parameters:
             self.tile_parameters.append(parameter)
         name = parameter.name
@@ -180,13 +200,13 @@ class Body:
         return f"at_{name}"
 
     def _guarded(self, node: Node, name: str, declared: str) -> None:
-        """Write the fast form of a guard, and the exact form for where that is not finite."""
+        """Emit the fast form of a guard into `declared`, a variable or its declaration, and then the exact form."""
         fast, exact = node.inputs
         self.line(f"{declared} = {self.value(fast)};")
         self.line(f"if (!isfinite({name})) {{")
         if exact.reduction and exact not in self.scope.expressions:
             if self.repair is None:
-                raise AssertionError("a guarded sum outside the end of a stage")
+                raise AssertionError("a guarded row sum where no repair can be emitted")
             self.line(f"    {name} = {self.repair(node)};")
         else:
             inner = Body(self.scope.copy())
@@ -197,6 +217,7 @@ class Body:
         self.line("}")
 
     def operand(self, node: Node, dtype: str) -> str:
+        """Return an expression for a value in the C type that `dtype` is computed in."""
         kind = c_type(dtype)
         if node.op == "const":
             return self.scope.constant(node, dtype)
@@ -205,6 +226,7 @@ class Body:
         return text if have == kind else f"static_cast<{kind}>({text})"
 
     def expression(self, node: Node) -> str:
+        """Return the expression that applies a node's operator to its operands."""
         if node.op in g.PASS_THROUGH:
             return self._pass_through(node)
         if node.op == "positions":
@@ -221,18 +243,18 @@ class Body:
         if node.op == "exp" and dtypes.compute(node.dtype) != node.dtype:
             return f"quick_exp({operands[0]})"
         if c_type(dtype) == "i64" and node.op in _WRAPPING:
-            # C leaves the overflow of signed integers undefined; NumPy's wrap.
+            # C leaves the overflow of signed integers undefined; NumPy wraps.
             return f"static_cast<i64>({formatted(row.cuda, [f'static_cast<u64>({o})' for o in operands], 'u64')})"
         return formatted(row.cuda, operands, c_type(dtype))
 
     def _by_row(self, node: Node) -> bool:
-        """Whether a quotient divides a row by one value whose reciprocal the Row holds."""
+        """Whether a quotient divides a row's elements by one value whose reciprocal the Row holds."""
         program, bottom = self.scope.program, node.inputs[1]
         in_row = self.scope.expressions.get(bottom, "").startswith("r.")
-        return in_row and bottom in program.divisors and program.place(node) == FULL
+        return in_row and bottom in program.divisors and program.extent(node) == FULL
 
     def _pass_through(self, node: Node) -> str:
-        """Return the expression of a cast or a broadcast: rounded to a narrow dtype, and widened again."""
+        """Return the expression of a cast or a broadcast; a cast to a narrow dtype rounds, and widens again."""
         source = node.inputs[0]
         value = self.operand(source, source.dtype)
         if node.dtype == source.dtype:

@@ -89,7 +89,7 @@ def program_of(step: Step, storage: dict[Node, str]) -> Program:
 def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmShape:
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
     transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
-    staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.place == FULL)
+    staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
     # Of wider chunks, whose inputs are all in flight at once, ptxas spills some.
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
     return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), transposed, staged, chunk, vec)
@@ -98,7 +98,7 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     """Emit the kernels of a product with its epilogue: one, and one that merges the states of reductions."""
     writer = _EpilogueWriter(program, streamed=False, conditional=False)
-    struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.struct()}"
+    struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
     check = f'static_assert({shape.type}::shared == {shape.shared}, "what a launch asks for");'
     instruction = multiply_add(shape.tiles.columns, shape.dtype, shape.transposed)
     config = Config("gemm", THREADS, shape.chunk, shape.vec)
@@ -127,11 +127,11 @@ def kernels_of(step: Step, storage: dict[Node, str]) -> tuple[Kernel, ...]:
 class _EpilogueWriter(Writer):
     """Writes the struct of an epilogue: as that of a row program, but for what `gemm.cu` asks beside."""
 
-    def members(self) -> list[str]:
+    def declare_members(self) -> list[str]:
         partial = "struct Totals0; Totals0* partial; i64 shares;"
-        return ["TensorMap a; TensorMap b; i64 depth;", *super().members(), partial]
+        return ["TensorMap a; TensorMap b; i64 depth;", *super().declare_members(), partial]
 
-    def store_functions(self, stage: int, writes: list[Parameter]) -> list[str]:
+    def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
         """Visit the results, with the first byte of each among those of one element, instead of storing them."""
         firsts = [sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k]) for k in range(len(writes))]
         results = " ".join(f"visit(At<{f}>(), out.{p.name});" for f, p in zip(firsts, writes, strict=True))

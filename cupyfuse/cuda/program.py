@@ -15,22 +15,22 @@ from ..ir.graph import Node, Shape
 from ..ir.operators import REDUCTIONS
 from ..plan.schedule import Step, base_of
 
-# Places: one value per element, per row, per column, or one in all; guards read ANY with both strides.
+# Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
-GIVEN = "product"  # the name of a value that a template computes
+PRODUCT = "product"  # the name of a product that the template computes
 
 
 @dataclass(frozen=True)
 class Parameter:
     """An array or number that a kernel takes.
 
-    An array is passed as a pointer, then its row stride in elements (places FULL, ROW and ANY), then its column stride
-    (place ANY); a number as one double.
+    An array is passed as a pointer, then its row stride in elements (extents FULL, ROW and ANY), then its column stride
+    (ANY); a number as one double.
     """
 
     name: str
     node: Node
-    place: str
+    extent: str
     dtype: str
     written: bool
 
@@ -40,15 +40,17 @@ class Parameter:
 
     @property
     def has_rows(self) -> bool:
-        return self.place in (FULL, ROW, ANY) and not self.is_number
+        """Whether the kernel takes a row stride."""
+        return self.extent in (FULL, ROW, ANY) and not self.is_number
 
     @property
     def has_cols(self) -> bool:
-        return self.place == ANY and not self.is_number
+        """Whether the kernel takes a column stride."""
+        return self.extent == ANY and not self.is_number
 
 
 class Accumulator(NamedTuple):
-    """What a stage accumulates of an operand: its field in the totals, its device type, the reductions that read it."""
+    """An accumulator of a stage: its field in the totals, its device type, its operand, the reductions that read it."""
 
     name: str
     kind: str
@@ -58,14 +60,27 @@ class Accumulator(NamedTuple):
 
 @dataclass
 class Program:
-    """A step analysed for emission: names of values, and the parameters that are written and loaded, by node.
+    """A step analysed for emission.
 
-    `given` is an input that the template computes; it is not among the `parameters`.
+    Attributes
+    ----------
+    step : Step
+    storage : dict
+        The dtype in which each value in memory is stored.
+    product : Node or None
+        The product that the template computes and this step is the epilogue of; it is no parameter.
+    names : dict
+        The name of each value in the emitted source.
+    parameters : list of Parameter
+    outputs, loaded : dict
+        The parameters that the kernel writes and reads, by node.
+    stage : dict
+        The stage that computes each value; -1 for values that depend on no element of the rows.
     """
 
     step: Step
     storage: dict[Node, str]
-    given: Node | None = None
+    product: Node | None = None
     names: dict[Node, str] = field(default_factory=dict)
     parameters: list[Parameter] = field(default_factory=list)
     outputs: dict[Node, Parameter] = field(default_factory=dict)
@@ -78,21 +93,21 @@ class Program:
         self.stage: dict[Node, int] = {}
         used: set[str] = set()
         for node in self.step.inputs:
-            if node is self.given:
-                self.names[node] = GIVEN
-                self.loaded[node] = Parameter(GIVEN, node, FULL, self.storage[node], False)
+            if node is self.product:
+                self.names[node] = PRODUCT
+                self.loaded[node] = Parameter(PRODUCT, node, FULL, self.storage[node], False)
             else:
-                self._add(node, self.place(node), False, used)
+                self._add(node, self.extent(node), False, used)
         for node in self.step.repair_inputs:
             self._add(node, ANY, False, used)
         for node in self._named_numbers():
             self._add(node, SCALAR, False, used)
         for node in self.step.outputs:
-            self._add(node, self.place(node), True, used)
+            self._add(node, self.extent(node), True, used)
         for number, node in enumerate(self.step.nodes):
             self.names[node] = f"v{number}"
-        if self.given is not None:
-            self.stage[self.given] = 0
+        if self.product is not None:
+            self.stage[self.product] = 0
         for node in self.step.nodes:
             self.stage[node] = self._stage_of(node)
 
@@ -106,9 +121,11 @@ class Program:
 
     @cached_property
     def stages(self) -> int:
+        """The number of stages."""
         return 1 + max((self.stage[n] for n in self.step.nodes if self.stage[n] >= 0), default=0)
 
-    def place(self, node: Node) -> str:
+    def extent(self, node: Node) -> str:
+        """Return the extent of a value over the rows and columns of the step."""
         rows, cols = self.domain
         if rows == 1 < cols and node.ndim == 1 and node.shape == (1, cols) and not self.by_columns:
             # A vector is per-column for a single row too, so that a row's bits do not depend on the number of rows.
@@ -119,7 +136,7 @@ class Program:
             return COLUMN if node.shape == (1, cols) else ROW if node.shape == (rows, 1) else SCALAR
         return ROW if node.shape == (rows, 1) else COLUMN if node.shape == (1, cols) else SCALAR
 
-    def _add(self, node: Node, place: str, written: bool, used: set[str]) -> None:
+    def _add(self, node: Node, extent: str, written: bool, used: set[str]) -> None:
         """Add a parameter of the kernel for a value, under a name that is not in `used`."""
         base = base_of(node)
         name = f"out{len(self.outputs)}" if written else _input_name(node, base)
@@ -129,7 +146,7 @@ class Program:
             name = f"{stem}{copies}"
         used |= {name, f"{name}_rows", f"{name}_cols"}
         dtype = "float64" if node.op == "const" else self.storage[base]
-        parameter = Parameter(name, node, place, dtype, written)
+        parameter = Parameter(name, node, extent, dtype, written)
         self.parameters.append(parameter)
         if written:
             self.outputs[node] = parameter
@@ -138,41 +155,41 @@ class Program:
             self.names[node] = name
 
     def _named_numbers(self) -> list[Node]:
-        """Find the number arguments of the function: parameters, so that another value needs no other kernel."""
+        """Find the constants that are parameters of the kernel, so that another value needs no other kernel."""
         everything = g.topological(self.step.nodes, lambda n: () if n in self.loaded else n.inputs)
         return [n for n in everything if n.op == "const" and n.name]
 
     def _stage_of(self, node: Node) -> int:
         """Return the first stage in which a value can be computed; -1 if it depends on no element of the rows."""
-        full = self.place(node) == FULL or (node.reduction and node.axis == (0 if self.by_columns else 1))
+        full = self.extent(node) == FULL or (node.reduction and node.axis == (0 if self.by_columns else 1))
         stage = 0 if full else -1
         for i in g.eager_inputs(node):
             if i in self.stage:
-                after = self.place(i) != FULL and self.place(node) == FULL and self.stage[i] >= 0
+                after = self.extent(i) != FULL and self.extent(node) == FULL and self.stage[i] >= 0
                 stage = max(stage, self.stage[i] + (1 if after else 0))
         return stage
 
     @cached_property
     def divisors(self) -> set[Node]:
-        """Per-row values that divide whole rows of their own type: a reciprocal can replace the divisions."""
+        """Per-row values that divide whole rows of their own type, so that a reciprocal can replace the divisions."""
         found = set()
         for node in self.step.nodes:
-            if node.op == "divide" and self.place(node) == FULL and not self.by_columns:
+            if node.op == "divide" and self.extent(node) == FULL and not self.by_columns:
                 bottom = node.inputs[1]
                 same = c_type(bottom.dtype) == c_type(node.dtype)
-                if same and bottom.op != "const" and self.place(bottom) in (ROW, SCALAR) and self.domain[1] > 1:
+                if same and bottom.op != "const" and self.extent(bottom) in (ROW, SCALAR) and self.domain[1] > 1:
                     found.add(bottom)
         return found
 
     @cached_property
     def reads_columns(self) -> int:
         """Number of per-column arrays that each row reads."""
-        return sum(p.place == COLUMN and not p.written and not p.is_number for p in self.parameters)
+        return sum(p.extent == COLUMN and not p.written and not p.is_number for p in self.parameters)
 
     @cached_property
     def light(self) -> bool:
-        """Whether a thread holds one value per element at most: one array in, one out, in 32 bits, no guards."""
-        full = [p for p in self.parameters if p.place == FULL]
+        """Whether a thread holds little for each element: one array in, one out, none in float64, no guards."""
+        full = [p for p in self.parameters if p.extent == FULL]
         single = len(full) <= 2 and not self.reads_columns and not any(n.op == "guard" for n in self.step.nodes)
         return single and all(p.dtype != "float64" for p in full)
 
@@ -197,14 +214,14 @@ class Program:
         """The results with a value for each element, by stage."""
         found: dict[int, list[Node]] = {}
         for node in self.step.outputs:
-            if self.place(node) == FULL:
+            if self.extent(node) == FULL:
                 found.setdefault(self.stage[node], []).append(node)
         return found
 
     @cached_property
     def last_readers(self) -> dict[Node, int]:
-        """The last stage in which a value is read by one that no earlier stage has computed."""
-        computed: dict[Node, int] = {}  # the first stage in which an element needs a value
+        """The last stage that reads each value to compute another one for the first time."""
+        computed: dict[Node, int] = {}  # the first stage that computes a value
         guards: dict[int, list[Node]] = {}
         for stage in range(self.stages):
             targets = [*self.reductions(stage), *self.full_outputs.get(stage, ())]
@@ -214,7 +231,7 @@ class Program:
                 if node not in computed:
                     computed[node] = stage
                     guards.setdefault(stage, []).extend([node] * (node.op == "guard"))
-        # Exact forms compute anew what no element needs otherwise, in each stage: the last one counts.
+        # Exact forms recompute in each stage what only they need: the last stage counts.
         for stage in reversed(range(self.stages)):
             exact = [guard.inputs[1] for guard in guards.get(stage, ())]
             for node in g.topological(exact, lambda n: () if n in computed or n in self.loaded else n.inputs):
@@ -226,7 +243,7 @@ class Program:
         return found
 
     def accumulators(self, stage: int) -> list[Accumulator]:
-        """Return the accumulators of a stage; a maximum is read from that of an exponential sum beside it."""
+        """Return the accumulators of a stage; a maximum is read from that of an expsum of the same operand."""
         if stage not in self._accumulators:
             self._accumulators[stage] = self._find_accumulators(stage)
         return self._accumulators[stage]
@@ -234,13 +251,13 @@ class Program:
     def _find_accumulators(self, stage: int) -> list[Accumulator]:
         result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():
-            ops = {n.op: n for n in nodes}
-            shared = [ops["max"]] if "expsum" in ops and "max" in ops else []
+            by_op = {n.op: n for n in nodes}
+            read_from_expsum = [by_op["max"]] if {"expsum", "max"} <= by_op.keys() else []
             for node in nodes:
-                if node in shared:
+                if node in read_from_expsum:
                     continue
                 kind = f"{REDUCTIONS[node.op].accumulator}<{c_type(node.dtype)}>"
-                readers = [node, *shared] if node.op == "expsum" else [node]
+                readers = [node, *read_from_expsum] if node.op == "expsum" else [node]
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers))
         return result
 

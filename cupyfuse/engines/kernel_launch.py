@@ -116,9 +116,9 @@ class KernelArguments:
             self.members.append(place.row_stride)
         if parameter.has_cols:
             self.members.append(place.col_stride)
-        if parameter.place in (FULL, COLUMN):
+        if parameter.extent in (FULL, COLUMN):
             self.vector_pointers.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
-        if parameter.place == FULL and self.rows > 1:
+        if parameter.extent == FULL and self.rows > 1:
             self.strides |= abs(place.row_stride)
 
     def aligned_vec(self, addresses: Addresses, widest: int) -> int:

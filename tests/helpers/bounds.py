@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from support import compute, dtype_of, info, kinds, unit
 
-from cupyfuse.ir.operators import LOST, POINTWISE
+from cupyfuse.ir.operators import POINTWISE, UNDERFLOW_ERROR
 
 F = Any  # float64 arrays
 
@@ -156,7 +156,7 @@ def pointwise(name: str, *operands: Value, dtype: str) -> Value:
         extra = np.abs(np.asarray(row.scale(*values), np.float64)) if row.scale else 0.0
         own = np.where(np.isfinite(extra), extra, 0.0) * rounding * unit(compute(dtype))
         own = own + np.where(extra > float(info(dtype).max) / 64, np.inf, 0)
-        own = own + (0.0 if rounding <= 2.0 else LOST * tiny(dtype))
+        own = own + (0.0 if rounding <= 2.0 else UNDERFLOW_ERROR * tiny(dtype))
         return rounded(v, e + np.where(np.isfinite(v), own, 0), m, dtype, rounding * unit(compute(dtype)))
 
 

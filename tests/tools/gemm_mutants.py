@@ -94,8 +94,8 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a product that is not rounded with its result",
         "cupyfuse/cuda/program.py",
-        "Parameter(GIVEN, node, FULL, self.storage[node], False)",
-        'Parameter(GIVEN, node, FULL, "float32", False)',
+        "Parameter(PRODUCT, node, FULL, self.storage[node], False)",
+        'Parameter(PRODUCT, node, FULL, "float32", False)',
         fused("read_again"),
     ),
     Mutant(
