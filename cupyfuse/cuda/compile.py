@@ -1,7 +1,7 @@
 """Compilation: the only place that calls NVRTC.
 
 On a machine with a GPU, CuPy compiles and loads, and caches cubins on disk (in `~/.cupy/kernel_cache` or
-CUPY_CACHE_DIR). Its key covers the source it is given, so our headers are inlined first. If the cache cannot be used,
+CUPY_CACHE_DIR). The cache's key covers the source, so our headers are inlined first. If the cache cannot be used,
 kernels are compiled without it. Without a GPU, `cubin` compiles for any architecture with the NVRTC of the CUDA wheels.
 """
 
@@ -22,12 +22,12 @@ from ..errors import EngineError
 from .kernel import Kernel, inlined
 
 OPTIONS = ("--std=c++17",)
-_OLDEST = "7.5"  # the lowest compute capability that the tests compile for
+_LOWEST_CAPABILITY = "7.5"  # that the tests compile for
 _STATIC_SHARED = 48 << 10  # bytes of shared memory that a kernel may use without opting in
-_MAX_DYNAMIC_SHARED_SIZE = 8  # CUfunction_attribute to opt in
-_functions: dict[tuple[str, str, int], Any] = {}
-_lock = threading.Lock()
-_kernel_locks: dict[tuple[str, str, int], Any] = {}
+_MAX_DYNAMIC_SHARED_SIZE = 8  # the CUfunction_attribute that opts in
+_functions: dict[tuple[str, str, int], Any] = {}  # loaded kernels by name, source and device
+_lock = threading.Lock()  # of this module's state
+_kernel_locks: dict[tuple[str, str, int], Any] = {}  # held while a kernel is compiled
 _without_cache = False  # set once the cache on disk has failed
 _used = False  # whether this process has used CUDA
 _forked = False  # whether it was forked from one that had
@@ -56,7 +56,7 @@ def load(kernel: Kernel, device: int) -> Any:
         with _lock:
             lock = _kernel_locks.setdefault(key, threading.Lock())
         with lock:
-            function = _functions.get(key) or _compile(kernel, device)
+            function = _functions.get(key) or _load(kernel, device)
             _functions[key] = function
     return function
 
@@ -71,19 +71,20 @@ def load_together(kernels: Iterable[Kernel], device: int) -> None:
         return
     import cupy
 
-    def one(kernel: Kernel) -> None:
+    def load_on_device(kernel: Kernel) -> None:
         with cupy.cuda.Device(device):
             load(kernel, device)
 
     with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
-        wait([pool.submit(one, kernel) for kernel in missing.values()])
+        wait([pool.submit(load_on_device, kernel) for kernel in missing.values()])
 
 
-def _compile(kernel: Kernel, device: int) -> Any:
+def _load(kernel: Kernel, device: int) -> Any:
+    """Compile and load a kernel, and allow it its shared memory."""
     import cupy
 
     try:
-        function = _load_module(kernel, inlined(kernel.source))
+        function = _compile(kernel, inlined(kernel.source))
         if kernel.shared > _STATIC_SHARED:
             cupy.cuda.driver.funcSetAttribute(function.ptr, _MAX_DYNAMIC_SHARED_SIZE, kernel.shared)
         return function
@@ -91,12 +92,13 @@ def _compile(kernel: Kernel, device: int) -> Any:
         capability = cupy.cuda.Device(device).compute_capability
         raise EngineError(
             f"the kernel {kernel.name} could not be compiled and loaded on GPU {device} (compute capability "
-            f"{capability[:-1]}.{capability[-1:]}; cupyfuse is tested from {_OLDEST} on): {error}\n"
+            f"{capability[:-1]}.{capability[-1:]}; cupyfuse is tested from {_LOWEST_CAPABILITY} on): {error}\n"
             "`python -m cupyfuse info` says what this machine lacks"
         ) from error
 
 
-def _load_module(kernel: Kernel, code: str) -> Any:
+def _compile(kernel: Kernel, code: str) -> Any:
+    """Compile and load a kernel through CuPy's cache on disk, or without it once that has failed."""
     import cupy
 
     if kernel.arch:
@@ -106,13 +108,14 @@ def _load_module(kernel: Kernel, code: str) -> Any:
     try:
         return cupy.RawModule(code=code, options=OPTIONS).get_function(kernel.name).kernel
     except (OSError, cupy.cuda.driver.CUDADriverError) as error:
-        # The cache failed, or a binary in it is invalid, if compiling without it succeeds.
+        # If compiling without the cache succeeds, the cache failed, or a binary in it is invalid.
         function = _compile_in_memory(code, kernel.name)
         _disable_cache(error)
         return function
 
 
 def _compile_in_memory(code: str, name: str) -> Any:
+    """Compile and load a kernel without a cache on disk."""
     import cupy
 
     # CuPy itself adds -ftz=true where it compiles for its cache.
@@ -123,7 +126,7 @@ def _compile_in_memory(code: str, name: str) -> Any:
 
 
 def _compile_for_arch(kernel: Kernel, code: str) -> Any:
-    """Compile for an architecture that CuPy's compiler cannot be asked for; cached beside CuPy's binaries."""
+    """Compile and load a kernel for an architecture that CuPy's compiler does not know, with a cache of our own."""
     import cupy
 
     options = (*OPTIONS, f"-arch=sm_{kernel.arch}", "-ftz=true")
@@ -142,6 +145,7 @@ def _compile_for_arch(kernel: Kernel, code: str) -> Any:
 
 
 def _call_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
+    """Compile to a cubin with CuPy's binding of NVRTC."""
     program = nvrtc.createProgram(code, "cupyfuse.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
@@ -153,7 +157,7 @@ def _call_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
 
 
 def _read_cache(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
-    """Return the cache file of a source (None without a cache) and the binary in it (empty if there is none)."""
+    """Return the path of a source's cache file, None without a cache, and the binary in it, empty if there is none."""
     import cupy
 
     if _without_cache or os.environ.get("CUPY_CACHE_IN_MEMORY", "0") == "1":
@@ -169,12 +173,13 @@ def _read_cache(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes
     except OSError as error:
         _disable_cache(error)
         return None, b""
-    # The checksum before the binary detects files that were written in part.
+    # The checksum before the binary tells files that were written in part.
     binary = content[32:]
     return path, binary if hashlib.sha256(binary).digest() == content[:32] else b""
 
 
 def _write_cache(path: Path | None, binary: bytes) -> None:
+    """Write a binary behind its checksum, in one step: other processes never see a part of it."""
     if path is None:
         return
     try:
@@ -205,7 +210,7 @@ def _disable_cache(error: Exception) -> None:
 
 
 def check_process() -> None:
-    """Check that this process may use CUDA; call before using it.
+    """Check that this process may use CUDA. To be called before each use.
 
     Raises
     ------
@@ -222,6 +227,7 @@ def check_process() -> None:
 
 
 def _after_fork() -> None:
+    """Reset the locks in a forked process, and remember whether its parent had used CUDA."""
     global _lock, _forked
     _lock = threading.Lock()  # a thread of the parent may hold the old one
     _kernel_locks.clear()
@@ -237,6 +243,7 @@ if hasattr(os, "register_at_fork"):
 
 @lru_cache(maxsize=1)
 def _nvrtc() -> Any:
+    """Import NVRTC from NVIDIA's wheels."""
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
@@ -257,7 +264,8 @@ def cubin(source: str, arch: str) -> bytes:
     nvrtc = _nvrtc()
     text = inlined(source).encode()
     status, program = nvrtc.nvrtcCreateProgram(text, b"cupyfuse.cu", 0, [], [])
-    _check(nvrtc, status)
+    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise EngineError(f"NVRTC could not create a program: {status}")
     options = [option.encode() for option in (*OPTIONS, f"-arch={arch}", "-ftz=true")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     try:
@@ -272,8 +280,3 @@ def cubin(source: str, arch: str) -> bytes:
         return result
     finally:
         nvrtc.nvrtcDestroyProgram(program)
-
-
-def _check(nvrtc: Any, status: Any) -> None:
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise EngineError(f"NVRTC: {status}")

@@ -1,4 +1,4 @@
-"""Launch configurations: the template and its parameters, chosen from the numbers of rows and columns."""
+"""Launch configurations: the template of a step and its parameters, chosen from the numbers of rows and columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .program import COLUMN, FULL, Program
 
 # Elements of a row that a thread may hold: more leave registers for too few threads to hide latency.
 _MAX_HELD = 32
-# The same where per-column inputs and the next row are held as well.
+# Likewise of row_persistent, where a thread holds per-column inputs and the next row as well.
 _MAX_HELD_PERSISTENT = 8
 
 
@@ -38,7 +38,7 @@ class Config:
     blocks: int = 1
 
     def entry(self, merge: bool = False) -> tuple[str, str]:
-        """Return a kernel's name and the template instance that it calls; with `merge`, of that which merges shares."""
+        """Return the name of the kernel and the template instance that it calls; `merge` is for the merge of shares."""
         if self.template == "column_stats":
             if merge:
                 return "column_merge_kernel", f"column_merge<Program, {self.threads}>"
@@ -52,13 +52,13 @@ class Config:
 
 
 def widest_vec(program: Program) -> int:
-    """Elements per 16-byte access of the widest dtype among the arrays that the step accesses in vectors."""
+    """Return the elements per access at which no array that is accessed in vectors takes more than 16 bytes."""
     sizes = [dtypes.ITEMSIZE[p.dtype] for p in program.parameters if p.extent in (FULL, COLUMN) and not p.is_number]
     return min(8, 16 // max(sizes, default=4))
 
 
 def fitting_vec(program: Program, aligned: int | None = None) -> int:
-    """Return the widest vector that divides the row length and, if given, `aligned`: all row strides or-ed."""
+    """Return the widest vector that divides the row length and all row strides, given or-ed as `aligned`."""
     vec = widest_vec(program)
     while vec > 1 and (program.domain[1] % vec or (aligned is not None and aligned % vec)):
         vec //= 2
@@ -66,6 +66,7 @@ def fitting_vec(program: Program, aligned: int | None = None) -> int:
 
 
 def _power_of_two(n: int) -> int:
+    """Round up to a power of two."""
     return 1 << max(0, n - 1).bit_length()
 
 
@@ -98,9 +99,10 @@ def default_config(program: Program, vec: int) -> Config:
 
 
 def _blocks(threads: int) -> int:
-    """Blocks per multiprocessor that leave 64 registers to each thread: enough rows in flight to hide latency."""
+    """Return the blocks per multiprocessor that leave a thread 64 registers: enough rows in flight to hide latency."""
     return max(1, 1024 // threads)
 
 
 def _writes_rows(program: Program) -> bool:
+    """Whether a step has a full-size result."""
     return any(program.extent(n) == FULL for n in program.step.outputs)

@@ -1,4 +1,4 @@
-"""The CUDA driver's library, for calls that CuPy does not bind."""
+"""The CUDA driver by ctypes, for functions that CuPy does not bind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import EngineError
 
 @lru_cache(maxsize=1)
 def driver() -> Any:
-    """Load the driver's library.
+    """Load the CUDA driver, and declare the functions used.
 
     Raises
     ------
@@ -32,5 +32,8 @@ def driver() -> Any:
             *(ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int),
         ]
     except (OSError, AttributeError) as error:  # no such file, no such function
-        raise EngineError(f"the CUDA driver was not found: {error}") from error
+        raise EngineError(
+            f"the CUDA driver was not found, or is older than CUDA 12: {error}; `python -m cupyfuse info` says what "
+            "this machine has"
+        ) from error
     return library

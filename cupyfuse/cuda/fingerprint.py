@@ -1,4 +1,4 @@
-"""Fingerprints of matrices: detect on the device, in one launch, whether they changed since values were prepacked."""
+"""Fingerprints: detect on the device, in one launch, whether matrices changed since values were prepacked from them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .runtime import Runtime
 
 THREADS = 256
 BLOCKS = 4  # per multiprocessor, at most
-STATE_BYTES = 64  # of each stream's state, and of the state that all share; zero-initialised
-CHANGED_AT = 12  # offset of the flag in a state, in bytes
+STATE_BYTES = 64  # of each stream's state, and of the one that all streams share; zeros at first
+CHANGED_AT = 12  # byte offset of the flag in a stream's state
 MOST_MATRICES = 64  # 56 bytes each, of the 4 KB of a kernel's arguments
-_RUN = 32  # bytes, a memory sector
+_RUN_BYTES = 32  # a memory sector
 _RUNS_A_ROW, _RUNS = 8, 8192  # least runs that are read of a row, and of a matrix: up to 256 KB is read whole
 
 Shape = tuple[int, int, int, int, int]  # rows, columns, strides in elements, bytes of an element
@@ -36,7 +36,7 @@ def fingerprint_kernel(count: int) -> Kernel:
 
 
 class Fingerprint:
-    """The check whether matrices of fixed shapes and strides have changed.
+    """The launch that checks whether matrices of fixed shapes and strides have changed.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Fingerprint:
         self._members: list[int] = []  # of each matrix, as in `struct Sampled` of fingerprint.cu; 0 for its address
         pieces = 0
         for shape in shapes:
-            rows, cols, row_stride, col_stride, itemsize = _by_rows(shape)
+            rows, cols, row_stride, col_stride, itemsize = _with_rows_along_memory(shape)
             places = _sampled_runs(rows, cols, itemsize)
             self._members += [0, row_stride * itemsize, col_stride * itemsize, rows, cols, itemsize, places]
             pieces += 2 * rows * places
@@ -59,15 +59,19 @@ class Fingerprint:
         self._launch = launcher(runtime.function(kernel), (blocks, 1, 1), (THREADS, 1, 1), form)
 
     def __call__(self, matrices: Sequence[int], token: int, state: int, kept: int, stream: Any = None) -> None:
-        """Launch, given the addresses of the matrices, of the stream's state and of the shared state."""
+        """Launch the check; it sets the flag of the stream's state.
+
+        `token` counts the changes that the host knows of. All other arguments but the stream are addresses: of the
+        matrices, of the stream's state and of the state `kept` for all streams.
+        """
         members = self._members.copy()
         members[::7] = matrices
         members += (token, state, kept)
         self._launch(members, stream)
 
 
-def _by_rows(shape: Shape) -> Shape:
-    """Return the shape with the smaller stride along the rows, and broadcast axes of length one."""
+def _with_rows_along_memory(shape: Shape) -> Shape:
+    """Exchange rows and columns where rows have the smaller stride, and give broadcast axes the length one."""
     rows, cols, row_stride, col_stride, itemsize = shape
     rows, cols = (min(n, 1) if stride == 0 else n for n, stride in ((rows, row_stride), (cols, col_stride)))
     if rows > 1 and (cols <= 1 or abs(row_stride) < abs(col_stride)):
@@ -76,6 +80,6 @@ def _by_rows(shape: Shape) -> Shape:
 
 
 def _sampled_runs(rows: int, cols: int, itemsize: int) -> int:
-    """Count the runs that are read of each row: all of a small matrix."""
-    runs = -(-cols * itemsize // _RUN)
+    """Count the runs of 32 bytes that are read of each row; of a small matrix all."""
+    runs = -(-cols * itemsize // _RUN_BYTES)
     return min(runs, max(_RUNS_A_ROW, -(-_RUNS // max(1, rows))))

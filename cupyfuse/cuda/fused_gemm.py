@@ -1,6 +1,6 @@
-"""Kernels of 16-bit products with a row program as their epilogue, from `kernels_cu/gemm.cu`.
+"""Kernels of 16-bit products with a row program as their epilogue: instances of `kernels_cu/gemm.cu`.
 
-Here is what depends on the product and its epilogue: tiles, stages, the operands' layouts, and the emitted struct.
+Their parameters depend on the product and on the epilogue: tiles, stages, layouts of the operands, the emitted struct.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class GemmShape:
         Of the operands.
     tiles : Tiles
     transposed : tuple of bool
-        Whether each operand's rows lie across its lines in memory: A as (k, m), B as (k, n).
+        Whether each operand is stored transposed: A as (k, m), B as (k, n).
     staged : int
-        Bytes of one element of all full results together.
+        Bytes that all full results take together for one element.
     chunk : int
-        Columns of a tile that the epilogue has at once: they take registers, and shared memory for results.
+        Columns of a tile that the epilogue works on at once: they take registers, and shared memory for results.
     vec : int
-        Elements per access to what the epilogue reads, 1 or 2.
+        Elements per access of the epilogue's loads, 1 or 2.
     """
 
     dtype: str
@@ -51,17 +51,17 @@ class GemmShape:
 
     @property
     def stages(self) -> int:
-        """Stages of both operands that fit into shared memory."""
-        return min(_MOST_STAGES, (SHARED_BYTES - self._shared(0)) // (self._stage + 16))
+        """Pipeline stages of both operands that fit into shared memory."""
+        return min(_MOST_STAGES, (SHARED_BYTES - self._shared_bytes(0)) // (self._stage_bytes + 16))
 
     @property
     def shared(self) -> int:
         """Bytes of dynamic shared memory."""
-        return self._shared(self.stages)
+        return self._shared_bytes(self.stages)
 
     @property
     def boxes(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Lines and elements of the boxes in which each operand is copied."""
+        """The boxes in which each operand is copied, as (lines, elements of a line)."""
         share = self.tiles.columns // self.tiles.cluster
         return (BOX if self.transposed[0] else TILE_ROWS, BOX), (BOX if self.transposed[1] else share, BOX)
 
@@ -73,11 +73,11 @@ class GemmShape:
         return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {self.chunk}, {self.staged}>"
 
     @property
-    def _stage(self) -> int:
+    def _stage_bytes(self) -> int:
         return (TILE_ROWS + self.tiles.columns) * 2 * BOX
 
-    def _shared(self, stages: int) -> int:
-        return 1023 + stages * (self._stage + 16) + _CONSUMER_WARPS * 16 * self.chunk * self.staged
+    def _shared_bytes(self, stages: int) -> int:
+        return 1023 + stages * (self._stage_bytes + 16) + _CONSUMER_WARPS * 16 * self.chunk * self.staged
 
 
 def program_of(step: Step, storage: dict[Node, str]) -> Program:
@@ -90,13 +90,13 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     """Choose the template parameters of a product for a GPU of so many multiprocessors."""
     transposed = strip_transposes(step.product.inputs[0])[1], not strip_transposes(step.product.inputs[1])[1]
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
-    # Of wider chunks, whose inputs are all in flight at once, ptxas spills some.
+    # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
     return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), transposed, staged, chunk, vec)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
-    """Emit the kernels of a product with its epilogue: one, and one that merges the states of reductions."""
+    """Emit the kernel of a product with its epilogue, and for reductions one that merges their states."""
     writer = _EpilogueWriter(program, streamed=False, conditional=False)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
     check = f'static_assert({shape.type}::shared == {shape.shared}, "what a launch asks for");'
@@ -125,14 +125,14 @@ def kernels_of(step: Step, storage: dict[Node, str]) -> tuple[Kernel, ...]:
 
 
 class _EpilogueWriter(Writer):
-    """Writes the struct of an epilogue: as that of a row program, but for what `gemm.cu` asks beside."""
+    """Writes the struct of an epilogue, which has more members than a row program's: see `gemm.cu`."""
 
     def declare_members(self) -> list[str]:
         partial = "struct Totals0; Totals0* partial; i64 shares;"
         return ["TensorMap a; TensorMap b; i64 depth;", *super().declare_members(), partial]
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:
-        """Visit the results, with the first byte of each among those of one element, instead of storing them."""
+        """Emit functions that visit the results and their targets, each with its first byte in `staged`, as lines."""
         firsts = [sum(dtypes.ITEMSIZE[p.dtype] for p in writes[:k]) for k in range(len(writes))]
         results = " ".join(f"visit(At<{f}>(), out.{p.name});" for f, p in zip(firsts, writes, strict=True))
         targets = " ".join(f"visit(At<{f}>(), {p.name}, {p.name}_rows);" for f, p in zip(firsts, writes, strict=True))

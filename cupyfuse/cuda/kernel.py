@@ -1,4 +1,4 @@
-"""Kernels as text: their source, and the struct of arguments that a launch passes."""
+"""Sources of kernels, and the structs of arguments that launches pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kernel:
     shared : int
         Bytes of dynamic shared memory.
     cluster : int
-        Blocks of a cluster, as the source declares it; they divide the blocks of a launch.
+        Blocks of a cluster, as the source declares; a launch has a multiple of these.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Kernel:
     cluster: int = 1
 
 
-# The last member of a conditional kernel's struct: a flag that is 0 where the kernel has to write nothing.
+# The last member of a conditional kernel's struct: points to a flag, which is 0 if the kernel has nothing to do.
 CONDITION = "const u32* changed;"
 
 
@@ -75,7 +75,7 @@ def translation_unit(
     cluster : int
         Blocks of a cluster.
     tensor_maps : bool
-        The struct holds tensor maps, which the copy engine reads where the launch has put them.
+        The struct holds tensor maps, which the copy engine reads from the kernel's parameters.
     """
     attributes = f"__launch_bounds__({threads}, {blocks})" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
     parameter = f"const {'__grid_constant__ ' * tensor_maps}Program p"
@@ -96,7 +96,7 @@ def translation_unit(
 
 
 def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], Any]]:
-    """Return two functions: pack a kernel's struct into bytes; turn the bytes into one launch argument."""
+    """Return two functions: one packs a struct's members into bytes, one makes these a launch argument of CuPy."""
     members = struct.Struct("=" + form)
     dtype = np.dtype((np.void, members.size))
     return members.pack, functools.partial(np.frombuffer, dtype=dtype)
@@ -104,14 +104,14 @@ def struct_packer(form: str) -> tuple[Callable[..., bytes], Callable[[bytes], An
 
 @lru_cache(maxsize=64)
 def header(name: str) -> str:
-    """Read a file of `kernels_cu/`: inside the installed package, or beside it in a checkout."""
+    """Return the text of a file in `kernels_cu/`: inside the installed package, or beside it in a checkout."""
     inside = resources.files("cupyfuse") / "kernels_cu" / name
     beside = Path(__file__).resolve().parents[2] / "kernels_cu" / name
     return inside.read_text() if inside.is_file() else beside.read_text()
 
 
 def inlined(source: str) -> str:
-    """Replace each `#include` of our headers by its text, once: compilers and their caches see nothing else."""
+    """Replace the first `#include` of each of our headers by its text and drop others, for compilers and caches."""
     seen: set[str] = set()
 
     def include(match: re.Match[str]) -> str:

@@ -44,7 +44,7 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
     from cupy.cuda import driver
 
     # CuPy's function inspects its arguments in every launch; its binding of the driver takes the address of a struct.
-    # Each thread has a buffer for them, removed from `buffers.free` while it is in use.
+    # Each thread has a buffer for the struct, which is not in `buffers.free` while it is in use.
     launch_packed = functools.partial(driver.launchKernel, function.ptr, *grid, *block, shared)
     packed_struct = struct.Struct("=" + form)
     pack_into = packed_struct.pack_into
@@ -55,7 +55,8 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
             packed, address, _ = buffer = buffers.free.pop()
         except (AttributeError, IndexError):
             if getattr(stream, "ptr", 0) is not None:
-                launch_by_function(members, stream)  # CuPy then makes the device's context current in a new thread
+                # In a new thread CuPy's function makes the device's context current.
+                launch_by_function(members, stream)
                 buffers.free = [_buffer(packed_struct.size)]
                 return
             packed, address, _ = buffer = _buffer(packed_struct.size)
@@ -74,7 +75,7 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
 
 
 def _buffer(size: int) -> tuple[Any, int, Any]:
-    """Allocate memory for a struct; returns it, the address of a pointer to it, as the driver asks, and the pointer."""
+    """Allocate a struct's memory; return it, the address of a pointer to it, as the driver asks, and the pointer."""
     packed = ctypes.create_string_buffer(size)
     pointer = ctypes.c_void_p(ctypes.addressof(packed))
     return packed, ctypes.addressof(pointer), pointer

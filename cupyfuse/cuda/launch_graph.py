@@ -27,7 +27,7 @@ class _NodeParams(ctypes.Structure):
 
 
 class LaunchGraph:
-    """Launches in their order. It takes the place of a stream where `launch.launcher`'s functions are to be recorded.
+    """A CUDA graph of kernel launches, one after the other. A launch on it, instead of a stream, is recorded.
 
     Raises
     ------
@@ -35,7 +35,7 @@ class LaunchGraph:
         The driver refuses a call.
     """
 
-    ptr = None  # no stream's
+    ptr = None  # tells `launch.launcher` that this is no stream
 
     def __init__(self) -> None:
         self._driver = driver()
@@ -46,7 +46,7 @@ class LaunchGraph:
         self._check("cuGraphCreate", ctypes.byref(self._graph), 0)
 
     def add(self, function: int, grid: Dim, block: Dim, shared: int, arguments: int) -> None:
-        """Add a launch behind the ones before; `arguments` is the address of pointers to them, which are copied."""
+        """Add a launch behind the last one; `arguments` is the address of an array of pointers to the arguments."""
         params = _NodeParams(function, *grid, *block, shared, arguments, None)
         node, last = ctypes.c_void_p(), self._last
         after = (ctypes.byref(last), 1) if last.value else (None, 0)
@@ -54,7 +54,7 @@ class LaunchGraph:
         self._last = node
 
     def finish(self, memory: Any) -> None:
-        """Make the graph ready to launch; `memory` is what its kernels work on, kept for as long as the graph."""
+        """Instantiate the graph; `memory`, which its kernels work on, is kept as long as the graph."""
         self._memory = memory
         self._check("cuGraphInstantiateWithFlags", ctypes.byref(self._executable), self._graph, 0)
 
@@ -68,7 +68,7 @@ class LaunchGraph:
             raise EngineError(f"{name} failed with status {status}")
 
     def __del__(self) -> None:
-        # A graph that still runs is destroyed when it has ended.
+        # The driver destroys a graph that still runs when it has ended.
         for name, handle in (("cuGraphExecDestroy", "_executable"), ("cuGraphDestroy", "_graph")):
             if getattr(self, handle, None):
                 getattr(self._driver, name)(getattr(self, handle))

@@ -1,4 +1,4 @@
-"""Sources of the kernels of steps and plans."""
+"""Emit the kernels of row and column steps, and the sources of whole plans."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .emit import emit
 from .kernel import Kernel, inlined
 from .program import Program
 
-# Steps that a library runs.
-_LIBRARY = {
+# What launches operators that have no kernel of ours.
+_LIBRARY_LAUNCHES = {
     "matmul": "cuBLAS gemmEx",
     "accumulate": "cuBLAS gemmEx",
     "batched_matmul": "cuBLAS gemmStridedBatchedEx",
@@ -25,7 +25,7 @@ _LIBRARY = {
 
 
 def emit_kernels(program: Program, config: Config, conditional: bool = False) -> tuple[Kernel, ...]:
-    """Emit the kernels of a step, in launch order: one, and one that merges where blocks share the rows of a column."""
+    """Emit the kernels of a row or column step in launch order; a second one merges what blocks share."""
     kernels = [emit(program, config, conditional=conditional)]
     if config.shares > 1:
         kernels.append(emit(program, config, merge=True, conditional=conditional))
@@ -33,7 +33,7 @@ def emit_kernels(program: Program, config: Config, conditional: bool = False) ->
 
 
 def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None) -> tuple[Kernel, ...]:
-    """Emit the kernels of a step in its default configuration; `aligned` as in `fitting_vec`."""
+    """Emit the kernels of a row or column step in its default configuration; `aligned` is as in `fitting_vec`."""
     program = Program(step, storage)
     return emit_kernels(program, default_config(program, fitting_vec(program, aligned)))
 
@@ -49,8 +49,10 @@ def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
             texts += [finish(k.source) for k in fused_gemm.kernels_of(step, plan.scheduled.storage)]
         elif step.kind in ("Gemm", "Split", "Copy"):
             for node in step.nodes:
-                if node.op in _LIBRARY:
-                    texts.append(f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY[node.op]}")
+                if node.op in _LIBRARY_LAUNCHES:
+                    texts.append(
+                        f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY_LAUNCHES[node.op]}"
+                    )
                 else:
                     texts += [finish(k.source) for k in split.kernels_of(node)]
         else:

@@ -1,9 +1,8 @@
-"""Kernels of float32 products on fp16 tensor cores: of operands in two parts, hi and lo, or in one.
+"""Kernels of float32 products on fp16 tensor cores, from operands split into two parts, hi and lo, or into one.
 
-`split_rows.cu` splits an operand and `split_columns.cu` a transposed one. Two parts are multiplied by `split_gemm.cu`
-on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold. Of one part, cuBLAS computes the product, and
-`split_finish.cu` gives the factors that undo the scales, or repairs. Here is what depends on the shape: the width of
-the tiles.
+`split_rows.cu` splits a row-major operand and `split_columns.cu` a column-major one. Operands in two parts are
+multiplied by `split_gemm.cu` on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold. Operands in one part
+are multiplied by cuBLAS, and `split_finish.cu` writes the factors that undo the scales, or repairs the product.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
 
 
 def stages_for(width: int) -> int:
-    """Count the pipeline stages of both operands that fit into shared memory, up to 5."""
+    """Return the pipeline stages of a product in tiles of `width` columns: up to 5, as shared memory allows."""
     return min(5, next(s for s in range(8, 0, -1) if _shared_bytes(width, s) <= SHARED_BYTES))
 
 
@@ -37,25 +36,25 @@ def _shared_bytes(width: int, stages: int) -> int:
 
 
 def padded(cols: int) -> int:
-    """Return the columns of a split matrix."""
+    """Return the columns of a split matrix, with padding."""
     return -(-cols // 64) * 64
 
 
 def inverse_at(rows: int, cols: int, parts: int = 2) -> int:
-    """Return the offset in bytes of the inverse row scales, which follow the elements of a split matrix."""
+    """Return the byte offset of a split matrix's inverse row scales, which follow its elements."""
     return -(-rows // 8) * 8 * padded(cols) * parts * 2
 
 
 @lru_cache
 def split_rows_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
-    """Return the kernel that splits a row-major matrix; if conditional, only where its flag is not 0."""
+    """Return the kernel that splits a row-major matrix; a conditional one does nothing where its flag is 0."""
     call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
     return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, conditional=conditional)
 
 
 @lru_cache
 def split_columns_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
-    """Return the kernel that splits a column-major matrix; if conditional, only where its flag is not 0."""
+    """Return the kernel that splits a column-major matrix; a conditional one does nothing where its flag is 0."""
     call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}, {parts}>({_SPLIT_ARGUMENTS})"
     threads, shared = 32 * _COLUMN_WARPS, 4096 * parts * _COLUMN_WARPS
     return _kernel("split_columns", _SPLIT_MEMBERS, call, threads, shared=shared, conditional=conditional)
@@ -63,7 +62,7 @@ def split_columns_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
 
 @lru_cache
 def gemm_kernel(width: int) -> Kernel:
-    """Return the kernel that multiplies split operands, in tiles of `width` columns."""
+    """Return the kernel that multiplies operands split in two parts, in tiles of `width` columns."""
     stages = stages_for(width)
     shared = _shared_bytes(width, stages)
     return _kernel(
@@ -80,14 +79,14 @@ def gemm_kernel(width: int) -> Kernel:
 
 @lru_cache
 def finish_kernel() -> Kernel:
-    """Return the kernel that gives the factors for a product of operands in one part, or repairs it."""
+    """Return the kernel that writes the factors of a product of operands in one part, or repairs the product."""
     members = "Matrix a; Matrix b; float* c; i64 cols; Factors factors;"
     return _kernel("split_finish", members, "split_finish(p.a, p.b, p.c, p.cols, p.factors)", FINISH_THREADS)
 
 
 @lru_cache
 def repair_kernel() -> Kernel:
-    """Return the kernel that recomputes in float32 the rows, columns and elements that the split cannot give."""
+    """Return the kernel that recomputes in float32 the rows, columns and elements that hi/lo splits cannot give."""
     return _kernel(
         "split_repair",
         "Matrix a; Matrix b; float* c; i64 cols; const u32* flags; i64 width;",
@@ -116,6 +115,7 @@ def _kernel(
     shared: int = 0,
     conditional: bool = False,
 ) -> Kernel:
+    """Make the kernel `<name>_kernel` from the template `<name>.cu`, the members of its struct and its call."""
     members += f" {CONDITION}" * conditional
     program = "\n".join([*([instruction, check, ""] if instruction else []), f"struct Program {{ {members} }};"])
     entry = f"{name}_kernel"

@@ -1,4 +1,4 @@
-"""Launches of products on fp16 tensor cores: split the operands, multiply, repair."""
+"""Launches of float32 products on fp16 tensor cores: split the operands, multiply, repair."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .split import (
     split_rows_kernel,
 )
 
-# Formats of launches follow the structs in `split.py`: "Q" for an address, "q" for an integer.
+# Formats follow the structs in `split.py`: "Q" for an address, "q" for an integer.
 
 
 class Split:
-    """The split of a (rows, cols) float32 matrix.
+    """The launch that splits a (rows, cols) float32 matrix.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class Split:
         self._form = "QqQQqq" + "Q" * conditional
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernel; call it with the addresses of the matrix, its split tiles and, if conditional, the flag."""
+        """Load the kernel; call it with the addresses of the matrix, the split and, if conditional, the flag."""
         kernel, rows, stride = self.kernel, self._shape[0], self._stride
         blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32)
         block = (kernel.config.threads, 1, 1)
@@ -62,7 +62,7 @@ class Split:
 
 
 class SplitProduct:
-    """C = A B' of float32 matrices that are split into hi and lo.
+    """The launches that compute C = A B' of float32 matrices from their hi/lo splits.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class SplitProduct:
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernels; call them with the addresses of the tiles of both operands, A, B, C and the workspace."""
+        """Load the kernels; call the result with the addresses of both splits, A and B, C, and the workspace."""
         (m, n, k), left, right, width = self._shape, self._left, self._right, self._width
         gemm, repair = self.kernels
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
@@ -110,9 +110,9 @@ class SplitProduct:
 
 
 class RoundedProduct:
-    """C = A B' of float32 matrices that are split into one part, by cuBLAS's fp16 product, but for factors.
+    """The launches that compute C = A B' of float32 matrices from splits in one part, by cuBLAS's fp16 product.
 
-    Rows and columns of C are to be multiplied by the factors, see `split_finish.cu`. The parameters are those of
+    Rows and columns of C have still to be multiplied by factors, see `split_finish.cu`. The parameters are those of
     `SplitProduct`.
 
     Attributes
@@ -125,7 +125,7 @@ class RoundedProduct:
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernel; call with the addresses of both operands' parts, of A, B and C, and of the three factors."""
+        """Load the kernel; call the result with the addresses of both splits, A and B, C, and the three factors."""
         (m, n, k), left, right = self._shape, self._left, self._right
         depth = padded(k)
         a_parts, b_parts = Operand(m, depth, depth, 1), Operand(depth, n, 1, depth)

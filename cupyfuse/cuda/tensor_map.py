@@ -1,4 +1,4 @@
-"""Tensor maps: matrices as the copy engine of Hopper sees them, made by the CUDA driver."""
+"""Tensor maps: the descriptors by which Hopper's copy engine reads matrices, encoded by the CUDA driver."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..errors import EngineError
 from .driver import driver
 
 WORDS = 16  # of eight bytes, in a tensor map
-BOX = 64  # 16-bit elements of a line of a box: 128 bytes, which is what is swizzled
-ALIGNMENT = 16  # of addresses and lines, in bytes
+BOX = 64  # elements of a line of a box: 128 bytes, the width of the swizzle
+ALIGNMENT = 16  # bytes, of addresses and lines
 # CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill
 _TYPES = {"float16": 6, "bfloat16": 9}
 _NO_INTERLEAVE, _SWIZZLE_128B, _PROMOTE_256B, _ZEROS = 0, 3, 3, 0
-_MAP_ALIGNMENT = 128
+_MAP_ALIGNMENT = 128  # bytes
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class MatrixBoxes:
     Attributes
     ----------
     lines, length : int
-        Its lines in memory, and the elements of each.
+        The rows of the matrix as stored, and the elements of each.
     stride : int
         Bytes from one line to the next, a multiple of 16.
     box : tuple of int
-        Lines and elements of a box.
+        Lines of a box, and elements of each.
     dtype : str
     """
 
@@ -40,7 +40,7 @@ class MatrixBoxes:
 
 
 def encode(matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
-    """Return the words of a tensor map.
+    """Encode the tensor map of a matrix at an address, as 64-bit words.
 
     Raises
     ------
@@ -59,7 +59,7 @@ def encode(matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
     )
     if status:
         raise EngineError(
-            f"cuTensorMapEncodeTiled failed with status {status} for {matrix} at address {address:#x}: addresses and "
-            "lines have to be multiples of 16 bytes"
+            f"cuTensorMapEncodeTiled failed with status {status} for {matrix} at address {address:#x}: the address and "
+            "the stride have to be multiples of 16 bytes"
         )
     return tuple((ctypes.c_uint64 * WORDS).from_address(place))

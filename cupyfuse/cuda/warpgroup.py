@@ -1,4 +1,4 @@
-"""The product instruction of Hopper's tensor cores, whose text depends on the tile: it names every accumulator."""
+"""The wgmma instruction of Hopper's tensor cores, whose text depends on the tile: it names every accumulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SHARED_BYTES = 232448  # most shared memory of a block
 
 
 def multiply_add(width: int, dtype: str = "float16", transposed: tuple[bool, bool] = (False, False)) -> str:
-    """Write `multiply_add` of `kernels_cu/tensor_cores.cuh` for tiles of `width` columns.
+    """Write the specialisation of `multiply_add` in `kernels_cu/tensor_cores.cuh` for tiles of `width` columns.
 
     Parameters
     ----------
@@ -18,7 +18,7 @@ def multiply_add(width: int, dtype: str = "float16", transposed: tuple[bool, boo
     dtype : str
         Of the operands, float16 or bfloat16.
     transposed : tuple of bool
-        Whether each operand lies transposed in shared memory.
+        Whether each operand is transposed in shared memory.
     """
     count = width // 2
     registers = ", ".join(f"%{i}" for i in range(count))
