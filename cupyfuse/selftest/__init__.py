@@ -16,7 +16,7 @@ import numpy as np
 from .. import __version__
 from ..cuda.compile import cubin
 from ..errors import EngineError
-from . import chains, machine, pointwise, reduced
+from . import chains, machine, pointwise, reductions
 from .formats import FORMATS, available
 from .progress import Progress
 from .report import Report, write_page
@@ -30,15 +30,14 @@ _TRIVIAL = 'extern "C" __global__ void nothing() {}'
 
 
 def run(xp: Any, quick: bool = False) -> Report:
-    """Run all checks, reporting progress on standard error.
+    """Run all checks, with progress on standard error.
 
     Parameters
     ----------
     xp : module
         NumPy, or CuPy to run kernels on its current GPU.
     quick : bool
-        Leave out what takes longest, which is compilation: without a GPU compile no kernels, on one run those of
-        float32 alone.
+        Leave out most compilation, which takes longest: without a GPU compile no kernels, on a GPU run float32 alone.
 
     Returns
     -------
@@ -52,7 +51,7 @@ def run(xp: Any, quick: bool = False) -> Report:
     with Progress(3 * len(formats) + target.collecting) as progress:
         for form in formats:
             progress.stage(f"special values in {form.name}")
-            report.special[form.name] = pointwise.check_specials(target, form) + reduced.check_specials(target, form)
+            report.special[form.name] = pointwise.check_specials(target, form) + reductions.check_specials(target, form)
             progress.stage(f"accuracy of operators in {form.name}")
             report.operators[form.name] = pointwise.accuracy(target, form)
             progress.stage(f"accuracy of reductions, products and heads in {form.name}")
@@ -66,13 +65,14 @@ def run(xp: Any, quick: bool = False) -> Report:
 
 
 def _engine_sentence(xp: Any, quick: bool) -> str:
+    """Say which engine runs, on which device, and which formats are left out."""
     ran = f"The CUDA engine ran: {machine.device_name(xp)}."
     if xp is np:
         ran = f"The NumPy engine ran, {machine.device_name(np)}. No kernel ran."
     missing = set(FORMATS) - {form.name for form in available()}
     if quick and xp is not np:
         return f"{ran} A quick run: float32 alone."
-    # Only bfloat16 needs another package than NumPy.
+    # Of all formats only bfloat16 may be missing.
     return ran + "".join(f" {name} was not tested: pip install ml_dtypes." for name in missing)
 
 
@@ -86,6 +86,7 @@ def _missing_nvrtc() -> str:
 
 
 def _compile(target: Target) -> None:
+    """Compile the kernels that a target has collected; those that do not compile are failures."""
     pool = ThreadPoolExecutor(min(4, os.cpu_count() or 1))
     waiting = [(pool.submit(cubin, source, _ARCHITECTURE), kernel) for source, kernel in target.kernels.items()]
     try:
@@ -96,10 +97,11 @@ def _compile(target: Target) -> None:
                 given = f"compiling it for {_ARCHITECTURE}"
                 target.failures.append(Failure(kernel.template, kernel.dtype, given, str(error), "machine code"))
     finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C, without the hundreds that wait
+        pool.shutdown(cancel_futures=True)  # after Ctrl-C, hundreds of kernels may still wait
 
 
 def _kernels_title(target: Target, quick: bool = False) -> str:
+    """Write the heading of the list of kernels: whether they ran, were compiled, or neither."""
     count = len(target.kernels)
     if target.on_gpu:
         return f"{count} different kernels were compiled and ran, beside {target.products} products and copies:"

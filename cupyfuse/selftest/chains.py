@@ -20,10 +20,10 @@ from cupyfuse.heads.oracle import leaky_relu, logsumexp
 from ..api import functions as cf
 from ..api.fuse import Fused
 from ..ir.operators import POINTWISE, REDUCTIONS
-from . import oracle, reduced
+from . import oracle, reductions
 from .formats import Array, Format
 from .measure import Allowance, Measurement, measure
-from .reduced import COLUMNS, FINAL_ULPS, HELD, LANES, LONG, SHARED, STREAMED, every_reduction, ulps_of
+from .reductions import COLUMNS, FINAL_ULPS, HELD, LANES, LONG, SHARED, STREAMED, all_reductions, reduction_allowance
 from .target import Failure, Target
 
 Exact = tuple[str, Array, Allowance]
@@ -39,9 +39,9 @@ class Case:
     ----------
     name : description, with the sizes
     fused : the function
-    draw : draws the arguments in float64
-    exact : name, exact value and allowance of each result, from the arguments in a wider format
-    bound : arguments to bind before the call
+    draw : draws the arguments in float64, by name
+    exact : computes the name, exact value and allowance of each result from the arguments in a wider format
+    bound : names of the arguments to bind before the call
     options : keyword arguments other than arrays
     """
 
@@ -56,26 +56,28 @@ class Case:
 # Reductions and rows ------------------------------------------------------------------------------------------------
 
 
-def _near_one(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Array]:
-    # Products of thousands of factors stay in range; sums cancel, since signs differ.
+def _draw_near_one(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Array]:
+    """Draw x near 1 and -1: products of thousands of factors stay in range, and sums cancel."""
     return {"x": np.exp2(rng.standard_normal(shape) / 32) * rng.choice([-1.0, 1.0, 1.0], shape)}
 
 
-def _spread(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Array]:
+def _draw_normal(rng: np.random.Generator, shape: tuple[int, int]) -> dict[str, Array]:
+    """Draw x from a normal distribution, wide enough for exponentials that differ by orders of magnitude."""
     return {"x": rng.standard_normal(shape) * 4}
 
 
 def _exact_reductions(x: Array, axis: int, form: Format) -> list[Exact]:
+    """Return every exact reduction of x along an axis."""
     narrow = x.astype(form.computed.dtype)
     found = []
     for name, row in REDUCTIONS.items():
-        allowance = ulps_of(name, x.shape[axis])
+        allowance = reduction_allowance(name, x.shape[axis])
         found.append((name, row.numpy(x, axis), replace(allowance, scale=row.scale(narrow, axis))))
     return found
 
 
-def _exact_rows(logits: Array, sizes: Array, extra: float) -> list[Exact]:
-    """Return exact softmax and log_softmax of logits with an error of `extra` ulps of `sizes`."""
+def _exact_softmax_rows(logits: Array, sizes: Array, extra: float) -> list[Exact]:
+    """Return exact softmax and log_softmax of logits that have errors of up to `extra` ulps of `sizes` each."""
     top = logits.max(axis=1, keepdims=True)
     part = np.exp(logits - top)
     total = part.sum(axis=1, keepdims=True)
@@ -100,7 +102,7 @@ def _draw_head(rng: np.random.Generator, head: Fused, rows: int, inner: int, col
 
 
 def _linear(a: dict[str, Array]) -> tuple[Array, Array, float]:
-    """Return the exact linear map, the magnitudes of its rounding errors, and their bound in ulps."""
+    """Return the exact linear map, the magnitudes that its errors are relative to, and their bound in ulps."""
     y = a["x"] @ a["weight"].T + a["bias"]
     return y, np.abs(a["x"]) @ np.abs(a["weight"]).T + np.abs(a["bias"]), a["x"].shape[1] + 2.0
 
@@ -133,7 +135,7 @@ def _exact_logsumexp(a: dict[str, Array]) -> list[Exact]:
 
 
 def _normalised(y: Array, sizes: Array, a: dict[str, Array], training: bool) -> tuple[Array, Array, float]:
-    """Return batch-normalised columns, the magnitudes of their errors, and the ulps added to those of y."""
+    """Return batch-normalised columns, the magnitudes that errors are relative to, and the ulps added to those of y."""
     if training:
         mean, var = y.mean(axis=0), y.var(axis=0)
         sizes, roundings = sizes + sizes.mean(axis=0), 2.0 * y.shape[0] + 16
@@ -156,7 +158,7 @@ def _exact_batch_norm(a: dict[str, Array], training: bool) -> list[Exact]:
 def _exact_softmax(a: dict[str, Array], training: bool) -> list[Exact]:
     y, sizes, ulps = _linear(a)
     z, sizes, roundings = _normalised(y, sizes, a, training)
-    (_, result, allowance), _ = _exact_rows(a["scale"] * z, np.abs(a["scale"]) * sizes, ulps + roundings)
+    (_, result, allowance), _ = _exact_softmax_rows(a["scale"] * z, np.abs(a["scale"]) * sizes, ulps + roundings)
     name, text = "head_softmax", f"2 K + N + {2 * (2 + 16 + FINAL_ULPS):g}"
     if training:
         name, text = f"{name}, training", f"{text} + 4 B"
@@ -175,12 +177,12 @@ def _affine_softmax(x: Any, a: Any, c: Any) -> Any:
 
 
 def _draw_affine(rng: np.random.Generator, length: int) -> dict[str, Array]:
-    return _spread(rng, (9, length)) | {name: rng.uniform(0.5, 1.5, length) for name in "ac"}
+    return _draw_normal(rng, (9, length)) | {name: rng.uniform(0.5, 1.5, length) for name in "ac"}
 
 
 def _exact_affine(a: dict[str, Array]) -> list[Exact]:
     product = a["x"] * a["a"]
-    return _exact_rows(product + a["c"], np.abs(product) + np.abs(a["c"]), 2.0)
+    return _exact_softmax_rows(product + a["c"], np.abs(product) + np.abs(a["c"]), 2.0)
 
 
 def _draw_batch(rng: np.random.Generator, rows: int, columns: int) -> dict[str, Array]:
@@ -190,8 +192,8 @@ def _draw_batch(rng: np.random.Generator, rows: int, columns: int) -> dict[str, 
 
 
 @cache
-def fused() -> dict[str, Fused]:
-    """Return the functions that cases share; each is traced, and its kernels compiled, once."""
+def shared_functions() -> dict[str, Fused]:
+    """Return the functions that cases share, by name; each is traced, and its kernels compiled, once."""
     return {f.__name__: Fused(f) for f in (cf.linear.__wrapped__, _batch_norm, _affine_softmax)}  # type: ignore[attr-defined]
 
 
@@ -200,23 +202,23 @@ def cases(form: Format) -> Iterator[Case]:
     for length in (1, *LANES, *STREAMED):
         yield Case(
             f"{length} elements",
-            every_reduction(1),
-            partial(_near_one, shape=(17, length)),
+            all_reductions(1),
+            partial(_draw_near_one, shape=(17, length)),
             lambda a: _exact_reductions(a["x"], 1, form),
         )
     for rows, columns in ((LANES[0], COLUMNS[0]), (LANES[1], COLUMNS[1]), (SHARED, COLUMNS[0]), (SHARED, COLUMNS[1])):
         yield Case(
             f"{rows} elements, columns",
-            every_reduction(0),
-            partial(_near_one, shape=(rows, columns)),
+            all_reductions(0),
+            partial(_draw_near_one, shape=(rows, columns)),
             lambda a: _exact_reductions(a["x"], 0, form),
         )
     for length in (1, *LANES, *HELD, *LONG):
         yield Case(
             f"{length} elements",
-            reduced.along_rows(),
-            partial(_spread, shape=(9, length)),
-            lambda a: _exact_rows(a["x"], np.zeros((9, 1)), 0.0),
+            reductions.softmax_functions(),
+            partial(_draw_normal, shape=(9, length)),
+            lambda a: _exact_softmax_rows(a["x"], np.zeros((9, 1)), 0.0),
         )
     yield from _column_cases()
     yield from _product_cases()
@@ -225,10 +227,11 @@ def cases(form: Format) -> Iterator[Case]:
 
 
 def _column_cases() -> Iterator[Case]:
+    """Yield cases with per-column inputs, and of batch normalisation."""
     for length in _PERSISTENT:
         yield Case(
             f"x a + c of {length} elements",
-            fused()["_affine_softmax"],
+            shared_functions()["_affine_softmax"],
             partial(_draw_affine, length=length),
             _exact_affine,
         )
@@ -236,7 +239,7 @@ def _column_cases() -> Iterator[Case]:
         for training in (False, True):
             yield Case(
                 f"{rows} x {columns}",
-                fused()["_batch_norm"],
+                shared_functions()["_batch_norm"],
                 partial(_draw_batch, rows=rows, columns=columns),
                 partial(_exact_batch_norm, training=training),
                 options={"training": training},
@@ -244,12 +247,13 @@ def _column_cases() -> Iterator[Case]:
 
 
 def _product_cases() -> Iterator[Case]:
+    """Yield cases of matrix products and of the heads of networks, with and without bound weights."""
     weights = ("weight", "bias")
     statistics = ("running_mean", "running_var", "gamma", "beta", "scale")
     for rows, inner, columns in ((32, 64, 96), (9, 257, 4097)):
         size = f"{rows} x {inner} x {columns}"
         plain = partial(_draw_head, head=heads.head_sum, rows=rows, inner=inner, columns=columns)
-        yield Case(size, fused()["linear"], plain, _exact_linear)
+        yield Case(size, shared_functions()["linear"], plain, _exact_linear)
         bound: tuple[str, ...]
         for bound in ((), weights):
             how = f"{size}, bound" if bound else size
@@ -267,18 +271,18 @@ def _large_product() -> Case:
     """Return a product large enough for the hi/lo split on Hopper."""
     rows, inner, columns = 512, 600, 2048
     draw = partial(_draw_head, head=heads.head_sum, rows=rows, inner=inner, columns=columns)
-    return Case(f"{rows} x {inner} x {columns}", fused()["linear"], draw, _exact_linear)
+    return Case(f"{rows} x {inner} x {columns}", shared_functions()["linear"], draw, _exact_linear)
 
 
 # Measuring ----------------------------------------------------------------------------------------------------------
 
 
 def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
-    """Measure the largest errors in one format, by name of the result, over all sizes."""
+    """Measure the largest errors in one format over all cases, by name of the result; record failures."""
     found: dict[str, Measurement] = {}
     flushing = target.flushing(form)
     for case in cases(form):
-        drawn = {k: form.values(v) for k, v in case.draw(np.random.default_rng(0)).items()}
+        drawn = {k: form.rounded(v) for k, v in case.draw(np.random.default_rng(0)).items()}
         wide = {k: oracle.wider(v, form) for k, v in drawn.items()}
         with np.errstate(all="ignore"):
             expected = case.exact(wide)
@@ -290,14 +294,15 @@ def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
         for (name, exact, allowance), result in zip(expected, results, strict=True):
             one = measure(result, exact, allowance, form, flushing)
             found.setdefault(name, Measurement()).merge(one)
-            if one.worst is not None:
-                target.failures.append(_failure(name, case, form, result, exact, allowance, one.worst))
+            if one.first_failure is not None:
+                target.failures.append(_failure(name, case, form, result, exact, allowance, one.first_failure))
     return found
 
 
 def _failure(
     name: str, case: Case, form: Format, result: Array, exact: Array, allowance: Allowance, at: int
 ) -> Failure:
+    """Describe the result number `at`, which is beyond its allowance."""
     got, wanted = float(np.ravel(result)[at]), float(np.ravel(exact)[at])
     allowed = float(np.broadcast_to(allowance.absolute(np.ravel(exact), form, False), exact.size)[at])
     where = f"{case.name}, result {np.unravel_index(at, np.shape(exact))}, random numbers of seed 0"

@@ -27,6 +27,7 @@ class Format:
 
     @cached_property
     def max(self) -> float:
+        """The largest finite number."""
         return (2.0 - 2.0 ** (1 - self.digits)) * 2.0**self.top
 
     @cached_property
@@ -41,7 +42,7 @@ class Format:
 
     @cached_property
     def computed(self) -> Format:
-        """The format that kernels compute values of this one in."""
+        """The format in which values of this one are computed."""
         return FORMATS[dtypes.compute(self.name)]
 
     @property
@@ -55,8 +56,8 @@ class Format:
             exponent = np.where(size == 0, self.bottom, np.frexp(size)[1] - 1)
         return np.ldexp(np.ones_like(size), np.maximum(exponent, self.bottom) + 1 - self.digits)
 
-    def values(self, x: Array) -> np.ndarray[Any, Any]:
-        """Round numbers to this format."""
+    def rounded(self, x: Array) -> np.ndarray[Any, Any]:
+        """Round numbers to an array of this format."""
         with np.errstate(over="ignore"):
             return np.asarray(x, np.float64).astype(self.dtype)
 

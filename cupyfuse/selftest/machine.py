@@ -1,4 +1,4 @@
-"""Describe this machine: versions, GPUs, the kernel cache, and how to install what is missing."""
+"""Describe this machine: versions, GPUs, the kernel cache, and how to install what is missing; find its arrays."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ def driver_version() -> int:
 
 
 def cuda_version(number: int) -> str:
+    """Format a version of CUDA: 12090 is 12.9."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -51,14 +52,15 @@ def kernel_cache() -> Path:
 
 
 def _describe_folder(path: Path) -> str:
+    """Describe a folder by its path and the number and size of its files."""
     if not path.is_dir():
         return f"{path} (does not exist yet)"
     sizes = [entry.stat().st_size for entry in path.iterdir() if entry.is_file()]
     return f"{path} ({len(sizes)} files, {quantity(sum(sizes), 'B')})"
 
 
-def _answer(question: Callable[[], str]) -> str:
-    """Return what a CUDA library answers, or its error: broken installations are to be reported."""
+def _answer_or_error(question: Callable[[], str]) -> str:
+    """Return what a library or the file system answers, or its error: broken installations are to be reported."""
     try:
         return question()
     except Exception as error:
@@ -66,10 +68,12 @@ def _answer(question: Callable[[], str]) -> str:
 
 
 def _reason(error: Exception) -> str:
+    """Return an error's type and the first line of its message."""
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _import_cupy() -> tuple[Any, str]:
+    """Return CuPy and "", or None and why it cannot be imported."""
     try:
         import cupy
     except Exception as error:  # without its libraries CuPy raises more than ImportError
@@ -78,6 +82,7 @@ def _import_cupy() -> tuple[Any, str]:
 
 
 def _gpus(cupy: Any) -> list[tuple[str, str]]:
+    """List the GPUs as facts: (name, description)."""
     lines = []
     for number in range(cupy.cuda.runtime.getDeviceCount()):
         properties = cupy.cuda.runtime.getDeviceProperties(number)
@@ -121,17 +126,18 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         facts.append((name, found or "not installed"))
         if found is None:
             missing.append((f"{name}, for {what} (optional)", command))
-    facts.append(("kernel cache", _answer(lambda: _describe_folder(kernel_cache()))))
+    facts.append(("kernel cache", _answer_or_error(lambda: _describe_folder(kernel_cache()))))
     return facts, missing
 
 
 def _describe_cuda(
     cupy: Any, driver: int, extra: str, facts: list[tuple[str, str]], missing: list[tuple[str, str]]
 ) -> None:
+    """Append the facts about CuPy's CUDA libraries and the GPUs, and what is missing of them."""
     if tuple(int(part) for part in cupy.__version__.split(".")[:2]) < _OLDEST_CUPY:
         missing.append(("CuPy 14.2 or newer", f'pip install --upgrade "cupyfuse[{extra}]"'))
-    facts.append(("CUDA runtime", _answer(lambda: cuda_version(cupy.cuda.runtime.runtimeGetVersion()))))
-    nvrtc = _answer(lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion())))
+    facts.append(("CUDA runtime", _answer_or_error(lambda: cuda_version(cupy.cuda.runtime.runtimeGetVersion()))))
+    nvrtc = _answer_or_error(lambda: ".".join(map(str, cupy.cuda.nvrtc.getVersion())))
     facts.append(("NVRTC", nvrtc))
     if nvrtc.startswith("not available"):
         missing.append(("NVRTC, which compiles the kernels", f'pip install "cupyfuse[{extra}]"'))
@@ -172,6 +178,7 @@ def array_module(engine: str) -> Any:
 
 
 def device_name(xp: Any) -> str:
+    """Name an array library with its version, and the device that it computes on."""
     if xp is np:
         return f"NumPy {np.__version__} on {platform.processor() or platform.machine()}"
     name = xp.cuda.runtime.getDeviceProperties(xp.cuda.Device().id)["name"].decode()
@@ -179,4 +186,5 @@ def device_name(xp: Any) -> str:
 
 
 def on_host(array: Any) -> np.ndarray[Any, Any]:
+    """Copy a CuPy array to NumPy; pass NumPy arrays on."""
     return array if isinstance(array, np.ndarray) else array.get()

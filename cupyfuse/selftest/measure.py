@@ -1,4 +1,4 @@
-"""Measure errors in ulps and relative to the result, and compare them with their allowance."""
+"""Measure the errors of results, in ulps and relative to the result, against their allowance."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ..ir.operators.table import ROUNDING
 from .formats import Array, Format
 from .oracle import EXTENDED
 
-# Relative error of exponentials, and of quotients by a row's number, in values of 16-bit dtypes.
+# Relative error of the approximate exponential, and of quotients by a row's value, in 16-bit dtypes.
 QUICK_ERROR = 1e-5
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """The error that a result may have, in ulps of the format that is computed in.
+    """The error that a result may have, in ulps of the format in which it is computed.
 
     Attributes
     ----------
-    ulps : relative to the result, or to `scale` where that is larger
-    scale : magnitude of intermediate rounding errors, where it can exceed the result's
+    ulps : the allowed error, relative to the result, or to `scale` where that is larger
+    scale : magnitude of intermediate values, whose rounding errors can exceed those of the result
     quick : whether 16-bit formats use the approximate exponential or quotient
     text : formula of the ulps, where they depend on sizes
     """
@@ -36,7 +36,7 @@ class Allowance:
     def __str__(self) -> str:
         return (self.text or f"{self.ulps:g}") + (" *" if self.scale is not None and self.ulps else "")
 
-    def size(self, exact: Array) -> Array:
+    def magnitude(self, exact: Array) -> Array:
         """Return the magnitude that ulps are relative to: the larger one of result and scale."""
         size = np.abs(exact)
         if self.scale is not None:
@@ -50,7 +50,7 @@ class Allowance:
         if form.name == "float64" and not EXTENDED and ulps:
             ulps = 2 * ulps + 2  # the reference is in float64 too, with an error of its own
         with np.errstate(all="ignore"):
-            error = ulps * form.computed.ulp(self.size(exact))
+            error = ulps * form.computed.ulp(self.magnitude(exact))
             if self.quick and form.computed is not form:
                 error = error + QUICK_ERROR * np.abs(exact)
             if self.ulps > ROUNDING:
@@ -71,12 +71,12 @@ class Measurement:
 
     Attributes
     ----------
-    ulps : in ulps of the stored result, or of the computed `scale` where those are larger
-    relative : relative to the result, or to `scale` where that is larger
-    used : as a share of the allowance; in 16-bit formats mostly the rounding of the result itself
-    count : results compared
+    ulps : error in ulps of the stored result, or of the computed `scale` where those are larger
+    relative : error relative to the result, or to `scale` where that is larger
+    used : error as a share of the allowance; in 16-bit formats mostly the rounding of the result itself
+    count : number of results compared
     allowed : the allowance as text
-    worst : index of the first result beyond its allowance, or None
+    first_failure : index of the first result beyond its allowance, or None
     """
 
     ulps: float = 0.0
@@ -84,7 +84,7 @@ class Measurement:
     used: float = 0.0
     count: int = 0
     allowed: str = ""
-    worst: int | None = None
+    first_failure: int | None = None
 
     def merge(self, other: Measurement) -> None:
         """Include the errors of another measurement of the same operator, except its failure."""
@@ -94,7 +94,7 @@ class Measurement:
 
 
 def measure(got: Any, exact: Array, allowance: Allowance, form: Format, flushing: bool) -> Measurement:
-    """Compare results with exact ones.
+    """Compare results with exact ones; `flushing` tells that subnormal numbers are flushed to zero.
 
     Infinities and NaN have to agree with the exact values, except for overflow: a finite value beyond the format's
     largest number is infinite, and one within its allowance of that number may be.
@@ -112,7 +112,7 @@ def measure(got: Any, exact: Array, allowance: Allowance, form: Format, flushing
             good |= np.isinf(got) & finite & (np.sign(got) == np.sign(exact)) & (result + allowed >= edge)
         # Errors from factors that underflow are no measure of rounding.
         counted = both & ((result >= UNDERFLOW_ERROR * form.computed.normal) | (allowance.ulps <= ROUNDING))
-        size = allowance.size(exact)
+        size = allowance.magnitude(exact)
         unit = form.ulp(result)
         if allowance.scale is not None:
             unit = np.maximum(unit, form.computed.ulp(size))
@@ -125,9 +125,10 @@ def measure(got: Any, exact: Array, allowance: Allowance, form: Format, flushing
             str(allowance),
         )
     if not good.all():
-        measured.worst = int(np.argmax(~good))
+        measured.first_failure = int(np.argmax(~good))
     return measured
 
 
 def _largest(values: Array, where: Array) -> float:
+    """Return the largest of the values that a mask selects, 0 if it selects none."""
     return float(np.max(values, where=where, initial=0))

@@ -17,14 +17,14 @@ from .formats import Array, Format
 WIDE = np.longdouble
 EXTENDED = bool(np.finfo(WIDE).eps < 2.0**-60)
 
-# Where the series of erf hands over to the continued fraction of erfc, and the terms of each for 1e-20.
+# Where the series of erf gives way to the continued fraction of erfc, and the terms of each for 1e-20.
 _MEET, _SERIES, _FRACTION = 1.5, 60, 250
 # pi to 64 bits, of which a Python float holds 53.
 _PI = WIDE(math.pi) + WIDE(1.2246467991473532e-16)
 
 
 def wider(x: Array, form: Format) -> Array:
-    """Convert numbers of a format to the wider one that they are compared in."""
+    """Convert numbers of a format to the wider one in which its reference results are computed."""
     return np.asarray(x, WIDE if form.computed is form and form.name == "float64" else np.float64)
 
 
@@ -44,7 +44,7 @@ def erf(x: Array) -> Array:
 
 
 def _erf_series(x: Array) -> Array:
-    """2 / sqrt(pi) exp(-x^2) (x + 2 x^3 / 3 + 4 x^5 / 15 + ...): no term cancels another."""
+    """Sum erf(x) = 2 / sqrt(pi) exp(-x^2) (x + 2 x^3 / 3 + 4 x^5 / 15 + ...), in which no terms cancel."""
     term = total = x
     for n in range(1, _SERIES):
         term = term * (2 * x * x) / (2 * n + 1)
@@ -53,7 +53,7 @@ def _erf_series(x: Array) -> Array:
 
 
 def _erfc_fraction(x: Array) -> Array:
-    """exp(-x^2) / sqrt(pi) / (x + (1/2) / (x + 1 / (x + (3/2) / ...))), from its tail."""
+    """Evaluate erfc(x) = exp(-x^2) / sqrt(pi) / (x + (1/2) / (x + 1 / (x + (3/2) / ...))) from its tail."""
     tail = x
     for n in range(_FRACTION, 0, -1):
         tail = x + n / 2 / tail
@@ -70,5 +70,5 @@ _WIDE_FORMULAS: dict[str, Callable[..., Array]] = {
 
 
 def wide_formula(operator: str) -> Callable[..., Array]:
-    """Return an operator's formula in any precision: the table's, unless that is a polynomial for float64."""
+    """Return an operator's formula for any precision: the table's, unless that is a polynomial for float64."""
     return _WIDE_FORMULAS.get(operator) or POINTWISE[operator].numpy

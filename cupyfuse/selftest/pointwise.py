@@ -18,7 +18,7 @@ from .measure import Allowance, Measurement, measure
 from .symbols import allows, value
 from .target import Failure, Target
 
-# Operators in one kernel: few kernels, each of which compiles quickly.
+# Operators in one kernel: so many that there are few kernels, and each compiles quickly.
 _GROUP_SIZE = 12
 # Approximate in 16-bit formats (`quick_exp` in kernels_cu/types.cuh).
 _QUICK = ("exp",)
@@ -26,7 +26,7 @@ _QUICK = ("exp",)
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Operators of one arity in one function with as many results, so that they share a kernel."""
+    """Operators with the same number of array operands, fused into one function that returns all their results."""
 
     operands: int
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ def groups() -> tuple[Group, ...]:
     """Return all operators, with the parameters that the tables of special values name."""
     found = []
     for operands in (1, 2, 3):
-        names = [name for name, cases in specials.pointwise().items() if len(cases[0].operands) == operands]
+        names = [name for name, cases in specials.pointwise_cases().items() if len(cases[0].operands) == operands]
         for start in range(0, len(names), _GROUP_SIZE):
             chunk = tuple(names[start : start + _GROUP_SIZE])
             found.append(Group(operands, chunk, Fused(_group_function(chunk, operands))))
@@ -53,6 +53,8 @@ def groups() -> tuple[Group, ...]:
 
 
 def _group_function(names: Sequence[str], operands: int) -> Callable[..., tuple[Any, ...]]:
+    """Return the function that applies operators to one, two or three arrays."""
+
     def one(a: Any) -> tuple[Any, ...]:
         return tuple(_apply_named(name, a) for name in names)
 
@@ -66,6 +68,7 @@ def _group_function(names: Sequence[str], operands: int) -> Callable[..., tuple[
 
 
 def _apply_named(name: str, *operands: Any) -> Any:
+    """Apply an operator, with the parameters in its name, to arrays."""
     operator, numbers = parse_name(name)
     if operator == "where":
         operands = (apply("not_equal", operands[0], 0.0), *operands[1:])
@@ -76,13 +79,13 @@ def _apply_named(name: str, *operands: Any) -> Any:
 
 
 def check_specials(target: Target, form: Format) -> int:
-    """Compare every entry of the tables; return their number."""
+    """Compare results with every entry of the tables, record failures, and return the number of entries."""
     compared = 0
     for group in groups():
-        cases = {name: specials.pointwise()[name] for name in group.names}
+        cases = {name: specials.pointwise_cases()[name] for name in group.names}
         given = sorted({case.operands for each in cases.values() for case in each})
-        where = {operands: i for i, operands in enumerate(given)}
-        columns = [form.values([value(s, form) for s in column]) for column in zip(*given, strict=True)]
+        index = {operands: i for i, operands in enumerate(given)}
+        columns = [form.rounded([value(s, form) for s in column]) for column in zip(*given, strict=True)]
         for variant in target.variants:
             results = target.run_flat(group.fused, columns, form, variant, ", ".join(group.names))
             if results is None:
@@ -90,7 +93,7 @@ def check_specials(target: Target, form: Format) -> int:
             for name, result in zip(group.names, results, strict=True):
                 ulps = POINTWISE[parse_name(name)[0]].ulps
                 for case in cases[name]:
-                    got = float(result[where[case.operands]])
+                    got = float(result[index[case.operands]])
                     flushing = target.flushing(form)
                     expected = specials.expected_when_flushed(case, cases[name]) if flushing else case.expected
                     if not allows(expected, got, form, ulps, flushing):
@@ -104,7 +107,7 @@ def check_specials(target: Target, form: Format) -> int:
 
 
 def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
-    """Measure the largest errors in one format, by operator."""
+    """Measure the largest errors in one format, by operator; record failures."""
     found: dict[str, Measurement] = {}
     for group in groups():
         flushing = target.flushing(form)
@@ -112,7 +115,7 @@ def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
             inputs: tuple[Array, ...] = (samples.unary(form, flushing),)
         else:
             inputs = samples.pairs(form, flushing) if group.operands == 2 else samples.triples(form, flushing)
-        columns = [form.values(x) for x in inputs]
+        columns = [form.rounded(x) for x in inputs]
         for variant in target.variants:
             results = target.run_flat(group.fused, columns, form, variant, ", ".join(group.names))
             if results is None:
@@ -123,8 +126,9 @@ def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
                 exact, allowance = _exact(name, form, inputs)
                 one = measure(result, exact, allowance, form, flushing)
                 found.setdefault(name, Measurement()).merge(one)
-                if one.worst is not None:
-                    target.failures.append(_failure(name, form, variant, inputs, result, exact, allowance, one.worst))
+                at = one.first_failure
+                if at is not None:
+                    target.failures.append(_failure(name, form, variant, inputs, result, exact, allowance, at))
     return found
 
 
@@ -132,11 +136,12 @@ def _is_measured(name: str, group: Group) -> bool:
     """Whether accuracy is measured for this name: with fixed finite parameters, where the operator has any."""
     operator, numbers = parse_name(name)
     if not numbers:
-        return group.operands == 1 or operator not in {parse_name(n)[0] for n in specials.pointwise() if "(" in n}
+        return group.operands == 1 or operator not in {parse_name(n)[0] for n in specials.pointwise_cases() if "(" in n}
     return bool(np.isfinite(numbers).all())
 
 
 def _exact(name: str, form: Format, inputs: tuple[Array, ...]) -> tuple[Array, Allowance]:
+    """Return an operator's exact results and their allowance."""
     operator, numbers = parse_name(name)
     row = POINTWISE[operator]
     wide = [oracle.wider(x, form) for x in (*inputs, *numbers)]
@@ -159,6 +164,7 @@ def _failure(
     allowance: Allowance,
     at: int,
 ) -> Failure:
+    """Describe the result number `at`, which is beyond its allowance."""
     given = ", ".join(repr(float(x[at])) for x in inputs)
     allowed = np.broadcast_to(allowance.absolute(exact, form, False), exact.shape)[at]
     wanted = f"{float(exact[at])!r} within {float(allowed):.3g} ({allowance.ulps:g} ulps)"

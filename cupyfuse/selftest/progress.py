@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Progress:
-    """Context manager that reports which of `total` stages is running."""
+    """A context manager that reports which of `total` stages is running."""
 
     def __init__(self, total: int):
         self._total = total
@@ -17,7 +17,7 @@ class Progress:
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        # In a file or a pipe a bar is only control characters.
+        # In a file or a pipe a bar would be control characters only.
         if sys.stderr is not None and sys.stderr.isatty():
             try:
                 from rich.console import Console
@@ -44,6 +44,7 @@ class Progress:
         self._done += 1
 
     def _print(self, line: str) -> None:
+        """Write a line to standard error, if that can be written."""
         try:
             print(line, file=sys.stderr, flush=True)
         except BrokenPipeError:  # as for `2>&1 | head`: nobody reads the results either

@@ -16,9 +16,9 @@ Errors are against a wider format: float64, or numpy.longdouble for float64 resu
 result, and relative to it; where terms cancel (*), both refer to the computed terms. "used" is the largest share of the
 allowance in float32 and float64; 16-bit results may be off by float32's allowance and half an ulp of their own. n, K, N
 and B are the elements reduced, the terms of an inner product, the columns of a product, and the rows of a batch."""
-# Facts for the page: those that figures depend on.
+# The facts on the page: those that the figures depend on.
 _VERSIONS = ("cupyfuse", "Python", "NumPy", "CuPy", "CUDA driver", "CUDA runtime", "NVRTC", "GPU 0")
-# Failures listed for an operator in a format; further ones are counted.
+# The most failures listed for an operator in a format; further ones are counted.
 _FAILURES_LISTED = 3
 
 
@@ -31,10 +31,10 @@ class Report:
     facts : versions and devices, as (name, value)
     engine : a sentence that names the engine
     special : number of special values compared, by format
-    operators, chains : the largest errors, by format and name
+    operators, chains : the largest errors, by format and by name of the operator or result
     kernels, kernels_title : the distinct kernels, and a heading that says whether they ran
     failures : wrong results
-    seconds : duration
+    seconds : duration of the run
     """
 
     facts: list[tuple[str, str]]
@@ -56,6 +56,7 @@ class Report:
         return "\n\n".join(parts)
 
     def _sections(self) -> Iterator[str]:
+        """Yield the tables of errors, the number of special values, and the list of kernels, as text."""
         for title, table in (("operator", self.operators), ("reductions, rows and products", self.chains)):
             yield _columns([_head(title, table), *_rows(table)])
         compared = ", ".join(f"{count} in {name}" for name, count in self.special.items())
@@ -63,15 +64,16 @@ class Report:
         yield self.kernels_title + "".join(f"\n  {line}" for line in _kernel_lines(self.kernels))
 
     def _verdict(self) -> str:
+        """Say whether the run passed, or list the failures."""
         if self.passed:
             return f"Passed in {self.seconds:.0f} s: every result is within its allowance."
         lines = [f"FAILED: {len(self.failures)} results are wrong."]
-        told: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for failure in self.failures:
-            told[failure.what, failure.dtype] += 1
-            if told[failure.what, failure.dtype] <= _FAILURES_LISTED:
+            counts[failure.what, failure.dtype] += 1
+            if counts[failure.what, failure.dtype] <= _FAILURES_LISTED:
                 lines.append(f"  {failure}")
-        for (what, dtype), count in told.items():
+        for (what, dtype), count in counts.items():
             if count > _FAILURES_LISTED:
                 lines.append(f"  {what} in {dtype}: {count - _FAILURES_LISTED} more")
         return "\n".join(lines)
@@ -85,7 +87,7 @@ class Report:
             There were failures.
         """
         if not self.passed:
-            raise ValueError("a run with failures is not written as a page")
+            raise ValueError(f"a run with {len(self.failures)} failures is not written as a page; print the report")
         lines = ["# Measured errors", ""]
         lines += [
             "Written by `python -m cupyfuse selftest --markdown FILE`, not by hand. [numerics.md](numerics.md) says"
@@ -114,13 +116,14 @@ class Report:
 
 
 def _head(title: str, table: dict[str, dict[str, Measurement]]) -> tuple[str, ...]:
+    """Return the heading of a table of errors, whose columns `_rows` fills."""
     ulps, relative = list(table), list(table)
     ulps[0], relative[0] = f"ulps: {ulps[0]}", f"relative: {relative[0]}"
     return (title, "allowed", "used", *ulps, *relative)
 
 
 def _rows(table: dict[str, dict[str, Measurement]]) -> list[tuple[str, ...]]:
-    """Return a row for each name: allowance, used share, largest errors by format."""
+    """Return a row for each name: allowance, its used share, largest errors in ulps and relative, by format."""
     names = dict.fromkeys(name for each in table.values() for name in each)
     rows = []
     for name in names:
@@ -146,15 +149,17 @@ def _kernel_lines(kernels: Sequence[LaunchedKernel]) -> list[str]:
 
 
 def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+    """Align the cells of rows in columns of text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
 def _table(head: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Write a table in Markdown, as lines."""
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     return lines + ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
 
 
 def write_page(report: Report, path: Path) -> None:
-    """Write the page, with Unix line ends on every machine."""
+    """Write a report as a page of the documentation, with Unix line ends on every system."""
     path.write_text(report.markdown(), encoding="utf-8", newline="\n")

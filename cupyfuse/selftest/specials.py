@@ -13,7 +13,7 @@ from .tables import CASES, REDUCED, ROWS, UNARY
 
 @dataclass(frozen=True)
 class Case:
-    """Operands of an operator and its expected result, as symbols."""
+    """Operands of an operator and its expected result, as the symbols of `tables.py`."""
 
     operands: tuple[str, ...]
     expected: str
@@ -21,29 +21,30 @@ class Case:
 
 @dataclass(frozen=True)
 class Row:
-    """Cells of a row, and the expected result of each reduction or row function."""
+    """Elements of a row, and the expected result of each reduction or of softmax and log_softmax, as symbols."""
 
     cells: tuple[str, ...]
     expected: dict[str, str]
 
 
 def _lines(table: str) -> list[list[str]]:
+    """Split a table into the words of its lines."""
     return [line.split() for line in table.strip().splitlines() if line.strip()]
 
 
 @cache
-def pointwise() -> dict[str, tuple[Case, ...]]:
-    """Return all cases by operator, with its parameters."""
+def pointwise_cases() -> dict[str, tuple[Case, ...]]:
+    """Return the cases of every operator, by its name with parameters."""
     found: dict[str, list[Case]] = {}
     (_, *inputs), *rows = _lines(UNARY)
     for name, *results in rows:
         found[name] = [Case((x,), y) for x, y in zip(inputs, results, strict=True)]
-    name, top = "", []
+    name, right = "", []
     for first, *rest in _lines(PAIRS):
         if first in POINTWISE:
-            name, top = first, rest
+            name, right = first, rest
         else:
-            found.setdefault(name, []).extend(Case((first, b), y) for b, y in zip(top, rest, strict=True))
+            found.setdefault(name, []).extend(Case((first, b), y) for b, y in zip(right, rest, strict=True))
     for first, *rest in _lines(CASES):
         end = rest.index("|")
         found.setdefault(first, []).append(Case(tuple(rest[:end]), rest[end + 1]))
@@ -51,25 +52,29 @@ def pointwise() -> dict[str, tuple[Case, ...]]:
 
 
 @cache
-def reduced() -> tuple[Row, ...]:
+def reduction_rows() -> tuple[Row, ...]:
     """Return all rows with the expected result of every reduction."""
-    (_, *names), *rows = _lines(REDUCED)
-    return tuple(Row(_cells(cells), dict(zip(names, results, strict=True))) for cells, *results in rows)
+    return _rows(REDUCED)
 
 
 @cache
-def along_rows() -> tuple[Row, ...]:
+def softmax_rows() -> tuple[Row, ...]:
     """Return all rows with their softmax and log_softmax, one symbol for each cell."""
-    (_, *names), *rows = _lines(ROWS)
-    return tuple(Row(_cells(cells), dict(zip(names, results, strict=True))) for cells, *results in rows)
+    return _rows(ROWS)
 
 
-def _cells(text: str) -> tuple[str, ...]:
-    return () if text == "empty" else tuple(text.split(","))
+def _rows(table: str) -> tuple[Row, ...]:
+    """Parse a table whose lines are the elements of a row and its results."""
+    (_, *names), *lines = _lines(table)
+    found = []
+    for cells, *results in lines:
+        elements = () if cells == "empty" else tuple(cells.split(","))
+        found.append(Row(elements, dict(zip(names, results, strict=True))))
+    return tuple(found)
 
 
 def expected_when_flushed(case: Case, cases: tuple[Case, ...]) -> str:
-    """Return the expected results of a case on an engine that may flush subnormal operands to zero."""
+    """Return the entry of a case for an engine that may flush subnormal operands to zero: also that for zeros."""
     zeros = {"sub": "0", "-sub": "-0"}
     operands = tuple(zeros.get(o, o) for o in case.operands)
     return "|".join([case.expected, *(c.expected for c in cases if c.operands == operands != case.operands)])
@@ -77,6 +82,6 @@ def expected_when_flushed(case: Case, cases: tuple[Case, ...]) -> str:
 
 def missing() -> list[str]:
     """Return the operators and reductions without special values."""
-    there = {re.sub(r"\(.*", "", name) for name in pointwise()}
-    reductions = {name for row in reduced() for name in row.expected}
+    there = {re.sub(r"\(.*", "", name) for name in pointwise_cases()}
+    reductions = {name for row in reduction_rows() for name in row.expected}
     return sorted((set(POINTWISE) - there) | (set(REDUCTIONS) - reductions))

@@ -1,4 +1,4 @@
-"""Symbols of the tables of special values: their value in a format, and the results they allow."""
+"""Symbols of the tables of special values: their values in a format, and the results that they allow."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def choices(expected: str, form: Format) -> tuple[str, ...]:
 
 
 def _choices(expected: str, name: str) -> Iterator[str]:
+    """Yield the symbols that a table entry allows in the format of a name, see `tables.py`."""
     for part in expected.split("|"):
         outside, _, inside = part.rstrip(")").partition("(")
         symbol = inside if inside and name == "float16" else outside
@@ -56,8 +57,8 @@ def allows(expected: str, got: float, form: Format, ulps: float, flushing: bool)
     ----------
     expected : the entry
     got : the result
-    form : its format
-    ulps : error allowed for numbers other than zero
+    form : the format of the result
+    ulps : the error allowed for numbers other than zero
     flushing : whether the engine flushes subnormal numbers to zero
     """
     for symbol in choices(expected, form):
@@ -67,7 +68,7 @@ def allows(expected: str, got: float, form: Format, ulps: float, flushing: bool)
 
 
 def _is_flushed(symbol: str, got: float, form: Format, ulps: float) -> bool:
-    """Whether flushing explains a result: a flushed subnormal number, or one that was copied and expected as zero."""
+    """Whether flushing explains a result: zero for a subnormal number, or a subnormal operand returned for zero."""
     if symbol == ANY_FINITE:
         return False
     wanted = value(symbol, form)

@@ -1,9 +1,8 @@
 """Special values of unary operators and reductions: operands and expected results.
 
 Symbols: `max`, `nor` and `sub` are the largest, the smallest normal and the smallest subnormal number of the format.
-`~` is any finite number. `+-0` is a zero of either sign. `a|b` is a or b. `a(b)` is
-a, but b in float16, which computes in float32 without overflow. Numbers are exact for exact operators, else within
-their accuracy.
+`~` is any finite number. `+-0` is a zero of either sign. `a|b` is a or b. `a(b)` is a, but b in float16, which computes
+in float32 without overflow. Results of exact operators equal these numbers, others are within their accuracy of them.
 
 Where libraries disagree, entries are those of PyTorch's formula on a GPU, and SciPy's for sums of exponentials.
 """

@@ -1,4 +1,4 @@
-"""Run the self-test's functions on an array library; record their kernels and failures."""
+"""Run the self-test's functions on an array library, and record their kernels and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDTHS = {"vectors": 64, "scalars": 63}
 
 @dataclass(frozen=True)
 class Failure:
-    """A wrong result, or a function that raised."""
+    """A wrong result, or an error: of what, in which dtype, for which arguments, and what came instead of what."""
 
     what: str
     dtype: str
@@ -40,9 +40,9 @@ class LaunchedKernel:
 
     Attributes
     ----------
-    template : the template in `kernels_cu/` that it instantiates
+    template : the template in `kernels_cu/` that the kernel instantiates
     dtype : dtype of the call's arguments
-    vectors : whether a thread moves several elements at once
+    vectors : whether a thread loads and stores several elements at once
     """
 
     template: str
@@ -59,7 +59,7 @@ class Target:
     xp : the array library
     collecting : whether to collect the kernels that a GPU would launch while NumPy runs the calls
     kernels : distinct kernels by source
-    products : number of matrix products, splits and copies
+    products : number of matrix products, splits and copies that were launched
     failures : wrong results, in the order found
     """
 
@@ -75,7 +75,7 @@ class Target:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Variants to run; NumPy has only one."""
+        """The variants of pointwise kernels to run; NumPy has no variants."""
         return tuple(_WIDTHS) if self.on_gpu or self.collecting else ("vectors",)
 
     def flushing(self, form: Format) -> bool:
@@ -83,7 +83,7 @@ class Target:
         return self.on_gpu and form.name in ("float32", "bfloat16")
 
     def run(self, fused: Fused, arguments: Sequence[Any], form: Format, what: str) -> Any:
-        """Return results on the host; None, and a failure, if the function raised."""
+        """Call a function with positional arguments; return its results on the host, or None if it raised."""
         named = dict(zip(fused.signature.parameters, arguments, strict=False))
         return self.run_named(fused, named, (), form, what)
 
@@ -96,7 +96,7 @@ class Target:
         what: str,
         **options: Any,
     ) -> Any:
-        """Run with arguments by name, some of them bound before the call; see `run`."""
+        """Call a function with arguments by name, some of them bound before; see `run`."""
         try:
             given = {name: self.xp.asarray(a) for name, a in arguments.items()}
             serve: Any = fused
@@ -113,13 +113,14 @@ class Target:
             return None
 
     def run_flat(self, fused: Fused, columns: Sequence[Any], form: Format, variant: str, what: str) -> Any:
-        """Run a pointwise function on vectors, as matrices whose width selects the variant; see `run`."""
+        """Call a pointwise function on vectors, as matrices whose width selects the variant; see `run`."""
         width, size = _WIDTHS[variant], columns[0].size
         grids = [np.resize(c, (-(-size // width), width)) for c in columns]
         results = self.run(fused, grids, form, what)
         return None if results is None else [np.asarray(r).ravel()[:size] for r in results]
 
     def _record_kernels(self, plan: Plan, form: Format) -> None:
+        """Record the kernels that a plan, and the one that prepacks for it, launch."""
         for part in filter(None, (plan, plan.prepare)):
             for step in part.steps:
                 if step.kind in ("Gemm", "Split", "Copy", "Library"):
@@ -131,12 +132,14 @@ class Target:
 
 
 def _template(kernel: Kernel) -> str:
+    """Name the template of a kernel for the report, with the part that it plays in a column step."""
     if kernel.name.startswith("column_merge"):
         return "column_stats, merge of shares"
     return kernel.config.template + (", in shares" if kernel.config.shares > 1 else "")
 
 
 def _on_host(results: Any) -> Any:
+    """Copy one result, or several, to the host."""
     if isinstance(results, (tuple, list)):
         return [on_host(r) for r in results]
     return on_host(results)

@@ -101,7 +101,7 @@ def test_the_operator_that_the_documentation_adds(engine: Engine, monkeypatch: p
     assert specials.missing() == [row.name]
     (entries,) = re.findall(rf"^{row.name}\(.*$", text, re.MULTILINE)
     monkeypatch.setattr(specials, "UNARY", f"{tables.UNARY}{entries}\n")
-    caches = (specials.pointwise, pointwise.groups)
+    caches = (specials.pointwise_cases, pointwise.groups)
     try:
         for cache in caches:
             cache.cache_clear()
@@ -233,7 +233,7 @@ def test_a_quick_run_compiles_nothing_and_checks_the_rest(
 
 def test_a_quick_run_on_kernels_is_float32_alone() -> None:
     with HOST.active(), pytest.MonkeyPatch.context() as patch:
-        for part in (selftest.reduced, selftest.chains):  # minutes on a CPU
+        for part in (selftest.reductions, selftest.chains):  # minutes on a CPU
             patch.setattr(part, "check_specials", lambda *_: 0, raising=False)
             patch.setattr(part, "accuracy", lambda *_: {}, raising=False)
         patch.setattr(selftest.machine, "device_name", lambda xp: "kernels on a CPU")

@@ -17,7 +17,7 @@ from support import FLOATS, Engine
 from cupyfuse import EngineError
 from cupyfuse.api.fuse import Fused
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
-from cupyfuse.selftest import pointwise, reduced, specials, symbols
+from cupyfuse.selftest import pointwise, reductions, specials, symbols
 from cupyfuse.selftest.formats import FORMATS, Format
 from cupyfuse.selftest.target import Target
 
@@ -116,7 +116,7 @@ def eager(name: str) -> Callable[..., Any]:
 def run_eagerly(function: Callable[..., Any], operands: tuple[str, ...], form: Format) -> float:
     """The function in the type that the format is computed in, its result rounded to the format."""
     # Arrays of one element: NumPy takes a single exponent 0.5 for a square root, which has other special values.
-    given = [form.values([symbols.value(s, form)]).astype(form.computed.dtype) for s in operands]
+    given = [form.rounded([symbols.value(s, form)]).astype(form.computed.dtype) for s in operands]
     with np.errstate(all="ignore"):
         return float(np.asarray(function(*given)).astype(form.dtype)[0])
 
@@ -136,16 +136,16 @@ def test_every_operator_and_reduction_has_special_values(monkeypatch: pytest.Mon
 
 
 def test_every_row_has_as_many_operands_as_its_operator() -> None:
-    for name, cases in specials.pointwise().items():
+    for name, cases in specials.pointwise_cases().items():
         operator, numbers = pointwise.parse_name(name)
         assert {len(c.operands) for c in cases} == {POINTWISE[operator].arity - len(numbers)}, name
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("name", specials.pointwise())
+@pytest.mark.parametrize("name", specials.pointwise_cases())
 def test_the_table_is_what_eager_definitions_give(name: str, dtype: str) -> None:
     form = FORMATS[dtype]
-    for case in specials.pointwise()[name]:
+    for case in specials.pointwise_cases()[name]:
         got = run_eagerly(eager(name), case.operands, form)
         if (name, case.operands) in OVERFLOWS and dtype != "float16":
             assert got == math.inf and case.expected == "max"
@@ -157,7 +157,7 @@ def test_the_table_is_what_eager_definitions_give(name: str, dtype: str) -> None
 @pytest.mark.parametrize("name", TORCH_OWN)
 def test_the_table_is_what_pytorch_gives_in_float64(name: str) -> None:
     form = FORMATS["float64"]
-    for case in specials.pointwise()[name]:
+    for case in specials.pointwise_cases()[name]:
         got = float(TORCH_OWN[name](torch.tensor([symbols.value(case.operands[0], form)], dtype=torch.float64)))
         assert symbols.allows(case.expected, got, form, tolerance(name), False), (case, got)
 
@@ -178,8 +178,8 @@ EAGER_REDUCTIONS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_the_table_of_reductions_is_what_numpy_and_scipy_give(name: str, dtype: str) -> None:
     form = FORMATS[dtype]
-    for row in specials.reduced():
-        x = form.values([symbols.value(c, form) for c in row.cells]).astype(form.computed.dtype)
+    for row in specials.reduction_rows():
+        x = form.rounded([symbols.value(c, form) for c in row.cells]).astype(form.computed.dtype)
         if row.expected[name] == "error":
             with pytest.raises(ValueError, match="zero-size array"):
                 EAGER_REDUCTIONS[name](x)
@@ -193,8 +193,8 @@ def test_the_table_of_reductions_is_what_numpy_and_scipy_give(name: str, dtype: 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_the_table_of_rows_is_what_scipy_gives(name: str, dtype: str) -> None:
     form = FORMATS[dtype]
-    for row in specials.along_rows():
-        x = form.values([symbols.value(c, form) for c in row.cells]).astype(form.computed.dtype)
+    for row in specials.softmax_rows():
+        x = form.rounded([symbols.value(c, form) for c in row.cells]).astype(form.computed.dtype)
         with np.errstate(all="ignore"):
             result = getattr(scipy_special, name)(x).astype(form.dtype)
         for expected, got in zip(row.expected[name].split(","), result, strict=True):
@@ -254,7 +254,7 @@ def test_entries_that_depend_on_the_format_and_on_the_engine() -> None:
 
 
 def test_subnormal_operands_may_be_taken_for_zero() -> None:
-    cases = specials.pointwise()["ceil"]
+    cases = specials.pointwise_cases()["ceil"]
     (tiny,) = [c for c in cases if c.operands == ("sub",)]
     assert specials.expected_when_flushed(tiny, cases) == "1|0"
     (one,) = [c for c in cases if c.operands == ("1",)]
@@ -269,15 +269,15 @@ def test_operators_keep_the_table(engine: Engine, dtype: str) -> None:
     target = Target(engine.xp)
     compared = pointwise.check_specials(target, FORMATS[dtype])
     assert not target.failures, "\n".join(map(str, target.failures[:20]))
-    assert compared == len(target.variants) * sum(map(len, specials.pointwise().values())) > 2000
+    assert compared == len(target.variants) * sum(map(len, specials.pointwise_cases().values())) > 2000
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_reductions_keep_the_table(engine: Engine, dtype: str) -> None:
     target = Target(engine.xp)
-    compared = reduced.check_specials(target, FORMATS[dtype])
+    compared = reductions.check_specials(target, FORMATS[dtype])
     assert not target.failures, "\n".join(map(str, target.failures[:20]))
-    assert compared > len(REDUCTIONS) * len(specials.reduced())
+    assert compared > len(REDUCTIONS) * len(specials.reduction_rows())
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_a_wrong_reduction_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = dataclasses.replace(REDUCTIONS["max"], numpy=lambda x, axis: np.fmax.reduce(x, axis=axis, keepdims=True))
     monkeypatch.setitem(REDUCTIONS, "max", wrong)
     target = Target(np)
-    reduced.check_specials(target, FORMATS["float32"])
+    reductions.check_specials(target, FORMATS["float32"])
     found = {(f.what, f.given) for f in target.failures}
     assert ("max", "nan,1,2 (reductions of 3 elements along axis 1)") in found
     assert ("max", "nan,1,2 (reductions of 5000 elements along axis 1)") in found

@@ -19,12 +19,12 @@ from .specials import Row
 from .symbols import ANY_FINITE, allows, value
 from .target import Failure, Target
 
-# Row lengths by the template they select: lanes of a warp, streaming block, block holding the row. The second lengths
-# rule vector loads out.
+# Row lengths by the template that they select: lanes of a warp, a streaming block, a block that holds the row, longer
+# than one holds. The second length of each rules out vector loads.
 LANES, STREAMED, HELD, LONG = (96, 97), (5000, 5001), (4096, 4097), (40000, 40001)
 # Rows that several blocks share in column reductions, and numbers of columns.
 SHARED, COLUMNS = 4000, (40, 41)
-# Lengths that rows of three cells are repeated to, by axis.
+# Lengths to which rows of three cells are repeated, by axis; and for softmax.
 _REPEATED_LENGTHS = {0: (*LANES, SHARED), 1: (*LANES, *STREAMED)}
 _REPEATED_ROW_LENGTHS = (*LANES, *HELD, *LONG)
 # Ulps of the final logarithm, division and rounding of a reduction.
@@ -32,8 +32,8 @@ FINAL_ULPS = 9.0
 
 
 @cache
-def every_reduction(axis: int, names: tuple[str, ...] = tuple(REDUCTIONS)) -> Fused:
-    """Return one function of all reductions along an axis."""
+def all_reductions(axis: int, names: tuple[str, ...] = tuple(REDUCTIONS)) -> Fused:
+    """Return one fused function that computes all reductions along an axis."""
 
     def reductions(x: Any) -> tuple[Any, ...]:
         return tuple(reduce(name, x, axis, keepdims=True) for name in names)
@@ -42,8 +42,8 @@ def every_reduction(axis: int, names: tuple[str, ...] = tuple(REDUCTIONS)) -> Fu
 
 
 @cache
-def along_rows() -> Fused:
-    """Return one function of softmax and log_softmax."""
+def softmax_functions() -> Fused:
+    """Return one fused function that computes softmax and log_softmax along rows."""
 
     def rows(x: Any) -> tuple[Any, ...]:
         return cf.softmax(x, axis=1), cf.log_softmax(x, axis=1)
@@ -51,7 +51,7 @@ def along_rows() -> Fused:
     return Fused(rows)
 
 
-def ulps_of(name: str, count: int) -> Allowance:
+def reduction_allowance(name: str, count: int) -> Allowance:
     """Return the allowance of a reduction of `count` elements, in ulps of its `scale`."""
     each = REDUCTIONS[name].ulps
     return Allowance(each * (count + FINAL_ULPS) if each else 0.0, text=f"n + {FINAL_ULPS:g}" if each else "0")
@@ -61,47 +61,48 @@ def ulps_of(name: str, count: int) -> Allowance:
 
 
 def check_specials(target: Target, form: Format) -> int:
-    """Compare every entry of the tables of rows; return their number."""
+    """Compare results with every entry of the tables of rows, record failures, and return the number compared."""
     compared = 0
-    for length in sorted({len(row.cells) for row in specials.reduced()} - {0}):
-        rows = [row for row in specials.reduced() if len(row.cells) == length]
+    for length in sorted({len(row.cells) for row in specials.reduction_rows()} - {0}):
+        rows = [row for row in specials.reduction_rows() if len(row.cells) == length]
         compared += _check_reductions(target, form, rows, length, 1)
         compared += _check_reductions(target, form, rows, length, 0) if length > 1 else 0
     compared += _check_empty(target, form)
-    ordinary = [row for row in specials.reduced() if len(row.cells) == 3 and not _may_overflow(row)]
+    ordinary = [row for row in specials.reduction_rows() if len(row.cells) == 3 and not _may_overflow(row)]
     for axis, lengths in _REPEATED_LENGTHS.items():
         for length in lengths:
             compared += _check_reductions(target, form, ordinary, length, axis)
     for length in (1, 3):
-        rows = [row for row in specials.along_rows() if len(row.cells) == length]
-        compared += _check_along_rows(target, form, rows, length)
-    ordinary = [row for row in specials.along_rows() if len(row.cells) == 3]
+        rows = [row for row in specials.softmax_rows() if len(row.cells) == length]
+        compared += _check_softmax(target, form, rows, length)
+    ordinary = [row for row in specials.softmax_rows() if len(row.cells) == 3]
     for length in _REPEATED_ROW_LENGTHS:
-        compared += _check_along_rows(target, form, ordinary, length)
+        compared += _check_softmax(target, form, ordinary, length)
     return compared
 
 
 def _may_overflow(row: Row) -> bool:
-    """Whether intermediate sums of more such cells may overflow."""
+    """Whether sums of more cells like a row's may overflow."""
     return any("max" in cell for cell in row.cells)
 
 
 def _matrix(rows: Sequence[Row], length: int, form: Format) -> Any:
-    """Return the rows' cells, repeated to a length."""
-    return np.array([np.resize(form.values([value(c, form) for c in row.cells]), length) for row in rows])
+    """Return the rows' cells as a matrix, repeated to rows of a length."""
+    return np.array([np.resize(form.rounded([value(c, form) for c in row.cells]), length) for row in rows])
 
 
 def _expected_when_repeated(expected: str, name: str) -> str:
-    """Return the entry for repeated cells: infinities and NaN stay, other numbers change."""
+    """Return the entry for a row of repeated cells: infinities and NaN stay, of other numbers any is allowed."""
     if expected in ("inf", "-inf"):
         return "inf|-inf" if name == "prod" else expected
     return expected if expected == "nan" or (name == "softmax" and expected == "0") else ANY_FINITE
 
 
 def _check_reductions(target: Target, form: Format, rows: Sequence[Row], length: int, axis: int) -> int:
+    """Compare all reductions of rows repeated to `length` elements; return the number compared."""
     given = _matrix(rows, length, form)
     what = f"reductions of {length} elements along axis {axis}"
-    results = target.run(every_reduction(axis), [given if axis == 1 else np.ascontiguousarray(given.T)], form, what)
+    results = target.run(all_reductions(axis), [given if axis == 1 else np.ascontiguousarray(given.T)], form, what)
     if results is None:
         return 0
     for name, result in zip(REDUCTIONS, results, strict=True):
@@ -109,18 +110,19 @@ def _check_reductions(target: Target, form: Format, rows: Sequence[Row], length:
             expected = row.expected[name]
             if length != len(row.cells):
                 expected = _expected_when_repeated(expected, name)
-            ulps = ulps_of(name, length).ulps
+            ulps = reduction_allowance(name, length).ulps
             _check(target, form, name, f"{','.join(row.cells)} ({what})", expected, float(got), ulps)
     return len(REDUCTIONS) * len(rows)
 
 
 def _check_empty(target: Target, form: Format) -> int:
-    (row,) = [row for row in specials.reduced() if not row.cells]
+    """Compare all reductions of no elements, of which some raise an error; return the number compared."""
+    (row,) = [row for row in specials.reduction_rows() if not row.cells]
     given = np.zeros((2, 0), form.dtype)
     for name, expected in row.expected.items():
         what = f"{name} of no elements"
         try:
-            results = target.run(every_reduction(1, (name,)), [given], form, what)
+            results = target.run(all_reductions(1, (name,)), [given], form, what)
         except ValueError as error:
             if expected != "error":
                 target.failures.append(Failure(name, form.name, what, str(error), expected))
@@ -132,11 +134,11 @@ def _check_empty(target: Target, form: Format) -> int:
     return len(row.expected)
 
 
-def _check_along_rows(target: Target, form: Format, rows: Sequence[Row], length: int) -> int:
+def _check_softmax(target: Target, form: Format, rows: Sequence[Row], length: int) -> int:
     """Compare softmax and log_softmax of rows repeated to `length` elements; return the number compared."""
     given = _matrix(rows, length, form)
     what = f"rows of {length} elements"
-    results = target.run(along_rows(), [given], form, what)
+    results = target.run(softmax_functions(), [given], form, what)
     if results is None:
         return 0
     ulps = length + FINAL_ULPS
@@ -151,5 +153,6 @@ def _check_along_rows(target: Target, form: Format, rows: Sequence[Row], length:
 
 
 def _check(target: Target, form: Format, name: str, given: str, expected: str, got: float, ulps: float) -> None:
+    """Compare one result with its entry; record a failure."""
     if not allows(expected, got, form, ulps, target.flushing(form)):
         target.failures.append(Failure(name, form.name, given, repr(got), expected))
