@@ -1,4 +1,4 @@
-"""The commands of `python -m cupyfuse`: their arguments, and what each runs and prints."""
+"""The commands of `python -m cupyfuse`: parse their arguments, run them, print their output."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from . import demo, explain, output
 
 
 class Outcome(NamedTuple):
-    """The exit status of a command, and its text for standard output and standard error."""
+    """The exit status of a command, and what it writes to standard output and standard error."""
 
     status: int
     text: str = ""
-    complaint: str = ""
+    error: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,9 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0; 1 if the demonstration found a fused result less accurate than the plain one, the self-test found a wrong
-        one, a command could not run, or its output could not be written. After Ctrl-C 130, and if the reader of the
-        output has gone 141, as shells report these.
+        0 for success. 1 if the demonstration found a fused result less accurate than the plain one, the self-test found
+        a wrong one, a command could not run, or its output could not be written. 130 after Ctrl-C and 141 if the reader
+        of the output has gone, as shells report these.
 
     Raises
     ------
@@ -47,13 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except KeyboardInterrupt:
-        output.complain("interrupted")
+        output.write_error("interrupted")
         return output.INTERRUPTED
     except BrokenPipeError:  # progress on a standard error that nobody reads any more
         return output.READER_GONE
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    """Parse the arguments, run the command, write its output, and return the exit status."""
     parser = _parser()
     try:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -65,12 +66,13 @@ def _run(argv: Sequence[str] | None) -> int:
     command: Callable[[argparse.ArgumentParser, argparse.Namespace], Outcome] = options.command
     outcome = command(options.parser, options)
     status = output.write(outcome.text) if outcome.text else 0
-    if outcome.complaint:
-        output.complain(outcome.complaint)
+    if outcome.error:
+        output.write_error(outcome.error)
     return outcome.status or status
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser; it sets `command` to the function of the chosen command, and `parser` to its parser."""
     parser = argparse.ArgumentParser(prog="cupyfuse", description="Fused GEMM -> row-operation chains.")
     parser.add_argument("--version", action="version", version=f"cupyfuse {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -92,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     extent.add_argument(
         "--quick", action="store_true", help="in seconds: on a GPU float32 alone, without one no compilation of kernels"
     )
-    extent.add_argument("--markdown", type=_page, metavar="FILE", help="also write the errors as a page")
+    extent.add_argument("--markdown", type=_page_path, metavar="FILE", help="also write the errors as a page")
     selftest_parser.set_defaults(command=_selftest, parser=selftest_parser)
 
     info_parser = commands.add_parser("info", help="versions, GPUs, the kernel cache, and what is missing")
@@ -106,30 +108,33 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_shape(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments for the shapes and the dtype of a head's inputs, None unless given."""
     for name, default, what in (
         ("rows", heads.ROWS, "rows of the batch"),
         ("in-features", heads.IN_FEATURES, "columns of the batch"),
         ("out-features", heads.OUT_FEATURES, "rows of the weight"),
     ):
-        parser.add_argument(f"--{name}", type=_count, metavar="N", help=f"{what} (default {default})")
+        parser.add_argument(f"--{name}", type=_positive_int, metavar="N", help=f"{what} (default {default})")
     parser.add_argument("--dtype", choices=dtypes.FLOATS, help="default float32")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that chooses NumPy or a GPU."""
     parser.add_argument(
         "--engine", choices=("auto", "numpy", "cuda"), default="auto", help="default: the GPU if there is one"
     )
 
 
-def _page(text: str) -> Path:
-    # Checked before the self-test runs, which takes a minute.
+def _page_path(text: str) -> Path:
+    """Parse the path of a page to write; it is checked before the self-test runs, which takes a minute."""
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file in a folder that exists, got {text!r}")
     return path
 
 
-def _count(text: str) -> int:
+def _positive_int(text: str) -> int:
+    """Parse a whole number of at least 1."""
     try:
         value = int(text)
     except ValueError:
@@ -143,6 +148,7 @@ def _count(text: str) -> int:
 
 
 def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
+    """Run the heads fused and plain, and report plans, errors and times."""
     if options.rows < 2:
         parser.error("argument --rows: expected at least 2, since training normalises with the batch's statistics")
     try:
@@ -154,13 +160,14 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outco
     try:
         results = demo.run(*shape, options.dtype, options.engine)
     except MemoryError as error:
-        return Outcome(1, complaint=f"demo: not enough memory for this shape ({error}); try a smaller one")
+        return Outcome(1, error=f"demo: not enough memory for this shape ({error}); try a smaller one")
     data = f"x {shape[0]} x {shape[1]}, weight {shape[2]} x {shape[1]}, {options.dtype}"
     text = f"{machine.device_name(xp)}; {data}\n\n{demo.report(results, xp)}\n"
     return Outcome(0 if all(m.accurate for m in results) else 1, text)
 
 
 def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
+    """Run the self-test, and write its page if asked for."""
     try:
         xp = machine.array_module(options.engine)
     except ValueError as error:
@@ -175,6 +182,7 @@ def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> O
 
 
 def _info(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
+    """List versions and devices, and how to install what is missing."""
     facts, missing = machine.describe(__version__)
     width = max(len(name) for name, _ in facts)
     lines = [f"{name.ljust(width)}  {value}" for name, value in facts]
@@ -186,7 +194,8 @@ def _info(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outco
 
 
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
+    """Plan a function from shapes, and print the plan."""
     try:
         return Outcome(0, explain.explain(parser, options))
     except explain.Failure as error:
-        return Outcome(1, complaint=f"explain: {error}")
+        return Outcome(1, error=f"explain: {error}")

@@ -21,9 +21,9 @@ from ..plan.report import duration, quantity, report_of_steps
 from ..selftest.machine import array_module
 from ..selftest.progress import Progress
 
-# Tolerance in roundings of the result's dtype: sums in another order differ by some.
+# The tolerance in roundings of the result's dtype: sums in another order differ by some.
 ROUNDINGS = 8
-# A case is repeated until either limit is reached.
+# A case is timed until either limit is reached.
 _SECONDS, _REPEATS = 2.0, 20
 # Written before each timed call on a GPU, to evict the L2 cache.
 _EVICTED_BYTES = 256 << 20
@@ -31,7 +31,7 @@ _EVICTED_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """A head and how it is called. `bound` binds everything but the batch, as for serving a trained model."""
+    """A head and how it is called; `bound` binds all arguments but the batch, as for serving a trained model."""
 
     title: str
     head: Fused
@@ -83,13 +83,14 @@ def median_seconds(functions: Sequence[Callable[[], Any]], xp: Any) -> list[floa
 
 
 def _seconds_on_host(function: Callable[[], Any]) -> float:
+    """Measure the seconds of one call on the host's clock."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 class _EventTimer:
-    """Time a function between two events on the GPU, after evicting the L2 cache."""
+    """Measures the seconds of a call between two events on the GPU, after evicting the L2 cache."""
 
     def __init__(self, cupy: Any):
         self._cupy = cupy
@@ -107,22 +108,28 @@ class _EventTimer:
 
 
 def measure(case: Case, xp: Any, inputs: dict[str, Any], y: Any) -> Measurement:
-    """Run one case fused and plain on the same data, compare both with float64, and time them."""
+    """Run one case fused and plain on the same data, compare both with float64, and time them.
+
+    `inputs` are the arrays of all heads by name, and `y` is the linear map of x in float64.
+    """
     arguments = {name: inputs[name] for name in case.head.signature.parameters if name in inputs}
 
-    def fresh() -> dict[str, Any]:
-        # Training changes these in place.
+    def own_arguments() -> dict[str, Any]:
+        # Training changes the running statistics in place.
         return {**arguments, **{n: arguments[n].copy() for n in arguments if n.startswith("running")}, **case.options}
 
-    unfused, fixed = fresh(), fresh()
+    plain_arguments, fused_arguments = own_arguments(), own_arguments()
     x = arguments["x"]
     as_written = plain(case.head, xp)
     head = fuse(case.head)  # of its own, so that its last plan is the one of these calls
     fused: Any = head
     if case.bound:
-        del fixed["x"]
-        fused, fixed = head.bind(**fixed), {"x": x}
-    functions: tuple[Callable[[], Any], ...] = (lambda: as_written(**unfused), lambda: fused(**fixed))
+        del fused_arguments["x"]
+        fused, fused_arguments = head.bind(**fused_arguments), {"x": x}
+    functions: tuple[Callable[[], Any], ...] = (
+        lambda: as_written(**plain_arguments),
+        lambda: fused(**fused_arguments),
+    )
     expected = oracle.evaluate_tail(case.head, y, inputs, case.options.get("training", False), xp)
     # The checked calls also warm up: they compile kernels and compute what depends on bound weights.
     error_plain, error_fused = (
@@ -137,7 +144,7 @@ def measure(case: Case, xp: Any, inputs: dict[str, Any], y: Any) -> Measurement:
 
 
 def run(rows: int, in_features: int, out_features: int, dtype: str, engine: str) -> list[Measurement]:
-    """Measure every case on one set of data."""
+    """Measure every case on the same data."""
     xp = array_module(engine)
     with Progress(2 + len(CASES)) as progress:
         progress.stage(f"drawing x {rows} x {in_features} and weight {out_features} x {in_features}, {dtype}")
@@ -157,7 +164,7 @@ def run(rows: int, in_features: int, out_features: int, dtype: str, engine: str)
 
 
 def report(results: Sequence[Measurement], xp: Any) -> str:
-    """Format the plans that ran, and two tables with fused beside plain columns."""
+    """Write the plans that ran, and two tables that compare fused with plain."""
     name = "NumPy" if xp is np else "CuPy"
     measured = [("", "max error", "", "time", "", ""), ("head", *(name, "fused") * 2, "speedup")]
     planned = [("", "calls ->", "bytes", "", "arithmetic", ""), ("", "launches", *("as written", "fused") * 2)]
@@ -182,6 +189,7 @@ def report(results: Sequence[Measurement], xp: Any) -> str:
 
 
 def _verdict(results: Sequence[Measurement]) -> list[str]:
+    """Say that all fused results are accurate, or which are not."""
     worse = [
         f"LESS ACCURATE: {m.case.title}: error {m.error_fused:.3g} fused, {m.error_plain:.3g} plain, allowed beyond it "
         f"{m.tolerance:.3g} ({ROUNDINGS} roundings)"

@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _target(text: str) -> Target:
+    """Parse and import what to plan: `module:function`, or the name of a head."""
     module_name, colon, path = text.partition(":")
     if not colon:
         try:
@@ -81,7 +82,7 @@ def _target(text: str) -> Target:
     except ImportError as error:
         raise argparse.ArgumentTypeError(f"module {module_name!r} cannot be imported: {error}") from None
     except (Exception, SystemExit) as error:  # a script that is not guarded by __name__ may exit
-        raise argparse.ArgumentTypeError(f"importing module {module_name!r} failed: {_described(error)}") from error
+        raise argparse.ArgumentTypeError(f"importing module {module_name!r} failed: {_describe(error)}") from error
     for name in path.split("."):
         try:
             found = getattr(found, name)
@@ -94,7 +95,7 @@ def _target(text: str) -> Target:
 
 
 def _functions_in(found: Any) -> str:
-    """Name the fused functions of a module, or its functions if it has none."""
+    """List the fused functions of a module, or all its functions if none is fused, for a message."""
     own = {name: value for name, value in getattr(found, "__dict__", {}).items() if not name.startswith("_")}
     names = [name for name, value in own.items() if isinstance(value, (Fused, Bound))]
     names = names or [name for name, value in own.items() if inspect.isfunction(value)]
@@ -102,6 +103,7 @@ def _functions_in(found: Any) -> str:
 
 
 def _spec(text: str) -> tuple[str, Spec]:
+    """Parse NAME=SHAPE:DTYPE."""
     name, equals, rest = text.partition("=")
     shape, colon, dtype = rest.partition(":")
     if not equals or not name.isidentifier() or not re.fullmatch(r"scalar|\d+([x,]\d+)*", shape):
@@ -117,6 +119,7 @@ def _spec(text: str) -> tuple[str, Spec]:
 
 
 def _value(text: str) -> tuple[str, Any]:
+    """Parse NAME=LITERAL."""
     name, equals, literal = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected NAME=LITERAL, for example axis=1, got {text!r}")
@@ -132,7 +135,7 @@ def _value(text: str) -> tuple[str, Any]:
 
 
 def explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
-    """Return the plan in the form that was asked for.
+    """Plan the function, and write the plan in the form that was asked for.
 
     Raises
     ------
@@ -155,17 +158,17 @@ def explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str
             plan: Plan = function.bind(**fixed).plan(**free)
         else:
             plan = function.plan(**arguments)
-        return _printed(plan, options)
+        return _write(plan, options)
     except TraceError as error:
         raise Failure(str(error)) from None
     except Exception as error:  # whatever the user's function raises
-        raise Failure(f"{target.given}: {_described(error)}") from error
+        raise Failure(f"{target.given}: {_describe(error)}") from error
 
 
 def _arguments(
     parser: argparse.ArgumentParser, options: argparse.Namespace, function: Fused | Bound
 ) -> dict[str, Spec | Any]:
-    """Return the arguments by name; exit with status 2 if some are missing or make no sense."""
+    """Return the arguments to plan with, by name; exit with status 2 if some are missing or do not fit."""
     target: Target = options.target
     arguments: dict[str, Any] = {}
     if target.is_head:
@@ -217,17 +220,19 @@ def _parameters(function: Fused | Bound) -> dict[str, inspect.Parameter]:
 
 
 def _name(function: Fused | Bound) -> str:
+    """Name a function in messages."""
     return str(getattr(function, "__name__", function))
 
 
-def _described(error: BaseException) -> str:
-    """Return an exception's type and message, and the last line of the user's code that it came through."""
+def _describe(error: BaseException) -> str:
+    """Describe an exception: its type and message, and the last line of the user's code that it came through."""
     text = f"{type(error).__name__}: {error}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_SKIPPED)]
     return f"{text}\n  at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else text
 
 
-def _printed(plan: Plan, options: argparse.Namespace) -> str:
+def _write(plan: Plan, options: argparse.Namespace) -> str:
+    """Write a plan as JSON, SVG, CUDA source or text."""
     if options.json:
         return json.dumps(plan.record(), indent=2) + "\n"
     if options.svg:
@@ -236,6 +241,7 @@ def _printed(plan: Plan, options: argparse.Namespace) -> str:
 
 
 def _source(plan: Plan) -> str:
+    """Return the CUDA source of a plan, and of the plan that prepacks for it."""
     parts = [plan.source()]
     if plan.prepare is not None:
         parts = ["// Run once, when the arguments are bound:", plan.prepare.source(), "// Run in every call:", *parts]

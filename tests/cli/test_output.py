@@ -91,7 +91,7 @@ def test_standard_error_may_be_closed_or_full(stream: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(sys, "stderr", None if stream == "none" else Full())
     assert cli.main(COMMANDS["demo"]) == 0
-    output.complain("nobody reads it")
+    output.write_error("nobody reads it")
     printed = capsys.readouterr().out
     assert "Every fused result" in printed and "[1/" not in printed and "nobody" not in printed
 
