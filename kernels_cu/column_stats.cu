@@ -1,4 +1,4 @@
-// Reductions down the columns: one block per strip of columns and share of the rows.
+// Reductions down the columns: one block for each strip of columns and each share of the rows.
 //
 // P: an emitted struct as in row_block.cu with one stage, whose reductions run over rows; finish(totals, col) computes and
 //   writes the per-column results.

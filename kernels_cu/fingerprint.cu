@@ -2,9 +2,9 @@
 // from the matrices.
 //
 // Each row is sampled in `places` runs of 32 bytes (memory sectors), spread evenly and shifted from row to row, so that a
-// changed column is seen as well as a changed row; shorter rows are read whole. A thread hashes 16 bytes with their
-// position. Hashes are added as integers: the sum does not depend on the order. `token` counts the changes that the host
-// knows of and is part of the hash.
+// changed column is seen as well as a changed row; shorter rows are read whole. A thread hashes half a run, a piece of 16
+// bytes, with its position. Hashes are added as integers, whose sum does not depend on the order. `token` counts the
+// changes that the host knows of and is part of the hash.
 //
 // `state` belongs to one stream (or one captured graph), `kept` is shared by all; both are zero at first, which means
 // changed. state->changed tells the launches behind this one on the stream whether to recompute: the hash differs, or
@@ -14,18 +14,20 @@
 
 #include "types.cuh"
 
-// Strides are in bytes; `places` is the number of runs of 32 bytes that are read of each row.
+// A matrix to hash. Strides are in bytes; `places` is the number of runs that are read of each row.
 struct Sampled {
     const char* data;
     i64 row_stride, col_stride, rows, cols, itemsize, places;
 };
 
+// The state of one stream; `sum` and `ticket` are in use during a launch only.
 struct FingerprintState {
     u64 sum;
     u32 ticket, changed;
     u64 generation;  // of the values that this stream last computed
 };
 
+// The state that all streams share: the hash at the last change, and the number of changes.
 struct FingerprintKept {
     u64 hash, generation;
 };
@@ -37,6 +39,7 @@ __device__ __forceinline__ u64 mixed(u64 x) {
     return x ^ (x >> 33);
 }
 
+// The bits of one element, of 1, 2, 4 or 8 bytes.
 __device__ __forceinline__ u64 bits_at(const char* at, i64 itemsize) {
     return itemsize == 8   ? *reinterpret_cast<const u64*>(at)
            : itemsize == 4 ? *reinterpret_cast<const u32*>(at)
@@ -44,7 +47,7 @@ __device__ __forceinline__ u64 bits_at(const char* at, i64 itemsize) {
                            : *reinterpret_cast<const unsigned char*>(at);
 }
 
-// The hash of piece n of a matrix, half a run; elements beyond the row count as zeros.
+// The hash of piece n of a matrix, of which `first` pieces of other matrices precede; elements beyond the row count as zeros.
 __device__ __forceinline__ u64 hash_of_piece(const Sampled& m, i64 n, i64 first) {
     const i64 width = 16 / m.itemsize, runs = (m.cols + 2 * width - 1) / (2 * width);
     const i64 place = n / 2 % m.places, row = n / 2 / m.places;

@@ -1,16 +1,17 @@
 // A product of 16-bit matrices on Hopper's tensor cores, with a row program of one stage as its epilogue: C = A B' in float32
 // stays in registers, and the program's element function takes it from there.
 //
-// A (m, k) and B (n, k), m, n, k > 0: T (f16 or bf16), read through tensor maps, which need rows of 16 bytes times a whole
-//   number. A turned operand is stored as (k, m) or (k, n).
+// A (m, k) and B (n, k), m, n, k > 0: T (f16 or bf16), read through tensor maps, which need rows of a multiple of 16 bytes.
+//   Where TurnedA or TurnedB is 1 the operand is stored transposed, as (k, m) or (k, n).
 // P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here,
 //   rounded where it is of a 16-bit type; and with
 //     a, b, depth                           the tensor maps (cuda/tensor_map.py), and k
-//     partial, shares                       the totals of each row and column of tiles: shares totals for each row
+//     partial, shares                       the totals of each row in each column of tiles: `shares` totals a row
 //     staged                                bytes of one element of all full results together
 //     results(At<0>, out, visit)            visits each full result of `out`, with its first byte in `staged`
 //     targets(At<0>, visit)                 visits where they go: first byte in `staged`, pointer, row stride, which is n
-// Reductions leave their totals in p.partial; gemm_merge finishes the rows. Results go through shared memory to whole lines.
+// Reductions leave their totals in p.partial; gemm_merge finishes the rows. Results are staged in shared memory, so that
+// warps write whole lines.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
 // copies the operands, 64 columns per stage, up to Stages stages ahead, also into the next tile while this one's epilogue
@@ -25,12 +26,13 @@
 #include "ring.cuh"
 #include "tile_order.cuh"
 
+// The sizes of a product's tiles and of its shared memory, and the descriptors of its operands there.
 template <class T, int Columns, int Stages, int Cluster, int TurnedA, int TurnedB, int Chunk, int Staged>
 struct Gemm {
     typedef T Element;
     static constexpr int rows = 128, columns = Columns, cluster = Cluster, turned_a = TurnedA, turned_b = TurnedB;
     static constexpr int line = 128;                                     // bytes of 64 elements
-    static constexpr int box = 64 * line;                                // of a turned operand: 64 rows, 64 columns
+    static constexpr int box = 64 * line;                                // of a transposed operand: 64 rows, 64 columns
     static constexpr int bytes_a = rows * line, stage = bytes_a + Columns * line;
     static constexpr int consumers = 256, consumer_warps = consumers / 32 * Cluster, threads = 384;
     static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
@@ -160,6 +162,7 @@ __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream
     }
 }
 
+// The kernel: one thread copies, eight warps compute.
 template <class Shape, int V, class P>
 __device__ __forceinline__ void gemm(const P& p) {
     SHARED_DYNAMIC(shared);

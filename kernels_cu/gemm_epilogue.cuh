@@ -1,11 +1,11 @@
-// The epilogue of gemm.cu: a row program on the sums of a tile, in the registers of the warps that have computed them. See there
-// for P and Shape; all lanes of a warp call finish_rows together.
+// The epilogue of gemm.cu: a row program on the sums of a tile, in the registers of the warps that computed them. P and Shape
+// are described there. All lanes of a warp call finish_rows together.
 #pragma once
 
 #include "stages.cuh"
 
-// Where a warp's chunk of results waits: 16 rows of Chunk elements of `Bytes` bytes, from byte 16 Chunk `first` on, their
-// 16-byte pieces in an order in which neither rows nor columns meet in a bank.
+// A warp's chunk of one result in shared memory: 16 rows of Chunk elements of `Bytes` bytes, from byte 16 Chunk `first` on.
+// Its 16-byte pieces are swizzled, so that accesses along rows and along columns have no bank conflicts.
 template <int Chunk, int Bytes>
 struct Staging {
     static constexpr int pieces = Chunk * Bytes / 16;
@@ -20,7 +20,7 @@ struct Staging {
     }
 };
 
-// Puts V elements of a result, from (row, col) of a warp's chunk on, where the copy finds them.
+// Stages V elements of a result, from (row, col) of a warp's chunk on, for CopyResult.
 template <int Chunk>
 struct StageResult {
     char* staging;
@@ -33,7 +33,7 @@ struct StageResult {
     }
 };
 
-// Copies a warp's chunk of one result from shared memory, whose first element goes to (row, col), by lines.
+// Copies a warp's chunk of one result from shared memory to memory by lines; its first element goes to (row, col).
 template <int Chunk>
 struct CopyResult {
     char* staging;
@@ -75,13 +75,13 @@ __device__ __forceinline__ void branch_here() {
 #endif
 }
 
-// Round a sum as it would be if it were stored.
+// Set a value to a sum, rounded to the value's type.
 template <class T>
 __device__ __forceinline__ void set_narrowed(T& to, float sum) {
     to = narrow<T>(sum);
 }
 
-// Compute V elements, and stage their results.
+// Compute V elements at (row, col), and stage their results at (down, across) of the warp's chunk.
 template <class P, int Chunk, int V, class Tile>
 __device__ __forceinline__ void compute_staged(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, char* staging,
@@ -103,8 +103,8 @@ __device__ __forceinline__ void compute_staged(
     p.results(At<0>(), out, StageResult<Chunk>{staging, down, across});
 }
 
-// Run the epilogue on a chunk of the two rows that a thread has, from the column `first` on: pairs of columns, eight apart. Of
-// them `left` columns on are in the matrix, and the rows that are `inside`; all, if the chunk is Whole.
+// Run the epilogue on a chunk of the two rows that a thread has: pairs of columns, eight apart, from the column `first` on.
+// The matrix has `left` columns from there, and those rows that are `inside`; if the chunk is Whole, it has all.
 template <class Shape, int V, bool Whole, class P, class Totals>
 __device__ __forceinline__ void finish_chunk(
     const P& p, const float (&part)[Shape::chunk / 2], char* staging, const i64 (&rows)[2], const bool (&inside)[2],

@@ -1,4 +1,4 @@
-// The ring of stages in shared memory through which operands go from the copying thread to the tensor cores.
+// The ring buffer in shared memory through which operands go from the copying thread to the tensor cores.
 #pragma once
 
 #include "tensor_cores.cuh"
@@ -27,7 +27,7 @@ struct Ring {
     __device__ __forceinline__ char* behind(char* shared) const {
         return shared + (first - shared_address(shared)) + Stages * (Shape::stage + 16);
     }
-    // By one thread, before all other use.
+    // Initialise the barriers, by one thread, before all other use.
     __device__ __forceinline__ void init() const {
 #pragma unroll
         for (int s = 0; s < Stages; ++s) {

@@ -1,4 +1,4 @@
-// Products in float32 of rows and elements that split operands cannot give, shared by split_repair.cu and split_finish.cu.
+// Products in float32 of the rows and elements that split operands cannot give; for split_repair.cu and split_finish.cu.
 //
 // Rows that split_rows.cu marked (infinities or NaN) are gathered sixteen at a time and multiplied with all rows of the other
 // operand. Single elements are summed by a warp each. Both sum in the same order, so that no element depends on which others
@@ -31,6 +31,7 @@ struct Matrix {
     }
 };
 
+// The product of 16 marked rows of one operand with 16 rows of the other, in tiles of 128 columns, by a block of 256 threads.
 struct Repair {
     static constexpr int group = 16, depth = 128, pitch = depth + 4, threads = 256;
     static constexpr int per_thread = group * depth / threads;  // elements of an operand that a thread moves
@@ -47,6 +48,7 @@ struct Repair {
         return row >= 0 && row < x.rows && k < cols ? x.elements[row * x.row_stride + k * x.col_stride] : 0.0f;
     }
 
+    // Load the next tiles to registers.
     __device__ __forceinline__ void fetch(
         const Matrix& x, const i64* chosen, const Matrix& other, i64 first, i64 start, i64 cols) {
 #pragma unroll
@@ -58,6 +60,7 @@ struct Repair {
         }
     }
 
+    // Store the tiles from registers to shared memory.
     __device__ __forceinline__ void put() {
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
@@ -184,7 +187,7 @@ __device__ __forceinline__ void repair_rows(
     }
 }
 
-// One element, summed by a warp in the order of Repair::multiply.
+// Recompute one element, by a warp that sums in the order of Repair::multiply.
 __device__ __forceinline__ void repair_element(const Matrix& a, i64 row, const Matrix& b, i64 col, i64 cols, float* c) {
     const int lane = threadIdx.x % 32;
     float sum = 0.0f;

@@ -2,17 +2,18 @@
 //
 // A (m, k), B (n, k): any strides. C: (m, n) float32, contiguous. C as it should be is
 //   ((C * row_factor[row]) * column_factor[col]) * row_rest[row],
-// powers of two in an order in which nothing overflows or underflows unless the result does, if every column factor is within
-// 2^63 and 2^-63. Where one is not, or elements or rows may need a repair, C itself is replaced and all factors are 1: the scales
-// are undone, and rows with infinities or NaN and elements that small elements of the operands may have changed are recomputed
-// in float32 (split_exact.cuh). An element is accurate if these, each with an absolute error of at most 2^-25 times less than
-// 2^15, change it by less than the rounding of the others to 11 bits.
-// Then a warp takes 16 rows of a tile of 128 x 128, four neighbouring columns a lane.
+// powers of two, in an order in which nothing overflows or underflows unless the result does, if all column factors are
+// between 2^-63 and 2^63. If one is not, or if rows or elements may need a repair, C itself is replaced and all factors are 1:
+// the scales are undone, and rows with infinities or NaN, and elements that are not accurate, are recomputed in float32
+// (split_exact.cuh). An element is accurate if the small elements of the operands, each with an absolute error of at most
+// 2^-25 times less than 2^15, change it by less than the rounding of the others to 11 bits. For the replacement a warp takes
+// 16 rows of a tile of 128 x 128, and a lane four neighbouring columns.
 // Launch: 256 threads, any number of blocks.
 #pragma once
 
 #include "split_exact.cuh"
 
+// Where the factors are written.
 struct Factors {
     float *row, *row_rest, *column;
 };
@@ -20,7 +21,7 @@ struct Factors {
 // Two to the power of n.
 __device__ __forceinline__ float power_of_two(int n) { return __uint_as_float(static_cast<u32>(127 + n) << 23); }
 
-// Whether a thread of a block finds, in its share of the rows, one that needs more than a factor.
+// Whether a thread of a block finds, in its share of the rows, one that may need a repair, or a factor beyond 2^most.
 __device__ __forceinline__ bool any_careful(const Matrix& x, int most) {
     bool any = false;
 #pragma unroll 4
@@ -37,6 +38,7 @@ __device__ __forceinline__ bool any_careful(const Matrix& x, int most) {
     return any;
 }
 
+// Write all factors: those that undo the scales, or ones.
 __device__ __forceinline__ void write_factors(const Matrix& a, const Matrix& b, const Factors& factors, bool ones) {
     const i64 step = static_cast<i64>(gridDim.x) * Repair::threads;
     const i64 first = static_cast<i64>(blockIdx.x) * Repair::threads + threadIdx.x;

@@ -17,6 +17,7 @@
 #include "ring.cuh"
 #include "split_tiles.cuh"
 
+// The sizes of a product's tiles and of its shared memory.
 template <int Columns, int Stages>
 struct SplitGemm {
     static constexpr int group = 2048;  // bytes of 8 rows x 64 columns, hi and lo
@@ -86,6 +87,7 @@ __device__ __forceinline__ void store_tile(
     }
 }
 
+// Copy the operands of all tiles of this block, by one thread.
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void copy_operands(
     Ring<Shape, Stages> ring, const char* a, const char* b, i64 m, i64 n, u32 blocks) {
@@ -113,6 +115,7 @@ __device__ __forceinline__ void copy_operands(
     }
 }
 
+// Compute this block's tiles, by the consumer warpgroups.
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target& to, u32 blocks) {
     constexpr u32 lo = 1024 / 16, next = 32 / 16;  // offsets for operand_at: to the lo atom, to the next 16 columns
@@ -195,6 +198,7 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
     }
 }
 
+// The kernel: one thread copies, eight warps compute.
 template <int Columns, int Stages>
 __device__ __forceinline__ void split_gemm(const char* a, const char* b, const Target& to, i64 k) {
     typedef SplitGemm<Columns, Stages> Shape;

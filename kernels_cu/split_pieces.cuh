@@ -14,7 +14,7 @@
 
 #include "split_tiles.cuh"
 
-// 8 consecutive elements of a row, as bits: 16 bytes of an atom once split.
+// 8 consecutive elements of a row, as bits; once split, 16 bytes of an atom.
 struct Piece {
     u32 bits[8];
 
@@ -31,6 +31,7 @@ struct Piece {
             }
         }
     }
+    // The largest magnitude, as bits.
     __device__ __forceinline__ u32 top() const {
         u32 largest = 0;
 #pragma unroll

@@ -7,8 +7,8 @@
 
 #include "split_exact.cuh"
 
-// Repair the flagged elements of a warp's part of a tile. An element is flagged if its sum, which is C with the scales undone, is
-// below the bounds of both rows added up; where C has underflowed, the sum is too small as well.
+// Repair the flagged elements of a warp's part of a tile. An element is flagged if its sum, which is C without the scales, is
+// below the bounds of both rows together; where C has underflowed, the sum is too small as well.
 __device__ __forceinline__ void repair_part(
     const Matrix& a, const Matrix& b, i64 cols, float* c, const TileOrder& order, i64 part) {
     const int lane = threadIdx.x % 32, width = order.columns;
@@ -57,6 +57,7 @@ __device__ __forceinline__ void repair_flagged(
     }
 }
 
+// The kernel: repair flagged elements, then marked rows of either operand.
 __device__ __forceinline__ void split_repair(
     const Matrix& a, const Matrix& b, float* c, i64 cols, const u32* flags, i64 width) {
     // Tiles of both operands, the 16 chosen rows, and a mask of marked rows for each warp.

@@ -8,7 +8,7 @@
 
 #include "split_pieces.cuh"
 
-// Combine a number of each thread of a row; through shared memory for teams larger than a warp.
+// Reduce a number of each thread of a row to one that all have; through shared memory for more threads than a warp's.
 template <int Threads, class Combine>
 __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
 #pragma unroll
@@ -29,6 +29,7 @@ __device__ __forceinline__ u32 of_row(u32 number, u32* slots, Combine combine) {
     return number;
 }
 
+// Each of `Threads` threads keeps its first `Held` pieces of the row in registers between the two passes.
 template <int Threads, int Rows, int Held, int Parts>
 __device__ __forceinline__ void split_rows(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {

@@ -1,4 +1,4 @@
-// The stages of a row program over one row, each of them: load, compute, reduce, finish.
+// The stages of a row program over one row: each loads, computes, reduces and finishes.
 //
 // P is an emitted struct (see row_block.cu) and S a stage. A thread computes Items packs of V elements at a time.
 //
@@ -95,6 +95,7 @@ __device__ __forceinline__ void resident_compute(
     }
 }
 
+// Stage S and the stages after it, elements in registers.
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void resident_stage(
     const P& p, const Team& team, i64 row, typename P::Row& r, typename P::Element (&e)[Items * V]) {
@@ -111,6 +112,7 @@ __device__ __forceinline__ void resident_stage(
     resident_compute<P, S, Items, V, true>(p, team, row, r, e, tiles);
 }
 
+// One row, elements in registers.
 template <class P, int Items, int V, class Team>
 __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 row) {
     typename P::Row r;
@@ -122,6 +124,7 @@ __device__ __forceinline__ void resident_row(const P& p, const Team& team, i64 r
     }
 }
 
+// Stage S and the stages after it, each of which reads the row again.
 template <class P, int S, int Items, int V, class Team>
 __device__ __forceinline__ void streamed_stage(const P& p, const Team& team, i64 row, typename P::Row& r) {
     typedef decltype(p.template tile<V>(At<S>())) Tile;

@@ -7,7 +7,7 @@
 
 #include "reductions.cuh"
 
-// A thread alone.
+// A single thread.
 struct Solo {
     __device__ __forceinline__ int rank() const { return 0; }
     __device__ __forceinline__ int size() const { return 1; }

@@ -8,6 +8,7 @@
 
 #include "types.cuh"
 
+// The 32-bit address of shared memory that instructions take.
 __device__ __forceinline__ u32 shared_address(const void* p) {
 #ifdef __CUDA_ARCH__
     return static_cast<u32>(__cvta_generic_to_shared(p));
@@ -18,6 +19,7 @@ __device__ __forceinline__ u32 shared_address(const void* p) {
 
 // Barriers -----------------------------------------------------------------------------------------------------------
 
+// Initialise a barrier for so many arrivals a phase.
 __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
 #ifdef __CUDA_ARCH__
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -26,7 +28,7 @@ __device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
 #endif
 }
 
-// After the last barrier_init, by the thread that did it, before the block meets.
+// Make initialised barriers visible; after the last barrier_init, by the same thread, before the block synchronises.
 __device__ __forceinline__ void barrier_init_fence() {
 #ifdef __CUDA_ARCH__
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -173,7 +175,7 @@ __device__ __forceinline__ void tensor_copy(u32 to, const TensorMap& from, int e
 #endif
 }
 
-// The same to this address in each block of the cluster whose bit is set, and counted by the barrier there.
+// The same to this address in each block of the cluster whose bit is set, counted by the barrier of that block.
 __device__ __forceinline__ void tensor_copy_to(
     u32 to, const TensorMap& from, int element, int line, u32 barrier, unsigned short blocks) {
 #ifdef __CUDA_ARCH__
@@ -202,7 +204,7 @@ __device__ __forceinline__ u64 transposed_operand_at(u32 address, u32 stride) {
 }
 
 #ifdef __CUDA_ARCH__
-// Hand the accumulators from the compiler to the tensor cores, or back.
+// Keep the compiler from moving accesses to the accumulators across this point.
 template <int R>
 __device__ __forceinline__ void keep(float (&d)[R]) {
 #pragma unroll
@@ -225,7 +227,7 @@ template <int Left>
 __device__ __forceinline__ void products_wait_for_all_but() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
 }
-// Wait for all, after which d may be read.
+// Wait for all groups, after which d may be read.
 template <int R>
 __device__ __forceinline__ void products_wait(float (&d)[R]) {
     products_wait_for_all_but<0>();

@@ -3,6 +3,7 @@
 
 #include "types.cuh"
 
+// A product's tiles of `rows` x `columns`, `down` x `across` of them, numbered in this order.
 struct TileOrder {
     static constexpr u32 band = 8;
     u32 down, across;

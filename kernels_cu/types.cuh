@@ -32,6 +32,7 @@ struct bf16 {
     unsigned short bits;
 };
 
+// T where it is not to be deduced from an argument, so that the other arguments are converted.
 template <class T>
 struct Same {
     typedef T type;
@@ -135,6 +136,7 @@ struct alignas(sizeof(T) * V) Pack {
     T v[V];
 };
 
+// The type of an access of so many bytes.
 template <int Bytes>
 struct Word;
 template <>
@@ -290,6 +292,7 @@ __device__ __forceinline__ double quick_divide(double x, double n) { return x / 
 template <int S>
 struct At {};
 
+// The largest of the sizes, at least 8.
 template <class... Sizes>
 __host__ __device__ constexpr int largest_of(Sizes... sizes) {
     int most = 8;
