@@ -150,13 +150,10 @@ class Writer:
         """The fields of the Row that hold per-row and scalar values."""
         expressions = {}
         for node in (*self.program.loaded, *self.program.step.nodes):
-            varies = self.program.extent(node) in (FULL, COLUMN)
-            of_any_extent = node in self.program.loaded and self.program.loaded[node].extent == ANY
-            if (
-                not varies
-                and not of_any_extent
-                and not (self.program.by_columns and self.program.stage.get(node, -1) >= 0)
-            ):
+            along_row = self.program.extent(node) in (FULL, COLUMN)
+            any_extent = node in self.program.loaded and self.program.loaded[node].extent == ANY
+            reduced_columns = self.program.by_columns and self.program.stage.get(node, -1) >= 0
+            if not (along_row or any_extent or reduced_columns):
                 expressions[node] = f"r.{self.program.names[node]}"
         return expressions
 

@@ -114,11 +114,11 @@ class ProductLaunch:
             _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
             for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
         )
-        head = 2 * WORDS + 1  # the tensor maps and the depth
+        # The struct: two tensor maps, depth, the epilogue's arguments, rows, columns, the address of the states, shares.
         depth = step.product.inputs[0].shape[1]
-        tail = [*arguments.members, *step.domain, 0, self._shares]
-        pad = [0] * (-(head + len(tail)) % _STRUCT_MEMBERS)
-        template = [depth, *tail, *pad]
+        template = [depth, *arguments.members, *step.domain, 0, self._shares]
+        pad = [0] * (-(2 * WORDS + len(template)) % _STRUCT_MEMBERS)
+        template += pad
         pointers = [(1 + index, slot, start) for index, slot, start in arguments.pointers]
         if states >= 0:
             pointers.append((1 + len(arguments.members) + 2, states, 0))

@@ -37,7 +37,7 @@ class Number:
 
 
 def function_of_numbers(name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> Number:
-    """Return the number that a function of others has in each call; `name` stands for the function in its text."""
+    """Return the number `function(*operands)`, computed anew in each call; `name` names the function in its text."""
 
     def call(values: Sequence[Any]) -> float:
         result = function(*values)

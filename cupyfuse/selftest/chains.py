@@ -98,6 +98,7 @@ def _exact_softmax_rows(logits: Array, sizes: Array, extra: float) -> list[Exact
 
 
 def _draw_head(rng: np.random.Generator, head: Fused, rows: int, inner: int, columns: int) -> dict[str, Array]:
+    """Draw the arguments of a head."""
     return heads.example_inputs(head, rows, inner, columns, "float64", seed=int(rng.integers(1 << 30)))
 
 
@@ -108,11 +109,13 @@ def _linear(a: dict[str, Array]) -> tuple[Array, Array, float]:
 
 
 def _exact_linear(a: dict[str, Array]) -> list[Exact]:
+    """Return the exact linear map."""
     y, sizes, ulps = _linear(a)
     return [("linear", y, Allowance(ulps, sizes, text="K + 2"))]
 
 
 def _exact_sum(a: dict[str, Array]) -> list[Exact]:
+    """Return the exact result of head_sum: row sums of a linear map."""
     y, sizes, ulps = _linear(a)
     total = y.sum(axis=1, keepdims=True)
     sizes = sizes.sum(axis=1, keepdims=True)
@@ -120,6 +123,7 @@ def _exact_sum(a: dict[str, Array]) -> list[Exact]:
 
 
 def _exact_logsumexp(a: dict[str, Array]) -> list[Exact]:
+    """Return the exact result of head_logsumexp: two leaky ReLUs and two GELUs of a linear map's logsumexp."""
     y, sizes, ulps = _linear(a)
     top = y.max(axis=1, keepdims=True)
     s = logsumexp(y)
@@ -150,12 +154,14 @@ def _normalised(y: Array, sizes: Array, a: dict[str, Array], training: bool) -> 
 
 
 def _exact_batch_norm(a: dict[str, Array], training: bool) -> list[Exact]:
+    """Return exact batch normalisation, with the statistics of the batch in training."""
     z, sizes, roundings = _normalised(a["x"], np.abs(a["x"]), a, training)
     name, text = ("batch_norm, training", "2 B + 16") if training else ("batch_norm", "16")
     return [(name, z, Allowance(roundings, sizes, text=text))]
 
 
 def _exact_softmax(a: dict[str, Array], training: bool) -> list[Exact]:
+    """Return the exact result of head_softmax: softmax of a linear map, batch-normalised and scaled."""
     y, sizes, ulps = _linear(a)
     z, sizes, roundings = _normalised(y, sizes, a, training)
     (_, result, allowance), _ = _exact_softmax_rows(a["scale"] * z, np.abs(a["scale"]) * sizes, ulps + roundings)
@@ -177,15 +183,18 @@ def _affine_softmax(x: Any, a: Any, c: Any) -> Any:
 
 
 def _draw_affine(rng: np.random.Generator, length: int) -> dict[str, Array]:
+    """Draw the arguments of `_affine_softmax`."""
     return _draw_normal(rng, (9, length)) | {name: rng.uniform(0.5, 1.5, length) for name in "ac"}
 
 
 def _exact_affine(a: dict[str, Array]) -> list[Exact]:
+    """Return the exact results of `_affine_softmax`."""
     product = a["x"] * a["a"]
     return _exact_softmax_rows(product + a["c"], np.abs(product) + np.abs(a["c"]), 2.0)
 
 
 def _draw_batch(rng: np.random.Generator, rows: int, columns: int) -> dict[str, Array]:
+    """Draw the arguments of `_batch_norm`."""
     arguments = _draw_head(rng, heads.head_softmax, rows, 1, columns)
     arguments["x"] = rng.standard_normal((rows, columns)) + 3
     return {name: arguments[name] for name in ("x", "running_mean", "running_var", "gamma", "beta")}

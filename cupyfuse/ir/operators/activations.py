@@ -30,6 +30,7 @@ def _softplus(x: Array, beta: Array, threshold: Array) -> Array:
 
 
 def _gelu_tanh_slope(o: Any, x: Any) -> Any:
+    """Return the derivative of gelu_tanh."""
     t = o.tanh(SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * SQRT_2_OVER_PI * (1.0 + 0.134145 * x * x)
 

@@ -61,7 +61,7 @@ def _operands_of_addend(node: Node, rows: int) -> list[_Part] | None:
         return [(i, COLUMNS) for i in node.inputs]
     if node.op == "sum" and node.inputs[0].shape[node.axis] == rows:
         return [(node.inputs[0], node.axis)]
-    if node.pointwise or node.op == "factor":  # what products from splits are multiplied by, and casts
+    if node.pointwise or node.op == "factor":  # casts of addends, and factors that a product from splits is times
         return [(i, ADDEND if i.op != "const" else WHOLE) for i in node.inputs]
     return None
 
