@@ -205,7 +205,7 @@ class KernelLaunch:
     def _load(self, runtime: Runtime, partial: int, config: Config, kernels: tuple[Kernel, ...]) -> Launch:
         """Load the kernels of one variant; they are launched one after the other with the same struct."""
         arguments = self.arguments
-        # The struct: the arguments, rows, columns; of a column step the address of the totals, shares; any flag's address.
+        # The struct: arguments, rows, columns; of a column step the address of the totals, shares; any flag's address.
         template, form = [*arguments.members, self.rows, self.cols], arguments.format + "qq"
         pointers = arguments.pointers.copy()
         numbers, values = arguments.numbers, self.numbers_slot

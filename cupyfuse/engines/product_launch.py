@@ -114,7 +114,7 @@ class ProductLaunch:
             _MappedOperand(operand, self._place(operand), self._dtype, box, runtime)
             for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
         )
-        # The struct: two tensor maps, depth, the epilogue's arguments, rows, columns, the address of the states, shares.
+        # The struct: two tensor maps, depth, the epilogue's arguments, rows, columns, address of the states, shares.
         depth = step.product.inputs[0].shape[1]
         template = [depth, *arguments.members, *step.domain, 0, self._shares]
         pad = [0] * (-(2 * WORDS + len(template)) % _STRUCT_MEMBERS)
