@@ -103,35 +103,35 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
     live = set(g.topological(graph.roots, g.eager_inputs))
     copies: dict[Node, Node] = {}
 
-    def copied(value: Node) -> Node:
+    def copy_of(value: Node) -> Node:
         return copies.setdefault(value, Node("copy", (value,), value.shape, value.dtype))
 
-    def contiguous(value: Node) -> bool:
+    def is_contiguous(value: Node) -> bool:
         while value.op == "transpose" and min(value.shape) <= 1:
             value = value.inputs[0]
         return value.op != "transpose" and layout_of(value, layouts).contiguous
 
-    def readable(reader: Node, value: Node) -> Node:
+    def readable_operand(reader: Node, value: Node) -> Node:
         if value.op not in ("input", "transpose", "slice"):
             return value
         if reader.op in ("matmul", "split") and _views_slice(value):
-            return copied(value)
+            return copy_of(value)
         layout = layout_of(value, layouts)
         if layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts):
             return value
         tall = value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
-        return value if reader.op == "split" and layout.unit_rows and tall else copied(value)
+        return value if reader.op == "split" and layout.unit_rows and tall else copy_of(value)
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):
         inputs = tuple(done[i] for i in node.inputs)
         if node.op in ("reshape", "strided", "put", "batched_matmul"):
-            inputs = tuple(i if contiguous(i) else copied(i) for i in inputs)
+            inputs = tuple(i if is_contiguous(i) else copy_of(i) for i in inputs)
         elif node in live and (node.pointwise or node.reduction or node.op in ("matmul", "split")):
-            inputs = tuple(readable(node, i) for i in inputs)
+            inputs = tuple(readable_operand(node, i) for i in inputs)
         done[node] = g.with_inputs(node, inputs)
         if node.op == "input" and not layout_of(node, layouts).foldable:
-            done[node] = copied(node)
+            done[node] = copy_of(node)
         if node.op == "split" and not readable_by_rows(inputs[0], layouts):
             done[node] = replace(done[node], by_columns=True)
     return graph.replace(done)
