@@ -11,17 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import dtypes
-from ..cuda.gemm import Operand, batched_operands
 from ..cuda.runtime import Runtime
-from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
 from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import Step, assign_offsets, base_of, contiguous_strides, row_stride, view_chain
-from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
-from .product_launch import ProductLaunch
+from ..plan.schedule import assign_offsets, base_of, row_stride, view_chain
+from .kernel_launch import Addresses, Place
+from .launch_specs import LaunchSpecs, ShapeAndStrides
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 
@@ -58,13 +55,13 @@ class CudaExecutable:
         self.plan = plan
         self.runtime = runtime
         self._places: dict[Node, Place] = {}
-        self._strides: dict[Node, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # shapes and strides of arguments
+        strides: dict[Node, ShapeAndStrides] = {}
         self._slots = 0
         self._temporaries: list[tuple[int, int]] = []  # slots of the workspace's values, and their offsets in it
         for node, array in zip(plan.graph.inputs, arrays, strict=True):
             self._places[node] = self._argument_place(array)
             if array.ndim > 2:
-                self._strides[node] = tuple(array.shape), tuple(runtime.strides(array))
+                strides[node] = tuple(array.shape), tuple(runtime.strides(array))
         self._results = []
         for o in plan.outputs:
             base = base_of(o.node)
@@ -82,8 +79,9 @@ class CudaExecutable:
         )
         for node, offset in offsets.items():
             self._places[node] = Place(self._workspace_slot(offset), node.shape[1], 1)
+        self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._flag, self._numbers)
         with runtime.made_current():
-            specs = [spec for step in plan.steps if step.launches for spec in self._launch_specs(step)]
+            specs = [spec for step in plan.steps if step.launches for spec in self._specs.of(step)]
             runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
             slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
             self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)]
@@ -158,151 +156,6 @@ class CudaExecutable:
             else:
                 place = Place(place.slot, view.shape[1], 1)
         return place
-
-    # Launches: in the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
-    def _launch_specs(self, step: Step) -> list[LaunchSpec]:
-        """List the launches of a step in their order."""
-        storage = self.plan.scheduled.storage
-        if step.epilogue is not None:
-            return [ProductLaunch(step, storage, self._place, self._numbers, self.runtime.processors).spec()]
-        if step.kind in ("Gemm", "Split"):
-            return [self._product_spec(step, node) for node in step.nodes]
-        if step.kind == "Copy":
-            (node,) = step.outputs
-            return [self._put_spec(node) if node.op == "put" else self._copy_spec(node)]
-        if step.kind == "Library":
-            return [self._library_spec(step)]
-        return [KernelLaunch(step, storage, self._place, self._flag, self._numbers).spec()]
-
-    def _product_spec(self, step: Step, node: Node) -> LaunchSpec:
-        """Return the launch of a product, or of the split of an operand, in a Gemm or Split step."""
-        if node.op == "split":
-            return self._split_spec(node)
-        if node.op != "split_matmul":
-            return self._gemm_spec(node)
-        factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
-        return self._rounded_product_spec(node, factors) if factors else self._split_product_spec(node)
-
-    def _gemm_spec(self, node: Node) -> LaunchSpec:
-        a, b = node.inputs[:2]
-        storage, accumulate = self.plan.scheduled.storage, node.op == "accumulate"
-        left, right, target = self._place(a), self._place(b), self._place(node)
-        x, y, z = left.slot, right.slot, target.slot
-        if node.batches is None:
-            first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
-            batch_strides = None
-        else:
-            first, second, batch_strides = batched_operands(node.batches)
-
-        def bind(runtime: Runtime, _: int) -> Launch:
-            operand, result, precision = storage[base_of(a)], storage[node], self.plan.precision
-            product = runtime.product(first, second, operand, result, precision, batch_strides, accumulate)
-            return lambda at, stream: product(at[x], at[y], at[z], stream)
-
-        return LaunchSpec(bind)
-
-    def _split_spec(self, node: Node) -> LaunchSpec:
-        (matrix,) = node.inputs
-        source, target = self._place(matrix), self._place(node)
-        x, y, flag = source.slot, target.slot, self._flag
-        split = Split(*matrix.shape, (source.row_stride, source.col_stride), node.parts, conditional=flag >= 0)
-
-        def bind(runtime: Runtime, _: int) -> Launch:
-            launch = split.load(runtime)
-            if flag >= 0:
-                return lambda at, stream: launch(at[x], at[y], stream, at[flag])
-            return lambda at, stream: launch(at[x], at[y], stream)
-
-        return LaunchSpec(bind, (split.kernel,))
-
-    def _split_product_spec(self, node: Node) -> LaunchSpec:
-        places = [self._place(i) for i in (*node.inputs, node)]
-        a, b, x, y, z = (p.slot for p in places)
-        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
-        product = SplitProduct((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
-
-        def bind(runtime: Runtime, workspace: int) -> Launch:
-            launch = product.load(runtime)
-            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], at[workspace], stream)
-
-        return LaunchSpec(bind, product.kernels, product.workspace)
-
-    def _rounded_product_spec(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
-        places = [self._place(i) for i in (*node.inputs, node)]
-        a, b, x, y, z = (p.slot for p in places)
-        by_name = {n.name: self._place(n).slot for n in factors}
-        slots = [by_name[name] for name in ("row", "row_rest", "column")]
-        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
-        product = RoundedProduct((*node.shape, node.inputs[2].shape[1]), left, right, self.runtime.processors)
-
-        def bind(runtime: Runtime, _: int) -> Launch:
-            launch = product.load(runtime)
-            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], [at[s] for s in slots], stream)
-
-        return LaunchSpec(bind, product.kernels)
-
-    def _copy_spec(self, node: Node) -> LaunchSpec:
-        x, z = self._place(node.inputs[0]).slot, self._place(node).slot
-        shape, strides, offset = self._copied_view(node)
-        name = self.plan.scheduled.storage[node]
-        dtype, start = self.runtime.dtype(name), offset * dtypes.ITEMSIZE[name]
-        target_strides = contiguous_strides(shape)
-
-        def launch(at: Addresses, stream: Any) -> None:
-            view = self.runtime.view
-            source = view(at[x] + start, shape, dtype, strides)
-            self.runtime.copy(view(at[z], shape, dtype, target_strides), source)
-
-        return LaunchSpec(lambda runtime, _: launch)
-
-    def _put_spec(self, node: Node) -> LaunchSpec:
-        (x, y), z = (self._place(i).slot for i in node.inputs), self._place(node).slot
-        name = self.plan.scheduled.storage[node]
-        dtype, start = self.runtime.dtype(name), node.offset * dtypes.ITEMSIZE[name]
-        lengths, strides = zip(*node.dims, strict=True)
-        whole_strides, value_strides = contiguous_strides(node.shape), contiguous_strides(lengths)
-
-        def launch(at: Addresses, stream: Any) -> None:
-            view, copy = self.runtime.view, self.runtime.copy
-            whole, result = (view(at[slot], node.shape, dtype, whole_strides) for slot in (x, z))
-            copy(result, whole)
-            copy(view(at[z] + start, lengths, dtype, strides), view(at[y], lengths, dtype, value_strides))
-
-        return LaunchSpec(lambda runtime, _: launch)
-
-    def _copied_view(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-        """Return the shape, strides and offset, in elements, of the view that a copy reads."""
-        (value,) = node.inputs
-        if node.op == "strided":
-            return tuple(n for n, _ in node.dims), tuple(s for _, s in node.dims), node.offset
-        if value in self._strides:
-            return *self._strides[value], 0
-        place = self._place(value)
-        return node.shape, (place.row_stride, place.col_stride), place.offset
-
-    def _library_spec(self, step: Step) -> LaunchSpec:
-        call, operands = step.nodes[0].call, step.nodes[0].inputs
-        assert call is not None
-        sources = [(n, self._place(n)) for n in operands]
-        targets = [(n, self._place(n)) for n in step.outputs]
-
-        def bind(runtime: Runtime, _: int) -> Launch:
-            function = runtime.library_function(call)
-
-            def launch(addresses: Addresses, stream: Any) -> None:
-                results = call.run(function, [self._view(n, place, addresses) for n, place in sources])
-                for node, place in targets:
-                    runtime.copy(self._view(node, place, addresses), results[node.result].reshape(node.shape))
-
-            return launch
-
-        return LaunchSpec(bind)
-
-    def _view(self, node: Node, place: Place, addresses: Addresses) -> Any:
-        """Return the memory of a value at `place` as an array."""
-        name = self.plan.scheduled.storage[base_of(node)]
-        start = addresses[place.slot] + place.offset * dtypes.ITEMSIZE[name]
-        return self.runtime.view(start, node.shape, self.runtime.dtype(name), (place.row_stride, place.col_stride))
 
     def allocate(self) -> list[Any]:
         """Allocate the results as the steps write them."""
@@ -385,7 +238,7 @@ class CudaExecutable:
         for arg in self._overwritten:
             self.runtime.bump_version(arrays[arg])
         for arg, node in self._copies:
-            value = self._view(node, self._place(node), addresses)
+            value = self._specs.view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
 
 

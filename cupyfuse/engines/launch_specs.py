@@ -1,0 +1,203 @@
+"""Launches of the steps of a plan, specified from the places of values before any kernel is compiled.
+
+In the functions that launch, `at` holds the addresses by slot, and one-letter names are slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .. import dtypes
+from ..cuda.gemm import Operand, batched_operands
+from ..cuda.runtime import Runtime
+from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
+from ..ir.graph import Node
+from ..plan.plan import Plan
+from ..plan.schedule import Step, base_of, contiguous_strides
+from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
+from .product_launch import ProductLaunch
+
+ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class LaunchSpecs:
+    """Specifies the launches of a plan's steps.
+
+    Parameters
+    ----------
+    plan : Plan
+    runtime : Runtime
+    place : callable
+        Returns the `Place` of a value.
+    strides : dict
+        Shapes and strides, in elements, of arguments of more than two dimensions.
+    flag : int
+        Slot of the address of the flag that conditional launches read; -1 if launches are unconditional.
+    numbers : int
+        Slot of the float arguments; -1 if there are none.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        runtime: Runtime,
+        place: Callable[[Node], Place],
+        strides: dict[Node, ShapeAndStrides],
+        flag: int,
+        numbers: int,
+    ):
+        self._storage, self._precision = plan.scheduled.storage, plan.precision
+        self._runtime, self._place, self._strides = runtime, place, strides
+        self._flag, self._numbers = flag, numbers
+
+    def of(self, step: Step) -> list[LaunchSpec]:
+        """List the launches of a step in their order."""
+        storage = self._storage
+        if step.epilogue is not None:
+            return [ProductLaunch(step, storage, self._place, self._numbers, self._runtime.processors).spec()]
+        if step.kind in ("Gemm", "Split"):
+            return [self._product_spec(step, node) for node in step.nodes]
+        if step.kind == "Copy":
+            (node,) = step.outputs
+            return [self._put_spec(node) if node.op == "put" else self._copy_spec(node)]
+        if step.kind == "Library":
+            return [self._library_spec(step)]
+        return [KernelLaunch(step, storage, self._place, self._flag, self._numbers).spec()]
+
+    def _product_spec(self, step: Step, node: Node) -> LaunchSpec:
+        """Return the launch of a product, or of the split of an operand, in a Gemm or Split step."""
+        if node.op == "split":
+            return self._split_spec(node)
+        if node.op != "split_matmul":
+            return self._gemm_spec(node)
+        factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
+        return self._rounded_product_spec(node, factors) if factors else self._split_product_spec(node)
+
+    def _gemm_spec(self, node: Node) -> LaunchSpec:
+        """Return the launch of a product by cuBLAS."""
+        a, b = node.inputs[:2]
+        storage, precision, accumulate = self._storage, self._precision, node.op == "accumulate"
+        left, right, target = self._place(a), self._place(b), self._place(node)
+        x, y, z = left.slot, right.slot, target.slot
+        if node.batches is None:
+            first, second = (Operand(*i.shape, p.row_stride, p.col_stride) for i, p in ((a, left), (b, right)))
+            batch_strides = None
+        else:
+            first, second, batch_strides = batched_operands(node.batches)
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            dtypes_of = storage[base_of(a)], storage[node]
+            product = runtime.product(first, second, *dtypes_of, precision, batch_strides, accumulate)
+            return lambda at, stream: product(at[x], at[y], at[z], stream)
+
+        return LaunchSpec(bind)
+
+    def _split_spec(self, node: Node) -> LaunchSpec:
+        """Return the launch that splits an operand of a product."""
+        (matrix,) = node.inputs
+        source, target = self._place(matrix), self._place(node)
+        x, y, flag = source.slot, target.slot, self._flag
+        split = Split(*matrix.shape, (source.row_stride, source.col_stride), node.parts, conditional=flag >= 0)
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            launch = split.load(runtime)
+            if flag >= 0:
+                return lambda at, stream: launch(at[x], at[y], stream, at[flag])
+            return lambda at, stream: launch(at[x], at[y], stream)
+
+        return LaunchSpec(bind, (split.kernel,))
+
+    def _split_product_spec(self, node: Node) -> LaunchSpec:
+        """Return the launch of a product from hi/lo splits, with its repair."""
+        places = [self._place(i) for i in (*node.inputs, node)]
+        a, b, x, y, z = (p.slot for p in places)
+        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
+        product = SplitProduct((*node.shape, node.inputs[2].shape[1]), left, right, self._runtime.processors)
+
+        def bind(runtime: Runtime, workspace: int) -> Launch:
+            launch = product.load(runtime)
+            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], at[workspace], stream)
+
+        return LaunchSpec(bind, product.kernels, product.workspace)
+
+    def _rounded_product_spec(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
+        """Return the launch of a product from splits in one part, which also writes its factors."""
+        places = [self._place(i) for i in (*node.inputs, node)]
+        a, b, x, y, z = (p.slot for p in places)
+        by_name = {n.name: self._place(n).slot for n in factors}
+        slots = [by_name[name] for name in ("row", "row_rest", "column")]
+        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
+        product = RoundedProduct((*node.shape, node.inputs[2].shape[1]), left, right, self._runtime.processors)
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            launch = product.load(runtime)
+            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], [at[s] for s in slots], stream)
+
+        return LaunchSpec(bind, product.kernels)
+
+    def _copy_spec(self, node: Node) -> LaunchSpec:
+        """Return the copy of an argument or of a strided view."""
+        x, z = self._place(node.inputs[0]).slot, self._place(node).slot
+        shape, strides, offset = self._copied_view(node)
+        name = self._storage[node]
+        dtype, start = self._runtime.dtype(name), offset * dtypes.ITEMSIZE[name]
+        target_strides = contiguous_strides(shape)
+
+        def launch(at: Addresses, stream: Any) -> None:
+            view = self._runtime.view
+            source = view(at[x] + start, shape, dtype, strides)
+            self._runtime.copy(view(at[z], shape, dtype, target_strides), source)
+
+        return LaunchSpec(lambda runtime, _: launch)
+
+    def _put_spec(self, node: Node) -> LaunchSpec:
+        """Return the copy of a matrix, and the copy of a value to a strided view of that."""
+        (x, y), z = (self._place(i).slot for i in node.inputs), self._place(node).slot
+        name = self._storage[node]
+        dtype, start = self._runtime.dtype(name), node.offset * dtypes.ITEMSIZE[name]
+        lengths, strides = zip(*node.dims, strict=True)
+        whole_strides, value_strides = contiguous_strides(node.shape), contiguous_strides(lengths)
+
+        def launch(at: Addresses, stream: Any) -> None:
+            view, copy = self._runtime.view, self._runtime.copy
+            whole, result = (view(at[slot], node.shape, dtype, whole_strides) for slot in (x, z))
+            copy(result, whole)
+            copy(view(at[z] + start, lengths, dtype, strides), view(at[y], lengths, dtype, value_strides))
+
+        return LaunchSpec(lambda runtime, _: launch)
+
+    def _copied_view(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Return the shape, strides and offset, in elements, of the view that a copy reads."""
+        (value,) = node.inputs
+        if node.op == "strided":
+            return tuple(n for n, _ in node.dims), tuple(s for _, s in node.dims), node.offset
+        if value in self._strides:
+            return *self._strides[value], 0
+        place = self._place(value)
+        return node.shape, (place.row_stride, place.col_stride), place.offset
+
+    def _library_spec(self, step: Step) -> LaunchSpec:
+        """Return the call of the array library's own function, and the copies of its results."""
+        call, operands = step.nodes[0].call, step.nodes[0].inputs
+        assert call is not None
+        sources = [(n, self._place(n)) for n in operands]
+        targets = [(n, self._place(n)) for n in step.outputs]
+
+        def bind(runtime: Runtime, _: int) -> Launch:
+            function = runtime.library_function(call)
+
+            def launch(addresses: Addresses, stream: Any) -> None:
+                results = call.run(function, [self.view(n, place, addresses) for n, place in sources])
+                for node, place in targets:
+                    runtime.copy(self.view(node, place, addresses), results[node.result].reshape(node.shape))
+
+            return launch
+
+        return LaunchSpec(bind)
+
+    def view(self, node: Node, place: Place, addresses: Addresses) -> Any:
+        """Return the memory of a value at `place` as an array."""
+        name = self._storage[base_of(node)]
+        start = addresses[place.slot] + place.offset * dtypes.ITEMSIZE[name]
+        return self._runtime.view(start, node.shape, self._runtime.dtype(name), (place.row_stride, place.col_stride))
