@@ -175,6 +175,7 @@ class CupyBlas:
         self._call(self._batched_gemm, "cublasGemmStridedBatchedEx", arguments, narrow)
 
     def _call(self, function: Callable[..., Any], name: str, arguments: tuple[Any, ...], narrow: bool) -> None:
+        """Call a function of cuBLAS, whose partial sums are float32 also for narrow results."""
         handle = self._handle()
         if not narrow:
             self._launch(function, name, handle, arguments)
@@ -190,6 +191,7 @@ class CupyBlas:
         self._clear(address, 0, nbytes, self._stream().ptr)
 
     def _launch(self, function: Callable[..., Any], name: str, handle: int, arguments: tuple[Any, ...]) -> None:
+        """Call a function of cuBLAS by CuPy's binding, or by ctypes where that refuses."""
         try:
             function(handle, *arguments)
         except NotImplementedError:  # CuPy's answer while a graph is captured
@@ -229,6 +231,7 @@ class ForeignBlas:
         self._call("cublasGemmStridedBatchedEx", arguments, narrow)
 
     def _call(self, name: str, arguments: tuple[Any, ...], narrow: bool) -> None:
+        """Call a function of cuBLAS in full precision, whose partial sums are float32 also for narrow results."""
         handle = self._handle()
         # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
         self._cublas.cublasSetMathMode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)

@@ -63,6 +63,7 @@ class LaunchGraph:
         self._check("cuGraphLaunch", self._executable, stream.ptr)
 
     def _check(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver; raise an error if it fails."""
         status = getattr(self._driver, name)(*arguments)
         if status:
             raise EngineError(f"{name} failed with status {status}")

@@ -249,6 +249,7 @@ class Program:
         return self._accumulators[stage]
 
     def _find_accumulators(self, stage: int) -> list[Accumulator]:
+        """Make one accumulator for each reduction, or for two that share it."""
         result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():
             by_op = {n.op: n for n in nodes}

@@ -209,6 +209,7 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
         return self._hold_if_capturing(self._cupy.cuda.alloc(nbytes))
 
     def _hold_if_capturing(self, memory: Any) -> Any:
+        """Keep memory for good if a CUDA graph captures its use."""
         if self.is_capturing():
             # Replays of the graph use the memory, and nothing tells when the last one has run.
             self._captured.append(memory)

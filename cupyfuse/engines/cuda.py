@@ -179,6 +179,7 @@ class CudaExecutable:
             return self._run(arrays, outs, numbers)
 
     def _run(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
+        """Launch the plan, the device being current; see `__call__`."""
         runtime, address = self.runtime, self.runtime.address
         addresses: Addresses = list(map(address, arrays))
         written = []

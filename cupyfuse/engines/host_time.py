@@ -91,6 +91,7 @@ def written_seconds(calls: Sequence[Call]) -> float:
 
 
 def _call_seconds(call: Call) -> float:
+    """Estimate the seconds of one NumPy call as written."""
     nodes = [n for n in call.nodes if n.op not in _FREE]
     library = _library_seconds(call.nodes)
     if not nodes:
@@ -112,6 +113,7 @@ def planned_seconds(plan: Plan) -> float:
 
 
 def _step_seconds(step: Step) -> float:
+    """Estimate the seconds of a step on the NumPy engine."""
     memory = _memory_seconds(step.reads, step.writes)
     if step.kind == "Library":
         return _STEP + _library_seconds(step.nodes) + memory
@@ -141,6 +143,7 @@ def _arithmetic_seconds(node: Node) -> float:
 
 
 def _library_seconds(nodes: Iterable[Node]) -> float:
+    """Estimate the seconds of the library calls among the nodes."""
     calls = {id(n.call): n for n in nodes if n.op == "library"}  # one node for each call, whatever its results
     return sum(i.size for n in calls.values() for i in n.inputs) * _LIBRARY
 

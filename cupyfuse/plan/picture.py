@@ -83,6 +83,7 @@ class _Drawing:
             self.text(_MARGIN, self.y - 4, line, **({"font_weight": "bold"} if bold else {}))
 
     def svg(self, title: str) -> str:
+        """Return the SVG image of all elements."""
         height = self.y + _MARGIN
         return "\n".join(
             [
@@ -102,6 +103,7 @@ def _escaped(text: str) -> str:
 
 
 def _draw_legend(drawing: _Drawing, device: Device) -> None:
+    """Draw what the colours of the bars mean, and the GPU that times are for."""
     drawing.y += _LINE + 4
     x = float(_BAR)
     for name, colour in (("memory", _MEMORY), ("arithmetic", _ARITHMETIC)):
@@ -145,6 +147,7 @@ def _draw_steps(drawing: _Drawing, plan: Plan, device: Device, longest: float) -
 
 
 def _draw_number(drawing: _Drawing, number: int, y: float) -> None:
+    """Draw the number of a step in a circle."""
     drawing.add(f'<circle cx="{_NUMBER}" cy="{y:g}" r="11" fill="#ffffff" stroke="{_PALE}"/>')
     drawing.text(_NUMBER, y + 4, str(number), text_anchor="middle", font_size=10)
 

@@ -210,6 +210,7 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Step, ...]:
+        """The steps in launch order; those of one block, if the plan runs in blocks of rows."""
         if self.blocks is None:
             return tuple(self.scheduled.steps)
         following = self.blocks.after.steps if self.blocks.after else ()

@@ -53,6 +53,7 @@ def prepacked_heading(plan: Plan) -> str:
 
 
 def _step_lines(plan: Plan) -> list[str]:
+    """List the heading, the steps, the workspace and what is prepacked."""
     lines = [heading(plan), "", *_table(plan.steps)]
     if plan.as_written:
         lines += ["", f"on the CPU the function runs as written: {plan.as_written}"]
@@ -72,6 +73,7 @@ def merged_notes(plan: Plan) -> dict[Note, int]:
 
 
 def _rewrite_lines(plan: Plan) -> list[str]:
+    """List the rewrites that were applied, and whether values are guarded."""
     lines = ["", "rewritten:"] if plan.notes else []
     for note, times in merged_notes(plan).items():
         lines.append(f"  - {note.identity}:")
@@ -91,6 +93,7 @@ def cost(step: Step) -> str:
 
 
 def _table(steps: Sequence[Step]) -> list[str]:
+    """List steps with their costs, operators and ways of computing."""
     lines = []
     for number, step in enumerate(steps, 1):
         if step.kind == "Library":

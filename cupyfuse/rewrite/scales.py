@@ -85,6 +85,7 @@ class _Dependences:
 
 
 def _find_dependences(roots: Iterable[Node]) -> _Dependences:
+    """Classify all values beneath the roots."""
     varying: set[Node] = set()
     extremal: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):
