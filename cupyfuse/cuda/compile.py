@@ -156,6 +156,11 @@ def _call_nvrtc(nvrtc: Any, code: str, options: tuple[str, ...]) -> bytes:
         nvrtc.destroyProgram(program)
 
 
+def cache_folder() -> Path:
+    """Return the folder in which CuPy, and we beside it, cache compiled kernels."""
+    return Path(os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache"))
+
+
 def _read_cache(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes]:
     """Return the path of a source's cache file, None without a cache, and the binary in it, empty if there is none."""
     import cupy
@@ -164,8 +169,7 @@ def _read_cache(code: str, options: tuple[str, ...]) -> tuple[Path | None, bytes
         return None, b""
     version = cupy.cuda.nvrtc.getVersion()
     key = hashlib.sha256("\0".join((code, *options, str(version))).encode()).hexdigest()
-    folder = os.environ.get("CUPY_CACHE_DIR") or os.path.expanduser("~/.cupy/kernel_cache")
-    path = Path(folder) / f"cupyfuse_{key[:40]}.cubin"
+    path = cache_folder() / f"cupyfuse_{key[:40]}.cubin"
     try:
         content = path.read_bytes()
     except FileNotFoundError:

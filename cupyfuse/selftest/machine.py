@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
-import os
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cuda.compile import cache_folder
 from ..plan.report import quantity
 
 _CUPY_WHEELS = ("cupy-cuda12x", "cupy-cuda13x", "cupy")
@@ -44,11 +44,6 @@ def driver_version() -> int:
 def cuda_version(number: int) -> str:
     """Format a version of CUDA: 12090 is 12.9."""
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def kernel_cache() -> Path:
-    """Return the folder in which CuPy caches compiled kernels."""
-    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
 
 
 def _describe_folder(path: Path) -> str:
@@ -126,7 +121,7 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         facts.append((name, found or "not installed"))
         if found is None:
             missing.append((f"{name}, for {what} (optional)", command))
-    facts.append(("kernel cache", _answer_or_error(lambda: _describe_folder(kernel_cache()))))
+    facts.append(("kernel cache", _answer_or_error(lambda: _describe_folder(cache_folder()))))
     return facts, missing
 
 
