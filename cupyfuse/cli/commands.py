@@ -13,6 +13,7 @@ import cupyfuse.heads as heads
 
 from .. import __version__, dtypes, selftest
 from ..selftest import machine
+from ..selftest.report import align_columns
 from . import demo, explain, output
 
 
@@ -184,8 +185,7 @@ def _selftest(parser: argparse.ArgumentParser, options: argparse.Namespace) -> O
 def _info(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Outcome:
     """List versions and devices, and how to install what is missing."""
     facts, missing = machine.describe(__version__)
-    width = max(len(name) for name, _ in facts)
-    lines = [f"{name.ljust(width)}  {value}" for name, value in facts]
+    lines = [align_columns(facts)]
     if missing:
         lines += ["", "missing:"]
     for what, command in missing:

@@ -20,6 +20,7 @@ from ..plan.plan import Plan
 from ..plan.report import duration, quantity, report_of_steps
 from ..selftest.machine import array_module
 from ..selftest.progress import Progress
+from ..selftest.report import align_columns
 
 # The tolerance in roundings of the result's dtype: sums in another order differ by some.
 ROUNDINGS = 8
@@ -185,7 +186,7 @@ def report(results: Sequence[Measurement], xp: Any) -> str:
         *(["Without a GPU NumPy runs their steps, with its own matrix product."] if xp is np else []),
         *_verdict(results),
     ]
-    return "\n\n".join([*plans, _aligned(measured), _aligned(planned), "\n".join(notes)])
+    return "\n\n".join([*plans, _table(measured), _table(planned), "\n".join(notes)])
 
 
 def _verdict(results: Sequence[Measurement]) -> list[str]:
@@ -199,9 +200,8 @@ def _verdict(results: Sequence[Measurement]) -> list[str]:
     return worse or ["Every fused result is as accurate as the plain one."]
 
 
-def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
-    """Align columns of text; the first two lines are the heading."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text.insert(2, "-" * max(map(len, text)))
-    return "\n".join(text)
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Write rows of cells as a table, of which the first two rows are the heading."""
+    lines = align_columns(rows).split("\n")
+    lines.insert(2, "-" * max(map(len, lines)))
+    return "\n".join(lines)

@@ -52,13 +52,13 @@ class Report:
         return not self.failures
 
     def __str__(self) -> str:
-        parts = [self.engine, _columns(self.facts), *self._sections(), _NOTES, self._verdict()]
+        parts = [self.engine, align_columns(self.facts), *self._sections(), _NOTES, self._verdict()]
         return "\n\n".join(parts)
 
     def _sections(self) -> Iterator[str]:
         """Yield the tables of errors, the number of special values, and the list of kernels, as text."""
         for title, table in (("operator", self.operators), ("reductions, rows and products", self.chains)):
-            yield _columns([_head(title, table), *_rows(table)])
+            yield align_columns([_head(title, table), *_rows(table)])
         compared = ", ".join(f"{count} in {name}" for name, count in self.special.items())
         yield f"special values compared with their tables: {compared}"
         yield self.kernels_title + "".join(f"\n  {line}" for line in _kernel_lines(self.kernels))
@@ -148,7 +148,7 @@ def _kernel_lines(kernels: Sequence[LaunchedKernel]) -> list[str]:
     return lines
 
 
-def _columns(rows: Sequence[tuple[str, ...]]) -> str:
+def align_columns(rows: Sequence[tuple[str, ...]]) -> str:
     """Align the cells of rows in columns of text."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
