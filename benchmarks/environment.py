@@ -1,4 +1,4 @@
-"""Describe what a measurement was made with: the GPU, the driver, the versions, the commit."""
+"""Describe what a measurement was made with: the device, the driver, the versions, the commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import cupyfuse
 
-PACKAGES = ("torch", "triton", "transformers", "timm", "numpy")
+PACKAGES = ("torch", "triton", "transformers", "timm", "numpy", "scipy")
 _CHECKOUT = str(Path(__file__).resolve().parent.parent)
 
 
@@ -30,12 +30,12 @@ def version(package: str) -> str | None:
         return None
 
 
-def _run(*command: str) -> str | None:
-    """Return what a command prints; None where it cannot be run or fails."""
+def _run(*command: str) -> str:
+    """Return what a command prints; nothing where it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
     return done.stdout.strip()
 
 
@@ -54,36 +54,18 @@ def cuda_version(number: Callable[[], int]) -> str | None:
         return None
 
 
-def processor() -> str | None:
-    """Return the name of this machine's processor."""
-    found = re.search(r"Model name:\s*(.*)", _run("lscpu") or "")
-    return found[1] if found else platform.processor() or None
-
-
-def versions() -> dict[str, Any]:
-    """Collect what a reader needs to judge or repeat a measurement without a GPU."""
-    return {
-        "cupyfuse": cupyfuse.__version__,
-        "numpy": version("numpy"),
-        "scipy": version("scipy"),
-        "python": platform.python_version(),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
-def collect(cupy: Any, gpu: str) -> dict[str, Any]:
-    """Collect what a reader needs to judge or repeat a measurement on this machine."""
-    driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return {
-        "gpu": gpu,
-        "driver": driver.splitlines()[0].strip() if driver else None,
-        "driver_cuda": cuda_version(lambda: cupy.cuda.runtime.driverGetVersion()),
-        "cuda_runtime": cuda_version(lambda: cupy.cuda.get_local_runtime_version()),
-        "cupyfuse": cupyfuse.__version__,
-        "cupy": cupy.__version__,
-        **{package: version(package) for package in PACKAGES},
-        "python": platform.python_version(),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
+def collect(device: str, cupy: Any = None) -> dict[str, Any]:
+    """Collect what a reader needs to judge or repeat a measurement on a device: a GPU with `cupy`, else the CPU."""
+    found: dict[str, Any] = {"gpu": device}
+    if cupy is None:
+        processor = re.search(r"Model name:\s*(.*)", _run("lscpu"))
+        found["processor"] = processor[1] if processor else platform.processor() or None
+    else:
+        driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        found["driver"] = driver.splitlines()[0].strip() if driver else None
+        found["driver_cuda"] = cuda_version(lambda: cupy.cuda.runtime.driverGetVersion())
+        found["cuda_runtime"] = cuda_version(lambda: cupy.cuda.get_local_runtime_version())
+    found |= {"cupyfuse": cupyfuse.__version__, **({} if cupy is None else {"cupy": cupy.__version__})}
+    found |= {package: version(package) for package in PACKAGES}
+    found |= {"python": platform.python_version(), "commit": commit()}
+    return {**found, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}

@@ -12,10 +12,12 @@ from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice
 
 from benchmarks import __main__ as command
 from benchmarks import environment, families, gemm, heads, rows, timing
+from benchmarks.__main__ import markdown
 from benchmarks.device import GRAPH_CALLS, Device
-from benchmarks.lab import Rival, Unavailable, measure_errors, open_lab, run
-from benchmarks.report import Case, Column, Report, Result, number, table
-from benchmarks.reports import markdown
+from benchmarks.lab import measure_errors, open_lab, run
+from benchmarks.report import Case, Report, Result
+from benchmarks.rivals import Computation, Rival, Unavailable
+from benchmarks.tables import Column, number, table
 
 
 def measured(*medians, rival="cupyfuse", figure="gpu_evicted"):
@@ -168,8 +170,8 @@ def test_the_laboratory_opens_with_what_is_there(fake_gpu, monkeypatch):
         with pytest.raises(Unavailable, match="left out on request"):
             lab.need_torch(compiling=True)
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.rivals", raising=False)
-    monkeypatch.delattr("benchmarks.rivals", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.pytorch", raising=False)
+    monkeypatch.delattr("benchmarks.pytorch", raising=False)
     with open_lab("highest", with_torch=True, with_compiler=True) as lab:
         assert lab.torch_missing == "not installed"
 
@@ -194,7 +196,7 @@ def test_versions():
 
 def test_the_environment_survives_a_cupy_that_cannot_tell():
     broken = types.SimpleNamespace(__version__="14.2.0", cuda=None)
-    found = environment.collect(broken, "Fake GPU 9000")
+    found = environment.collect("Fake GPU 9000", broken)
     assert found["driver_cuda"] is None
     assert found["cuda_runtime"] is None
     assert found["gpu"] == "Fake GPU 9000"
@@ -278,7 +280,7 @@ def test_elements_that_were_not_written_are_counted(lab, dtype):
 
 
 def test_a_function_that_leaves_its_output_unwritten_is_found(lab):
-    rival = lab.fused_rival(lambda x, out=None: out, (np.ones(2),), [], (2, 3), "float32")
+    rival = Computation(lab, [], (2, 3), "float32").by_ours(lambda x, out=None: out, np.ones(2))
     with pytest.raises(RuntimeError, match="6 of 6 elements"):
         rival.attempts[0]()
 

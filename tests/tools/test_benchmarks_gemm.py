@@ -5,9 +5,10 @@ import pytest
 from benchmark_lab import ENVIRONMENT
 
 from benchmarks import families, gemm, timing
+from benchmarks.__main__ import markdown
+from benchmarks.gemm import BY_ELEMENT, BY_NORM, has_one_sign, margin
 from benchmarks.lab import WRONG, measure_errors, run
 from benchmarks.report import Case, Report, Result
-from benchmarks.reports import BY_ELEMENT, BY_NORM, has_one_sign, margin, markdown
 from cupyfuse.settings import PRECISIONS
 
 SHAPE = (128, 1024, 192)

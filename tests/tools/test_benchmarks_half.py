@@ -7,10 +7,10 @@ import pytest
 from benchmark_lab import ENVIRONMENT
 
 from benchmarks import half, timing
-from benchmarks.__main__ import parse
-from benchmarks.lab import COMPILED, EAGER, measure_errors
+from benchmarks.__main__ import markdown, parse
+from benchmarks.lab import measure_errors
 from benchmarks.report import Case, Report, Result
-from benchmarks.reports import markdown
+from benchmarks.rivals import COMPILED, EAGER
 from cupyfuse import settings
 
 OPTIONS = argparse.Namespace(seed=0, half_size=64, budget=1e-9)
@@ -20,7 +20,7 @@ OPTIONS = argparse.Namespace(seed=0, half_size=64, budget=1e-9)
 @pytest.mark.parametrize("dtype", half.DTYPES)
 def test_rivals_compute_the_same(torch_lab, name, dtype):
     arguments = half.draw(torch_lab, (5, 16, 24), dtype, 0)[: 3 if name else 2]
-    factories = half.Chain(torch_lab, name, arguments, dtype).factories()
+    factories = half.factories(torch_lab, name, arguments, dtype)
     assert list(factories) == [half.OWN, half.LIBRARY, EAGER, COMPILED]
     for rival, make in factories.items():
         error, _ = measure_errors(make())

@@ -7,8 +7,8 @@ from benchmark_lab import ENVIRONMENT
 
 from benchmarks import __main__ as command
 from benchmarks import losses
+from benchmarks.__main__ import markdown
 from benchmarks.report import Report
-from benchmarks.reports import markdown
 
 THEIRS = (losses.LIGER, losses.CCE, losses.QUACK)
 

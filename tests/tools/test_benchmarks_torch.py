@@ -7,10 +7,9 @@ import torch
 from benchmark_lab import ENVIRONMENT, FakeDevice
 
 from benchmarks import __main__ as command
-from benchmarks import timing, torch_heads
-from benchmarks.report import Case, Report, Result
-from benchmarks.reports import markdown
-from benchmarks.verdicts import check
+from benchmarks import rivals, timing, torch_heads
+from benchmarks.__main__ import markdown
+from benchmarks.report import Case, Report, Result, check
 from cupyfuse import dtypes
 
 pytestmark = pytest.mark.usefixtures("every_chain")
@@ -172,7 +171,7 @@ def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
 
 
 def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
-    monkeypatch.setattr(torch_heads, "fused", lambda module, **options: _left(module))
+    monkeypatch.setattr(rivals, "fuse", lambda module, **options: _left(module))
     cases = list(torch_heads.cases(torch_lab, parse("--heads head_sum")))
     failures = Report("torch", ENVIRONMENT, {}, cases=cases).failed()
     assert failures and all("not all of the module is fused: sort: no rule" in failure for failure in failures)
@@ -204,7 +203,7 @@ def test_stale_weights_are_found(torch_lab, hasty, monkeypatch):
 
             return Explanation((Part("", ("sum",)),), ())
 
-    monkeypatch.setattr(torch_heads, "fused", Stale)
+    monkeypatch.setattr(rivals, "fuse", Stale)
     head = torch_heads.Head(torch_lab, "head_sum", parse())
     ours = {FUSED: lambda: head._changed(FUSED)}
     case = torch_heads.run(torch_lab, Case("g", "c", (6, 32, 40), "float32"), ours, ("wall",), 1e-9)
