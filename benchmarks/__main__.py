@@ -13,8 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from cupyfuse.selftest.machine import array_module
+
 from . import costs, distributed, environment, functions, gemm, heads, losses, models, rows, tables, torch_heads
-from .device import Host, NoGpu, has_gpu
+from .device import Host, NoGpu
 from .lab import Lab, cpu_lab, open_lab
 from .report import Case, Report, merge, read_cases
 from .timing import describe
@@ -106,7 +110,7 @@ def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add:
 def laboratory(given: argparse.Namespace) -> contextlib.AbstractContextManager[Lab]:
     """Open what the benchmark runs on: the GPU; for functions the CPU on request, and where there is no GPU."""
     if given.benchmark == "functions":
-        return cpu_lab() if given.cpu or not has_gpu() else open_lab("highest", False, False)
+        return cpu_lab() if given.cpu or array_module("auto") is np else open_lab("highest", False, False)
     return open_lab(getattr(given, "precision", "highest"), not given.no_torch, not given.no_compile)
 
 
@@ -114,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     given = parse(arguments)
     if given.benchmark == "distributed":
-        return distributed.main(arguments[1:])
+        return distributed.main(given, arguments)
     module, _ = BENCHMARKS[given.benchmark]
     name = file_name(given)
     try:

@@ -31,15 +31,6 @@ class NoGpu(RuntimeError):
     """CuPy is missing, or finds no GPU."""
 
 
-def has_gpu() -> bool:
-    """Tell whether CuPy finds a GPU."""
-    try:
-        import cupy
-    except ImportError:
-        return False
-    return bool(cupy.cuda.is_available())
-
-
 class Host:
     """The CPU in a GPU's place: a call is done when it returns."""
 

@@ -1,7 +1,7 @@
 """Train the heads on several GPUs: losses compared with PyTorch's own, and times per step.
 
     python -m benchmarks distributed                        # a process for each GPU; without any, two on the CPU
-    torchrun --nproc-per-node 2 -m benchmarks.distributed   # the same, in processes that are there
+    torchrun --nproc-per-node 2 -m benchmarks distributed   # the same, in processes that are there
 
 Each row is a model under DistributedDataParallel or `fully_shard`, fused in one of the ways. A row that fails says why;
 where the processes end with it, those that `python -m benchmarks distributed` starts next go on behind it.
@@ -319,7 +319,7 @@ def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     count = given.processes or _gpus() or 2
     begun, status = time.time(), 1
     for turn in range(len(given.forms) * len(make_cases(given, SHAPE))):
-        command = [sys.executable, "-m", "benchmarks.distributed", *arguments, "--begun", str(begun)]
+        command = [sys.executable, "-m", "benchmarks", *arguments, "--begun", str(begun)]
         command += ["--keep"] if turn or given.keep else []
         statuses = start(command, count, begun + given.budget + 60 - time.time())
         status = max(map(abs, statuses))
@@ -328,12 +328,15 @@ def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 1 if status else 0
 
 
-def start(command: Sequence[str], count: int, seconds: float) -> list[int]:
-    """Run `count` processes at once and return their exit codes; where one fails, wait only briefly for the others."""
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return str(free.getsockname()[1])
+
+
+def start(command: Sequence[str], count: int, seconds: float) -> list[int]:
+    """Run `count` processes at once and return their exit codes; where one fails, wait only briefly for the others."""
+    common = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     common.setdefault("OMP_NUM_THREADS", "1")
     started = [subprocess.Popen(command, env={**common, "RANK": str(k), "LOCAL_RANK": str(k)}) for k in range(count)]
     deadline = time.time() + seconds
@@ -362,12 +365,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks distributed", description=__doc__.splitlines()[0])
-    add_options(parser)
-    given = parser.parse_args(arguments)
+def main(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Be one of the processes that were started, or start them with these arguments of the command line."""
     return work(given) if "RANK" in os.environ else spawn(given, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import platform
 import re
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cupyfuse
+from cupyfuse.selftest.machine import cuda_version, package_version
 
 PACKAGES = ("torch", "triton", "transformers", "timm", "numpy", "scipy")
 _CHECKOUT = str(Path(__file__).resolve().parent.parent)
@@ -20,14 +20,6 @@ _CHECKOUT = str(Path(__file__).resolve().parent.parent)
 def slug(name: str) -> str:
     """Return a device's name as a folder: 'NVIDIA H200' becomes 'nvidia-h200'."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def version(package: str) -> str | None:
-    """Return the installed version of a package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _run(*command: str) -> str:
@@ -46,26 +38,25 @@ def commit() -> str | None:
     return f"{head}{'+' if changed else ''}" if head else None
 
 
-def cuda_version(number: Callable[[], int]) -> str | None:
-    """Return CUDA's version number in words (13000 is '13.0'); None where asking for it fails."""
+def _cuda(number: Callable[[], int]) -> str | None:
+    """Return a version of CUDA; None where asking for it fails."""
     try:
-        return f"{number() // 1000}.{number() % 1000 // 10}"
+        return cuda_version(number())
     except Exception:  # an unknown version must not stop a measurement
         return None
 
 
 def collect(device: str, cupy: Any = None) -> dict[str, Any]:
     """Collect what a reader needs to judge or repeat a measurement on a device: a GPU with `cupy`, else the CPU."""
-    found: dict[str, Any] = {"gpu": device}
+    found: dict[str, Any] = {"gpu": device, "cupyfuse": cupyfuse.__version__}
     if cupy is None:
         processor = re.search(r"Model name:\s*(.*)", _run("lscpu"))
         found["processor"] = processor[1] if processor else platform.processor() or None
     else:
-        driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-        found["driver"] = driver.splitlines()[0].strip() if driver else None
-        found["driver_cuda"] = cuda_version(lambda: cupy.cuda.runtime.driverGetVersion())
-        found["cuda_runtime"] = cuda_version(lambda: cupy.cuda.get_local_runtime_version())
-    found |= {"cupyfuse": cupyfuse.__version__, **({} if cupy is None else {"cupy": cupy.__version__})}
-    found |= {package: version(package) for package in PACKAGES}
+        driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+        found |= {"driver": driver[0].strip() if driver else None, "cupy": cupy.__version__}
+        found["driver_cuda"] = _cuda(lambda: cupy.cuda.runtime.driverGetVersion())
+        found["cuda_runtime"] = _cuda(lambda: cupy.cuda.get_local_runtime_version())
+    found |= {package: package_version(package) for package in PACKAGES}
     found |= {"python": platform.python_version(), "commit": commit()}
     return {**found, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}

@@ -58,7 +58,7 @@ class Head:
     """One head on one set of arguments, and how each rival runs it; `product` is ``x @ weight.T`` in float64."""
 
     def __init__(self, lab: Lab, head: Fused, training: bool, arguments: Mapping[str, Any], product: Any):
-        self._head, self._name, self._plain = head, head.__wrapped__.__name__, plain(head, lab.cupy)
+        self._head, self._name = head, head.__wrapped__.__name__
         self._arguments = {name: arguments[name] for name in cupyfuse.heads.input_shapes(head)}
         self._flags: dict[str, Any] = {"training": True} if training else {}
         doubles = {n: lab.as_double(a) for n, a in self._arguments.items() if n not in ("x", "weight")}
@@ -86,8 +86,8 @@ class Head:
         return {
             BOUND: self.bound,
             OURS: self._fused,
-            UNFUSED: functools.partial(self._returning, self._head.__wrapped__),
-            PLAIN: functools.partial(self._returning, self._plain),
+            UNFUSED: functools.partial(self._unfused, self._head.__wrapped__),
+            PLAIN: functools.partial(self._unfused, plain(self._head, self._computation.lab.cupy)),
             **{rival: functools.partial(self._torch, rival) for rival in torch},
         }
 
@@ -100,14 +100,13 @@ class Head:
         values, computation = self._copy_state()
         return computation.by_ours(self._head, *values.values(), *self._flags.values())
 
-    def _returning(self, function: Callable[..., Any]) -> Rival:
+    def _unfused(self, function: Callable[..., Any]) -> Rival:
         values, computation = self._copy_state()
         return computation.by(functools.partial(function, **values, **self._flags))
 
     def _torch(self, rival: str) -> Rival:
-        torch = self._computation.lab.need_torch()
         values, computation = self._copy_state()
-        x = values.pop("x")
+        x, torch = values.pop("x"), computation.lab.need_torch()
         return computation.by_torch(rival, torch.head(self._name, values, bool(self._flags)), x)
 
 

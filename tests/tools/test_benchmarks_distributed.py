@@ -31,7 +31,9 @@ def found(folder: Path) -> list[tuple[Case, Result]]:
     return [(case, result) for case in read_cases(folder / "distributed.json") for result in case.results]
 
 
-def test_two_processes_train_right_and_go_on_behind_what_is_written(tmp_path: Path) -> None:
+def test_two_processes_train_right_and_go_on_behind_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert command.main([*CHOSEN, "--output", str(tmp_path)]) == 0
     first = found(tmp_path)
     assert [result.rival for _, result in first] == [*FORMS[:-1]] * 2
@@ -43,8 +45,16 @@ def test_two_processes_train_right_and_go_on_behind_what_is_written(tmp_path: Pa
     # The processes ended within a row: the next ones run those behind it.
     path = tmp_path / "distributed.json"
     written = json.loads(path.read_text())
-    written["cases"] = [{**written["cases"][0], "results": [{**written["cases"][0]["results"][0], "failure": ENDED}]}]
+    written["cases"][0]["results"][0]["failure"] = ENDED
+    written["cases"][1]["results"].pop()
     path.write_text(json.dumps(written))
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": distributed.free_port(),
+    }.items():
+        monkeypatch.setenv(name, value)  # as torchrun starts one process
     assert command.main([*CHOSEN, "--output", str(tmp_path), "--keep"]) == 1
     assert [result.failure for _, result in found(tmp_path)] == [ENDED, *[""] * (len(first) - 1)]
 
