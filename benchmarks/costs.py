@@ -103,12 +103,14 @@ class _Chain:
         from cupyfuse.torch.chains.runtime import device_of
         from cupyfuse.torch.cost.estimate import estimate
 
-        requires_grad = [bool(t.requires_grad) for t in self._tensors]
-        precision = self._torch.get_float32_matmul_precision()
-        chain, metas = self._sized.chain, self._sized.metas
-        device = device_of(self._tensors[0])
-        options = {"precision": precision, "device": device, "compiled": compiled}
-        found = estimate(chain, metas, requires_grad=requires_grad, **options)
+        found = estimate(
+            self._sized.chain,
+            self._sized.metas,
+            requires_grad=[bool(t.requires_grad) for t in self._tensors],
+            precision=self._torch.get_float32_matmul_precision(),
+            device=device_of(self._tensors[0]),
+            compiled=compiled,
+        )
         if found.reason:
             return {}
         values = (found.ours.gpu, found.ours.host, found.theirs.gpu, found.theirs.host)

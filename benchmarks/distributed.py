@@ -26,7 +26,7 @@ from typing import Any
 from . import environment, tables
 from . import options as types
 from .report import OUT_OF_TIME, Case, Report, Result, read_cases
-from .tables import Column, scientific, table
+from .tables import case_tables, explain
 from .timing import Summary, describe, summarize
 from .torch_heads import NAMES
 
@@ -47,12 +47,13 @@ ENDED = "the processes ended, or were stuck"
 # Facts of a case, by form.
 PLAIN_ERROR, DIFFERENCE, PARAMETERS, FUSED_CHAINS = "PyTorch's error", "to PyTorch", "parameters", "chains"
 
-_HOW = """\
-Each row trains a head for five steps of SGD with momentum, every process on data of its own, then is timed with a fused
-AdamW. *error* is the largest difference of a step's loss to the same training in float64, relative to the loss;
-*PyTorch's* is that of the plain model in the same dtype. *to PyTorch* compares with that model's losses; *parameters*
-compares its parameters after the steps with ours, relative to how far they have moved. *ms* is the time of a step in
-the slowest process. A row is *right* where its error is at most four times PyTorch's, or a rounding."""
+_HOW = f"""\
+- Each head is trained for five steps of SGD with momentum, every process on data of its own, then timed with a fused
+  AdamW: ten steps in a row in the slowest process, of three runs.
+- *error* is the largest difference of a step's loss to the same training in float64, relative to the loss; it is wrong
+  where it is more than four times *{PLAIN_ERROR}*, that of the plain model in the same dtype, and a rounding.
+- *{DIFFERENCE}* compares with that model's losses; *{PARAMETERS}* compares its parameters after the steps with ours,
+  relative to how far they have moved."""
 
 
 def plan(cases: Sequence[Case], forms: Sequence[str]) -> Iterator[tuple[Case, str]]:
@@ -69,31 +70,7 @@ def make_cases(given: argparse.Namespace, shape: tuple[int, int, int]) -> list[C
 
 
 def write(report: Report) -> list[str]:
-    """Write a table a dtype and wrapper."""
-
-    def fact(name: str) -> Any:
-        return lambda row: row[0].facts.get(f"{name}, {row[1].rival}")
-
-    def milliseconds(row: tuple[Case, Result]) -> float | None:
-        time = row[0].value(row[1].rival, "wall_loop")
-        return time and time / 1e3
-
-    columns = [
-        Column("head", lambda row: row[0].name),
-        Column("how", lambda row: row[1].rival),
-        Column("right", lambda row: row[1].failure or "yes"),
-        Column("error", lambda row: row[1].error, scientific),
-        Column("PyTorch's", fact(PLAIN_ERROR), scientific),
-        Column("to PyTorch", fact(DIFFERENCE), scientific),
-        Column("parameters", fact(PARAMETERS), scientific),
-        Column("ms", milliseconds),
-        Column("chains", fact(FUSED_CHAINS), lambda count: "" if count is None else str(count)),
-    ]
-    lines = [*_HOW.splitlines(), ""]
-    for group, cases in report.groups().items():
-        rows = [(case, result) for case in cases for result in case.results]
-        lines += [f"## {group}", "", *table(columns, rows)]
-    return lines
+    return [*explain(["wall_loop"], _HOW), *case_tables(report, PLAIN, ["wall_loop"])]
 
 
 @functools.lru_cache(maxsize=1)

@@ -19,6 +19,12 @@ from .tables import ERROR, case_tables, explain, findings_table
 
 OURS, PRODUCT = "cupyfuse.torch", "the product alone"
 LIGER, CCE, QUACK = "Liger", "cut-cross-entropy", "QuACK"
+_LIBRARIES = {
+    OURS: ("cupyfuse.torch", "linear_cross_entropy"),
+    LIGER: ("liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss"),
+    CCE: ("cut_cross_entropy", "linear_cross_entropy"),
+    QUACK: ("quack.linear_cross_entropy", "chunked_linear_cross_entropy"),
+}
 FORWARD, BACKWARD = "Forward", "Forward and backward"
 FIGURES = ("gpu_evicted", "wall")
 DEFAULTS = {
@@ -81,27 +87,38 @@ class Loss:
 
     def cases(self, case: Callable[[str], Case], budget: float) -> Iterator[Case]:
         """Run every rival, forward, then forward and backward, in the cases that `case` makes for a group."""
-        makers: dict[str, Callable[[], Callable[[], Any]]] = {
-            OURS: self._ours,
-            EAGER: lambda: self._eager,
-            COMPILED: lambda: as_run_by(COMPILED, self._lab, self._eager),
-            LIGER: self._liger,
-            CCE: self._cut,
-            QUACK: self._quack,
-        }
+        rivals = (OURS, EAGER, COMPILED, LIGER, CCE, QUACK)
         for group, backward in ((FORWARD, False), (BACKWARD, True)):
             found = case(group)
-            factories = {name: functools.partial(self._rival, make, backward) for name, make in makers.items()}
+            factories = {rival: functools.partial(self._rival, rival, backward) for rival in rivals}
             factories[PRODUCT] = functools.partial(self._product, backward)
             with self._torch.set_grad_enabled(backward):
                 run(self._lab, found, factories, FIGURES, budget)
                 for result in found.results:
-                    if result.rival in makers and not result.failure:
-                        found.facts[f"peak MB, {result.rival}"] = self._peak(makers[result.rival](), backward)
+                    if result.rival != PRODUCT and not result.failure:
+                        found.facts[f"peak MB, {result.rival}"] = self._peak(self._loss(result.rival), backward)
             yield found
 
-    def _rival(self, make: Callable[[], Callable[[], Any]], backward: bool) -> Rival:
-        loss = make()
+    def _loss(self, rival: str) -> Callable[[], Any]:
+        """Return the loss of the features as a rival computes it."""
+        if rival in (EAGER, COMPILED):
+            return as_run_by(rival, self._lab, self._eager)
+        module, name = _LIBRARIES[rival]
+        try:
+            loss = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise Unavailable(f"{rival} is not installed: {error}") from error
+        if rival == LIGER:
+            return functools.partial(loss(ignore_index=_IGNORED), self._weight, self._x, self._labels)
+        return functools.partial(loss, self._x, self._weight, self._labels, ignore_index=_IGNORED)
+
+    def _eager(self) -> Any:
+        functional = self._torch.nn.functional
+        logits = functional.linear(self._x, self._weight).float()
+        return functional.cross_entropy(logits, self._labels, ignore_index=_IGNORED)
+
+    def _rival(self, rival: str, backward: bool) -> Rival:
+        loss = self._loss(rival)
 
         def call() -> None:
             self._step(loss, backward)
@@ -140,37 +157,6 @@ class Loss:
 
         peak = self._rivals.peak_memory(call)
         return max(peak - before, 0) / 1e6
-
-    # The rivals
-    def _ours(self) -> Callable[[], Any]:
-        return self._called("cupyfuse.torch", OURS, "linear_cross_entropy")
-
-    def _eager(self) -> Any:
-        functional = self._torch.nn.functional
-        logits = functional.linear(self._x, self._weight).float()
-        return functional.cross_entropy(logits, self._labels, ignore_index=_IGNORED)
-
-    def _liger(self) -> Callable[[], Any]:
-        loss = _installed("liger_kernel.transformers", LIGER).LigerFusedLinearCrossEntropyLoss(ignore_index=_IGNORED)
-        return lambda: loss(self._weight, self._x, self._labels)
-
-    def _cut(self) -> Callable[[], Any]:
-        return self._called("cut_cross_entropy", CCE, "linear_cross_entropy")
-
-    def _quack(self) -> Callable[[], Any]:
-        return self._called("quack.linear_cross_entropy", QUACK, "chunked_linear_cross_entropy")
-
-    def _called(self, module: str, rival: str, name: str) -> Callable[[], Any]:
-        """Return a library's function of features, weight and labels."""
-        loss = getattr(_installed(module, rival), name)
-        return lambda: loss(self._x, self._weight, self._labels, ignore_index=_IGNORED)
-
-
-def _installed(module: str, rival: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise Unavailable(f"{rival} is not installed: {error}") from error
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
