@@ -73,7 +73,7 @@ def stated_options(given: argparse.Namespace) -> dict[str, Any]:
     def text(option: str, value: Any) -> Any:
         return ("x" if option == "shape" else " ").join(map(str, value)) if isinstance(value, tuple) else value
 
-    options = {k: v for k, v in vars(given).items() if k not in _NOT_STATED and v is not None}
+    options = {k: v for k, v in vars(given).items() if k not in _NOT_STATED and v not in (None, "")}
     return {k: text(k, v) for k, v in options.items() if not (isinstance(v, float) and math.isinf(v))}
 
 

@@ -156,7 +156,7 @@ def run(torch_lab, **changed):
 @pytest.mark.parametrize("name", [n for n, network in NETWORKS.items() if "timm" not in network.what])
 def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
     # Nothing is compiled in this lab; what `fuse` makes of such models is for tests/torch/test_families.py.
-    more = ("fuse", "backend", "compile") if name in ("mlp", "gpt2") else ()
+    more = ("fuse", "backend", "compile") if name in ("mlp", "distilbert") else ()
     found = run(torch_lab, models=(name,), rivals=("eager", *more, "compile-graphs"))
     assert [case.group for case in found] == [models.group_title(mode, "float32") for mode in models.MODES]
     for case in found:

@@ -1,5 +1,6 @@
 """The benchmark of the heads through PyTorch, without a GPU: verdicts on made-up figures, its cases on the CPU."""
 
+import functools
 import json
 
 import pytest
@@ -171,9 +172,15 @@ def test_the_heads_run(torch_lab, hasty, on_cpu, dtype, names):
 
 def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
     monkeypatch.setattr(rivals, "fuse", lambda module, **options: _left(module))
-    cases = list(torch_heads.cases(torch_lab, parse("--heads head_sum")))
-    failures = Report("torch", ENVIRONMENT, {}, cases=cases).failed()
-    assert failures and all("not all of the module is fused: sort: no rule" in failure for failure in failures)
+    whole = "not all of the module is fused: sort: no rule"
+    head = torch_heads.Head(torch_lab, "head_sum", parse())
+    for make in (head._forward, head._changed):
+        case = torch_heads.run(
+            torch_lab, Case("g", "c", (6, 32, 40), "float32"), {FUSED: functools.partial(make, FUSED)}, (), 1.0
+        )
+        assert whole in case.results[0].failure
+    with pytest.raises(RuntimeError, match=whole):
+        torch_heads._launch_factories(torch_lab, "float32", False)[FUSED]()
 
 
 def _left(module):
