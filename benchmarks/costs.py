@@ -118,54 +118,46 @@ class _Chain:
 
     def factories(self, rival: str) -> dict[str, Callable[[], Rival]]:
         """Return ours and a rival, and beside Inductor the function that computes nothing; results go unchecked."""
-        calls = {OURS: self._ours, EAGER: self._eager, INDUCTOR: self._compiled, NOTHING: self._nothing}
         chosen = (OURS, rival, *([NOTHING] if rival == INDUCTOR else []))
-        return {name: lambda call=calls[name]: Rival(call(), [], []) for name in chosen}  # type: ignore[misc]
+        return {name: lambda name=name: Rival(self._call(name), [], []) for name in chosen}  # type: ignore[misc]
 
-    def _ours(self) -> Call:
-        from cupyfuse.torch.chains.runner import Runner
+    def _call(self, rival: str) -> Call:
+        """Return a rival's call; what computes nothing returns a view."""
+        if rival == OURS:
+            from cupyfuse.torch.chains.runner import Runner
 
-        runner = Runner(self._sized.chain)
-        runner(self._tensors)
-        if runner.refusals:
-            raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
-        return self._step(lambda: runner(self._tensors))
+            runner = Runner(self._sized.chain)
+            runner(self._tensors)
+            if runner.refusals:
+                raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
+            return self._step(lambda: runner(self._tensors), self._written)
+        if rival == EAGER:
+            return self._step(lambda: self._written(*self._tensors), self._written)
+        if rival == INDUCTOR:
+            self._rivals.reset_compiler()
+        written = _view if rival == NOTHING else self._written
+        compiled = as_run_by(COMPILED, self._lab, written)
+        return self._step(lambda: compiled(*self._tensors), written, rival == NOTHING)
 
-    def _eager(self) -> Call:
-        return self._step(lambda: self._written(*self._tensors))
-
-    def _compiled(self) -> Call:
-        self._rivals.reset_compiler()
-        written = as_run_by(COMPILED, self._lab, self._written)
-        return self._step(lambda: written(*self._tensors))
-
-    def _nothing(self) -> Call:
-        """Return a compiled function of the same inputs whose results are views."""
-
-        def views(*tensors: Any) -> list[Any]:
-            return [tensors[0].view_as(tensors[0])]
-
-        compiled = as_run_by(COMPILED, self._lab, views)
-        return self._step(lambda: compiled(*self._tensors), lambda: views(*self._tensors))
-
-    def _step(self, forward: Call, like: Call | None = None) -> Call:
-        """Return the forward pass, in training after a change of the weights and before the backward pass.
-
-        `like` gives results of the same shapes, the chain's own by default.
-        """
+    def _step(self, forward: Call, written: Callable[..., Any], allow_unused: bool = False) -> Call:
+        """Return the forward pass, in training after a change of the weights and before the backward pass."""
         if not self._training:
             return forward
         torch = self._torch
         wanted = [t for t in self._tensors if t.requires_grad]
         changed = [self._tensors[k] for k in self._sized.chain.fixed if self._tensors[k].requires_grad]
         with torch.no_grad():
-            cotangents = [torch.ones_like(o) for o in (like() if like else self._written(*self._tensors))]
+            cotangents = [torch.ones_like(result) for result in written(*self._tensors)]
 
         def step() -> None:
             torch.autograd.graph.increment_version(changed)
-            torch.autograd.grad(list(forward()), wanted, cotangents, allow_unused=like is not None)
+            torch.autograd.grad(list(forward()), wanted, cotangents, allow_unused=allow_unused)
 
         return step
+
+
+def _view(*tensors: Any) -> list[Any]:
+    return [tensors[0].view_as(tensors[0])]
 
 
 # Predicted beside measured ------------------------------------------------------------------------------------------

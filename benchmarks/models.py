@@ -211,6 +211,13 @@ def group_title(mode: str, setting: str) -> str:
     return f"{'Inference' if mode == INFERENCE else 'Training step'}, {words}"
 
 
+def _measure(lab: Lab, case: Case, trial: Trial, options: argparse.Namespace, deadline: float) -> None:
+    """Run a case; the model is gone with this frame, before the next one is built."""
+    case.shape = trial.shape
+    factories = {RIVALS[name]: functools.partial(trial.rival, RIVALS[name], case, deadline) for name in options.rivals}
+    run(lab, case, factories, FIGURES, options.budget)
+
+
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run everything that the options ask for, every model once before any of them again.
 
@@ -218,7 +225,6 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """
     torch = lab.need_torch()
     deadline = time.monotonic() + options.seconds
-    rivals = [RIVALS[name] for name in options.rivals]
     for setting, mode, batch, name in itertools.product(options.dtypes, options.modes, options.batches, options.models):
         network, (dtype, precision) = NETWORKS[name], SETTINGS[setting]
         case = Case(group_title(mode, setting), f"{name}, {batch}", (network.batches[BATCHES[batch]],), dtype)
@@ -227,13 +233,10 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
                 raise Unavailable(OUT_OF_TIME)
             lab.release()
             with torch.matmul_precision(precision):
-                trial = Trial(lab, network, options, setting, mode, batch)
-                case.shape = trial.shape
-                factories = {rival: functools.partial(trial.rival, rival, case, deadline) for rival in rivals}
-                run(lab, case, factories, FIGURES, options.budget)
+                _measure(lab, case, Trial(lab, network, options, setting, mode, batch), options, deadline)
         except Exception as error:
             failure = str(error) if isinstance(error, Unavailable) else describe(error)
-            case.results = [Result(rival, failure=failure) for rival in rivals]
+            case.results = [Result(RIVALS[rival], failure=failure) for rival in options.rivals]
         yield case
 
 

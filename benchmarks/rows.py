@@ -121,8 +121,9 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
                 lab.release()
                 moved = passes * int(x.nbytes)
                 case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
-                factories = _factories(lab, operation, x, moved, compile_budget)
-                yield run(lab, case, factories, ("gpu_evicted",), options.budget)
+                yield run(
+                    lab, case, _factories(lab, operation, x, moved, compile_budget), ("gpu_evicted",), options.budget
+                )
         del data, x
 
 

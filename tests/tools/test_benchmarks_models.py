@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -170,10 +171,12 @@ def test_tiny_models_run_in_every_mode(torch_lab, hasty, on_cpu, name):
 
 
 def test_settings(torch_lab, hasty, on_cpu, monkeypatch):
-    seen = []
+    seen, trials = [], []
     begin = models.Trial.__init__
 
     def watched(self, *args):
+        assert [trial() for trial in trials] == [None] * len(trials)  # no two models are in memory at once
+        trials.append(weakref.ref(self))
         seen.append(torch.get_float32_matmul_precision())
         begin(self, *args)
 
