@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 import scipy.special
-from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice
+from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice, timed
 
 from benchmarks import __main__ as command
 from benchmarks import environment, families, gemm, heads, rows, timing
@@ -18,11 +18,6 @@ from benchmarks.lab import measure_errors, open_lab, run
 from benchmarks.report import Case, Report, Result
 from benchmarks.rivals import Computation, Rival, Unavailable
 from benchmarks.tables import Column, number, table
-
-
-def measured(*medians, rival="cupyfuse", figure="gpu_evicted"):
-    return Result(rival, 1e-7, {figure: timing.summarize(medians)})
-
 
 # Statistics and turns -----------------------------------------------------------------------------------------------
 
@@ -212,8 +207,8 @@ def test_numbers_and_tables():
 def test_the_heads_report_holds_times_ratios_and_failures(tmp_path):
     case = Case("The heads", "head_sum", (4, 8, 16), "float32")
     case.results = [
-        measured(10.0, rival="cupyfuse", figure="gpu_back_to_back"),
-        measured(25.0, rival="torch eager", figure="gpu_back_to_back"),
+        timed("cupyfuse", gpu_back_to_back=10.0),
+        timed("torch eager", gpu_back_to_back=25.0),
         Result("torch.compile", failure="not installed"),
         Result("CuPy", 1e-6, missing={"gpu_graph": "RuntimeError: cannot | capture"}),
     ]
@@ -233,7 +228,7 @@ def test_the_rows_report_counts_bytes_and_numbers_its_notes():
     cases = []
     for columns in (256, 1000):
         case = Case("softmax float32", f"8 x {columns}", (8, columns), "float32", moved=4_000_000)
-        case.results = [measured(2.0), Result("torch eager", failure="not installed")]
+        case.results = [timed("cupyfuse", gpu_evicted=2.0), Result("torch eager", failure="not installed")]
         cases.append(case)
     text = markdown(Report("rows", ENVIRONMENT, {}, cases=cases))
     assert "| columns | cupyfuse | torch eager | error |" in text

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from benchmark_lab import ENVIRONMENT, FakeDevice
+from benchmark_lab import ENVIRONMENT, FakeDevice, timed
 from support import ROOT
 
 from benchmarks import __main__ as command
@@ -25,7 +25,7 @@ def made_up(name="bert, large", fused=5e3, setting="bfloat16"):
     """Eager takes 10 ms, torch.compile and our backend 8 ms, ours what is asked for; graphs were left out."""
     case = Case(models.group_title(models.INFERENCE, setting), name, (32, 128), "bfloat16")
     for rival, median in ((EAGER, 10e3), (FUSED, fused), (BACKEND, 8e3), (COMPILED, 8e3)):
-        case.results.append(Result(rival, 1e-3, dict.fromkeys(models.FIGURES, timing.summarize([median]))))
+        case.results.append(timed(rival, 1e-3, **dict.fromkeys(models.FIGURES, median)))
         case.facts[f"first call s, {rival}"] = 12.5
     return case
 

@@ -5,22 +5,18 @@ import json
 
 import pytest
 import torch
-from benchmark_lab import ENVIRONMENT, FakeDevice
+from benchmark_lab import ENVIRONMENT, FakeDevice, timed
 
 from benchmarks import __main__ as command
 from benchmarks import rivals, timing, torch_heads
 from benchmarks.__main__ import markdown
-from benchmarks.report import Case, Report, Result, check
+from benchmarks.report import Case, Report, check
 from cupyfuse import dtypes
 
 pytestmark = pytest.mark.usefixtures("every_chain")
 
 EAGER, COMPILED, AUTOTUNED = torch_heads.EAGER, torch_heads.COMPILED, torch_heads.AUTOTUNED
 FUSED, BOUND = torch_heads.FUSED, torch_heads.BOUND
-
-
-def timed(rival, error=1e-7, **medians):
-    return Result(rival, error, {figure: timing.summarize([median]) for figure, median in medians.items()})
 
 
 def made_up():
