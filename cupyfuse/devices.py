@@ -32,6 +32,11 @@ class Device:
     own_half: float = 0.0
 
     @property
+    def with_article(self) -> str:
+        """The name in a sentence: an H100, a T4."""
+        return f"{'a' if self.name.startswith('T') else 'an'} {self.name}"
+
+    @property
     def has_warpgroups(self) -> bool:
         """Whether it has Hopper's tensor cores, which our own products are written for."""
         return self.split > 0

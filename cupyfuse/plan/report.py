@@ -133,11 +133,10 @@ def _blocks_lines(plan: Plan) -> list[str]:
 def totals(plan: Plan, gpu: str = devices.DEFAULT) -> list[str]:
     """Sum up a plan in a line, and the operations as written in another."""
     moved = plan.reads + plan.writes
-    name = devices.find(gpu).name
     lines = [
         f"fused:   {plan.launches} launch{'es' * (plan.launches != 1)}, {quantity(moved, 'B')} moved, "
         f"{quantity(plan.flops, 'FLOP')}; "
-        f"at best {duration(plan.best_time(gpu))} on {'a' if name[0] == 'T' else 'an'} {name}"
+        f"at best {duration(plan.best_time(gpu))} on {devices.find(gpu).with_article}"
     ]
     if plan.calls:
         unfused = sum(c.reads + c.writes for c in plan.calls)

@@ -99,7 +99,7 @@ def _reason_against_splitting(node: Node, settings: Settings, prepacked: _Prepac
     device, library = settings.device, f"cuBLAS {node.dtype}"
     assert device is not None
     if not device.split:
-        return f"{library}: the hi/lo split is not faster on an {device.name}"
+        return f"{library}: the hi/lo split is not faster on {device.with_article}"
     if node.inputs[0].shape[1] < LEAST_DEPTH:
         return f"{library}: sums of fewer than {LEAST_DEPTH} products are more accurate so"
     fast, plain = split_time(node, device, *prepacked), float32_time(node, device)
