@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule
 from .chains.options import Options
 from .cost import decision
 from .graphs.importer import ImportedGraph
-from .graphs.inplace import functionalise, remove_idle_dropouts
+from .graphs.inplace import functionalise, remove_inactive_dropouts
 from .graphs.lowering import AsOperator, Lowering, lower
 from .graphs.partition import Judge, Partition, partition
 from .graphs.regions import checkpoint_eagerly, regions
@@ -80,8 +80,8 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
 
 
 def _import(graph: Graph) -> ImportedGraph:
-    """Import a graph after rewriting it: no idle dropouts, no operations in place that chains could grow over."""
-    remove_idle_dropouts(graph)
+    """Import a graph after rewriting it: no inactive dropouts, no operations in place that chains could grow over."""
+    remove_inactive_dropouts(graph)
     functionalise(graph)
     return ImportedGraph(graph)
 

@@ -227,6 +227,13 @@ def _by_method(m: Any, x: Any) -> Any:
     return (n * y).softmax(-1), n
 
 
+def _normed(m: Any, x: Any) -> Any:
+    out = x.new_zeros(5)
+    before = (out + 1).exp()
+    torch.norm(x * 2, 2, 1, False, out)
+    return (before * 2).softmax(0), (out + 1).exp()
+
+
 WRITES: dict[str, tuple[Any, Any]] = {
     "by method": (_by_method, graded),
     "transposed": (lambda m, x: m.linear(x).softmax(-1).t().contiguous(), graded),
@@ -240,6 +247,7 @@ WRITES: dict[str, tuple[Any, Any]] = {
     "whole numbers": (_whole, graded),
     "by position": (lambda m, x: F.relu(m.linear(x), True).softmax(-1), graded),
     "the argument by position": (lambda m, x: F.leaky_relu(x, 0.1, True).softmax(-1).exp() + x, plain),
+    "out by position": (_normed, plain),
     "setitem": (_set, graded),
     "after a chain": (_written_after, graded),
     "copy_": (_copied, graded),

@@ -89,7 +89,7 @@ def _kernels(call: Call, traced: TracedChain) -> Kernels | None:
     """Look up the kernels of a call; None for a view."""
     rule = RULES[call.rule]
     operands = list(references(call.arguments))
-    if rule.idle or (rule.view and operands and _size(traced, operands[0]) == _size(traced, call.results[0])):
+    if rule.no_op or (rule.view and operands and _size(traced, operands[0]) == _size(traced, call.results[0])):
         return None
     if call.rule in ("softmax", "log_softmax"):
         return _softmax(traced.values[operands[0]])

@@ -43,8 +43,8 @@ class Cluster:
         return [n for call in self.calls for n in call.results if n >= 0]
 
     @property
-    def idle(self) -> bool:
-        return all(rules.RULES[c.rule].idle for c in self.calls)
+    def no_op(self) -> bool:
+        return all(rules.RULES[c.rule].no_op for c in self.calls)
 
 
 class Clusters(GraphSemantics):
@@ -88,7 +88,7 @@ class Clusters(GraphSemantics):
         self.clusters.remove(cluster)
         for member in cluster.members:
             del self.cluster_of[member]
-            self.left[member] = VIEW if rules.RULES[self.fusible[member].call.rule].idle else reason
+            self.left[member] = VIEW if rules.RULES[self.fusible[member].call.rule].no_op else reason
 
     def input_name(self, number: int) -> str:
         # The same in layers that are alike: they share plans and kernels, whose text has these names.

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ..rules import draws
 from ..rules.symbols import Ref, Size, references
 from .captured import CapturedGraph, Operation, storage_of
-from .inplace import SYMBOLIC, writes
+from .inplace import SYMBOLIC, argument_of, writes
 
 NO_TENSOR = "it returns no tensor"
 # Functions that update running statistics where a flag says so, and the parameters of Python's and built-in ones.
@@ -123,7 +123,7 @@ class ImportedGraph:
             operation.written = frozenset(_written_by_schema(target, operation))
             operation.ordered = bool(operation.written)
         elif writes(target, operation.args, operation.kwargs):
-            out = operation.kwargs.get("out")
+            out = argument_of(target, "out", operation.args, operation.kwargs)
             written = operation.read[:1] if out is None else tuple(references(out))
             operation.written, operation.ordered = frozenset(written), True
         if operation.name in KEEPS_STATISTICS:

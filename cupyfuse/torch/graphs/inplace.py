@@ -42,22 +42,23 @@ def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     name = str(getattr(target, "__name__", target))
     in_place = name.endswith("_") and not name.endswith("__") and name not in _UNDERSCORED
     by_operator = name.strip("_") in _WRITING_OPERATORS
-    return in_place or by_operator or _inplace_requested(target, args, kwargs) or kwargs.get("out") is not None
+    requested = argument_of(target, "inplace", args, kwargs) or argument_of(target, "out", args, kwargs) is not None
+    return in_place or by_operator or requested
 
 
-def _inplace_requested(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call passes `inplace=True`, by name or by position."""
-    position = _inplace_position(target) if callable(target) else -1
-    return bool(kwargs.get("inplace")) or (0 <= position < len(args) and bool(args[position]))
+def argument_of(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the argument that a call passes by name, or by position to a Python function; None if it passes none."""
+    position = _position(target, name) if callable(target) else -1
+    return args[position] if 0 <= position < len(args) else kwargs.get(name)
 
 
 @functools.lru_cache(maxsize=4096)
-def _inplace_position(function: Any) -> int:
-    """The position of a Python function's parameter `inplace`; -1 if it has none."""
+def _position(function: Any, name: str) -> int:
+    """Return the position of a Python function's parameter; -1 if it has none of that name."""
     if not isinstance(function, types.FunctionType):
         return -1
     names = list(inspect.signature(function).parameters)
-    return names.index("inplace") if "inplace" in names else -1
+    return names.index(name) if name in names else -1
 
 
 _DROPOUTS = (
@@ -66,7 +67,7 @@ _DROPOUTS = (
 )
 
 
-def remove_idle_dropouts(graph: Graph) -> None:
+def remove_inactive_dropouts(graph: Graph) -> None:
     """Remove dropouts that drop nothing: PyTorch's return their very argument, while fake tensors show a new value."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
@@ -99,7 +100,7 @@ def _overwrites(node: Node, owner: Node, others: Sequence[Node]) -> bool:
         overload = OVERLOADS.get(getattr(torch.Tensor, str(node.target), None))
         in_place = overload is not None and overload.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
     else:
-        in_place = node.target in _IN_PLACE or _inplace_requested(node.target, node.args, node.kwargs)
+        in_place = node.target in _IN_PLACE or bool(argument_of(node.target, "inplace", node.args, node.kwargs))
     return in_place and _result_dtype(node) is not None
 
 
@@ -140,7 +141,7 @@ def _return_new(node: Node) -> None:
     elif "inplace" in node.kwargs:
         node.kwargs = {**node.kwargs, "inplace": False}
     else:
-        position = _inplace_position(node.target)
+        position = _position(node.target, "inplace")
         node.args = (*node.args[:position], False, *node.args[position + 1 :])
     if dtype is not own:
         # It computes in the operands' common dtype, and rounds once to the first one's.

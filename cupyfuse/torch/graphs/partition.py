@@ -76,7 +76,7 @@ Judge = Callable[[Chain, Sequence[Any], Sequence[Any]], Verdict]
 
 def judge_without_costs(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
     """Accept chains of several operations, or of one reduction, without estimating their time."""
-    working = [rules.RULES[c.rule] for c in chain.calls if not rules.RULES[c.rule].idle]
+    working = [rules.RULES[c.rule] for c in chain.calls if not rules.RULES[c.rule].no_op]
     if len(working) > 1 or working[0].reduces:
         return Verdict(True)
     if working[0].product:
@@ -115,7 +115,7 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
 
 
 def _judge(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
-    if cluster.idle:
+    if cluster.no_op:
         return Verdict(False, "nothing is computed")
     if fused is None:
         return Verdict(False, "its results are not needed")

@@ -46,7 +46,7 @@ def _category(dtype: str) -> int:
 
 
 def _higher_category(first: str, second: str) -> str:
-    """The first dtype, unless there is none or the second is of a higher category."""
+    """Return the first dtype, unless there is none or the second is of a higher category."""
     if not first or not second:
         return first or second
     return second if _category(second) > _category(first) else first
