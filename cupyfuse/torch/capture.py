@@ -81,7 +81,7 @@ class Capture:
                 plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.executors)
                 part = Part(where, fused.chain.operations, plans, "", fused.note)
                 _count(found, graph, part, seen)
-            for k, reason in partition.left.items():
+            for k, reason in partition.unfused.items():
                 if reason != NO_TENSOR:
                     _count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         return [*found.values(), *refusals(path, self.runners)]

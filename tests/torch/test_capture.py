@@ -303,6 +303,24 @@ def test_out(way: str) -> None:
     same(Code(code), lambda: (torch.randn(5, 12), torch.randn(5, 12)), way)
 
 
+def test_a_chain_whose_operands_change_before_its_backward_pass_is_left() -> None:
+    """A buffer that the backward pass reads is changed after the chain."""
+
+    def code(m: Any, x: Any) -> Any:
+        y = (m.linear(x) * m.scale.exp()).softmax(-1) * (m.scale * 2)
+        m.scale.add_(1)
+        return y
+
+    module = Code(code)
+    module.register_buffer("scale", torch.zeros(12))
+    fused = ct.fuse(module, only_gains=False)
+    fused(torch.randn(5, 12, requires_grad=True))
+    explained = ct.explain(fused)
+    assert not explained.fused
+    reasons = {name: part.reason for part in explained.left for name in part.operations}
+    assert reasons["linear"] == reasons["mul"] == "what its backward pass reads is changed in place later"
+
+
 # AOTAutograd does not look for inputs that overlap once it has compiled for others.
 SHARED = [(share, way) for share in ("nothing", "all", "a part") for way in WAYS if share == "nothing" or way != "aot"]
 

@@ -154,7 +154,7 @@ class Chain:
 @lru_cache(maxsize=4096)
 def _filled(chain: Chain, sizes: Sequence[Any]) -> Chain:
     def fill(argument: Any) -> Any:
-        return substitute(argument, lambda ref: ref, lambda size: sizes[size.of])
+        return substitute(argument, lambda ref: ref, lambda size: sizes[size.symbol])
 
     calls = tuple(Call(c.rule, tuple(map(fill, c.arguments)), c.results) for c in chain.calls)
     return replace(chain, calls=calls, sizes=0)
@@ -234,7 +234,7 @@ def _encoded(argument: Any) -> Any:
     if isinstance(argument, Ref):
         return {"value": argument.number}
     if isinstance(argument, Size):
-        return {"size": argument.of}
+        return {"size": argument.symbol}
     raise TypeError(f"an argument of type {type(argument).__name__} cannot be part of a chain")
 
 

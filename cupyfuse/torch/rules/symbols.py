@@ -18,9 +18,9 @@ class Ref:
 
 @dataclass(frozen=True)
 class Size:
-    """A symbolic size: by its node in a captured graph, by its number among the sizes of a chain."""
+    """A symbolic size: its node in a captured graph, its number among the sizes of a chain."""
 
-    of: Any
+    symbol: Any
 
 
 def references(tree: Any) -> Iterator[int]:
