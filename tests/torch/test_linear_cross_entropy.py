@@ -117,7 +117,7 @@ def test_what_is_saved_beside_a_bound(reduction: str, made: bool) -> None:
     executor = executor_of(("input", "weight", "target", "bias"), SMALL, reduction=reduction)
     assert executor.backward is not None
     saving = executor.backward.saving
-    assert bool(saving.made) == made
+    assert bool(saving.gradients) == made
     assert ("the forward pass makes the gradients" if made else "recomputed by the backward pass") in saving.note
     assert f"for the backward pass: {saving.note}" in str(executor.plan)
     assert executor.plan.blocks is not None and executor.plan.workspace <= SMALL + ROWS * 8 * 4

@@ -52,7 +52,7 @@ class Direct:
     def call(
         self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str
     ) -> list[Node]:
-        """AddNode the call by `add(target, arguments, example)`; return a node for each output of the chain."""
+        """Add the call by `add(target, arguments, example)`; return a node for each output of the chain."""
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
         result = add(runner.as_function(), (*nodes, *fused.sizes))
@@ -77,12 +77,12 @@ class AsOperator:
     def call(
         self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
-        """AddNode the call, which saves `saved` (see `custom_op.saves`); return a node for each output of the chain."""
+        """Add the call, which saves `saved` (see `describe_saved`); return a node for each output of the chain."""
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
         with mode or nullcontext():
-            results = custom_op.fake(list(tensors), sizes, text, saved)
+            results = custom_op.fake_forward(list(tensors), sizes, text, saved)
         options = custom_op.options_text(self.options)
         target = torch.ops.cupyfuse.chain.default
         call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)
@@ -155,7 +155,9 @@ class _Lowerer:
         if not any(needs) or (self.lowering.differentiates and not changed):
             return orders, "[]"
         chain = fused.with_hints()
-        saved = custom_op.saves(chain, tensors, needs, self.lowering.options.settings_on(device_of(tensors[0])))
+        saved = custom_op.describe_saved(
+            chain, tensors, needs, self.lowering.options.settings_on(device_of(tensors[0]))
+        )
         read = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
         if changed & {storage_of(tensors[k]) for k in read}:
             raise TraceError("what its backward pass reads is changed in place later")
