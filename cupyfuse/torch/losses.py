@@ -1,4 +1,4 @@
-"""The loss of a language model: a linear map to the logits and cross entropy as one chain, without the logits."""
+"""Linear layer and cross entropy as one chain, without the logits in memory: the loss of a language model."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def linear_cross_entropy(
     values = tuple(flat.get(name, t) for name, t in given.items())
     options = (int(ignore_index), reduction, float(label_smoothing), float(z_loss), soft_cap, temperature)
     if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
-        result = _in_eager(**dict(zip(given, values, strict=True)), options=options)
+        result = _eager_loss(**dict(zip(given, values, strict=True)), options=options)
     else:
         narrow = input.dtype in _NARROW
         result = _runner(tuple(given), narrow, options, check_workspace(max_workspace))(values)[0]
     return result.reshape(shape) if reduction == "none" else result
 
 
-def _in_eager(
+def _eager_loss(
     input: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -106,7 +106,7 @@ def _in_eager(
     class_weight: Tensor | None = None,
     options: tuple[Any, ...] = (),
 ) -> Tensor:
-    """Compute the loss by PyTorch's own operations, for a compiler to see."""
+    """Compute the loss by PyTorch's own operations, in eager or for a compiler to capture."""
     ignore_index, reduction, label_smoothing, z_loss, soft_cap, temperature = options
     logits = F.linear(input, weight, bias)
     if input.dtype in _NARROW:
@@ -121,13 +121,13 @@ def _in_eager(
 
 @functools.lru_cache(maxsize=256)
 def _runner(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...], max_workspace: int) -> Runner:
-    calls = tuple(_calls(names, narrow, options))
+    calls = tuple(_list_calls(names, narrow, options))
     chain = Chain(names, calls, (calls[-1].results[0],), (), frozenset({names.index("weight")}))
     return Runner(chain, Options(max_workspace=max_workspace))
 
 
-def _calls(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...]) -> list[Call]:
-    """List the operations on tensors of these names."""
+def _list_calls(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...]) -> list[Call]:
+    """List the calls of the chain, whose inputs have these names; `narrow` ones are of 16 bits."""
     ignore_index, reduction, label_smoothing, z_loss, soft_cap, temperature = options
     refs: dict[str, Ref | None] = {name: Ref(k) for k, name in enumerate(names)}
     target, class_weight = refs["target"], refs.get("class_weight")

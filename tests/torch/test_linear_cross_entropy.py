@@ -14,7 +14,7 @@ import cupyfuse.torch as ct
 from cupyfuse.torch.chains.executor import Executor
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import Runner
-from cupyfuse.torch.functions import chain_of
+from cupyfuse.torch.functions import build_chain
 from cupyfuse.torch.losses import _runner
 from cupyfuse.torch.rules.symbols import Ref
 
@@ -320,7 +320,7 @@ def test_pytorchs_errors() -> None:
 def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction: str) -> None:
     *first, (name, arguments, *named) = steps
     last = (name, arguments, (*(named[0] if named else ()), ("reduction", reduction)))
-    chain = chain_of((("linear", (Ref(1),)), *first, last), ("x", "w", "target"))
+    chain = build_chain((("linear", (Ref(1),)), *first, last), ("x", "w", "target"))
     x, w, _, labels = operands()
     target = labels if name == "nll_loss" else torch.softmax(draw(ROWS, CLASSES, seed=5), 1)
     runner = Runner(chain, Options(max_workspace=workspace))

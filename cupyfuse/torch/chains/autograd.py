@@ -23,8 +23,8 @@ class _ChainFunction(torch.autograd.Function):
             ctx.mark_non_differentiable(*constant)
         ctx.inputs, ctx.leaves = backward.inputs, []
         if backward.second_order_inputs:
-            # Leaves that only second derivatives read are checked when these are computed, not saved, since saving
-            # would refuse changes that no derivative sees.
+            # Leaves that only second derivatives read are not saved: as in PyTorch's own graph, changing one is an
+            # error only once second derivatives are computed.
             second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
             ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
             ctx.inputs = [*backward.inputs, *(k for k, t in second_order if not t.is_leaf)]

@@ -1,4 +1,4 @@
-"""Decide by the cost model which chains of a captured graph run through this library."""
+"""Decide by the cost model which chains of a captured graph run fused."""
 
 from __future__ import annotations
 

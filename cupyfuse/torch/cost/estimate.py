@@ -1,4 +1,4 @@
-"""Estimate what a chain takes of the GPU and of the host, through this library and without it.
+"""Estimate the time of a chain on the GPU and on the host, fused and left to PyTorch.
 
 GPU times are rooflines: bytes over the bandwidth that is reached, FLOPs over the rate that is reached, and a floor for
 each launch. Host times count launches and calls.
@@ -17,16 +17,17 @@ from ..chains.chain import Chain, Meta
 from .eager import eager_time
 from .machine import Machine, Time
 from .rates import GPU_WORTH, MARGIN, US
-from .schedules import inductor_time, our_time
+from .schedules import fused_time, inductor_time
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The time of a chain through this library and without it.
+    """The time of a chain.
 
     Attributes
     ----------
     ours, theirs : Time
+        Fused, and by PyTorch eager or Inductor.
     reason : why there is no estimate; empty where there is one
     """
 
@@ -35,9 +36,9 @@ class Estimate:
     reason: str = ""
 
     def gains(self) -> bool:
-        """Whether the chain is to run through this library.
+        """Whether the chain is worth fusing.
 
-        It gains where neither host nor GPU takes longer; where the GPU saves more than the host loses and is the
+        It is where neither host nor GPU takes longer; where the GPU saves more than the host loses and is the
         bottleneck (PyTorch's GPU work takes longer than our host's); and where the host saves several times what the
         GPU loses and is the bottleneck (our GPU work is shorter than our host's). In each case the gain has to exceed
         `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
@@ -52,7 +53,7 @@ class Estimate:
         return self.theirs.gpu > self.ours.host and gpu + min(host, 0.0) > MARGIN * self.theirs.gpu
 
     def summary(self) -> str:
-        """Both times in one line, ours first."""
+        """Describe both times in one line, ours first."""
         if self.reason:
             return f"no estimate: {self.reason}"
         (a, b), (c, d) = (map(_microseconds, (t.host, t.gpu)) for t in (self.ours, self.theirs))
@@ -76,14 +77,14 @@ def estimate(
     compiled: bool = False,
     frozen: bool = False,
 ) -> Estimate:
-    """Estimate the time of a chain through this library and without it.
+    """Estimate the time of a chain, fused and left to PyTorch.
 
-    It never raises: an estimate that fails has the reason. Estimates are cached, whatever the inputs are called.
+    It never raises: an estimate that fails has the reason. Estimates are cached; names of inputs do not matter.
 
     Parameters
     ----------
     metas : shapes and dtypes of the inputs
-    requires_grad : for each input, whether its gradient is wanted; then the backward pass counts too. Empty for
+    requires_grad : for each input, whether its gradient is wanted; if one is, the backward pass counts too. Empty for
         inference
     precision : of float32 products
     device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
@@ -111,7 +112,7 @@ def _compute(
 ) -> Estimate:
     traced = chain.trace(metas)
     theirs = inductor_time if compiled else eager_time
-    return Estimate(our_time(traced, requires_grad, machine, frozen), theirs(traced, requires_grad, machine))
+    return Estimate(fused_time(traced, requires_grad, machine, frozen), theirs(traced, requires_grad, machine))
 
 
 _cached = lru_cache(maxsize=4096)(_compute)

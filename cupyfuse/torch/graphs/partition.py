@@ -97,7 +97,7 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
     used = clusters.outside_uses()
     judged: list[tuple[Cluster, FusedChain | None, Verdict]] = []
     for cluster in clusters.clusters:
-        chain = _build_chain(clusters, cluster, used)
+        chain = _extract_chain(clusters, cluster, used)
         judged.append((cluster, chain, _judge_cluster(captured, cluster, chain, judge)))
     losing = [(cluster, verdict.text) for cluster, _, verdict in judged if not verdict.gains]
     for cluster, reason in losing:
@@ -107,7 +107,7 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
     fused: dict[int, FusedChain] = {}
     for cluster, chain, verdict in judged:
         if verdict.gains:
-            chain = _build_chain(clusters, cluster, used) if losing else chain
+            chain = _extract_chain(clusters, cluster, used) if losing else chain
             assert chain is not None
             fused.update(dict.fromkeys(cluster.members, replace(chain, note=verdict.text)))
     return Partition(captured, _topological_order(clusters, fused), clusters.unfused)
@@ -122,8 +122,8 @@ def _judge_cluster(captured: CapturedGraph, cluster: Cluster, fused: FusedChain 
     return judge(fused.with_hints(), [tensors[n] for n in fused.inputs], [tensors[n] for n in fused.outputs])
 
 
-def _build_chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain | None:
-    """Build the chain of a cluster, whose outputs are the values in `used`; None if views are all that is used."""
+def _extract_chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain | None:
+    """Make the chain of a cluster, whose outputs are the values in `used`; None if only views are used."""
     outputs, views = _outputs_and_views(clusters, cluster, [n for n in dict.fromkeys(cluster.produced) if n in used])
     if not outputs and not cluster.updates:
         return None
