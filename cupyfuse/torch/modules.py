@@ -99,7 +99,7 @@ class _DropIn(nn.Module):
 
 
 def _parameter(layer: nn.Module, name: str) -> Any:
-    """Read a parameter from its table, which takes a third of `layer.weight`, unless a class may redefine it."""
+    """Read `layer.weight` or `layer.bias`: three times as fast from the table, unless a class may redefine it."""
     cls, own = type(layer), layer.__dict__
     if (cls is nn.Linear or cls.__module__ == __name__) and name in own["_parameters"] and name not in own:
         return own["_parameters"][name]

@@ -283,6 +283,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"soft_cap": 0.0}, ValueError, "soft_cap: expected a positive number or None, got 0.0"),
     ({"temperature": -1.0}, ValueError, "temperature: expected a positive number"),
     ({"bias": 3}, TypeError, "bias: expected a torch.Tensor, got int"),
+    ({"target": None}, TypeError, "target: expected a torch.Tensor, got NoneType"),
     ({"max_workspace": 0}, ValueError, "max_workspace: expected a positive number of bytes"),
 ]
 
@@ -291,7 +292,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_what_does_not_fit_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
     x, w, _, target = operands()
     with pytest.raises(error, match=message):
-        ct.linear_cross_entropy(x, w, target, **options)
+        ct.linear_cross_entropy(**{"input": x, "weight": w, "target": target, **options})
 
 
 def test_pytorchs_errors() -> None:

@@ -35,22 +35,27 @@ class Estimate:
     theirs: Time
     reason: str = ""
 
-    def gains(self) -> bool:
+    def gains(self, replayed: bool = False) -> bool:
         """Whether the chain is worth fusing.
 
         It is where neither host nor GPU takes longer; where the GPU saves more than the host loses and is the
         bottleneck (PyTorch's GPU work takes longer than our host's); and where the host saves several times what the
         GPU loses and is the bottleneck (our GPU work is shorter than our host's). In each case the gain has to exceed
         `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
+
+        Chains in CUDA graphs are `replayed`: GPU time alone decides.
         """
-        if self.reason or not math.isfinite(self.ours.gpu + self.ours.host):
+        ours, theirs = self.ours, self.theirs
+        if self.reason or not math.isfinite(ours.gpu + ours.host):
             return False
-        gpu, host = self.theirs.gpu - self.ours.gpu, self.theirs.host - self.ours.host
-        if gpu >= 0 and host >= 0:
-            return gpu + host > MARGIN * (self.theirs.gpu + self.theirs.host)
-        if host > 0:
-            return self.ours.gpu < self.ours.host and host + GPU_WORTH * gpu > MARGIN * self.theirs.host
-        return self.theirs.gpu > self.ours.host and gpu + min(host, 0.0) > MARGIN * self.theirs.gpu
+        if replayed:
+            return ours.gpu < theirs.gpu
+        gpu_saved, host_saved = theirs.gpu - ours.gpu, theirs.host - ours.host
+        if gpu_saved >= 0 and host_saved >= 0:
+            return gpu_saved + host_saved > MARGIN * (theirs.gpu + theirs.host)
+        if host_saved > 0:
+            return ours.gpu < ours.host and host_saved + GPU_WORTH * gpu_saved > MARGIN * theirs.host
+        return theirs.gpu > ours.host and gpu_saved + host_saved > MARGIN * theirs.gpu
 
     def summary(self) -> str:
         """Describe both times in one line, ours first."""

@@ -42,7 +42,7 @@ class Machine:
     def product_time(self, m: int, k: int, n: int, dtype: str) -> float:
         """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n)."""
         d = self.device
-        units = "half" if dtypes.ITEMSIZE[dtype] == 2 else "float64" if dtype == "float64" else "float32"
+        units = "half" if dtypes.ITEMSIZE[dtype] == 2 else dtype
         if units == "float32" and self.precision not in ("highest", "ieee") and d.tf32 > d.simt:
             units = "tf32"
         peak = {"half": d.half, "float64": d.simt64, "float32": d.simt, "tf32": d.tf32}[units]

@@ -173,7 +173,9 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
         target, args, kwargs = node.meta.pop(_ORIGINAL_CALL)
         source = node.args[0]
         others = [user for user in source.users if user is not node]
-        if any(n in chains for n in (source, *others)) or any(places[n] > places[node] for n in others):
+        saved = any(n in chains for n in (source, *others))
+        used_later = any(places[n] > places[node] for n in others)
+        if saved or used_later:
             continue
         node.target, node.kwargs = target, kwargs
         node.args = (source, *args[1:])
