@@ -13,14 +13,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import rules
 from .chains.chain import Call, Chain
 from .chains.runner import Runner
+from .rules import RULES
 from .rules.symbols import Ref
 from .rules.table import function_of
 
 Tensor: TypeAlias = torch.Tensor
-# An operation of a chain: PyTorch's name, the arguments after the first, and optionally (name, value) pairs.
+# An operation of a chain: a rule that has the name of PyTorch's function, the arguments after the first, and optionally
+# further ones as (name, value) pairs.
 Step = tuple[Any, ...]
 
 
@@ -39,7 +40,10 @@ def build_chain(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozense
     updates: list[tuple[int, int]] = []
     value, unused = 0, len(names)  # the number of the running value, and the first free number
     for name, arguments, *named in steps:
-        rule, filled = _resolve(name, (Ref(value), *arguments), dict(*named))
+        rule = RULES[name]
+        bound = rule.signature.bind(Ref(value), *arguments, **dict(*named))
+        bound.apply_defaults()
+        filled = tuple(bound.arguments.values())
         value, unused = unused, unused + 1
         results = [value]
         for target in rule.updated(filled):
@@ -50,15 +54,6 @@ def build_chain(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozense
         calls.append(Call(rule.name, filled, tuple(results)))
     changing = {target for target, _ in updates}
     return Chain(names, tuple(calls), (value,), tuple(updates), fixed - changing)
-
-
-def _resolve(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[rules.Rule, tuple[Any, ...]]:
-    """Resolve a call by the name of PyTorch's function, or of a rule without one, to its rule and arguments."""
-    if name in rules.RULES and not hasattr(torch, name) and not hasattr(torch.nn.functional, name):
-        return rules.RULES[name], arguments
-    found = rules.find(function_of(name), arguments, named)
-    assert isinstance(found, rules.Found), name
-    return found.rule, found.arguments
 
 
 def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:

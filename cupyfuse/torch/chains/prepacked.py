@@ -67,7 +67,7 @@ def weight_cache(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget) ->
     if not frozen and not checked:
         return Uncached(plan, matrices)
     if not budget.allows(sum(o.node.nbytes for o in plan.outputs), device):
-        return OverBudget(plan, matrices)
+        return Uncached(plan, matrices, "in every call, because {} are more than may be kept")
     return FrozenCache(plan, matrices, budget) if frozen else CheckedCache(plan, matrices, budget)
 
 
@@ -78,16 +78,15 @@ class Uncached:
     ----------
     plan : the prepacking plan
     matrices : the inputs of the chain, of at most two dimensions; the plan takes some of them
+    when : when the plan runs, for `Plan.prepare_note`
 
     Attributes
     ----------
     needed : the numbers of the inputs that the plan takes
-    when : when the plan runs, as `Plan.prepare_note`
     """
 
-    when = "in every call: {}"
-
-    def __init__(self, plan: Plan, matrices: Tensors):
+    def __init__(self, plan: Plan, matrices: Tensors, when: str = "in every call: {}"):
+        self.when = when
         self.needed = [n.argument for n in plan.graph.inputs]
         self._device = matrices[0].get_device()
         self._buffers: Any = None
@@ -125,19 +124,11 @@ class Uncached:
         self._buffers = None
 
 
-class OverBudget(Uncached):
-    """Weights prepacked in every call, for want of memory to cache them."""
-
-    when = "in every call, because {} are more than may be kept"
-
-
 class FrozenCache(Uncached):
     """Weights prepacked once, and again when the host sees a change."""
 
-    when = "once for each version of the parameters (frozen): {} are kept"
-
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
-        super().__init__(plan, matrices)
+        super().__init__(plan, matrices, "once for each version of the parameters (frozen): {} are kept")
         self._budget = budget
 
     def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
@@ -159,14 +150,13 @@ class FrozenCache(Uncached):
 class CheckedCache(Uncached):
     """Weights prepacked again when the device finds that the inputs have changed."""
 
-    when = "when the parameters have changed, which the device checks in every call: {} are kept"
-
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
         self._budget = budget
         self._runtime = runtime_of(matrices[0].get_device())
         self._token = 0  # grows with every change that the host sees
         self._all: weakref.WeakSet[_CheckedBuffers] = weakref.WeakSet()  # also those that only graphs still read
-        super().__init__(plan, matrices)
+        when = "when the parameters have changed, which the device checks in every call: {} are kept"
+        super().__init__(plan, matrices, when)
 
     def _load(self, plan: Plan, arguments: Tensors) -> Any:
         self._fingerprint = Fingerprint(self._runtime, [_geometry(t) for t in arguments])
