@@ -80,6 +80,7 @@ class Explanation:
         return "\n".join(lines)
 
     def _fused_table(self) -> list[str]:
+        """List the chains, equal ones together, the most frequent first."""
         rows: dict[str, list[Part]] = {}
         for part in self.fused:
             rows.setdefault(_shortened(part.operations), []).append(part)
@@ -94,6 +95,7 @@ class Explanation:
         return lines
 
     def _left_table(self) -> list[str]:
+        """List the operations left to PyTorch by reason, the most frequent reason first and views last."""
         reasons: dict[str, Counter[str]] = {}
         for part in self.left:
             reasons.setdefault(part.reason, Counter())[part.code] += 1

@@ -102,6 +102,7 @@ def _as_index(dim: Any) -> int:
 
 
 def _as_flag(keepdim: Any) -> bool:
+    """Return `keepdim`, which has to be a bool."""
     if not isinstance(keepdim, bool):
         raise TypeError(f"keepdim: expected a bool, got {type(keepdim).__name__}")
     return keepdim

@@ -129,7 +129,7 @@ def test_what_is_saved_beside_a_bound(reduction: str, made: bool) -> None:
     wide, *_ = operands()
     ct.linear_cross_entropy(wide, w, target, b, reduction=reduction).sum().backward()
     stored = executor_of(("input", "weight", "target", "bias"), 1 << 28, reduction=reduction).backward
-    assert stored is not None and [n.shape for n in stored.saved] == [(ROWS, CLASSES)] and not stored.saving.note
+    assert stored is not None and [n.shape for n in stored.saving.nodes] == [(ROWS, CLASSES)] and not stored.saving.note
 
 
 @pytest.mark.parametrize("workspace", WORKSPACES)
@@ -333,7 +333,7 @@ def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction
     torch.testing.assert_close(found, expected)
     (executor,) = runner.executors
     assert executor.backward is not None
-    kept = [n for n in executor.backward.saved if n.shape == (ROWS, CLASSES)]
+    kept = [n for n in executor.backward.saving.nodes if n.shape == (ROWS, CLASSES)]
     # Targets of the logits' shape are no smaller than these: computing them again would not pay.
     expected_kept = workspace != SMALL or (reduction == "none" and target.shape == (ROWS, CLASSES))
     assert bool(kept) == expected_kept

@@ -64,17 +64,12 @@ class Backward:
         self.differentiable = [dtypes.is_float(n.dtype) and n in dependent for n in self._outputs]
         self.saving = saving or choose_saved(traced, needs, self.differentiable, settings)
         roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
-        read = set(g.topological(roots, lambda n: () if n in self.saved else n.inputs))
+        read = set(g.topological(roots, lambda n: () if n in self.saving.nodes else n.inputs))
         reached = set(g.topological(roots))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
         self._loaded: dict[Hashable, _LoadedPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
-
-    @property
-    def saved(self) -> list[Node]:
-        """The forward values that the backward pass reads."""
-        return self.saving.nodes
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
         """Find the nodes that depend on inputs whose gradient is wanted."""
@@ -108,7 +103,7 @@ class Backward:
 
         Parameters
         ----------
-        tensors : the inputs in `inputs`, then the values in `saved`
+        tensors : the inputs in `inputs`, then the saved values
         cotangents : one for each output, or None for zero
         wanted : for each input, whether its gradient is wanted
         """

@@ -231,7 +231,7 @@ class _ChainOperator(torch.autograd.Function):
         with torch.no_grad():
             results = torch.ops.cupyfuse.chain_backward(*arguments)
         if torch.is_grad_enabled():
-            # The gradients seem to be constants, which they are not.
+            # To autograd the gradients are constants: asking for second derivatives has to be an error, not zero.
             results = torch._C._functions.DelayedError(_DIFFERENTIABLE_ONCE, len(results))(
                 *(t.requires_grad_() for t in results)
             )

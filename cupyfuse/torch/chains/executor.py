@@ -43,12 +43,13 @@ class Executor:
         with torch.no_grad(), _compiling:
             compiled = _compiled.get(key)
             if compiled is None:
-                while len(_compiled) >= _MAX_COMPILED:
-                    del _compiled[next(iter(_compiled))]
                 traced = chain.trace(metas_of(tensors))
                 compiled = CompiledChain(traced, tensors, settings, needs, prepacked=prepacked)
             self._compiled, self.plan = compiled, compiled.plan
-            _compiled[key] = compiled  # not before it has a plan
+            if key not in _compiled:  # only once there is a plan
+                while len(_compiled) >= _MAX_COMPILED:
+                    del _compiled[next(iter(_compiled))]
+                _compiled[key] = compiled
             matrices = compiled.matrices(tensors)
             self._weights = None
             if self.plan.prepare is not None:

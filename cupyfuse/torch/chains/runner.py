@@ -71,7 +71,7 @@ class Runner:
         return [*own, *(e for runner in list(self._by_sizes.values()) for e in runner.executors)]
 
     def refresh(self) -> None:
-        """Have all weights prepacked again."""
+        """Have all weights prepacked again at the next call."""
         for executor in self.executors:
             executor.refresh()
 

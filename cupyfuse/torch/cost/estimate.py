@@ -102,22 +102,16 @@ def estimate(
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
-        key = (anonymous, signature, wanted, machine, compiled, frozen)
-        try:
-            return _cached(*key)
-        except TypeError:  # an argument of the chain cannot be hashed
-            return _compute(*key)
+        return _estimate(anonymous, signature, wanted, machine, compiled, frozen)
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
         return Estimate(unknown, unknown, (str(error).splitlines() or [type(error).__name__])[0])
 
 
-def _compute(
+@lru_cache(maxsize=4096)
+def _estimate(
     chain: Chain, metas: Sequence[Meta], requires_grad: tuple[bool, ...], machine: Machine, compiled: bool, frozen: bool
 ) -> Estimate:
     traced = chain.trace(metas)
     theirs = inductor_time if compiled else eager_time
     return Estimate(fused_time(traced, requires_grad, machine, frozen), theirs(traced, requires_grad, machine))
-
-
-_cached = lru_cache(maxsize=4096)(_compute)

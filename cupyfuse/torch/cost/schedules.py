@@ -60,6 +60,7 @@ def fused_time(traced: TracedChain, requires_grad: Flags, machine: Machine, froz
 
 
 def _fused_step_time(step: Step, machine: Machine) -> Time:
+    """Estimate a step of a fused plan."""
     if step.kind != "Gemm":
         rereads = any(n.reduction for n in step.nodes) and step.writes > step.reads // 8
         share = rates.REREAD if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
@@ -119,6 +120,7 @@ def _adds_bias(step: Step, products: set[Node]) -> bool:
 
 
 def _inductor_step_time(step: Step, machine: Machine) -> Time:
+    """Estimate a step as Inductor's kernels."""
     if step.kind == "Gemm":
         products = [n for n in step.nodes if g.is_product(n)]
         gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype) for n in products)

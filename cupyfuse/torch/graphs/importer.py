@@ -60,6 +60,7 @@ class ImportedGraph:
         return [self.operators[k], *self.getters.get(k, ())]
 
     def _import(self, node: Node) -> None:
+        """Import the next node: an input, the output, the getter of one of several results, or an operation."""
         example = node.meta.get("example_value")
         if node.op in ("placeholder", "get_attr"):
             if isinstance(example, torch.Tensor):
@@ -181,6 +182,7 @@ class ImportedGraph:
         return ""
 
     def _add_value(self, tensor: Any, node: Node) -> int:
+        """Add a value, given as a fake tensor and its node; return its number."""
         self.captured.tensors.append(tensor)
         self.nodes.append(node)
         return len(self.captured.tensors) - 1

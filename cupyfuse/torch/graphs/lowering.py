@@ -7,8 +7,9 @@ A `Lowering` makes the call: `Direct` of the chain's runner, for graphs that run
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -101,6 +102,8 @@ def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> 
 
 
 class _Lowerer:
+    """The state of `lower` for one graph."""
+
     def __init__(self, imported: ImportedGraph, lowering: Lowering):
         self.imported = imported
         self.graph: Graph = imported.graph
@@ -108,6 +111,7 @@ class _Lowerer:
         self.lowering = lowering
 
     def run(self, partition: Partition) -> None:
+        """Replace each chain by a call; those that cannot be replaced become operations left to PyTorch."""
         inserted: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
         items: list[FusedChain | int] = []
@@ -129,13 +133,14 @@ class _Lowerer:
             order += [*calls, *(n for k in item.members if k not in item.views for n in self.imported.nodes_of(k))]
             items.append(item)
         partition.items = items
-        remaining = set(self.graph.nodes)
-        last: Node | None = None
-        for node in dict.fromkeys(n for n in order if n in remaining):
-            if last is not None:
-                last.append(node)
-            last = node
+        self._reorder(order)
         restore_in_place(self.graph, inserted)
+
+    def _reorder(self, order: Iterable[Node]) -> None:
+        """Put those nodes that are still in the graph into this order."""
+        remaining = set(self.graph.nodes)
+        for before, node in pairwise(dict.fromkeys(n for n in order if n in remaining)):
+            before.append(node)
 
     def _prepare(self, fused: FusedChain) -> tuple[list[list[int]], str]:
         """Find the order of each output's dimensions in memory, and the values saved for the backward pass, as text.

@@ -114,6 +114,7 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
 
 
 def _judge_cluster(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
+    """Judge a cluster by its chain, if it has one."""
     if cluster.no_op:
         return Verdict(False, "nothing is computed")
     if fused is None:

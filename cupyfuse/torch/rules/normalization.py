@@ -130,20 +130,17 @@ def _per_channel(y: Value, weight: Value | None, bias: Value | None, dtype: str)
     return _scale_and_shift(y, weight, bias, dtype)
 
 
-def _builtin_instance_norm_arguments(
-    input: Any, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, momentum: float, eps: float, _: Any
-) -> Any:
-    """Adapt `torch.instance_norm`, whose order of parameters is its own."""
-    return _instance_norm_arguments(input, mean, var, weight, bias, use_input_stats, momentum, eps)
-
-
 overload(
     "layer_norm", torch.layer_norm, adapt=lambda x, s, w=None, b=None, eps=1e-5, cudnn_enable=True: (x, s, w, b, eps)
 )
 overload(
     "group_norm", torch.group_norm, adapt=lambda x, n, w=None, b=None, eps=1e-5, cudnn_enabled=True: (x, n, w, b, eps)
 )
-overload("instance_norm", torch.instance_norm, adapt=_builtin_instance_norm_arguments)
+overload(
+    "instance_norm",
+    torch.instance_norm,
+    adapt=lambda x, w, b, mean, var, own, momentum, eps, _: _instance_norm_arguments(x, mean, var, w, b, own, eps=eps),
+)
 
 # Batch norm ---------------------------------------------------------------------------------------------------------
 
