@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,11 +54,6 @@ def _higher_category(first: str, second: str) -> str:
 
 
 def _widest(dtypes: Iterable[str]) -> str:
-    """Promote dtypes as PyTorch does tensors of equal rank: float16 with bfloat16 is float32; "" for no dtypes."""
-    result = ""
-    for dtype in dtypes:
-        if not result or _category(dtype) > _category(result):
-            result = dtype
-        elif _category(dtype) == _category(result) and dtype != result:
-            result = "float64" if "float64" in (dtype, result) else "float32"
-    return result
+    """Promote dtypes as PyTorch does those of tensors of equal rank; "" for no dtypes."""
+    found = [getattr(torch, dtype) for dtype in dtypes]
+    return str(functools.reduce(torch.promote_types, found)).removeprefix("torch.") if found else ""

@@ -32,17 +32,15 @@ def _dropout_arguments(input: Any, p: float = 0.5, training: bool = True, inplac
     return (input,)
 
 
-def _alpha_dropout_arguments(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
-    """Adapt dropouts that are off unless `training` is given."""
-    return _dropout_arguments(input, p, training)
-
-
 @view_rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, eager=lambda x: x, adapt=_dropout_arguments)
 def identity(input: Value) -> Value:
     return input
 
 
-overload("identity", F.alpha_dropout, F.feature_alpha_dropout, adapt=_alpha_dropout_arguments)
+overload(
+    *("identity", F.alpha_dropout, F.feature_alpha_dropout),
+    adapt=lambda input, p=0.5, training=False, inplace=False: _dropout_arguments(input, p, training),
+)
 overload(
     *("identity", torch.dropout, torch.feature_dropout, torch.alpha_dropout),
     adapt=lambda input, p, train: _dropout_arguments(input, p, train),
