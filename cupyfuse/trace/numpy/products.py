@@ -1,7 +1,9 @@
-"""NumPy's products: those of two matrices or vectors become matrix products or weighted sums, others library steps."""
+"""NumPy's products and sums of products: as matrix products or weighted sums where they are of floats."""
 
 from __future__ import annotations
 
+import math
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,17 +70,16 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
     else:
         left, right = ([int(n)] if isinstance(n, (int, np.integer)) else list(n) for n in axes)
-    if len(left) == len(right) and max(a.ndim, b.ndim) <= 2:
-        letters = "abcd"
-        first, second = list(letters[: a.ndim]), list(letters[2 : 2 + b.ndim])
+    if len(left) == len(right) and all(dtypes.is_float(x._node.dtype) for x in (a, b)) and a.ndim + b.ndim <= 52:
+        letters = string.ascii_letters
+        first, second = list(letters[: a.ndim]), list(letters[a.ndim : a.ndim + b.ndim])
         for p, q in zip(left, right, strict=True):
             second[q] = first[p]
         free = [n for n in first if n not in second] + [n for n in second if n not in first]
         if len(set(left)) == len(left) and all(a.shape[p] == b.shape[q] for p, q in zip(left, right, strict=True)):
-            product = _contract([("".join(first), a), ("".join(second), b)], "".join(free))
-            if product is not None:
-                product._is_array = True
-                return product
+            product = _contract_all([("".join(first), a), ("".join(second), b)], "".join(free))
+            product._is_array = True
+            return product
     result = call_library("tensordot", [a, b], {"axes": axes})
     result._is_array = True
     return result
@@ -128,34 +129,42 @@ def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: A
         return call_library("einsum", operands, options)
     given = operands
     if isinstance(operands[0], str):
-        found = _parsed(operands[0], _operands(*operands[1:]))
-        if found is not None:
-            product = _contract(*found)
-            if product is not None:
-                return product
         given = (operands[0], *_operands(*operands[1:]))
+        found = _parsed(operands[0], list(given[1:]))
+        if found is not None:
+            return _contract_all(*found)
     return call_library("einsum", given, {"optimize": bool(optimize)})
 
 
 def _parsed(subscripts: str, operands: list[Tracer]) -> tuple[list[_Labelled], str] | None:
-    """Return the letters of operands and result; None for ellipses, repeated letters and what does not fit."""
+    """Return the letters of operands and result; None for repeated letters, integers and what does not fit."""
     left, arrow, result = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
-    letters = left.replace(",", "")
-    if not arrow:
-        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
-    sizes: dict[str, int] = {}
-    fits = len(terms) == len(operands) <= 2 and "." not in subscripts and len(set(result)) == len(result)
-    for term, x in zip(terms, operands, strict=False):
-        fits = fits and len(term) == x.ndim == len(set(term)) and term.isalpha()
-        fits = fits and all(sizes.setdefault(c, n) == n for c, n in zip(term, x.shape, strict=False))
-    return (list(zip(terms, operands, strict=True)), result) if fits and set(result) <= set(letters) else None
-
-
-def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
-    """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
-    if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
+    if len(terms) != len(operands) or not all(dtypes.is_float(x._node.dtype) for x in operands):
         return None
+    counts = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True) if "..." in term]
+    if min(counts, default=0) < 0:
+        return None
+    unused = [c for c in string.ascii_letters if c not in subscripts]
+    spread = "".join(unused[: max(counts, default=0)])  # the axes of an ellipsis, the last of which is everybody's last
+    terms = [
+        t.replace("...", spread[len(spread) - (x.ndim - len(t) + 3) :]) for t, x in zip(terms, operands, strict=True)
+    ]
+    letters = "".join(terms)
+    if arrow:
+        result = result.replace("...", spread)
+    else:
+        result = spread + "".join(sorted(c for c in set(letters) - set(spread) if letters.count(c) == 1))
+    sizes: dict[str, int] = {}
+    fits = len(set(result)) == len(result) and set(spread) <= set(result) <= set(letters)
+    for term, x in zip(terms, operands, strict=True):
+        fits = fits and len(term) == x.ndim == len(set(term)) and (term.isalpha() or not term)
+        fits = fits and all(sizes.setdefault(c, n) == n for c, n in zip(term, x.shape, strict=False))
+    return (list(zip(terms, operands, strict=True)), result) if fits else None
+
+
+def _contract_all(operands: list[_Labelled], result: str) -> Tracer:
+    """Multiply operands two by two, in the order of least work, and sum over the letters that the result lacks."""
     dtype = g.promoted(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
     sizes = {c: n for term, x in operands for c, n in zip(term, x.shape, strict=True)}
     if any(n == 0 and c not in result for c, n in sizes.items()):
@@ -163,24 +172,50 @@ def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
         zero = g.cast(g.const(0.0), dtype)
         return expand(operands[0][1]._trace.array(zero, ()), tuple(sizes[c] for c in result))
     operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
-    others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
-    operands = [_summed(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
-    if len(operands) == 1:
-        return _ordered(*operands[0], result)
-    (first, a), (second, b) = operands
-    everything = sorted(set(first + second))
-    if len(everything) <= 2:
-        product = apply("multiply", _spread(first, a, everything), _spread(second, b, everything))
-        term, total = _summed("".join(everything), product, set(result))
-        return _ordered(term, total, result)
-    shared = [c for c in first if c in second]
-    if len(everything) == 3 and len(shared) == 1 and shared[0] not in result and len(first) == len(second) == 2:
-        (k,) = shared
-        left = a if first[1] == k else a.T
-        right = b if second[0] == k else b.T
-        rows, cols = first.replace(k, ""), second.replace(k, "")
-        return _ordered(rows + cols, matmul(left, right), result)
-    return None
+    for number in range(len(operands)):
+        others = "".join(term for k, (term, _) in enumerate(operands) if k != number)
+        operands[number] = _summed(*operands[number], {*result, *others})
+    for pair in _pairs(operands, result):
+        second, first = (operands.pop(k) for k in sorted(pair, reverse=True))
+        kept = {*result, *(c for term, _ in operands for c in term)}
+        operands.append(_contract(first, second, kept))
+    return _ordered(*operands[0], result)
+
+
+def _pairs(operands: list[_Labelled], result: str) -> Sequence[tuple[int, ...]]:
+    """Return which operands to multiply next, until one is left, as `np.einsum_path` numbers them."""
+    if len(operands) <= 2:
+        return [(0, 1)] * (len(operands) - 1)
+    text = ",".join(term for term, _ in operands) + "->" + result
+    shapes = [np.broadcast_to(np.float32(0), x.shape) for _, x in operands]
+    found: list[tuple[int, ...]] = np.einsum_path(text, *shapes, optimize="greedy")[0][1:]
+    if any(len(step) > 2 for step in found):  # where no order saves work
+        return [(0, 1)] * (len(operands) - 1)
+    return [step for step in found if len(step) == 2]
+
+
+def _contract(first: _Labelled, second: _Labelled, kept: set[str]) -> _Labelled:
+    """Multiply two operands and sum over the letters of both that are not kept."""
+    (left, a), (right, b) = first, second
+    summed = [c for c in left if c in right and c not in kept]
+    rows, cols = [c for c in left if c not in right], [c for c in right if c not in left]
+    if not (summed and rows and cols):
+        letters = [*left, *cols]
+        return _summed("".join(letters), apply("multiply", _spread(left, a, letters), _spread(right, b, letters)), kept)
+    batch = [c for c in left if c in right and c in kept]
+    sizes = dict(zip(left + right, a.shape + b.shape, strict=True))
+    product = matmul(_matrices(first, (batch, rows, summed)), _matrices(second, (batch, summed, cols)))
+    letters = [*batch, *rows, *cols]
+    return "".join(letters), product.reshape(tuple(sizes[c] for c in letters))
+
+
+def _matrices(labelled: _Labelled, groups: tuple[list[str], list[str], list[str]]) -> Tracer:
+    """Return an operand with an axis for each letter of the first group, and one for all of each other group."""
+    term, x = labelled
+    sizes = dict(zip(term, x.shape, strict=True))
+    batch, rows, cols = groups
+    shape = (*(sizes[c] for c in batch), math.prod(sizes[c] for c in rows), math.prod(sizes[c] for c in cols))
+    return _ordered(term, x, "".join([*batch, *rows, *cols])).reshape(shape)
 
 
 def _summed(term: str, x: Tracer, kept: set[str]) -> _Labelled:
