@@ -167,6 +167,7 @@ class HeadLogSumExp(_DropIn):
 
 
 def _logsumexp_steps(negative_slope: float, sign: float, approximate: str) -> tuple[Step, ...]:
+    """Return the steps of `HeadLogSumExp`; its cache tells slopes of 0.0 and -0.0 apart by `sign`."""
     leaky: Step = ("leaky_relu", (negative_slope,))
     gelu: Step = ("gelu", (), (("approximate", approximate),))
     return (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)

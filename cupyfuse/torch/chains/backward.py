@@ -94,8 +94,8 @@ class Backward:
             return _Dependence(False, [])
         roots = self._gradients(given, wanted)
         outputs = [n for n, present in zip(self._outputs, given, strict=True) if present]
-        above = set(g.topological(outputs, _differentiable_inputs))
-        zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in above]
+        reached = set(g.topological(outputs, _differentiable_inputs))
+        zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in reached]
         return _Dependence(any(root is not None for root in roots), zero)
 
     def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:

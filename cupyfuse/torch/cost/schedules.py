@@ -191,7 +191,8 @@ def _dependent_nodes(steps: Iterable[Step], traced: TracedChain, requires_grad: 
 
     found: set[Node] = set()
     for node in g.topological([n for step in steps for n in step.outputs]):
-        if is_wanted(node.argument) if node.op == "input" else any(i in found for i in node.inputs):
+        depends = is_wanted(node.argument) if node.op == "input" else any(i in found for i in node.inputs)
+        if depends:
             found.add(node)
     return found
 
