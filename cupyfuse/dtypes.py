@@ -82,7 +82,7 @@ def can_assign(source: str, target: str) -> bool:
     return low <= high
 
 
-def compute(name: str) -> str:
+def compute_dtype(name: str) -> str:
     """The dtype in which values are held in registers: float32 for 16-bit floats, int64 for narrow integers."""
     return "float32" if name in ("float16", "bfloat16") else "int64" if name in NARROW else name
 
@@ -114,7 +114,7 @@ def promote_weak(strong: list[str], scalars: list[Any]) -> str:
     base = promote(*strong) if strong else None
     kinds = {{bool: "b", int: "i", complex: "c"}.get(type(s), "f") for s in scalars}
     if "c" in kinds:
-        short = base is not None and compute(base) in ("float32", "complex64")
+        short = base is not None and compute_dtype(base) in ("float32", "complex64")
         return "complex64" if short else "complex128"
     if "f" in kinds:
         return base if base is not None and (is_float(base) or is_complex(base)) else "float64"
@@ -123,7 +123,7 @@ def promote_weak(strong: list[str], scalars: list[Any]) -> str:
     return base or "bool"
 
 
-def as_float(name: str, operation: str) -> str:
+def float_dtype(name: str, operation: str) -> str:
     """The dtype in which a float operation such as exp computes; integers become float64, bool is refused."""
     if is_float(name):
         return name

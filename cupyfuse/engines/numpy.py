@@ -139,7 +139,7 @@ def _batched_product(batches: Batches, *operands: Array) -> Array:
 
 
 def _widen(array: Array) -> Array:
-    dtype = dtypes.to_numpy(dtypes.compute(dtypes.name_of(array.dtype)))
+    dtype = dtypes.to_numpy(dtypes.compute_dtype(dtypes.name_of(array.dtype)))
     return array if array.dtype == dtype else array.astype(dtype)
 
 
@@ -288,8 +288,8 @@ class _Block:
     def operand(self, node: Node, dtype: str) -> Any:
         if node.op == "const":
             value = node.value if node.number is None else self.memory[node]
-            return np.asarray(value, dtypes.to_numpy(dtypes.compute(dtype)))
-        return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
+            return np.asarray(value, dtypes.to_numpy(dtypes.compute_dtype(dtype)))
+        return self.value(node).astype(dtypes.to_numpy(dtypes.compute_dtype(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:
         if node.op in g.PASS_THROUGH:
@@ -312,9 +312,9 @@ class _Block:
 
     def pass_through(self, node: Node) -> Array:
         value = self.operand(node.inputs[0], node.inputs[0].dtype)
-        if dtypes.compute(node.dtype) != node.dtype and node.inputs[0].dtype != node.dtype:
+        if dtypes.compute_dtype(node.dtype) != node.dtype and node.inputs[0].dtype != node.dtype:
             value = value.astype(dtypes.to_numpy(node.dtype))
-        value = value.astype(dtypes.to_numpy(dtypes.compute(node.dtype)), copy=False)
+        value = value.astype(dtypes.to_numpy(dtypes.compute_dtype(node.dtype)), copy=False)
         rows, cols = node.shape
         shape = [rows, cols]
         blocked = 1 - self.along

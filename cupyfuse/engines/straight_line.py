@@ -167,7 +167,7 @@ class StraightLine:
         (inner,) = node.inputs
         operand = self._operand(inner, inner.dtype)
         kind = _computed_in(node.dtype)
-        narrow = dtypes.compute(node.dtype) != node.dtype and inner.dtype != node.dtype
+        narrow = dtypes.compute_dtype(node.dtype) != node.dtype and inner.dtype != node.dtype
         stored = dtypes.to_numpy(node.dtype)
         if inner.op != "const" and not narrow and inner.dtype == node.dtype and inner.shape == node.shape:
             return operand[0]
@@ -193,7 +193,7 @@ class StraightLine:
 
 
 def _computed_in(dtype: str) -> np.dtype[Any]:
-    return np.dtype(dtypes.to_numpy(dtypes.compute(dtype)))
+    return np.dtype(dtypes.to_numpy(dtypes.compute_dtype(dtype)))
 
 
 def _among(value: Array, others: Sequence[Array]) -> bool:

@@ -156,7 +156,7 @@ class BlockPlanner:
             return False
         in_order = axes.in_order if axes.folded else axes.labels[:1] == (0,)
         if node in parts.summed:
-            return dtypes.compute(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
+            return dtypes.compute_dtype(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
         return node in parts.collected and node not in parts.turned and in_order
 
     def _reader(self, parts: Cut, node: Node) -> str:
@@ -228,7 +228,9 @@ class BlockPlanner:
     def _zeros(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
         if not parts.summed:
             return None
-        zeros = [Node("broadcast", (g.cast(g.const(0.0), dtypes.compute(n.dtype)),), n.shape, "") for n in parts.summed]
+        zeros = [
+            Node("broadcast", (g.cast(g.const(0.0), dtypes.compute_dtype(n.dtype)),), n.shape, "") for n in parts.summed
+        ]
         zeros = [replace(n, dtype=n.inputs[0].dtype) for n in zeros]
         scheduled = schedule(Graph([], zeros))
         outputs = []
@@ -247,7 +249,7 @@ class BlockPlanner:
         done: dict[Node, Node] = {}
         for node in (*parts.collected, *parts.summed):
             across = node in parts.turned
-            dtype = node.dtype if node in parts.collected else dtypes.compute(node.dtype)
+            dtype = node.dtype if node in parts.collected else dtypes.compute_dtype(node.dtype)
             shape = (node.shape[1], node.shape[0]) if across else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))
             done[node] = g.cast(g.transpose(inputs[-1]) if across else inputs[-1], node.dtype)

@@ -42,7 +42,7 @@ class Format:
     @cached_property
     def computed(self) -> Format:
         """The format that kernels compute values of this one in."""
-        return FORMATS[dtypes.compute(self.name)]
+        return FORMATS[dtypes.compute_dtype(self.name)]
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -93,7 +93,7 @@ def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[No
 
 def stored(node: Node) -> Node:
     """Return the form in which a value is saved: 16-bit reductions in float32, as they were computed."""
-    return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
+    return g.cast(node, dtypes.compute_dtype(node.dtype)) if node.reduction else node
 
 
 def _is_stored(node: Node) -> bool:
