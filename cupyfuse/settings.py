@@ -115,12 +115,12 @@ def epilogues(value: str) -> Iterator[None]:
 _always_plan = False
 
 
-def runs_plans_always() -> bool:
+def plans_are_forced() -> bool:
     return _always_plan
 
 
 @contextmanager
-def plans_always() -> Iterator[None]:
+def force_plans() -> Iterator[None]:
     """Run plans on the CPU within a `with` block, for every thread, also where the function as written is faster."""
     global _always_plan
     before, _always_plan = _always_plan, True

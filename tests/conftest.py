@@ -17,7 +17,7 @@ from host_cuda.library import SHARED_BUILD, locked
 from hypothesis import HealthCheck, settings
 from support import CUDA, HOST, NUMPY, Engine
 
-from cupyfuse.settings import plans_always
+from cupyfuse.settings import force_plans
 
 settings.register_profile(
     "cupyfuse",
@@ -80,7 +80,7 @@ def shared_result(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Ca
 @pytest.fixture(autouse=True)
 def plans_run() -> Iterator[None]:
     """Plans run on the NumPy engine also where the function as written is faster, which would test nothing."""
-    with plans_always():
+    with force_plans():
         yield
 
 

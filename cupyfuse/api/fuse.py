@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import DEFAULT_WORKSPACE, runs_plans_always
+from ..settings import DEFAULT_WORKSPACE, plans_are_forced
 from .bind import Bound
 from .call import contains_tracer, run
 from .planned_function import PlannedFunction
@@ -60,7 +60,7 @@ class Fused(PlannedFunction):
             if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
             raise
-        key = signature.whole_key(*self.products, runs_plans_always())
+        key = signature.whole_key(*self.products, plans_are_forced())
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)

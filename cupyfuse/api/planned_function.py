@@ -23,7 +23,7 @@ from ..settings import (
     check_workspace,
     current_epilogues,
     current_precision,
-    runs_plans_always,
+    plans_are_forced,
 )
 from ..trace import fail
 from . import arrays
@@ -206,7 +206,7 @@ class PlannedFunction:
     def _may_run_as_written(self, plan: Plan, tracing: Tracing, signature: Signature) -> bool:
         """Whether the function runs as written on NumPy arrays; notes in the plan why."""
         plain = all(type(leaf) is np.ndarray for leaf in signature.leaves) and not signature.originals
-        if not plain or runs_plans_always() or self.environment.is_own:
+        if not plain or plans_are_forced() or self.environment.is_own:
             return False
         from ..engines.host_time import reason_to_run_as_written
 

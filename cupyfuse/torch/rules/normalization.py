@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import trace
-from ...dtypes import compute, is_float
+from ...dtypes import compute_dtype, is_float
 from ...trace import ScalarArgument
 from .axes import matrix_along
 from .reductions import order_refused, vector_norm
@@ -66,7 +66,7 @@ def rms_norm(
 ) -> Value:
     first = _first_dim("rms_norm", input, normalized_shape, weight)
     if eps is None:
-        eps = torch.finfo(getattr(torch, compute(require_float(input, "rms_norm").dtype))).eps
+        eps = torch.finfo(getattr(torch, compute_dtype(require_float(input, "rms_norm").dtype))).eps
     y = _standardize(input, first, eps, "rms_norm", centred=False)
     return _scale_and_shift(y, weight, None, input.dtype)
 
