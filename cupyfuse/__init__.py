@@ -65,7 +65,8 @@ __version__ = "0.1.0"
 
 
 def _emit(plan: Plan, inline: bool) -> _Sequence[str]:
-    from .cuda.sources import plan_sources  # not before somebody asks for source: NumPy's engine needs no CUDA C
+    """Return the CUDA source of each step; imports the emitter only when somebody asks for source."""
+    from .cuda.sources import plan_sources
 
     return plan_sources(plan, inline)
 
