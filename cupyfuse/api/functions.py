@@ -65,6 +65,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _check_rank(name: str, value: Any, ndim: int, shape: str) -> None:
+    """Raise ValueError if an argument has another rank; `shape` describes the expected one."""
     if getattr(value, "ndim", None) != ndim:
         raise ValueError(f"{name}: expected an array of shape {shape}, got {getattr(value, 'shape', value)}")
 
@@ -186,6 +187,8 @@ def avg_pool1d(x: Any, kernel_size: int) -> Any:
 
 
 def _activation(op: str, summary: str) -> Callable[..., Any]:
+    """Return the public function of an activation without parameters, with its docstring."""
+
     def function(x: Any) -> Any:
         return apply(op, x)
 

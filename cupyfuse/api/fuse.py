@@ -17,7 +17,7 @@ from .signature import TracedArgument
 
 
 class Fused(PlannedFunction):
-    """A function that is traced once for each combination of shapes and dtypes, and then runs fused.
+    """A function that is traced once for each combination of shapes and dtypes, and then runs as a plan.
 
     Created by `fuse`. `__wrapped__` is the plain function.
     """
@@ -26,7 +26,7 @@ class Fused(PlannedFunction):
         return self if instance is None else _Method(self, instance)
 
     def __reduce__(self) -> str:
-        # Pickled by name, as functions are.
+        # Pickled by qualified name, as functions are.
         return str(getattr(self, "__qualname__", None) or self.__wrapped__.__qualname__)
 
     def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ class Fused(PlannedFunction):
         *args, **kwargs
             The function's own arguments. Arrays are NumPy arrays, CuPy arrays, or arrays of any library with DLPack.
         out : array or sequence of arrays, optional
-            Receives the result; one array for each, where the function returns several.
+            Receives the result; one array for each result where the function returns several.
 
         Raises
         ------
@@ -60,7 +60,7 @@ class Fused(PlannedFunction):
             if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
             raise
-        key = signature.whole_key(*self.products, plans_are_forced())
+        key = signature.cache_key(*self.product_settings, plans_are_forced())
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)

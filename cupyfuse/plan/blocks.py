@@ -10,7 +10,7 @@ from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
-from ..trace import Axes, Labels
+from ..trace import Axes, AxisLabels
 from .plan import Blocks, Output, Plan, Source
 from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, scheduled_for, split_off
 from .schedule import (
@@ -39,7 +39,7 @@ class BlockPlanner:
     name : str
     graph : Graph
         Simplified, its products not chosen yet.
-    axes : sequence of Axes or Labels
+    axes : sequence of Axes or AxisLabels
         The user's axes in the results.
     layouts : dict
         Of the arguments.
@@ -52,7 +52,7 @@ class BlockPlanner:
         self,
         name: str,
         graph: Graph,
-        axes: Sequence[Axes | Labels],
+        axes: Sequence[Axes | AxisLabels],
         layouts: dict[int, Layout],
         settings: Settings,
         bound: frozenset[int],

@@ -1,4 +1,4 @@
-"""`Arithmetic`: Python's operators on traced arrays, and their in-place forms."""
+"""`Arithmetic`: Python's operators on traced arrays, and in-place ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .value import TracedValue
 
 
 class Arithmetic(TracedValue):
-    """A traced value with Python's operators; `Tracer` says what a change in place is."""
+    """A traced value with Python's operators; `Tracer` implements the change of in-place ones."""
 
     __slots__ = ()
     __hash__ = object.__hash__

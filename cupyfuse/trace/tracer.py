@@ -11,7 +11,7 @@ import numpy as np
 from .. import dtypes
 from ..ir import graph as g
 from .arithmetic import Arithmetic
-from .axes import Axes, Labels, normalize_axes
+from .axes import Axes, AxisLabels, normalize_axes
 from .user_code import fail, user_line
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
@@ -24,10 +24,10 @@ class TraceProtocol(Protocol):
     folded: dict[tuple[object, ...], g.Node]
     strict: bool
     plain: bool
-    makes: bool
-    made: bool
+    traces_created: bool
+    has_created: bool
 
-    def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
+    def array(self, node: g.Node, axes: Axes | AxisLabels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
     def constant(self, value: Any) -> Tracer: ...
     def known(self, tracer: Tracer) -> Any: ...
@@ -43,7 +43,7 @@ class TraceProtocol(Protocol):
     def mask_logic(self, op: str, symbol: str, *operands: Any) -> Tracer: ...
     def reshape(self, x: Tracer, shape: tuple[int, ...], order: str) -> Tracer: ...
     def expand(self, x: Tracer, shape: tuple[int, ...]) -> Tracer: ...
-    def relabel(self, x: Tracer, axes: Axes) -> Tracer: ...
+    def refolded(self, x: Tracer, fold: Axes) -> Tracer: ...
     def get(self, x: Tracer, index: Any) -> Any: ...
     def assign(self, x: Tracer, index: Any, value: Any) -> None: ...
     def flat(self, x: Tracer) -> Any: ...
@@ -167,7 +167,7 @@ class Tracer(Arithmetic):
         if self._parent is not None:
             self._parent._store(self._put(self._parent, self._selection, new))
             return
-        self._set(self._trace.relabel(new, self._axes))
+        self._set(self._trace.refolded(new, self._axes))
         if self._origin is not None:
             self._trace.effects[self._origin.argument] = self._node
 
@@ -395,5 +395,5 @@ def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:
 
 def _put_back_axes(x: Tracer, order: Sequence[int | None], value: Tracer) -> Tracer:
     """Return an array of which `value` is the view with its axes in another order."""
-    aligned = x._trace.relabel(value, x._axes.picked(order))
+    aligned = x._trace.refolded(value, x._axes.picked(order))
     return x._trace.array(aligned._node, x._axes)

@@ -1,4 +1,4 @@
-"""Traced values: array attributes that are known while tracing, and errors for those that are not."""
+"""`TracedValue`: array attributes that are known while tracing, and errors for those that need values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..ir import graph as g
 from .axes import Axes
 from .user_code import fail, user_line
 
-# Array methods that are functions of NumPy's of the same name, and those of them that change the array.
+# Array methods that are NumPy's functions of the same name, and those of them that change the array in place.
 METHODS = (
     *("sum", "prod", "mean", "max", "min", "var", "std", "argmax", "argmin", "cumsum", "cumprod", "round"),
     *("sort", "argsort", "partition", "argpartition", "searchsorted"),
@@ -21,7 +21,7 @@ IN_PLACE_METHODS = ("sort", "partition")
 
 
 class ScalarArgument(float):
-    """A float argument of the fused function: a number to Python, a kernel parameter to the emitted code."""
+    """A float computed while planning that is a parameter of kernels by this name, so that they hold for all values."""
 
     __slots__ = ("name",)
     name: str
@@ -33,7 +33,7 @@ class ScalarArgument(float):
 
 
 class TracedValue:
-    """A value of the graph with the axes of the user's array."""
+    """A node with the axes of the user's array, and the attributes that are known while tracing."""
 
     __slots__ = ("_axes", "_node", "_trace")
     __hash__ = object.__hash__
@@ -68,7 +68,7 @@ class TracedValue:
 
     @property
     def device(self) -> str:
-        """Where the array is, as far as the array API standard asks: functions make arrays beside the arguments."""
+        """The device, for the array API standard; arrays are created on that of the arguments, whatever it says."""
         return "cpu"
 
     def __len__(self) -> int:

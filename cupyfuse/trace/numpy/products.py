@@ -1,4 +1,4 @@
-"""NumPy's products: those of two matrices or vectors become matrix products or weighted sums, others library steps."""
+"""Native forms of NumPy's products: matrix products and weighted sums; what is neither is a library step."""
 
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ from ..library import call_library
 from ..operations import apply, as_tracer, reduce, trace_of
 from ..products import dot, matmul
 from ..tracer import Tracer
-from ..user_code import fail, user_line
+from ..user_code import refuse_options, user_line
 
 
 def _operands(*values: Any) -> list[Tracer]:
+    """Return operands as traced arrays; numbers are arrays in promotion."""
     trace = trace_of(values)
     return [v if isinstance(v, Tracer) else as_tracer(np.asarray(v), trace) for v in values]
 
 
-def _refuse_out(name: str, out: Any) -> None:
-    if out is not None:
-        fail(f"np.{name} with out=", "that option is not supported in a fused function")
-
-
 def _dot(a: Any, b: Any, out: Any = None) -> Any:
-    _refuse_out("dot", out)
+    refuse_options("np.dot", out=out)
     return dot(*_operands(a, b))
 
 
@@ -42,7 +38,7 @@ def _inner(a: Any, b: Any, /) -> Any:
 
 
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
-    _refuse_out("outer", out)
+    refuse_options("np.outer", out=out)
     a, b = _operands(a, b)
     return apply("multiply", a.flatten()[:, None], b.flatten()[None, :])
 
@@ -63,6 +59,7 @@ def _vdot(a: Any, b: Any, /) -> Any:
 
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """Sum products over pairs of axes: of matrices and vectors natively, else by a library step."""
     a, b = _operands(a, b)
     if isinstance(axes, (int, np.integer)):
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
@@ -85,19 +82,22 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 
 def _multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
-    """Multiply in the order of least work, as `np.linalg.multi_dot` does."""
-    _refuse_out("linalg.multi_dot", out)
+    """Multiply a chain of matrices in the order with the fewest multiplications."""
+    refuse_options("np.linalg.multi_dot", out=out)
     given = _operands(*arrays)
     shapes = [t.shape for t in given]
     ranks = [len(s) for s in shapes]
     if len(given) < 2 or any(r != 2 for r in ranks[1:-1]) or {ranks[0], ranks[-1]} - {1, 2}:
         return call_library("linalg.multi_dot", [list(given)])
     sizes = [shapes[0][0] if ranks[0] == 2 else 1, *(s[0] for s in shapes[1:]), shapes[-1][-1] if ranks[-1] == 2 else 1]
-    return _in_order(given, _best_splits(sizes), 0, len(given) - 1)
+    return _multiply_range(given, _best_splits(sizes), 0, len(given) - 1)
 
 
 def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Return where to split each range of matrices, by dynamic programming over the number of multiplications."""
+    """Return the last matrix of the left factor for each range (first, last) of matrices, by dynamic programming.
+
+    Matrix i has the shape (sizes[i], sizes[i + 1]).
+    """
     count = len(sizes) - 1
     cost = {(i, i): 0 for i in range(count)}
     split: dict[tuple[int, int], int] = {}
@@ -110,25 +110,26 @@ def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
     return split
 
 
-def _in_order(matrices: list[Tracer], split: dict[tuple[int, int], int], i: int, j: int) -> Tracer:
+def _multiply_range(matrices: list[Tracer], splits: dict[tuple[int, int], int], i: int, j: int) -> Tracer:
+    """Multiply the matrices i to j."""
     if i == j:
         return matrices[i]
-    k = split[i, j]
-    return matmul(_in_order(matrices, split, i, k), _in_order(matrices, split, k + 1, j))
+    k = splits[i, j]
+    return matmul(_multiply_range(matrices, splits, i, k), _multiply_range(matrices, splits, k + 1, j))
 
 
 # einsum -------------------------------------------------------------------------------------------------------------
 
-_Labelled = tuple[str, Tracer]  # a letter for each axis
+_Term = tuple[str, Tracer]  # an operand, with a letter for each axis
 
 
 def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: Any) -> Any:
-    _refuse_out("einsum", out)
+    refuse_options("np.einsum", out=out)
     if options:
         return call_library("einsum", operands, options)
     given = operands
     if isinstance(operands[0], str):
-        found = _parsed(operands[0], _operands(*operands[1:]))
+        found = _parse(operands[0], _operands(*operands[1:]))
         if found is not None:
             product = _contract(*found)
             if product is not None:
@@ -137,8 +138,8 @@ def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: A
     return call_library("einsum", given, {"optimize": bool(optimize)})
 
 
-def _parsed(subscripts: str, operands: list[Tracer]) -> tuple[list[_Labelled], str] | None:
-    """Return the letters of operands and result; None for ellipses, repeated letters and what does not fit."""
+def _parse(subscripts: str, operands: list[Tracer]) -> tuple[list[_Term], str] | None:
+    """Parse the subscripts of one or two operands; None for ellipses, repeated letters and shapes that do not fit."""
     left, arrow, result = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
     letters = left.replace(",", "")
@@ -152,50 +153,50 @@ def _parsed(subscripts: str, operands: list[Tracer]) -> tuple[list[_Labelled], s
     return (list(zip(terms, operands, strict=True)), result) if fits and set(result) <= set(letters) else None
 
 
-def _contract(operands: list[_Labelled], result: str) -> Tracer | None:
-    """Multiply two operands and sum over the letters that the result lacks; None if no product of matrices does it."""
+def _contract(operands: list[_Term], result: str) -> Tracer | None:
+    """Compute an einsum of one or two operands; None if neither a product of matrices nor a weighted sum does it."""
     if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
         return None
-    dtype = g.promoted(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
+    dtype = g.promoted(x._node for _, x in operands)  # in which NumPy also sums each operand
     sizes = {c: n for term, x in operands for c, n in zip(term, x.shape, strict=True)}
     if any(n == 0 and c not in result for c, n in sizes.items()):
-        # Sums of no terms are 0, also where the other operand is infinite, and where NumPy's einsum gives NaN.
+        # A sum of no terms is 0, even times infinity, where NumPy's einsum gives NaN.
         zero = g.cast(g.const(0.0), dtype)
         return expand(operands[0][1]._trace.array(zero, ()), tuple(sizes[c] for c in result))
     operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
-    operands = [_summed(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
+    operands = [_sum_over(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
     if len(operands) == 1:
-        return _ordered(*operands[0], result)
+        return _transpose_to(*operands[0], result)
     (first, a), (second, b) = operands
     everything = sorted(set(first + second))
     if len(everything) <= 2:
-        product = apply("multiply", _spread(first, a, everything), _spread(second, b, everything))
-        term, total = _summed("".join(everything), product, set(result))
-        return _ordered(term, total, result)
+        product = apply("multiply", _align(first, a, everything), _align(second, b, everything))
+        term, total = _sum_over("".join(everything), product, set(result))
+        return _transpose_to(term, total, result)
     shared = [c for c in first if c in second]
     if len(everything) == 3 and len(shared) == 1 and shared[0] not in result and len(first) == len(second) == 2:
         (k,) = shared
         left = a if first[1] == k else a.T
         right = b if second[0] == k else b.T
         rows, cols = first.replace(k, ""), second.replace(k, "")
-        return _ordered(rows + cols, matmul(left, right), result)
+        return _transpose_to(rows + cols, matmul(left, right), result)
     return None
 
 
-def _summed(term: str, x: Tracer, kept: set[str]) -> _Labelled:
-    """Sum over the letters that neither the result nor the other operand has."""
+def _sum_over(term: str, x: Tracer, kept: set[str]) -> _Term:
+    """Sum over the letters of an operand that are not kept."""
     axes = tuple(p for p, c in enumerate(term) if c not in kept)
     return ("".join(c for c in term if c in kept), reduce("sum", x, axes)) if axes else (term, x)
 
 
-def _spread(term: str, x: Tracer, letters: list[str]) -> Tracer:
+def _align(term: str, x: Tracer, letters: list[str]) -> Tracer:
     """Permute axes to the order of `letters`, with axes of length one for those that the operand lacks."""
-    x = _ordered(term, x, "".join(c for c in letters if c in term))
+    x = _transpose_to(term, x, "".join(c for c in letters if c in term))
     return x[tuple(slice(None) if c in term else None for c in letters)] if letters else x
 
 
-def _ordered(term: str, x: Tracer, result: str) -> Tracer:
+def _transpose_to(term: str, x: Tracer, result: str) -> Tracer:
     return x if term == result else x.transpose(tuple(term.index(c) for c in result))
 
 
