@@ -106,8 +106,8 @@ def _label_unit_axes(assigned: list[int | None], operands: list[Tracer]) -> Axis
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     """Broadcast an array to a shape, as a view of the same memory."""
     view = expand(tracer, shape)
-    tracer._share()
-    view._share()
+    tracer._mark_shared()
+    view._mark_shared()
     view._is_array = True
     return view
 
@@ -161,7 +161,7 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
         x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes.labels))
     rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
     labels = [0, 1] if len(lengths) == 2 else [1]
-    return array._aliased(
+    return array._add_alias(
         x._trace.array(
             g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
         )
@@ -178,7 +178,7 @@ def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
     splits = [Axes(shape, long[:k], long[k:]) for k in reversed(range(len(long) + 1))]
     same_node = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
     fold = same_node or splits[min(1, len(splits) - 1)]
-    return array._aliased(x._trace.array(g.reshape(x._node, fold.node_shape), fold))
+    return array._add_alias(x._trace.array(g.reshape(x._node, fold.node_shape), fold))
 
 
 def matrix_node(x: Tracer) -> g.Node:

@@ -28,7 +28,7 @@ def get(x: Tracer, index: Any) -> Any:
     selection = select(index, x.shape)
     if selection.scalar:
         return part(x, selection)
-    found = x._view(selection.order) if selection.whole(x.shape) else x._linked(part, put, selection)
+    found = x._view(selection.order) if selection.whole(x.shape) else x._make_view(part, put, selection)
     found._is_array = True
     return found
 
@@ -119,20 +119,20 @@ def assign(x: Tracer, index: Any, value: Any) -> None:
     """Assign `x[index] = value`."""
     mask = _mask_of(x, index)
     if mask is not None:
-        x._assign(_masked_value(x, mask, value), assigned=True)
+        x._assign(_masked_value(x, mask, value))
         return
     if any(_is_array_index(i) for i in _as_tuple(index)):
         if isinstance(value, Masked):
             fail("assignment of masked elements at an index array", "choose with np.where")
-        x._assign(call_library("setitem", [x, _resolve(x, _as_tuple(index)), value]), assigned=True)
+        x._assign(call_library("setitem", [x, _resolve(x, _as_tuple(index)), value]))
         return
     selection = select(index, x.shape)
     if isinstance(value, Tracer) and value._is_view(x, selection):
         return  # as in x[1:] *= 2, which changed the array already
     if selection.whole(x.shape) and selection.order == tuple(range(x.ndim)):
-        x._assign(value, assigned=True)
+        x._assign(value)
     else:
-        x._assign(put(x, selection, as_tracer(value, x._trace)), assigned=True)
+        x._assign(put(x, selection, as_tracer(value, x._trace)))
 
 
 def _masked_value(x: Tracer, mask: _Mask, value: Any) -> Tracer:

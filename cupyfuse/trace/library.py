@@ -82,7 +82,7 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         tracers = [done(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
     if any(r.is_view for r in every):  # the step copies, so that changes in place would not reach the other array
         for t in (*found.tracers, *tracers):
-            t._share()
+            t._mark_shared()
     if isinstance(results, Result):
         return tracers[0]
     return _namedtuple(type(results), tracers) if hasattr(results, "_fields") else type(results)(tracers)

@@ -92,14 +92,22 @@ class Masked:
         chosen = apply("where", self.mask, self.whole, zero)
         return reduce("sum", chosen, None if axis is None else tuple(range(self.ndim)))
 
+    @property
+    def _float_dtype(self) -> str:
+        """The dtype in which means and variances are computed."""
+        name = self.whole._node.dtype
+        if dtypes.is_complex(name):
+            fail("a mean or variance of masked complex numbers", "it is fused for reals; choose with np.where")
+        return name if dtypes.is_float(name) else "float64"
+
     def mean(self, axis: Any = None, keepdims: Any = False) -> Tracer:
-        dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
+        dtype = self._float_dtype
         total = Masked(self.whole.astype(dtype), self.mask, self.ndim).sum(axis, keepdims)
         return (total / self._count(axis).astype("float64")).astype(dtype)
 
     def var(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
         self._check_axis("var", axis, keepdims)
-        dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
+        dtype = self._float_dtype
         wide = Masked(self.whole.astype(dtype), self.mask, self.ndim)
         deviations = wide._apply(lambda x: (x - wide.mean(axis)) ** 2, (wide,))
         return (deviations.sum(axis) / (self._count(axis) - ddof).astype("float64")).astype(dtype)

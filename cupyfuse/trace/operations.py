@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
@@ -194,12 +195,9 @@ def _reduce_integers(op: str, x: Tracer, axis: Any, keepdims: bool, dtype: Any) 
     return call_library(op, [x], options)
 
 
-def count(x: Tracer, axis: Any) -> int:
-    """Count the elements that a reduction along `axis` combines."""
-    total = 1
-    for p in normalize_axes(axis, x.ndim):
-        total *= x.shape[p]
-    return total
+def count(a: Tracer, axis: Any = None) -> int:
+    """Return the number of elements along axes, as `numpy.size`."""
+    return math.prod(a.shape[p] for p in normalize_axes(axis, a.ndim))
 
 
 @recorded
@@ -231,7 +229,7 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
-        return x._value()
+        return x._as_result()
     if low is None:
         return apply("minimum", x, high)
     if high is None:
@@ -247,7 +245,7 @@ def power(base: Any, exponent: Any) -> Tracer:
     if not dtypes.is_float(base._node.dtype):
         return _integer_power(base, exponent)
     if exponent == 1:
-        return base._value()
+        return base._as_result()
     special = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}.get(exponent)
     return apply("power", base, exponent) if special is None else apply(special, base)
 
@@ -258,7 +256,7 @@ def _integer_power(base: Tracer, exponent: float) -> Tracer:
         return apply("power", base, exponent)
     if not dtypes.is_integer(base._node.dtype) or not 1 <= exponent <= 8:
         return call_library("power", [base, exponent])
-    result = base._value()
+    result = base._as_result()
     for _ in range(exponent - 1):
         result = result * base
     return result

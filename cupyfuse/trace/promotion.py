@@ -127,7 +127,7 @@ def _sign(x: Tracer) -> Tracer:
 
 # Operators on bool or int64, where the row of the table is a function of floats.
 _INTEGER_FORMS: dict[str, Callable[[Tracer], Tracer]] = {
-    "absolute": lambda x: x._value() if x._node.dtype == "bool" else x._trace.apply("maximum", x, -x),
+    "absolute": lambda x: x._as_result() if x._node.dtype == "bool" else x._trace.apply("maximum", x, -x),
     "sign": _sign,
     **dict.fromkeys(_UNCHANGED_INTEGERS, Tracer.copy),
 }

@@ -48,7 +48,7 @@ def _diagonal(x: Tracer, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tra
     (a,), (b,) = (normalize_axes(axis, x.ndim, "diagonal") for axis in (axis1, axis2))
     if a == b:
         raise ValueError(f"diagonal: axis1 and axis2 cannot be the same\n  at {user_line()}")
-    return x._linked(_pick_diagonal, _refuse_assignment, (offset, a, b))
+    return x._make_view(_pick_diagonal, _refuse_assignment, (offset, a, b))
 
 
 def _refuse_assignment(x: Tracer, selection: tuple[int, int, int], value: Tracer) -> Tracer:

@@ -78,7 +78,7 @@ def numpy_functions() -> Iterator[tuple[str, str, str]]:
     """Yield the public functions of NumPy that take arrays, how each runs, and why it does not."""
     fused = {public_name(f) for f in FUNCTIONS} | set(CONVERSIONS)
     for name in sorted({*dispatched_functions(), *CONVERSIONS}):
-        both = " (some options: library step)" if name in fused & LIBRARY else ""
+        both = " (some dtypes or options: library step)" if name in fused & LIBRARY else ""
         if name in fused:
             yield f"`np.{name}`", f"fused{both}", ""
         elif name in LIBRARY:

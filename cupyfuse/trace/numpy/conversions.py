@@ -136,7 +136,7 @@ def _with_order(a: Any, result: Tracer, order: Any, copy: Any = None) -> Tracer:
     copied = result.copy()
     if contiguous is None:
         for array in (a, copied):
-            array._share()
+            array._mark_shared()
     return copied
 
 

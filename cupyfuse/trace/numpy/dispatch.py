@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ... import dtypes
 from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
 from . import callbacks, functions, products, reductions, writing
-from .steps import LIBRARY, REFUSED, public_name
+from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **functions.FUNCTIONS,
@@ -34,7 +35,7 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
         The function has neither form, or these arguments cannot be traced.
     """
     name = public_name(func)
-    if func in FUNCTIONS:
+    if func in FUNCTIONS and not (name in NATIVE_FOR_REALS and any(map(_is_complex, tracers_in((args, options))))):
         out = options.get("out")
         if out is not None:
             return _assign_out(out, name, call_function(func, args, {k: v for k, v in options.items() if k != "out"}))
@@ -53,13 +54,17 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     return _assign_out(out, name, call_library(name, args, options))
 
 
+def _is_complex(x: Tracer) -> bool:
+    return dtypes.is_complex(x._node.dtype)
+
+
 def _assign_out(out: Any, name: str, result: Tracer) -> Tracer:
     """Assign the result of a function to its `out` array."""
     if not isinstance(out, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     if out.shape != result.shape:
         raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
-    return out._assign(result)
+    return out._update(result)
 
 
 def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -84,5 +89,5 @@ def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:
     result = call_function(_METHODS[name], (x, *args), options)
     if name not in IN_PLACE_METHODS:
         return result
-    x._assign(result)
+    x._update(result)
     return None

@@ -14,7 +14,7 @@ from ...ir import graph as g
 from ..axes import normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
-from ..operations import apply, as_tracer, clip, trace_of
+from ..operations import apply, as_tracer, clip, count, trace_of
 from ..shape_functions import SHAPE_FUNCTIONS
 from ..tracer import Tracer
 from ..user_code import fail, refuse_options, user_line
@@ -48,7 +48,7 @@ def _as_array(x: Tracer) -> Tracer:
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
     dtype = x._node.dtype
     if not dtypes.is_float(dtype):
-        return x._value() if copy else x
+        return x._as_result() if copy else x
     largest = float.fromhex("0x1.fep127") if dtype == "bfloat16" else float(np.finfo(x.dtype).max)
     top, bottom = (largest if posinf is None else posinf), (-largest if neginf is None else neginf)
     infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
@@ -56,7 +56,7 @@ def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = No
     result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
     if copy:
         return result
-    return x._assign(result) if x.ndim else x._changed_to(result)._value()
+    return x._update(result) if x.ndim else x._updated(result)._as_result()
 
 
 def _expand_dims(x: Tracer, axis: Any) -> Tracer:
@@ -82,7 +82,7 @@ def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
         return apply("rint", a)
     if not dtypes.is_float(a._node.dtype):
         keeps = decimals >= 0 and dtypes.is_integer(a._node.dtype)
-        return a._value() if keeps else call_library("round", [a, decimals])
+        return a._as_result() if keeps else call_library("round", [a, decimals])
     if decimals == 0:
         return apply("rint", a)
     scale = 10.0 ** abs(decimals)
@@ -238,6 +238,6 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.copy: lambda a, order="K", subok=False: _as_array(a.copy()),
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
-    np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
+    np.size: count,
     **SHAPE_FUNCTIONS,
 }

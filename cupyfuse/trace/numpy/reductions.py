@@ -46,7 +46,7 @@ def reduction(op: str) -> Callable[..., Any]:
             initial = None
         keepdims = _flag(keepdims)
         if where is not True and not isinstance(where, _NO_VALUE):
-            neutral = _NEUTRAL.get(op) if initial is None else initial
+            neutral = _NEUTRAL.get(op, initial)
             if neutral is None:
                 raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
             own = a._node.dtype
@@ -137,7 +137,7 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
         mean = reduce("mean", a, axis, keepdims)
         total = mean * 0 + float(count(a, axis))
     else:
-        w = as_tracer(weights, trace)
+        w = weights if isinstance(weights, Tracer) else as_tracer(np.asarray(weights), trace)
         if w.shape != a.shape:
             if axis is None or w.ndim != 1 or isinstance(axis, tuple):
                 fail("np.average", f"weights of shape {w.shape} for an array of shape {a.shape} need one axis")
@@ -145,7 +145,7 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
             if w.shape[0] != a.shape[p]:
                 raise ValueError(f"average: {w.shape[0]} weights for {a.shape[p]} elements\n  at {user_line()}")
             w = w[tuple(slice(None) if q == p else None for q in range(a.ndim))]
-        if not dtypes.is_float(a._node.dtype):
+        if not dtypes.is_float(a._node.dtype) and not dtypes.is_complex(a._node.dtype):
             a = a.astype("float64")
         total = reduce("sum", trace.expand(w, a.shape).astype((a * w)._node.dtype), axis, keepdims)
         mean = reduce("sum", a * w, axis, keepdims) / total
@@ -260,7 +260,7 @@ def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -
         first, second = (axes[0], axes[1]) if abs(ord) == 1 else (axes[1], axes[0])
         sums = reduce("sum", apply("absolute", x), first, True)
         result = reduce("max" if ord > 0 else "min", sums, second, True)
-        return result if keepdims else result.squeeze(axes)._value()
+        return result if keepdims else result.squeeze(axes)._as_result()
     return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
 
 

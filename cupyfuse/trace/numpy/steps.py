@@ -23,7 +23,10 @@ _NAMES = """
     polyint polyfit bincount linalg.lstsq lib.stride_tricks.sliding_window_view
     packbits unpackbits sort_complex isreal iscomplex unravel_index ravel_multi_index
 """
-LIBRARY = frozenset(_NAMES.split())
+# Functions whose native forms are for real numbers only: of complex ones they are library steps.
+_REALS = "nansum nanprod nanmean nanvar nanstd nanmax nanmin nan_to_num isposinf isneginf"
+NATIVE_FOR_REALS = frozenset(_REALS.split())
+LIBRARY = frozenset(_NAMES.split()) | NATIVE_FOR_REALS
 
 _UNKNOWN_SHAPE = "the shape of its result depends on values; call it outside of the fused function"
 _CALLS_BACK = "it calls a Python function on values; write it with array operations"

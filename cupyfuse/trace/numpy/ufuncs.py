@@ -62,7 +62,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
         result = call_library(f"{_numpy_name(name)}.{method}", inputs, options)
     else:
         result = _call(name, inputs, options, target)
-    return result if target is None else target._assign(result)
+    return result if target is None else target._update(result)
 
 
 def _at(name: str, inputs: tuple[Any, ...]) -> None:
@@ -70,7 +70,7 @@ def _at(name: str, inputs: tuple[Any, ...]) -> None:
     x, index, *values = inputs
     if not isinstance(x, Tracer):
         fail(f"np.{name}.at", "the array that it changes has to be an argument of the fused function or computed in it")
-    x._assign(call_library(f"{WRITING}{_numpy_name(name)}.at", [x, index, *values]), assigned=True)
+    x._assign(call_library(f"{WRITING}{_numpy_name(name)}.at", [x, index, *values]))
 
 
 def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -78,6 +78,7 @@ def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
     x, *rest = inputs
     options = {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims"), rest, strict=False)) | options
     if name in ("logical_and", "logical_or"):
+        refuse_options(f"np.{name}.reduce", dtype=options.pop("dtype", None))
         return getattr(x, REDUCTIONS[name])(**options)
     if name in REDUCTIONS:
         axis, keepdims = options.pop("axis"), options.pop("keepdims", False)
@@ -229,7 +230,7 @@ def _logical_xor(a: Tracer, b: Tracer) -> Tracer:
 COMPOSED: dict[str, Callable[..., Any]] = {
     "fabs": _fabs,
     "logical_xor": _logical_xor,
-    "conjugate": lambda x: +x if x._node.dtype != "bool" else x._value(),
+    "conjugate": lambda x: +x if x._node.dtype != "bool" else x._as_result(),
     "deg2rad": lambda x: loop_float(x) * (math.pi / 180),
     "radians": lambda x: loop_float(x) * (math.pi / 180),
     "rad2deg": lambda x: loop_float(x) * (180 / math.pi),

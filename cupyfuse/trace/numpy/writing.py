@@ -26,7 +26,7 @@ def _by_library(name: str) -> Callable[..., None]:
 
     def call(x: Any, *arguments: Any, **options: Any) -> None:
         target = _check_target(name, x)
-        target._assign(call_library(WRITING + name, [target, *arguments], options), assigned=True)
+        target._assign(call_library(WRITING + name, [target, *arguments], options))
 
     return call
 
@@ -36,7 +36,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
     if casting != "same_kind":
         fail("np.copyto with casting=", "that option is not supported; convert with .astype first")
     value = target._trace.tracer_of(src)
-    target._assign(value if where is True else apply("where", where, value.astype(target.dtype), target))
+    target._update(value if where is True else apply("where", where, value.astype(target.dtype), target))
 
 
 def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
@@ -46,7 +46,7 @@ def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
         return
     diagonal = target._trace.constant(np.eye(*target.shape, dtype=bool))
     value = target._trace.tracer_of(val)
-    target._assign(apply("where", diagonal, value.astype(target.dtype), target))
+    target._update(apply("where", diagonal, value.astype(target.dtype), target))
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
