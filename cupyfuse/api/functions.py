@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import trace
 from ..ir.parts import average_pool
-from ..trace import ScalarArgument, Tracer, apply, fail, reduce
+from ..trace import NamedConstant, Tracer, apply, fail, reduce
 from .eager import as_matrix, traceable
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
 
@@ -151,7 +151,7 @@ def _update_statistics(
         factor = 1.0 / batches.astype("float64" if is_wide else "float32")
     else:
         factor = momentum
-    unbiased = ScalarArgument(x.shape[0] / (x.shape[0] - 1), "unbiased")
+    unbiased = NamedConstant(x.shape[0] / (x.shape[0] - 1), "unbiased")
     for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
         if running is not None:
             running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)

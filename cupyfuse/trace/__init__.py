@@ -16,13 +16,13 @@ from .products import matmul
 from .trace import Call, Trace
 from .tracer import Tracer
 from .user_code import fail, user_line
-from .value import ScalarArgument
+from .value import NamedConstant
 
 __all__ = [
     "Axes",
     "Call",
     "AxisLabels",
-    "ScalarArgument",
+    "NamedConstant",
     "Trace",
     "TracedNumber",
     "Tracer",

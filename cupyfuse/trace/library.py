@@ -23,7 +23,7 @@ from .broadcasting import axis_labels
 from .folds import in_fold
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
-from .value import ScalarArgument
+from .value import NamedConstant
 
 Shape = tuple[int, ...]
 
@@ -122,7 +122,7 @@ class _Operands:
             return type(value)([self.replace_arrays(v) for v in value])
         if isinstance(value, dict):
             return {k: self.replace_arrays(v) for k, v in value.items()}
-        if isinstance(value, ScalarArgument):
+        if isinstance(value, NamedConstant):
             return float(value)
         if isinstance(value, np.ndarray):
             return self.replace_arrays(self.trace.tracer_of(value)) if value.ndim else value[()]

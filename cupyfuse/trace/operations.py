@@ -20,7 +20,7 @@ from .number import TracedNumber
 from .promotion import UFUNCS, convert, integer_form
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, refuse_options, user_line
-from .value import ScalarArgument
+from .value import NamedConstant
 
 
 def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
@@ -39,7 +39,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         if value._trace is not trace:
             fail("a number of another fused function's trace", "pass it as an argument")
         return trace.array(g.number(value._number, value.name), ())
-    if isinstance(value, ScalarArgument):
+    if isinstance(value, NamedConstant):
         return trace.array(g.const(float(value), value.name), ())
     if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
         return trace.array(g.const(value), ())
@@ -239,7 +239,7 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 def power(base: Any, exponent: Any) -> Tracer:
     """Raise to a power as `numpy.power`, with its special cases for the Python numbers 2, 1/2, 1 and -1."""
-    is_number = isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, ScalarArgument, np.generic))
+    is_number = isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, NamedConstant, np.generic))
     if not isinstance(base, Tracer) or not is_number or type(exponent) is TracedNumber:
         return apply("power", base, exponent)
     if not dtypes.is_float(base._node.dtype):

@@ -20,13 +20,13 @@ METHODS = (
 IN_PLACE_METHODS = ("sort", "partition")
 
 
-class ScalarArgument(float):
-    """A float computed while planning that is a parameter of kernels by this name, so that they hold for all values."""
+class NamedConstant(float):
+    """A float constant with a name: a parameter of the kernels, which therefore do not depend on its value."""
 
     __slots__ = ("name",)
     name: str
 
-    def __new__(cls, value: float, name: str) -> ScalarArgument:
+    def __new__(cls, value: float, name: str) -> NamedConstant:
         self = super().__new__(cls, value)
         self.name = name
         return self

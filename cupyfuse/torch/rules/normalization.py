@@ -9,7 +9,7 @@ import torch
 
 from ... import trace
 from ...dtypes import compute_dtype, is_float
-from ...trace import ScalarArgument
+from ...trace import NamedConstant
 from .axes import matrix_along
 from .reductions import order_refused, vector_norm
 from .table import F, Refused, overload, rule
@@ -175,7 +175,7 @@ def batch_norm(
             refuse("batch_norm", f"a training batch of {rows} rows")
         x = value.as_matrix()
         mean, var = (Value(t, (columns,)) for t in (trace.reduce("mean", x, 0), trace.variance(x, 0)))
-        unbiased = Value(var.tracer * ScalarArgument(rows / (rows - 1), "unbiased"), var.shape)
+        unbiased = Value(var.tracer * NamedConstant(rows / (rows - 1), "unbiased"), var.shape)
     elif running_mean is None or running_var is None:
         refuse("batch_norm", "running statistics are missing")
     else:
