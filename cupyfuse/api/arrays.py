@@ -138,6 +138,7 @@ def upload(values: np.ndarray[Any, Any], device: int) -> Any:
 
 
 def _import_cupy(name: str) -> Any:
+    """Import CuPy for an argument in GPU memory, or raise ImportError with what to install."""
     try:
         import cupy
     except ImportError as error:

@@ -38,6 +38,7 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Inline the function into the trace of a traced operand; else run it fused, on arrays."""
         operands = (*args, *kwargs.values())
         for operand in operands:
             if isinstance(operand, Tracer):

@@ -234,6 +234,7 @@ def cross_entropy(
 def _cross_entropy_of_probabilities(
     input: Tracer, target: Tracer, weight: Any, label_smoothing: float, z_loss: float, reduction: str, axis: int
 ) -> Tracer:
+    """Compute the cross entropy of logits with target probabilities of the classes along `axis`."""
     if not dtypes.is_float(target._node.dtype):
         raise ValueError(f"target: expected probabilities as floats, got {target._node.dtype}; convert it with .astype")
     if label_smoothing:

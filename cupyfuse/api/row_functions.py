@@ -76,7 +76,7 @@ def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: b
     axes = trace.normalize_axes(axis, a.ndim, "logsumexp")
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
 
-    def total(a: Any) -> Any:
+    def weighted_sum(a: Any) -> Any:
         # A factor of 1 would turn a complex infinity into NaN.
         return (xp.exp(a) if b is None else b * xp.exp(a)).sum(axis=axes, keepdims=True)
 
@@ -87,10 +87,10 @@ def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: b
             relevant = a if b is None else xp.where(xp.asarray(b) == 0, xp.asarray(-np.inf, dtype), a)
             top = relevant.real.max(axis=axes, keepdims=True)
             top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-            sums = total(relevant - top)
+            sums = weighted_sum(relevant - top)
             result = xp.log(sums) + top
             finite = xp.isfinite(result)
-            sums = xp.where(finite, sums, total(a))
+            sums = xp.where(finite, sums, weighted_sum(a))
             result = xp.where(finite, result, xp.log(sums))
     results = [result.real, _phase(sums, xp)] if return_sign else [result]
     if not keepdims:

@@ -55,6 +55,7 @@ class Substitution:
         self._read = read
 
     def _float_argument(self, value: float, name: str) -> TracedNumber:
+        """Make the traced number of the next float argument."""
         self._count += 1
         return float_argument(self._count - 1, name, value, self._read, self._trace)
 

@@ -99,7 +99,7 @@ class _Mask:
 
 
 def _mask_of(x: Tracer, index: Any) -> _Mask | None:
-    """Return an index as a mask; None if it is none."""
+    """Return the mask that an index consists of; None for any other index."""
     if isinstance(index, tuple) and len(index) == 1:
         (index,) = index
     if not isinstance(index, Tracer) or index._node.dtype != "bool":

@@ -51,11 +51,11 @@ class TracedNumber:
 def float_argument(position: int, name: str, value: float, read: set[int], trace: Any) -> TracedNumber:
     """Make the traced number of a float argument; reading its value adds its position to `read`."""
 
-    def concrete() -> float:
+    def read_value() -> float:
         read.add(position)
         return value
 
-    return TracedNumber(Number(f"n{position}", lambda numbers: numbers[position], concrete), name, trace)
+    return TracedNumber(Number(f"n{position}", lambda numbers: numbers[position], read_value), name, trace)
 
 
 def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
@@ -72,6 +72,12 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
     return method
 
 
+def _unary_arithmetic(name: str) -> Callable[[TracedNumber], TracedNumber]:
+    """Return a unary operator's method, which computes with traced numbers."""
+    function = getattr(operator, name)
+    return lambda self: TracedNumber(computed(name, function, (self._number,)), self.name, self._trace)
+
+
 def _reading(name: str) -> Callable[..., Any]:
     """Return a method of float, which reads the value."""
 
@@ -85,14 +91,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, swapped=False))
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, swapped=True))
 for _name in ("neg", "pos", "abs"):
-    _unary = getattr(operator, _name)
-    setattr(
-        TracedNumber,
-        f"__{_name}__",
-        lambda self, name=_name, function=_unary: TracedNumber(
-            computed(name, function, (self._number,)), self.name, self._trace
-        ),
-    )
+    setattr(TracedNumber, f"__{_name}__", _unary_arithmetic(_name))
 for _name in ("bool", "int", "trunc", "floor", "ceil", "round", "hash", "repr", "str", "format", "divmod", "rdivmod"):
     setattr(TracedNumber, f"__{_name}__", _reading(f"__{_name}__"))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

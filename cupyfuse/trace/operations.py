@@ -65,6 +65,7 @@ def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
 
     @wraps(function)
     def call(*operands: Any, **options: Any) -> Tracer:
+        """Call the function within a recorded call."""
         operation = operands[0] if name in ("apply", "reduce") else name
         trace = trace_of((*operands, *options.values()))
         with trace.call(operation, (*operands, *options.values())) as done:

@@ -30,6 +30,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
     kept: set[Node] = set()
 
     def saved(node: Node) -> bool:
+        """Whether to save a value where gradients need it, reductions of products along rows aside."""
         column_reduction = node.reduction and node.axis == 0 and node not in compared
         product = node.op == "matmul" and (products or node in forward)
         return node in computed and (product or column_reduction or node in kept)
@@ -43,6 +44,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
             needs_product.add(node)
 
     def row_reduction(node: Node) -> bool:
+        """Whether a value is a reduction of products along their rows, which may be saved instead of these."""
         return node in needs_product and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))

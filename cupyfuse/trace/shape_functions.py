@@ -73,6 +73,7 @@ def _python_code_of(function: Any) -> Callable[..., Any]:
     """Return NumPy's own Python code of a function, which slices the array that it is given."""
 
     def call(*args: Any, **options: Any) -> Any:
+        """Run NumPy's Python code on traced arrays; its errors get the user's line."""
         try:
             return function._implementation(*args, **options)
         except (TypeError, ValueError, IndexError) as error:

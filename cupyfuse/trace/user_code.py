@@ -44,7 +44,7 @@ def fail(operation: str, reason: str) -> NoReturn:
 
 
 def refuse_options(operation: str, **options: Any) -> None:
-    """Raise a TraceError if any option of an operation is given, which is not None."""
+    """Raise a TraceError for the first option of an operation that is not None."""
     for name, value in options.items():
         if value is not None:
             fail(f"{operation} with {name}=", "that option is not supported in a fused function")

@@ -403,6 +403,19 @@ def test_an_initial_value_is_combined_once_beside_a_mask() -> None:
     assert_equal(highest(x), np.max(x, axis=0, initial=4.5, where=x > 2))
 
 
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_ufuncs_take_a_dtype_beside_a_mask(dtype: str) -> None:
+    """The mask was ignored where a library step computes in the dtype."""
+    x = np.arange(6, dtype="int32" if dtype == "int64" else dtype)
+    fused = cf.fuse(lambda x, y: np.add(x, 1, dtype=dtype, out=y, where=x > 2) * 1)
+    assert_equal(fused(x, np.full(6, 9, dtype)), np.where(x > 2, x + 1, 9).astype(dtype))
+
+
+def test_compress_takes_short_conditions() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    assert_equal(cf.fuse(lambda x: np.compress([False, True], x))(x), np.compress([False, True], x))
+
+
 def test_options_left_out_explicitly() -> None:
     """NumPy's own code passes `np._NoValue` and `None` on."""
     x = np.arange(6.0).reshape(2, 3)

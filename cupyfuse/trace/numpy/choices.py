@@ -19,6 +19,7 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Choose among two or more scalars, some traced; call Python's function for all else."""
         items = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple, Tracer)) else list(args)
         traced = any(isinstance(i, Tracer) for i in items)
         if options or len(items) < 2 or not traced or any(np.ndim(i) for i in items if not isinstance(i, Tracer)):

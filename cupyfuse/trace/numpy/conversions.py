@@ -13,7 +13,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ def _converting_tracers(original: Callable[..., Any], convert: Callable[..., Any
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Convert if the first argument is traced, else call NumPy's function."""
         if args and (isinstance(args[0], Tracer) or _holds_tracers(args[0])):
             return convert(*args, **options)
         return original(*args, **options)
@@ -104,14 +105,10 @@ def _array(
     return result if result.ndim >= ndmin else result[(None,) * (ndmin - result.ndim)]
 
 
-def _contiguous(order: str) -> Callable[..., Any]:
-    """Return `np.ascontiguousarray` or `np.asfortranarray` for traced arrays."""
-
-    def call(a: Any, dtype: Any = None, *, like: Any = None) -> Any:
-        result = _with_order(a, _convert(a, dtype), order)
-        return result if result.ndim else result[None]
-
-    return call
+def _contiguous(order: str, a: Any, dtype: Any = None, *, like: Any = None) -> Any:
+    """Return a contiguous array as `np.ascontiguousarray` or `np.asfortranarray`."""
+    result = _with_order(a, _convert(a, dtype), order)
+    return result if result.ndim else result[None]
 
 
 def _stacking_lists(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +116,7 @@ def _stacking_lists(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Call NumPy's function; a list of traced arrays as its first argument is stacked."""
         if args and _holds_tracers(args[0]):
             args = (_stack(args[0], None), *args[1:])
         return original(*args, **options)
@@ -145,8 +143,8 @@ CONVERSIONS: dict[str, Callable[..., Any]] = {
     "asarray": _asarray,
     "asanyarray": _asarray,
     "asarray_chkfinite": _asarray,
-    "ascontiguousarray": _contiguous("C"),
-    "asfortranarray": _contiguous("F"),
+    "ascontiguousarray": partial(_contiguous, "C"),
+    "asfortranarray": partial(_contiguous, "F"),
     "isscalar": lambda element: element._is_scalar,
 }
 # Functions of one array that users call with a list of them.

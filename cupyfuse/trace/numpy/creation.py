@@ -50,6 +50,7 @@ def creating(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Create an array; `np.full` with a traced value is traced in any case."""
         if name == "full":
             fill = options.get("fill_value", args[1] if len(args) > 1 else None)
             if isinstance(fill, Tracer):
@@ -64,6 +65,7 @@ def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Create an array of a list or tuple, or convert another value."""
         result = original(*args, **options)
         return _trace_created(result, depth=3) if args and type(args[0]) in (list, tuple) else result
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,32 +116,26 @@ def _allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: boo
     return result
 
 
-def _equals(infinity: float) -> Callable[..., Tracer]:
-    """Return `np.isposinf` or `np.isneginf`."""
-
-    def call(x: Tracer, out: Any = None) -> Tracer:
-        refuse_options("np.isposinf and np.isneginf", out=out)
-        return apply("equal", x, infinity)
-
-    return call
+def _is_infinity(infinity: float, x: Tracer, out: Any = None) -> Tracer:
+    """Compare with one infinity, as `np.isposinf` or `np.isneginf`."""
+    refuse_options("np.isposinf and np.isneginf", out=out)
+    return apply("equal", x, infinity)
 
 
-def _at_least(rank: int) -> Callable[..., Any]:
-    """Return `np.atleast_1d`, `np.atleast_2d` or `np.atleast_3d`."""
+def _at_least(rank: int, *arrays: Any) -> Any:
+    """Return arrays with axes added up to a rank, as `np.atleast_1d`, `np.atleast_2d` or `np.atleast_3d`."""
+    trace = trace_of(arrays)
+    found = tuple(_with_rank(rank, as_tracer(a, trace)) for a in arrays)
+    return found[0] if len(found) == 1 else found
 
-    def one(x: Tracer) -> Tracer:
-        if x.ndim >= rank:
-            return x
-        if rank == 3:
-            return x[None, :, None] if x.ndim == 1 else x[..., None] if x.ndim == 2 else x[None, None, None]
-        return x[(None,) * (rank - x.ndim)]
 
-    def call(*arrays: Any) -> Any:
-        trace = trace_of(arrays)
-        found = tuple(one(as_tracer(a, trace)) for a in arrays)
-        return found[0] if len(found) == 1 else found
-
-    return call
+def _with_rank(rank: int, x: Tracer) -> Tracer:
+    """Add axes to one array; of rank 3, after the last axis too."""
+    if x.ndim >= rank:
+        return x
+    if rank == 3:
+        return x[None, :, None] if x.ndim == 1 else x[..., None] if x.ndim == 2 else x[None, None, None]
+    return x[(None,) * (rank - x.ndim)]
 
 
 def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
@@ -159,11 +154,11 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
 
 def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     """Select elements as `numpy.compress`; along an axis, only by a condition whose values are known."""
-    if axis is None:
-        return _extract(condition, a)
-    if isinstance(condition, Tracer):
+    if not isinstance(condition, Tracer):
+        return np.take(a, np.flatnonzero(condition), axis=axis)
+    if axis is not None:
         fail("np.compress along an axis", "the number of elements that it selects depends on values; use np.where")
-    return np.take(a, np.flatnonzero(condition), axis=axis)
+    return _extract(condition, a)
 
 
 def _extract(condition: Any, arr: Any) -> Any:
@@ -179,14 +174,9 @@ def _ix(*vectors: Any) -> tuple[Tracer, ...]:
     return tuple(x[(None,) * k + (..., *(None,) * (len(found) - 1 - k))] for k, x in enumerate(found))
 
 
-def _dtype_function(name: str) -> Callable[..., Any]:
-    """Return a NumPy function that depends on the dtypes of arrays alone, which are known while tracing."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        given = [np.zeros((), a.dtype) if isinstance(a, Tracer) else a for a in arguments]
-        return getattr(np, name)(*given, **options)
-
-    return call
+def _call_on_dtypes(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a NumPy function that depends on the dtypes of arrays alone, which are known while tracing."""
+    return function(*(np.zeros((), a.dtype) if isinstance(a, Tracer) else a for a in arguments))
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -195,19 +185,19 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.fix: _fix,
     np.isclose: _isclose,
     np.allclose: _allclose,
-    np.isposinf: _equals(math.inf),
-    np.isneginf: _equals(-math.inf),
-    np.atleast_1d: _at_least(1),
-    np.atleast_2d: _at_least(2),
-    np.atleast_3d: _at_least(3),
+    np.isposinf: partial(_is_infinity, math.inf),
+    np.isneginf: partial(_is_infinity, -math.inf),
+    np.atleast_1d: partial(_at_least, 1),
+    np.atleast_2d: partial(_at_least, 2),
+    np.atleast_3d: partial(_at_least, 3),
     np.meshgrid: _meshgrid,
     np.ix_: _ix,
     np.compress: _compress,
     np.extract: _extract,
     np.result_type: lambda *arguments: np.result_type(*(a.dtype if isinstance(a, Tracer) else a for a in arguments)),
-    np.common_type: _dtype_function("common_type"),
-    np.iscomplexobj: _dtype_function("iscomplexobj"),
-    np.isrealobj: _dtype_function("isrealobj"),
+    np.common_type: partial(_call_on_dtypes, np.common_type),
+    np.iscomplexobj: partial(_call_on_dtypes, np.iscomplexobj),
+    np.isrealobj: partial(_call_on_dtypes, np.isrealobj),
     np.can_cast: lambda from_, to, casting="safe": np.can_cast(from_.dtype, to, casting),
     np.min_scalar_type: lambda a, /: a.dtype,
     np.diag_indices_from: lambda arr: np.diag_indices(arr.shape[0], arr.ndim),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,44 +31,34 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if not isinstance(v, _NO_VALUE)}
 
 
-def reduction(op: str) -> Callable[..., Any]:
-    """Return `np.sum`, `np.prod`, `np.max` or `np.min`, with all of NumPy's parameters."""
-
-    def call(
-        a: Tracer,
-        axis: Any = None,
-        dtype: Any = None,
-        out: Any = None,
-        keepdims: Any = False,
-        initial: Any = None,
-        where: Any = True,
-    ) -> Any:
-        if isinstance(initial, _NO_VALUE):
-            initial = None
-        keepdims = _flag(keepdims)
-        if where is not True and not isinstance(where, _NO_VALUE):
-            neutral = _NEUTRAL.get(op, initial)
-            if neutral is None:
-                raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
-            own = a._node.dtype
-            # A mask chooses between values of the array's own dtype, as NumPy leaves elements out.
-            a = apply("where", where, a, neutral if own != "bool" else bool(neutral))
-        if initial is not None and op in ("max", "min") and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim)):
-            fail(f"np.{op} of an empty array with initial=", "it is that number; write it down")
-        result = reduce(op, a, axis, keepdims, dtype=dtype, out=out)
-        return result if initial is None else apply(_COMBINED_BY[op], result, initial)
-
-    return call
+def reduction(
+    op: str,
+    a: Tracer,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = None,
+    where: Any = True,
+) -> Any:
+    """Reduce as `np.sum`, `np.prod`, `np.max` or `np.min`, for that op."""
+    if isinstance(initial, _NO_VALUE):
+        initial = None
+    if where is not True and not isinstance(where, _NO_VALUE):
+        neutral = _NEUTRAL.get(op, initial)
+        if neutral is None:
+            raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
+        # In the array's own dtype, since NumPy leaves elements out without promoting the others.
+        a = apply("where", where, a, bool(neutral) if a._node.dtype == "bool" else neutral)
+    if initial is not None and op in ("max", "min") and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim)):
+        fail(f"np.{op} of an empty array with initial=", "it is that number; write it down")
+    result = reduce(op, a, axis, _flag(keepdims), dtype=dtype, out=out)
+    return result if initial is None else apply(_COMBINED_BY[op], result, initial)
 
 
-def extreme(op: str) -> Callable[..., Any]:
-    """Return `np.max` or `np.min`, which have no parameter `dtype`."""
-    general = reduction(op)
-
-    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
-        return general(a, axis, None, out, keepdims, **more)
-
-    return call
+def extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
+    """Reduce as `np.max` or `np.min`, which have no parameter `dtype`."""
+    return reduction(op, a, axis, None, out, keepdims, **options)
 
 
 def mean(
@@ -76,7 +67,7 @@ def mean(
     if where is True or isinstance(where, _NO_VALUE):
         return reduce("mean", a, axis, _flag(keepdims), dtype=dtype, out=out)
     mask = _full_mask(where, a)
-    total = reduction("sum")(a, axis, dtype, out, keepdims, where=where)
+    total = reduction("sum", a, axis, dtype, out, keepdims, where=where)
     return total / reduce("sum", mask, axis, _flag(keepdims)).astype(total._node.dtype)
 
 
@@ -107,15 +98,11 @@ def std(*args: Any, **options: Any) -> Any:
     return apply("sqrt", var(*args, **options))
 
 
-def truth(name: str) -> Callable[..., Any]:
-    """Return `np.any` or `np.all`."""
-
-    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
-        if where is not True and not isinstance(where, _NO_VALUE):
-            a = apply("where", where, apply("not_equal", a, 0), name == "all")
-        return getattr(a, name)(axis, out, _flag(keepdims))
-
-    return call
+def truth(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
+    """Reduce as `np.any` or `np.all`."""
+    if where is not True and not isinstance(where, _NO_VALUE):
+        a = apply("where", where, apply("not_equal", a, 0), op == "all")
+    return getattr(a, op)(axis, out, _flag(keepdims))
 
 
 def count_nonzero(a: Tracer, axis: Any = None, *, keepdims: bool = False) -> Tracer:
@@ -155,42 +142,33 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
 # Ignoring NaN -------------------------------------------------------------------------------------------------------
 
 
-def nan_reduction(op: str, neutral: float) -> Callable[..., Any]:
-    """Return `np.nansum` or `np.nanprod`."""
-    general = reduction(op)
-
-    def call(a: Tracer, axis: Any = None, *args: Any, **options: Any) -> Any:
-        if dtypes.is_float(a._node.dtype):
-            a = apply("where", apply("isnan", a), neutral, a)
-        return general(a, axis, *args, **_given(options))
-
-    return call
+def nan_reduction(op: str, a: Tracer, axis: Any = None, *args: Any, **options: Any) -> Any:
+    """Reduce as `np.nansum` or `np.nanprod`."""
+    if dtypes.is_float(a._node.dtype):
+        a = apply("where", apply("isnan", a), float(_NEUTRAL[op]), a)
+    return reduction(op, a, axis, *args, **_given(options))
 
 
 def _not_nan(a: Tracer) -> Tracer:
     return apply("logical_not", apply("isnan", a))
 
 
-def nan_extreme(op: str) -> Callable[..., Any]:
-    """Return `np.nanmax` or `np.nanmin`; NaN where all elements are NaN."""
+def nan_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
+    """Reduce as `np.nanmax` or `np.nanmin`; NaN where all elements are NaN."""
+    keepdims = _flag(keepdims)
+    if _given(options) or not dtypes.is_float(a._node.dtype):
+        return extreme(op, a, axis, out, keepdims, **_given(options))
     limit = -math.inf if op == "max" else math.inf
-
-    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
-        keepdims = _flag(keepdims)
-        if _given(more) or not dtypes.is_float(a._node.dtype):
-            return extreme(op)(a, axis, out, keepdims, **_given(more))
-        found = reduce(op, apply("where", apply("isnan", a), limit, a), axis, keepdims, out=out)
-        valid = reduce("sum", _not_nan(a), axis, keepdims)
-        return apply("where", valid > 0, found, math.nan)
-
-    return call
+    found = reduce(op, apply("where", apply("isnan", a), limit, a), axis, keepdims, out=out)
+    valid = reduce("sum", _not_nan(a), axis, keepdims)
+    return apply("where", valid > 0, found, math.nan)
 
 
 def nanmean(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Any:
     keepdims = _flag(keepdims)
     if not dtypes.is_float(a._node.dtype):
         return reduce("mean", a, axis, keepdims, dtype=dtype, out=out)
-    total = nan_reduction("sum", 0.0)(a, axis, dtype, out, keepdims)
+    total = nan_reduction("sum", a, axis, dtype, out, keepdims)
     return total / reduce("sum", _not_nan(a), axis, keepdims).astype(total._node.dtype)
 
 
@@ -216,31 +194,27 @@ def nanstd(*args: Any, **options: Any) -> Any:
 _EXACT_IN_FLOAT32 = 1 << 24  # integers up to this one
 
 
-def arg_extreme(op: str) -> Callable[..., Any]:
-    """Return `np.argmax` or `np.argmin`, for op "max" or "min": the first position of the extreme, or of NaN."""
-
-    def call(a: Tracer, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-        keepdims = _flag(keepdims)
-        refuse_options(f"np.arg{op}", out=out)
-        if a.ndim == 0 or a._node.dtype in ("int64", *dtypes.OPAQUE):
-            return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
-        if axis is None:
-            flat = call(a.flatten(), 0, keepdims=True)
-            return flat.reshape((1,) * a.ndim) if keepdims else flat[0]
-        (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
-        n = a.shape[p]
-        if n == 0:
-            raise ValueError(f"arg{op}: attempt to get arg{op} of an empty sequence\n  at {user_line()}")
-        if not dtypes.is_float(a._node.dtype):
-            a = a.astype("float64")
-        top = reduce(op, a, axis, keepdims=True)
-        hit = apply("where", apply("isnan", top), apply("isnan", a), apply("equal", a, top))
-        positions = a._trace.array(g.positions(n, 1, "float32" if n <= _EXACT_IN_FLOAT32 else "float64"), (1,))
-        positions = positions[tuple(slice(None) if q == p else None for q in range(a.ndim))]
-        first = reduce("min", apply("where", hit, positions, float(n)), axis, keepdims)
-        return first.astype("int64")
-
-    return call
+def arg_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
+    """Find the first position of the extreme, or of NaN, as `np.argmax` or `np.argmin` for op "max" or "min"."""
+    keepdims = _flag(keepdims)
+    refuse_options(f"np.arg{op}", out=out)
+    if a.ndim == 0 or a._node.dtype in ("int64", *dtypes.OPAQUE):
+        return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
+    if axis is None:
+        flat = arg_extreme(op, a.flatten(), 0, keepdims=True)
+        return flat.reshape((1,) * a.ndim) if keepdims else flat[0]
+    (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
+    n = a.shape[p]
+    if n == 0:
+        raise ValueError(f"arg{op}: attempt to get arg{op} of an empty sequence\n  at {user_line()}")
+    if not dtypes.is_float(a._node.dtype):
+        a = a.astype("float64")
+    top = reduce(op, a, axis, keepdims=True)
+    hit = apply("where", apply("isnan", top), apply("isnan", a), apply("equal", a, top))
+    positions = a._trace.array(g.positions(n, 1, "float32" if n <= _EXACT_IN_FLOAT32 else "float64"), (1,))
+    positions = positions[tuple(slice(None) if q == p else None for q in range(a.ndim))]
+    first = reduce("min", apply("where", hit, positions, float(n)), axis, keepdims)
+    return first.astype("int64")
 
 
 # Norms --------------------------------------------------------------------------------------------------------------
@@ -286,29 +260,29 @@ def linalg_vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: reduction("sum"),
-    np.prod: reduction("prod"),
+    np.sum: partial(reduction, "sum"),
+    np.prod: partial(reduction, "prod"),
     np.mean: mean,
-    np.max: extreme("max"),
-    np.min: extreme("min"),
-    np.amax: extreme("max"),
-    np.amin: extreme("min"),
+    np.max: partial(extreme, "max"),
+    np.min: partial(extreme, "min"),
+    np.amax: partial(extreme, "max"),
+    np.amin: partial(extreme, "min"),
     np.var: var,
     np.std: std,
-    np.any: truth("any"),
-    np.all: truth("all"),
+    np.any: partial(truth, "any"),
+    np.all: partial(truth, "all"),
     np.count_nonzero: count_nonzero,
     np.ptp: ptp,
     np.average: average,
-    np.nansum: nan_reduction("sum", 0.0),
-    np.nanprod: nan_reduction("prod", 1.0),
-    np.nanmax: nan_extreme("max"),
-    np.nanmin: nan_extreme("min"),
+    np.nansum: partial(nan_reduction, "sum"),
+    np.nanprod: partial(nan_reduction, "prod"),
+    np.nanmax: partial(nan_extreme, "max"),
+    np.nanmin: partial(nan_extreme, "min"),
     np.nanmean: nanmean,
     np.nanvar: nanvar,
     np.nanstd: nanstd,
-    np.argmax: arg_extreme("max"),
-    np.argmin: arg_extreme("min"),
+    np.argmax: partial(arg_extreme, "max"),
+    np.argmin: partial(arg_extreme, "min"),
     np.linalg.norm: norm,
     np.linalg.vector_norm: linalg_vector_norm,
 }

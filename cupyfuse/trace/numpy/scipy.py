@@ -68,6 +68,7 @@ def _as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., A
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Add a library step if an argument is traced, else call SciPy's function."""
         if next(tracers_in((args, options)), None) is None:
             return original(*args, **options)
         for label in ("out", "output"):
@@ -84,6 +85,7 @@ def _method_as_library_step(name: str, original: Callable[..., Any]) -> Callable
 
     @wraps(original)
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        """Add a library step if an argument is traced, else call SciPy's method."""
         if next(tracers_in((args, options)), None) is None:
             return original(self, *args, **options)
         return call_library(f"scipy.stats.{_name_of(self)}.{name}", args, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,12 +113,14 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
     options = {k: v for k, v in options.items() if k not in ("order", "subok") and v is not None}
     dtype = options.pop("dtype", None)
     refuse_options(f"np.{name}", **options)
-    if dtype is not None:
-        row = POINTWISE.get(_ALIASES.get(name, name))
-        if row is None or row.result == "bool" or not dtypes.is_float(dtypes.name_of(dtype)):
-            return call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype)})
-        inputs = tuple(i.astype(dtype) if isinstance(i, Tracer) else np.asarray(i, dtype)[()] for i in inputs)
-    result = _apply(name, inputs)
+    row = POINTWISE.get(_ALIASES.get(name, name))
+    if dtype is None:
+        result = _apply(name, inputs)
+    elif row is None or row.result == "bool" or not dtypes.is_float(dtypes.name_of(dtype)):
+        result = call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype)})
+    else:
+        cast = (i.astype(dtype) if isinstance(i, Tracer) else np.asarray(i, dtype)[()] for i in inputs)
+        result = _apply(name, tuple(cast))
     if where is True:
         return result
     if target is None:
@@ -159,31 +162,22 @@ def loop_float(x: Tracer) -> Tracer:
     return x.astype(small.get(name, "float64"))
 
 
-def _promoting(operation: Callable[..., Tracer]) -> Callable[..., Tracer]:
-    """Return an operation that promotes its operands to one float dtype first, since it uses each several times."""
-
-    def call(*operands: Tracer) -> Tracer:
-        strong = [o._node.dtype for o in operands if o._node.op != "const"]
-        dtype = strong[0] if len(strong) == 1 else dtypes.promote(*strong)
-        scalars = [o._node.value for o in operands if o._node.op == "const"]
-        dtype = dtypes.promote_weak([dtype], scalars)
-        floats = [o if o._node.op == "const" else loop_float(o.astype(dtype)) for o in operands]
-        # An operation may end in a choice between numbers, which are float64.
-        return operation(*floats).astype(next(f for f in floats if f._node.op != "const").dtype, copy=False)
-
-    return call
+def _apply_promoted(operation: Callable[..., Tracer], *operands: Tracer) -> Tracer:
+    """Promote operands to one float dtype before an operation that uses each several times."""
+    strong = [o._node.dtype for o in operands if o._node.op != "const"]
+    scalars = [o._node.value for o in operands if o._node.op == "const"]
+    dtype = dtypes.promote_weak([dtypes.promote(*strong)], scalars)
+    floats = [o if o._node.op == "const" else loop_float(o.astype(dtype)) for o in operands]
+    # An operation may end in a choice between numbers, which are float64.
+    return operation(*floats).astype(next(f for f in floats if f._node.op != "const").dtype, copy=False)
 
 
-def _ignoring_nan(op: str) -> Callable[[Tracer, Tracer], Tracer]:
-    """Return `np.fmax` or `np.fmin`, which choose the other operand for NaN."""
-
-    def call(a: Tracer, b: Tracer) -> Tracer:
-        if not any(dtypes.is_float(o._node.dtype) for o in (a, b)):
-            return apply(op, a, b)
-        inner = apply("where", apply("isnan", a), b, apply(op, a, b))
-        return apply("where", apply("isnan", b), a, inner)
-
-    return call
+def _ignoring_nan(op: str, a: Tracer, b: Tracer) -> Tracer:
+    """Choose the maximum or minimum as `np.fmax` or `np.fmin`, which ignore a NaN beside a number."""
+    if not any(dtypes.is_float(o._node.dtype) for o in (a, b)):
+        return apply(op, a, b)
+    inner = apply("where", apply("isnan", a), b, apply(op, a, b))
+    return apply("where", apply("isnan", b), a, inner)
 
 
 def _heaviside(x: Tracer, half: Tracer) -> Tracer:
@@ -235,14 +229,14 @@ COMPOSED: dict[str, Callable[..., Any]] = {
     "radians": lambda x: loop_float(x) * (math.pi / 180),
     "rad2deg": lambda x: loop_float(x) * (180 / math.pi),
     "degrees": lambda x: loop_float(x) * (180 / math.pi),
-    "fmax": _ignoring_nan("maximum"),
-    "fmin": _ignoring_nan("minimum"),
-    "heaviside": _promoting(_heaviside),
+    "fmax": partial(_ignoring_nan, "maximum"),
+    "fmin": partial(_ignoring_nan, "minimum"),
+    "heaviside": partial(_apply_promoted, _heaviside),
     "divmod": lambda a, b: (a // b, a % b),
     "vecdot": lambda a, b: reduce("sum", a * b, -1),
-    "xlogy": _promoting(_xlogy),
-    "xlog1py": _promoting(_xlog1py),
-    "entr": _promoting(_entr),
-    "rel_entr": _promoting(_rel_entr),
-    "logit": _promoting(_logit),
+    "xlogy": partial(_apply_promoted, _xlogy),
+    "xlog1py": partial(_apply_promoted, _xlog1py),
+    "entr": partial(_apply_promoted, _entr),
+    "rel_entr": partial(_apply_promoted, _rel_entr),
+    "logit": partial(_apply_promoted, _logit),
 }

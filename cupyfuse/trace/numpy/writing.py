@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,10 @@ def _check_target(name: str, x: Any) -> Tracer:
     return x
 
 
-def _by_library(name: str) -> Callable[..., None]:
-    """Return a function that assigns the result of a library step to its array."""
-
-    def call(x: Any, *arguments: Any, **options: Any) -> None:
-        target = _check_target(name, x)
-        target._assign(call_library(WRITING + name, [target, *arguments], options))
-
-    return call
+def _write_by_library(name: str, x: Any, *arguments: Any, **options: Any) -> None:
+    """Assign to an array the result of a library step, which writes to a copy of it."""
+    target = _check_target(name, x)
+    target._assign(call_library(WRITING + name, [target, *arguments], options))
 
 
 def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
@@ -42,7 +39,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
 def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     target = _check_target("fill_diagonal", a)
     if target.ndim != 2 or wrap or (val.ndim if isinstance(val, Tracer) else np.ndim(val)):
-        _by_library("fill_diagonal")(target, val, wrap=wrap)
+        _write_by_library("fill_diagonal", target, val, wrap=wrap)
         return
     diagonal = target._trace.constant(np.eye(*target.shape, dtype=bool))
     value = target._trace.tracer_of(val)
@@ -52,8 +49,8 @@ def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.copyto: _copyto,
     np.fill_diagonal: _fill_diagonal,
-    np.place: _by_library("place"),
-    np.put: _by_library("put"),
-    np.put_along_axis: _by_library("put_along_axis"),
-    np.putmask: _by_library("putmask"),
+    np.place: partial(_write_by_library, "place"),
+    np.put: partial(_write_by_library, "put"),
+    np.put_along_axis: partial(_write_by_library, "put_along_axis"),
+    np.putmask: partial(_write_by_library, "putmask"),
 }
