@@ -76,7 +76,7 @@ class Bound:
         if kwargs or len(args) != len(self._free):
             found, constants = self._values(args, kwargs)
             values = [v for name, v in zip(self._fused.names, found, strict=True) if name not in self._fixed]
-        signature = self._fused.environment.signature()
+        signature = self._fused.environment.new_signature()
         try:
             self._add_all(signature, values, constants)
         except (TracedArgument, TypeError) as error:
@@ -102,20 +102,20 @@ class Bound:
             elif name in self._fixed:
                 self._add_bound(name, signature)
             else:
-                self._fused.add(signature, next(given), name, name in constants)
+                self._fused.add_argument(signature, next(given), name, name in constants)
         self._fused.environment.add_to(signature)
 
     def _add_bound(self, name: str, signature: Signature) -> None:
         """Add a bound argument: an immutable one is read once, a mutable one in every call."""
         value = self._fixed[name]
-        own = self._fused.environment.signature()
-        self._fused.add(own, value, name, by_value=True)
+        own = self._fused.environment.new_signature()
+        self._fused.add_argument(own, value, name, by_value=True)
         if own.stable and not own.has_functions and not own.classes:
             self._immutable[name] = own
             signature.add_leaves_of(own)
             return
         first = len(signature.leaves)
-        self._fused.add(signature, value, name, by_value=True)
+        self._fused.add_argument(signature, value, name, by_value=True)
         originals = [signature.originals.get(i, signature.leaves[i]) for i in range(first, len(signature.leaves))]
         cached = self._mutable.get(name)
         if cached is not None:
@@ -145,10 +145,10 @@ class Bound:
     def _bound_positions(self, values: Sequence[Any]) -> frozenset[int]:
         """Return the positions of the bound arrays among the leaves, but those that are an argument as well."""
         positions: set[int] = set()
-        signature = self._fused.environment.signature(specs=True)
+        signature = self._fused.environment.new_signature(specs=True)
         for name, value in zip(self._fused.names, values, strict=True):
             first = len(signature.leaves)
-            self._fused.add(signature, value, name)
+            self._fused.add_argument(signature, value, name)
             if name in self._fixed:
                 positions.update(range(first, len(signature.leaves)))
         self._fused.environment.add_to(signature)

@@ -143,7 +143,7 @@ class Environment:
         self._class_snapshots: dict[tuple[type, ...], tuple[_Snapshot, _Snapshot | None]] = {}
         self._mutable = False  # whether variables hold mutable values, so that each call reads all of them
 
-    def signature(self, specs: bool = False) -> Signature:
+    def new_signature(self, specs: bool = False) -> Signature:
         """Return a signature without arguments."""
         return Signature(self.static, self.package, specs)
 
@@ -171,7 +171,7 @@ class Environment:
         if self._mutable or signature.has_functions:  # functions among the arguments may read the same variables
             return None
         if self._snapshot is None or not self._snapshot.is_current():
-            own = self.signature()
+            own = self.new_signature()
             self._add_variables(own)
             self._snapshot = self._take_snapshot(own) if own.stable else None
             self._mutable = self._snapshot is None
@@ -188,7 +188,7 @@ class Environment:
         if before is not around or (snapshot is not None and not snapshot.is_current()):
             if len(self._class_snapshots) >= _MOST_CLASSES:
                 self._class_snapshots = {}
-            own = self.signature()
+            own = self.new_signature()
             own.attributes, own.classes = set(around.attributes), {**around.classes, **signature.classes}
             snapshot = self._take_snapshot(own)
             self._class_snapshots[classes] = around, snapshot

@@ -47,11 +47,11 @@ class Fused(PlannedFunction):
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
         values, defaulted = self.bind_arguments(args, kwargs)
-        signature = self.environment.signature()
+        signature = self.environment.new_signature()
         try:
             if defaulted or self.environment.static:
                 for value, name in zip(values, self.names, strict=True):
-                    self.add(signature, value, name, name in defaulted)
+                    self.add_argument(signature, value, name, name in defaulted)
             else:
                 for value, name in zip(values, self.names, strict=True):
                     signature.add(value, name)

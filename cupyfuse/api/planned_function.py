@@ -15,7 +15,7 @@ import numpy as np
 
 from ..devices import Device
 from ..plan.build import build
-from ..plan.plan import Plan, Traced
+from ..plan.plan import Plan
 from ..settings import (
     DEFAULT_WORKSPACE,
     Settings,
@@ -32,7 +32,6 @@ from .cache import PlanCache
 from .call import Runnable, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
-from .results import Results
 from .signature import Signature
 from .tracing import Tracing, trace_function
 from .variables import variables_of
@@ -163,18 +162,18 @@ class PlannedFunction:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
         return self.__wrapped__(*args, **kwargs)
 
-    def read(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
+    def signature_of(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
         """Return the signature of a call, given the value of each parameter.
 
         `specs` allows specs in the place of arrays; `by_value` names the parameters whose floats are constants.
         """
-        signature = self.environment.signature(specs)
+        signature = self.environment.new_signature(specs)
         for name, value in zip(self.names, values, strict=True):
-            self.add(signature, value, name, name in by_value)
+            self.add_argument(signature, value, name, name in by_value)
         self.environment.add_to(signature)
         return signature
 
-    def add(self, signature: Signature, value: Any, name: str, by_value: bool = False) -> None:
+    def add_argument(self, signature: Signature, value: Any, name: str, by_value: bool = False) -> None:
         """Add an argument to a signature; with `by_value`, floats in it are constants."""
         if name in self.environment.static:
             signature.add_static(value, name)
@@ -183,27 +182,23 @@ class PlannedFunction:
         else:
             signature.add(value, name)
 
-    def trace(self, values: Sequence[Any]) -> tuple[Traced, Results]:
-        """Trace the function for the values of all parameters, arrays or specs."""
-        tracing = self._trace(values, self.read(values, specs=True))
-        return tracing.traced, tracing.results
-
-    def _trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
+    def trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
+        """Trace the function for the value of each parameter, and the signature of these."""
         return trace_function(self.environment, self.signature, values, signature, by_value, self._strict)
 
     def plan_for(
-        self, values: Sequence[Any], default: str, constants: Container[str], fixed: frozenset[int] = frozenset()
+        self, values: Sequence[Any], default: str, constants: Container[str], bound: frozenset[int] = frozenset()
     ) -> Plan:
         """Return the plan for values that may include specs; for arrays on no GPU, on the GPU named `default`.
 
-        `constants` and `fixed` are as in `compile`.
+        `constants` and `bound` are as in `compile`.
         """
-        signature = self.read(values, specs=True, by_value=constants)
-        tracing = self._trace(values, signature, constants)
+        signature = self.signature_of(values, specs=True, by_value=constants)
+        tracing = self.trace(values, signature, constants)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-        plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), fixed)
-        if not fixed:
+        plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), bound)
+        if not bound:
             self._set_as_written(plan, tracing, signature)
         return plan
 
@@ -222,7 +217,7 @@ class PlannedFunction:
         values: Sequence[Any],
         signature: Signature,
         constants: Container[str],
-        fixed: frozenset[int] = frozenset(),
+        bound: frozenset[int] = frozenset(),
         prepack: Prepack | None = None,
     ) -> Runnable:
         """Trace, plan and compile the function for a new signature of arguments, and cache the result.
@@ -239,7 +234,7 @@ class PlannedFunction:
             Of the call.
         constants : container of str
             The parameters that are bound or take their defaults: floats in them are constants.
-        fixed : frozenset of int
+        bound : frozenset of int
             Positions of bound arrays among the signature's leaves.
         prepack : callable, optional
             Computes the values that depend on bound arrays alone.
@@ -249,11 +244,11 @@ class PlannedFunction:
             if found is not None:
                 return found
             engine = engine_for(signature.leaves, signature.names)
-            tracing = self._trace(values, signature, constants)
+            tracing = self.trace(values, signature, constants)
             created = [arrays.on_device_of(signature.leaves[0], c) for c in tracing.constants]
             leaves = [*signature.leaves, *created]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-            plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), fixed)
+            plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), bound)
             prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
             kept = [*created, *prepacked]
             if prepack is None:

@@ -589,8 +589,9 @@ def test_simplifying_is_idempotent() -> None:
     for head in HEADS:
         columns = [cf.spec(7)] * (len(head.bound) - 3) + [cf.spec(1)] * (len(head.bound) > 2)
         fused = cf.fuse(head.function)
-        trace, _ = fused.trace(fused.bind_arguments((SPECS["x"], SPECS["w"], SPECS["b"], *columns), {})[0])
-        once, _ = rewrite.simplify(trace.graph)
+        values, _ = fused.bind_arguments((SPECS["x"], SPECS["w"], SPECS["b"], *columns), {})
+        traced = fused.trace(values, fused.signature_of(values, specs=True)).traced
+        once, _ = rewrite.simplify(traced.graph)
         twice, _ = rewrite.simplify(once)
         assert ops(once) == ops(twice)
 
