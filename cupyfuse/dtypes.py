@@ -104,7 +104,7 @@ def promote(*names: str) -> str:
 
 @lru_cache(maxsize=256)
 def _promote_two(a: str, b: str) -> str:
-    """Promote two dtypes, bfloat16 beside any other as float16 beside it; the two of them give float32."""
+    """Promote two dtypes; bfloat16 promotes as float16 does, and with float16 to float32."""
     if a == b:
         return a
     if "bfloat16" not in (a, b):

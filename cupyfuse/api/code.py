@@ -57,6 +57,7 @@ def reads_of(code: types.CodeType) -> Reads:
     assigned: list[str] = []
     imported: list[str] = []
     for inner in _with_nested(code):
+        # A nested function may have a variable of its own by the name of one outside.
         outside = set(code.co_freevars) - (set(inner.co_cellvars) if inner is not code else set())
         path: list[str] | None = None  # attributes read so far of `variable`, which was loaded last
         variable = ""

@@ -43,9 +43,9 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
         for operand in operands:
             if isinstance(operand, Tracer):
                 operand._trace.plain = False
-                with operand._trace.call(function.__name__, operands) as done:
+                with operand._trace.call(function.__name__, operands) as record:
                     result = function(*args, **kwargs)
-                    return result if isinstance(result, tuple) else done(result)
+                    return result if isinstance(result, tuple) else record(result)
         if eager is None and args and _needs_no_conversion(args[0]):
             return fused(*args, **kwargs)
         out = kwargs.pop("out", None)

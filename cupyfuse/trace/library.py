@@ -78,8 +78,8 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
     every = [results] if isinstance(results, Result) else list(results)
     shapes = tuple(t.shape for t in found.tracers)
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
-    with trace.call(name, found.tracers) as done:
-        tracers = [done(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
+    with trace.call(name, found.tracers) as record:
+        tracers = [record(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
     if any(r.is_view for r in every):  # the step copies, so that changes in place would not reach the other array
         for t in (*found.tracers, *tracers):
             t._mark_shared()

@@ -68,8 +68,8 @@ def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
         """Call the function within a recorded call."""
         operation = operands[0] if name in ("apply", "reduce") else name
         trace = trace_of((*operands, *options.values()))
-        with trace.call(operation, (*operands, *options.values())) as done:
-            return done(function(*operands, **options))
+        with trace.call(operation, (*operands, *options.values())) as record:
+            return record(function(*operands, **options))
 
     return call
 

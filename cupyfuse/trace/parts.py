@@ -181,12 +181,17 @@ class _Cut:
         if shape == node.shape and offset == 0 and _is_whole(dims):
             return node
         if len(row_dims) <= 1 and len(col_dims) <= 1:
-            rows, cols = (
-                (0, 1, 1) if node.shape[a] == 1 else (first, *(flat[0][::-1] if flat else (1, 1)))
-                for a, (flat, first) in enumerate((self.rows, self.cols))
-            )
-            return parts.part(node, rows, cols)
+            return parts.part(node, _as_slice(self.rows, node.shape[0]), _as_slice(self.cols, node.shape[1]))
         return parts.strided(base, dims or [(1, 0)], shape, offset)
+
+
+def _as_slice(flat: _FlatSlices, length: int) -> Slice:
+    """Return slices of at most one dimension as one slice of the rows or columns of a node, which are so many."""
+    if length == 1:
+        return 0, 1, 1
+    dims, first = flat
+    count, step = dims[0] if dims else (1, 1)
+    return first, step, count
 
 
 def _is_whole(dims: list[tuple[int, int]]) -> bool:

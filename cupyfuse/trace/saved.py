@@ -64,10 +64,10 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
 def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
     """Find the maxima and minima of the forward pass that gradients compare with the elements they were taken of."""
 
-    def stop(node: Node) -> bool:
+    def is_not_recomputed(node: Node) -> bool:
         return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
 
-    pairs = [n.inputs for n in _reachable(gradients, stop) if n.op == "equal"]
+    pairs = [n.inputs for n in _reachable(gradients, is_not_recomputed) if n.op == "equal"]
     return {b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a}
 
 

@@ -94,20 +94,20 @@ class Trace:
 
     @contextmanager
     def call(self, name: str, operands: Iterable[Any]) -> Iterator[Callable[[Any], Any]]:
-        """Record a call, unless it is within another; the body passes its results through the yielded function."""
+        """Record the call of an operation, unless within another; the body notes results by the yielded function."""
         if self._quiet:
             yield lambda result: result
             return
         before = [o._node for o in operands if isinstance(o, Tracer)]
         results: list[g.Node] = []
 
-        def done(result: Tracer) -> Tracer:
+        def record(result: Tracer) -> Tracer:
             results.append(result._node)
             return result
 
         self._quiet = True
         try:
-            yield done
+            yield record
         finally:
             self._quiet = False
         fresh = [n for n in g.topological(results, lambda n: () if n in before else n.inputs) if n not in before]

@@ -73,10 +73,10 @@ def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str,
     try:
         if not operands:
             return FUNCTIONS[func](*args, **options)
-        with operands[0]._trace.call(name, operands) as done:
+        with operands[0]._trace.call(name, operands) as record:
             result = FUNCTIONS[func](*args, **options)
             for tracer in tracers_in(result):
-                done(tracer)
+                record(tracer)
             return result
     except TypeError as error:
         if type(error) is TypeError and "\n  at " not in str(error):
