@@ -131,6 +131,7 @@ class _Cut:
         self.rows, self.cols, self.shape = rows, cols, shape
 
     def __call__(self, root: g.Node) -> g.Node:
+        """Return the part of a node."""
         whole = root.shape
         done: dict[g.Node, g.Node] = {}
 
