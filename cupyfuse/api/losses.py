@@ -1,4 +1,4 @@
-"""Losses with PyTorch's names and semantics: over classes along the second axis, and elementwise.
+"""Losses over classes along the second axis, with PyTorch's names and semantics.
 
 They are traced from ordinary operations, so that what a function computes beside a loss (log-probabilities, entropies,
 positions of maxima) shares its pass over the rows.
@@ -7,7 +7,6 @@ positions of maxima) shares its pass over the rows.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 from .. import dtypes, trace
@@ -18,16 +17,7 @@ from .eager import Arguments, export, import_operand, promote_integers, traceabl
 from .fuse import Fused
 from .row_functions import stop_gradient
 
-__all__ = [
-    "binary_cross_entropy_with_logits",
-    "cross_entropy",
-    "hinge_loss",
-    "huber_loss",
-    "kl_div",
-    "mse_loss",
-    "nll_loss",
-    "sigmoid_focal_loss",
-]
+__all__ = ["cross_entropy", "nll_loss"]
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -43,20 +33,19 @@ def _loss_eager(fused: Fused, arguments: Arguments) -> Any:
     return export(fused(**arguments), imported)
 
 
-_loss = functools.partial(traceable, eager=_loss_eager)
+# Decorates losses on traced arrays, so that they can be called on arrays too.
+loss = functools.partial(traceable, eager=_loss_eager)
 
 
-def _check_reduction(reduction: Any, names: tuple[str, ...] = REDUCTIONS) -> None:
+def check_reduction(reduction: Any, names: tuple[str, ...] = REDUCTIONS) -> None:
     """Raise ValueError if `reduction` is none of the names."""
     if reduction not in names:
         raise ValueError(f"reduction: expected one of {', '.join(map(repr, names))}, got {reduction!r}")
 
 
-def _apply_reduction(values: Tracer, reduction: str) -> Tracer:
+def apply_reduction(values: Tracer, reduction: str) -> Tracer:
+    """Return the mean or sum of a loss's values, or the values themselves for "none"."""
     return values if reduction == "none" else reduce(reduction, values, None)
-
-
-# Over classes -------------------------------------------------------------------------------------------------------
 
 
 def _class_axis(input: Any, weight: Any) -> int:
@@ -145,7 +134,7 @@ def _log_normalizer(x: Tracer, axis: int) -> tuple[Tracer, Tracer]:
     return top, apply("log", reduce("expsum", x, axis, keepdims=True))
 
 
-@_loss
+@loss
 def cross_entropy(
     input: Any,
     target: Any,
@@ -202,7 +191,7 @@ def cross_entropy(
     >>> cf.cross_entropy(np.array([[0.0, 0.0], [3.0, 3.0]]), np.array([0, 1])).round(4)
     0.6931
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     axis = _class_axis(input, weight)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
@@ -245,10 +234,10 @@ def _cross_entropy_of_probabilities(
     values = -reduce("sum", terms, axis)
     if z_loss:
         values = values + apply("square", top + total).squeeze(axis) * z_loss
-    return _apply_reduction(values, reduction)
+    return apply_reduction(values, reduction)
 
 
-@_loss
+@loss
 def nll_loss(input: Any, target: Any, *, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Any:
     """Negative log likelihood of labels, with `torch.nn.functional.nll_loss`'s semantics.
 
@@ -263,138 +252,7 @@ def nll_loss(input: Any, target: Any, *, weight: Any = None, ignore_index: int =
     -------
     array
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     axis = _class_axis(input, weight)
     labels = _Labels(input, trace.as_tracer(target, input._trace), weight, ignore_index, axis)
     return labels.reduced(labels.weighted(-labels.pick(input)), reduction)
-
-
-# Elementwise -------------------------------------------------------------------------------------------------
-
-
-def _check_pair(input: Any, target: Any) -> tuple[Tracer, Tracer]:
-    """Return input and target as traced arrays, or raise ValueError if shapes differ or the input is not float."""
-    target = trace.as_tracer(target, input._trace)
-    if not dtypes.is_float(input._node.dtype):
-        raise ValueError(f"input: expected floats, got {input._node.dtype}; convert it with .astype")
-    if target.shape != input.shape:
-        raise ValueError(f"target: expected the shape of input, {input.shape}, got {target.shape}; broadcast it first")
-    return input, target
-
-
-@_loss
-def kl_div(input: Any, target: Any, *, reduction: str = "mean", log_target: bool = False) -> Any:
-    """Kullback-Leibler divergence, with `torch.nn.functional.kl_div`'s semantics.
-
-    Parameters
-    ----------
-    input : array
-        Log-probabilities.
-    target : array
-        Probabilities; their logarithms with `log_target`.
-    reduction : {"mean", "sum", "none", "batchmean"}
-        "batchmean" divides the sum by the first axis's length, and is the divergence proper.
-    log_target : bool
-
-    Returns
-    -------
-    array
-    """
-    _check_reduction(reduction, (*REDUCTIONS, "batchmean"))
-    input, target = _check_pair(input, target)
-    if log_target:
-        values = apply("exp", target) * (target - input)
-    else:
-        own = apply("where", apply("equal", target, 0.0), 0.0, target * apply("log", target))
-        values = own - target * input
-    if reduction != "batchmean":
-        return _apply_reduction(values, reduction)
-    return reduce("sum", values, None) / float(input.shape[0] if input.ndim else 1)
-
-
-@_loss
-def binary_cross_entropy_with_logits(
-    input: Any, target: Any, *, weight: Any = None, pos_weight: Any = None, reduction: str = "mean"
-) -> Any:
-    """Binary cross entropy of logits, with `torch.nn.functional.binary_cross_entropy_with_logits`'s semantics.
-
-    Parameters
-    ----------
-    input : array
-        Logits.
-    target : array
-        Probabilities of the positive class.
-    weight, pos_weight : array, optional
-        Of each element, and of the positive class; they broadcast with `input` and have no gradient.
-    reduction : {"mean", "sum", "none"}
-
-    Returns
-    -------
-    array
-    """
-    _check_reduction(reduction)
-    input, target = _check_pair(input, target)
-    positive = 1.0 if pos_weight is None else (stop_gradient(pos_weight) - 1.0) * target + 1.0
-    values = (1.0 - target) * input - positive * apply("log_sigmoid", input)
-    return _apply_reduction(values if weight is None else values * stop_gradient(weight), reduction)
-
-
-@_loss
-def sigmoid_focal_loss(
-    input: Any, target: Any, *, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
-) -> Any:
-    """Focal loss of logits (Lin et al. 2017), with `torchvision.ops.sigmoid_focal_loss`'s semantics.
-
-    Parameters
-    ----------
-    input : array
-        Logits.
-    target : array
-        0 or 1.
-    alpha : float
-        Weight of the positive class, 1 - alpha that of the other; negative for none.
-    gamma : float
-        Power of ``1 - p`` for the probability ``p`` of the target.
-    reduction : {"none", "mean", "sum"}
-
-    Returns
-    -------
-    array
-    """
-    _check_reduction(reduction)
-    input, target = _check_pair(input, target)
-    values = (1.0 - target) * input - apply("log_sigmoid", input)
-    probability = apply("sigmoid", input)
-    missed = probability * (1.0 - target) + (1.0 - probability) * target
-    values = values * (apply("square", missed) if gamma == 2.0 else apply("power", missed, gamma))
-    if alpha >= 0:
-        values = values * (target * alpha + (1.0 - target) * (1.0 - alpha))
-    return _apply_reduction(values, reduction)
-
-
-@_loss
-def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Any:
-    """Squared error, as `torch.nn.functional.mse_loss` of operands of one shape."""
-    _check_reduction(reduction)
-    input, target = _check_pair(input, target)
-    return _apply_reduction(apply("square", input - target), reduction)
-
-
-@_loss
-def huber_loss(input: Any, target: Any, *, delta: float = 1.0, reduction: str = "mean") -> Any:
-    """Error squared and halved up to `delta`, linear beyond, as `torch.nn.functional.huber_loss`."""
-    _check_reduction(reduction)
-    if not delta > 0:
-        raise ValueError(f"delta: expected a positive number, got {float(delta)}")
-    input, target = _check_pair(input, target)
-    error = apply("absolute", input - target)
-    near, far = apply("square", error) * 0.5, (error - 0.5 * delta) * delta
-    return _apply_reduction(apply("where", error < delta, near, far), reduction)
-
-
-@_loss
-def hinge_loss(input: Any, target: Any, *, reduction: str = "none") -> Any:
-    """``max(0, 1 - input * target)`` for targets -1 and 1, as `optax.losses.hinge_loss`."""
-    _check_reduction(reduction)
-    input, target = _check_pair(input, target)
-    return _apply_reduction(apply("clip", 1.0 - input * target, 0.0, math.inf), reduction)

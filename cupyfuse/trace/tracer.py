@@ -351,14 +351,13 @@ class Tracer(Arithmetic):
     def flatten(self, order: str = "C") -> Tracer:
         return self.copy().ravel(order).copy()
 
-    def conjugate(self) -> Tracer:
-        return self.conj()
-
     def conj(self) -> Tracer:
         """Conjugate; a real array is returned itself, not a copy, unlike by `numpy.conj`."""
         if not dtypes.is_complex(self._node.dtype):
             return self
         return self._trace.call_ufunc("conjugate", "__call__", (self,), {})
+
+    conjugate = conj
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
         return self._trace.clip(self, min, max, out=out)
