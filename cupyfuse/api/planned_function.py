@@ -15,7 +15,7 @@ import numpy as np
 
 from ..devices import Device
 from ..plan.build import build
-from ..plan.plan import Plan
+from ..plan.plan import Plan, Traced
 from ..settings import (
     DEFAULT_WORKSPACE,
     Settings,
@@ -182,8 +182,11 @@ class PlannedFunction:
         else:
             signature.add(value, name)
 
-    def trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
-        """Trace the function for the value of each parameter, and the signature of these."""
+    def trace(self, values: Sequence[Any]) -> Traced:
+        """Trace the function for the value of each parameter, with arrays or specs."""
+        return self._trace(values, self.signature_of(values, specs=True)).traced
+
+    def _trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
         return trace_function(self.environment, self.signature, values, signature, by_value, self._strict)
 
     def plan_for(
@@ -194,7 +197,7 @@ class PlannedFunction:
         `constants` and `bound` are as in `compile`.
         """
         signature = self.signature_of(values, specs=True, by_value=constants)
-        tracing = self.trace(values, signature, constants)
+        tracing = self._trace(values, signature, constants)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
         plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), bound)
@@ -244,7 +247,7 @@ class PlannedFunction:
             if found is not None:
                 return found
             engine = engine_for(signature.leaves, signature.names)
-            tracing = self.trace(values, signature, constants)
+            tracing = self._trace(values, signature, constants)
             created = [arrays.on_device_of(signature.leaves[0], c) for c in tracing.constants]
             leaves = [*signature.leaves, *created]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
