@@ -1,4 +1,4 @@
-"""The command line: `python -m benchmarks heads`, and so on: the names in `BENCHMARKS`, distributed, functions.
+"""The command line: `python -m benchmarks heads`, and so on: the names in `BENCHMARKS`, and distributed.
 
 Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report says where), 2 no GPU or wrong usage.
 """
@@ -6,22 +6,26 @@ Exit codes: 0 all well, 1 cupyfuse failed or was wrong somewhere (the report say
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import costs, distributed, environment, functions, gemm, heads, losses, models, rows, torch_heads
-from .device import NoGpu
-from .lab import open_lab
-from .report import Case, Report, merge
-from .reports import markdown
+import numpy as np
+
+from cupyfuse.selftest.machine import array_module
+
+from . import costs, distributed, environment, functions, gemm, heads, losses, models, rows, tables, torch_heads
+from .device import Host, NoGpu
+from .lab import Lab, cpu_lab, open_lab
+from .report import Case, Report, merge, read_cases
 from .timing import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
-# A benchmark's module has `add_options`, `DEFAULTS` (of options that quick runs have other ones of) and `cases`.
+# A benchmark's module has `add_options`, `DEFAULTS` (of options that quick runs have other ones of), `cases`, and
+# `write`, which returns the lines of its report; it may have `failed`, which lists what exit code 1 is for.
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "heads": (heads, "the three heads, and what follows their GEMM alone"),
     "rows": (rows, "softmax and logsumexp over rows of many lengths"),
@@ -30,6 +34,7 @@ BENCHMARKS: dict[str, tuple[Any, str]] = {
     "losses": (losses, "the loss of a language model: forward, backward, memory"),
     "models": (models, "whole models: inference and training steps"),
     "costs": (costs, "the cost model of chains beside what they take: through us, eager, compiled"),
+    "functions": (functions, "functions of users, plain and fused, also on a CPU"),
 }
 _NOT_STATED = ("benchmark", "output", "add", "no_torch", "no_compile", "budget")
 
@@ -38,15 +43,16 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="fewer repeats and less data, for a first look")
     common.add_argument("--output", type=Path, metavar="DIR", help="where to write (default: benchmarks/results/<gpu>)")
-    common.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
-    common.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    common.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
+    rivals = argparse.ArgumentParser(add_help=False)
+    rivals.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
+    rivals.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    rivals.add_argument("--seed", type=int, default=0, help="of the data (default: 0)")
     whole = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmarks of cupyfuse on one GPU.")
-    names = f"{{{','.join([*BENCHMARKS, 'functions', 'distributed'])}}}"
+    names = f"{{{','.join([*BENCHMARKS, 'distributed'])}}}"
     commands = whole.add_subparsers(dest="benchmark", required=True, metavar=names)
     for name, (module, about) in BENCHMARKS.items():
-        module.add_options(commands.add_parser(name, parents=[common], help=about))
-    functions.add_options(commands.add_parser("functions", help="functions of users, plain and fused, also on a CPU"))
+        parents = [common] if module is functions else [common, rivals]
+        module.add_options(commands.add_parser(name, parents=parents, help=about, description=module.__doc__))
     distributed.add_options(commands.add_parser("distributed", help="the heads trained by several processes"))
     return whole
 
@@ -67,7 +73,7 @@ def stated_options(given: argparse.Namespace) -> dict[str, Any]:
     def text(option: str, value: Any) -> Any:
         return ("x" if option == "shape" else " ").join(map(str, value)) if isinstance(value, tuple) else value
 
-    options = {k: v for k, v in vars(given).items() if k not in _NOT_STATED and v is not None}
+    options = {k: v for k, v in vars(given).items() if k not in _NOT_STATED and v not in (None, "")}
     return {k: text(k, v) for k, v in options.items() if not (isinstance(v, float) and math.isinf(v))}
 
 
@@ -79,13 +85,13 @@ def file_name(given: argparse.Namespace) -> str:
     return "-".join(parts)
 
 
+def markdown(report: Report) -> str:
+    return tables.markdown(report, BENCHMARKS[report.benchmark][0].write)
+
+
 def write(report: Report, folder: Path, name: str) -> str:
     """Write JSON and Markdown; return the Markdown."""
-    folder.mkdir(parents=True, exist_ok=True)
-    report.write_json(folder / f"{name}.json")
-    text = markdown(report)
-    (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    return text
+    return tables.write(report, BENCHMARKS[report.benchmark][0].write, folder, name)
 
 
 def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add: bool) -> None:
@@ -93,10 +99,7 @@ def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add:
 
     With `add` the cases of the existing file stay, except those that are measured again.
     """
-    earlier = folder / f"{name}.json"
-    if add and earlier.exists():
-        found = [Case.from_json(case) for case in json.loads(earlier.read_text(encoding="utf-8"))["cases"]]
-        report.cases = [case for case in found if not case.unmeasured]
+    report.cases = [case for case in read_cases(folder / f"{name}.json") if not case.unmeasured] if add else []
     for case in cases:
         report.cases.append(case)
         if report.benchmark == "models":
@@ -104,16 +107,24 @@ def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add:
         write(report, folder, name)
 
 
+def laboratory(given: argparse.Namespace) -> contextlib.AbstractContextManager[Lab]:
+    """Open what the benchmark runs on: the GPU; for functions the CPU on request, and where there is no GPU."""
+    if given.benchmark == "functions":
+        return cpu_lab() if given.cpu or array_module("auto") is np else open_lab("highest", False, False)
+    return open_lab(getattr(given, "precision", "highest"), not given.no_torch, not given.no_compile)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     given = parse(arguments)
-    if given.benchmark in ("distributed", "functions"):
-        return {"distributed": distributed, "functions": functions}[given.benchmark].main(arguments[1:])
+    if given.benchmark == "distributed":
+        return distributed.main(given, arguments)
     module, _ = BENCHMARKS[given.benchmark]
     name = file_name(given)
     try:
-        with open_lab(getattr(given, "precision", "highest"), not given.no_torch, not given.no_compile) as lab:
-            report = Report(given.benchmark, environment.collect(lab.cupy, lab.device.name), stated_options(given))
+        with laboratory(given) as lab:
+            cupy = None if isinstance(lab.device, Host) else lab.cupy
+            report = Report(given.benchmark, environment.collect(lab.device.name, cupy), stated_options(given))
             folder = given.output or RESULTS / environment.slug(lab.device.name)
             try:
                 collect(report, module.cases(lab, given), folder, name, getattr(given, "add", False))
@@ -124,7 +135,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     print(write(report, folder, name))
     print(f"written to {folder}: {name}.json, {name}.md", file=sys.stderr)
-    failed = report.failed() + ([f"stopped early: {report.stopped}"] if report.stopped else [])
+    failed = getattr(module, "failed", Report.failed)(report)
+    failed += [f"stopped early: {report.stopped}"] if report.stopped else []
     for line in failed:
         print(f"failed: {line}", file=sys.stderr)
     return 1 if failed else 0

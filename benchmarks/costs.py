@@ -10,13 +10,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from .device import Call
-from .lab import Lab, Rival, run
+from .lab import Lab, run
 from .report import Case, Report, Result
+from .rivals import COMPILED, Rival, as_run_by
+from .tables import Column, number, table, yes_or_no
 from .timing import describe
 
 OURS, EAGER, INDUCTOR = "cupyfuse", "PyTorch eager", "Inductor"
@@ -30,6 +33,13 @@ PREDICTED = (
     "predicted: their GPU time",
     "predicted: their host",
 )
+
+_HOW = """\
+Medians in microseconds of one call, in training forward and backward. *GPU*: events around many queued calls, per call.
+*host*: the host's clock around calls that it does not wait for; of Inductor, less that of a compiled function of the
+same inputs that computes nothing. *lost*: by the decision, where the longer of GPU and host is waited for.
+"""
+_PARTS = ("our GPU", "our host", "their GPU", "their host")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -73,17 +83,17 @@ class _Chain:
     def __init__(self, lab: Lab, sized: Any, training: bool, seed: int):
         from .cost_chains import as_written
 
-        self._rivals = lab.need_torch()
+        self._lab, self._rivals = lab, lab.need_torch()
         self._torch = torch = self._rivals.torch
         self._sized, self._training = sized, training
         torch.manual_seed(seed)
         device = self._rivals.device_type()
         self._tensors: list[Any] = []
-        for number, (shape, dtype) in enumerate(sized.metas):
+        for place, (shape, dtype) in enumerate(sized.metas):
             # Vectors are biases, scales and variances: positive. Weights keep the variance of what they multiply.
             values = torch.rand(shape, device=device) + 0.5 if len(shape) == 1 else torch.randn(shape, device=device)
-            scale = shape[-1] ** -0.5 if len(shape) > 1 and number in sized.chain.fixed else 1.0
-            statistics = sized.name == "head_softmax" and number in (3, 4)  # running, without gradients
+            scale = shape[-1] ** -0.5 if len(shape) > 1 and place in sized.chain.fixed else 1.0
+            statistics = sized.name == "head_softmax" and place in (3, 4)  # running, without gradients
             tensor = (values * scale).to(getattr(torch, dtype))
             self._tensors.append(tensor.requires_grad_(training and not statistics))
         self._written = as_written(sized.chain)
@@ -93,12 +103,14 @@ class _Chain:
         from cupyfuse.torch.chains.runtime import device_of
         from cupyfuse.torch.cost.estimate import estimate
 
-        requires_grad = [bool(t.requires_grad) for t in self._tensors]
-        precision = self._torch.get_float32_matmul_precision()
-        chain, metas = self._sized.chain, self._sized.metas
-        device = device_of(self._tensors[0])
-        options = {"precision": precision, "device": device, "compiled": compiled}
-        found = estimate(chain, metas, requires_grad=requires_grad, **options)
+        found = estimate(
+            self._sized.chain,
+            self._sized.metas,
+            requires_grad=[bool(t.requires_grad) for t in self._tensors],
+            precision=self._torch.get_float32_matmul_precision(),
+            device=device_of(self._tensors[0]),
+            compiled=compiled,
+        )
         if found.reason:
             return {}
         values = (found.ours.gpu, found.ours.host, found.theirs.gpu, found.theirs.host)
@@ -106,54 +118,46 @@ class _Chain:
 
     def factories(self, rival: str) -> dict[str, Callable[[], Rival]]:
         """Return ours and a rival, and beside Inductor the function that computes nothing; results go unchecked."""
-        calls = {OURS: self._ours, EAGER: self._eager, INDUCTOR: self._compiled, NOTHING: self._nothing}
         chosen = (OURS, rival, *([NOTHING] if rival == INDUCTOR else []))
-        return {name: lambda call=calls[name]: Rival(call(), [], []) for name in chosen}  # type: ignore[misc]
+        return {name: lambda name=name: Rival(self._call(name), [], []) for name in chosen}  # type: ignore[misc]
 
-    def _ours(self) -> Call:
-        from cupyfuse.torch.chains.runner import Runner
+    def _call(self, rival: str) -> Call:
+        """Return a rival's call; what computes nothing returns a view."""
+        if rival == OURS:
+            from cupyfuse.torch.chains.runner import Runner
 
-        runner = Runner(self._sized.chain)
-        runner(self._tensors)
-        if runner.refusals:
-            raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
-        return self._step(lambda: runner(self._tensors))
+            runner = Runner(self._sized.chain)
+            runner(self._tensors)
+            if runner.refusals:
+                raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
+            return self._step(lambda: runner(self._tensors), self._written)
+        if rival == EAGER:
+            return self._step(lambda: self._written(*self._tensors), self._written)
+        if rival == INDUCTOR:
+            self._rivals.reset_compiler()
+        written = _view if rival == NOTHING else self._written
+        compiled = as_run_by(COMPILED, self._lab, written)
+        return self._step(lambda: compiled(*self._tensors), written, rival == NOTHING)
 
-    def _eager(self) -> Call:
-        return self._step(lambda: self._written(*self._tensors))
-
-    def _compiled(self) -> Call:
-        self._rivals.reset_compiler()
-        written = self._rivals.compile_static(self._written)
-        return self._step(lambda: written(*self._tensors))
-
-    def _nothing(self) -> Call:
-        """Return a compiled function of the same inputs whose results are views."""
-
-        def views(*tensors: Any) -> list[Any]:
-            return [tensors[0].view_as(tensors[0])]
-
-        compiled = self._rivals.compile_static(views)
-        return self._step(lambda: compiled(*self._tensors), lambda: views(*self._tensors))
-
-    def _step(self, forward: Call, like: Call | None = None) -> Call:
-        """Return the forward pass, in training after a change of the weights and before the backward pass.
-
-        `like` gives results of the same shapes, the chain's own by default.
-        """
+    def _step(self, forward: Call, written: Callable[..., Any], allow_unused: bool = False) -> Call:
+        """Return the forward pass, in training after a change of the weights and before the backward pass."""
         if not self._training:
             return forward
         torch = self._torch
         wanted = [t for t in self._tensors if t.requires_grad]
         changed = [self._tensors[k] for k in self._sized.chain.fixed if self._tensors[k].requires_grad]
         with torch.no_grad():
-            cotangents = [torch.ones_like(o) for o in (like() if like else self._written(*self._tensors))]
+            cotangents = [torch.ones_like(result) for result in written(*self._tensors)]
 
         def step() -> None:
             torch.autograd.graph.increment_version(changed)
-            torch.autograd.grad(list(forward()), wanted, cotangents, allow_unused=like is not None)
+            torch.autograd.grad(list(forward()), wanted, cotangents, allow_unused=allow_unused)
 
         return step
+
+
+def _view(*tensors: Any) -> list[Any]:
+    return [tensors[0].view_as(tensors[0])]
 
 
 # Predicted beside measured ------------------------------------------------------------------------------------------
@@ -195,3 +199,52 @@ def comparisons(report: Report) -> Iterator[Comparison]:
         if case.find(NOTHING):
             measured[3] = max(measured[3] - (case.value(NOTHING, HOST) or 0.0), 0.1)
         yield Comparison(case, [case.facts[name] for name in PREDICTED], measured)
+
+
+# The report -------------------------------------------------------------------------------------------------------
+
+
+def _parts(cell: Callable[..., object], suffix: str = "") -> list[Column]:
+    """Return a column for each of the four times; `cell` takes the row and the time's place."""
+    return [Column(f"{part}{suffix}", lambda row, k=k: cell(row, k)) for k, part in enumerate(_PARTS)]
+
+
+def _summarize_ratios(row: tuple[str, list[Comparison]], k: int) -> str:
+    """Summarize the ratios of predicted to measured times."""
+    kept = sorted(c.ratios[k] for c in row[1] if math.isfinite(c.ratios[k]))
+    return " / ".join(map(number, (kept[0], statistics.median(kept), kept[-1]))) if kept else "–"
+
+
+def write(report: Report) -> list[str]:
+    found = list(comparisons(report))
+    wrong = [c for c in found if not c.right]
+    by_group = {group: [c for c in found if c.case.group == group] for group in report.groups()}
+    group = Column("", lambda c: c.case.group)
+    name = Column("", lambda c: f"{c.case.name} {c.case.size} {c.case.dtype}")
+    decision = Column("model", lambda c: "fused" if c.chosen else "left")
+    measured = _parts(lambda c, k: c.measured[k])
+    lines = [
+        f"{len(found)} of {len(report.cases)} cases were measured and estimated. The model decides as the measurements "
+        f"do in {len(found) - len(wrong)} of them; what it chooses takes {sum(c.lost for c in found):.0f} us longer "
+        f"than the best choices, which take {sum(c.best for c in found):.0f} us in all.\n",
+        *_HOW.split("\n"),
+        "## Predicted over measured\n",
+        *table(
+            [Column("", lambda row: row[0]), *_parts(_summarize_ratios)],
+            [("all: lowest, median, highest", found), *by_group.items()],
+        ),
+    ]
+    if wrong:
+        columns = [group, name, decision, *measured, Column("lost", lambda c: c.lost)]
+        lines += ["## Wrong decisions\n", *table(columns, wrong)]
+    predicted = _parts(lambda c, k: c.predicted[k], ", of model")
+    for title, among in by_group.items():
+        columns = [name, decision, Column("right", lambda c: yes_or_no(c.right)), *predicted, *measured]
+        lines += [f"## {title}\n", *table(columns, among)]
+    failures = [
+        f"- {case.group}, {case.name} {case.size} {case.dtype}: {result.rival}: {result.failure}"
+        for case in report.cases
+        for result in case.results
+        if result.failure
+    ]
+    return [*lines, *(["## What failed\n", *failures, ""] if failures else [])]

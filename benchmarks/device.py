@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,17 @@ extern "C" __global__ void hold(long long nanoseconds) {
 
 class NoGpu(RuntimeError):
     """CuPy is missing, or finds no GPU."""
+
+
+class Host:
+    """The CPU in a GPU's place: a call is done when it returns."""
+
+    name = "cpu"
+    synchronize = staticmethod(lambda: None)
+    record = staticmethod(time.perf_counter)
+
+    def elapsed(self, start: float, end: float) -> float:
+        return (end - start) * 1e6
 
 
 class Device:

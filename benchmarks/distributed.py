@@ -1,7 +1,7 @@
 """Train the heads on several GPUs: losses compared with PyTorch's own, and times per step.
 
     python -m benchmarks distributed                        # a process for each GPU; without any, two on the CPU
-    torchrun --nproc-per-node 2 -m benchmarks.distributed   # the same, in processes that are there
+    torchrun --nproc-per-node 2 -m benchmarks distributed   # the same, in processes that are there
 
 Each row is a model under DistributedDataParallel or `fully_shard`, fused in one of the ways. A row that fails says why;
 where the processes end with it, those that `python -m benchmarks distributed` starts next go on behind it.
@@ -12,22 +12,22 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
-import json
+import math
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from . import environment
+from . import environment, tables
 from . import options as types
-from .report import Column, scientific, table, write_json
-from .timing import describe
+from .report import OUT_OF_TIME, Case, Report, Result, read_cases
+from .tables import case_tables, explain
+from .timing import Summary, describe, summarize
 from .torch_heads import NAMES
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -41,91 +41,36 @@ INSIDE, OUTSIDE = "wrapped after fuse", "fused after wrapping"
 FORMS = (PLAIN, OUTSIDE, INSIDE, DROP_IN, BACKEND)
 WRAPPERS = ("DDP", "fully_shard")
 DTYPES = ("float32", "bfloat16")
-# A row is right where its error is at most so many times PyTorch's, and a rounding.
+# A form is right where its error is at most so many times PyTorch's, and a rounding.
 MARGIN, ROUNDING = 4.0, {"float32": 1e-5, "bfloat16": 2**-7}
-NOT_RUN = "not run: its time was up"
 ENDED = "the processes ended, or were stuck"
+# Facts of a case, by form.
+PLAIN_ERROR, DIFFERENCE, PARAMETERS, FUSED_CHAINS = "PyTorch's error", "to PyTorch", "parameters", "chains"
 
-_HOW = """\
-Each row trains a head for five steps of SGD with momentum, every process on data of its own, then is timed with a fused
-AdamW. *error* is the largest difference of a step's loss to the same training in float64, relative to the loss;
-*PyTorch's* is that of the plain model in the same dtype. *to PyTorch* compares with that model's losses; *parameters*
-compares its parameters after the steps with ours, relative to how far they have moved. *ms* is the time of a step in
-the slowest process. A row is *right* where its error is at most four times PyTorch's, or a rounding."""
-
-
-@dataclass
-class Row:
-    """What one form of a model did. Fields that were not measured are None."""
-
-    head: str
-    dtype: str
-    wrapper: str
-    form: str
-    failure: str = ""  # why there are no figures
-    error: float | None = None  # the largest difference of a step's loss to training in float64, relative to that loss
-    plain_error: float | None = None  # PyTorch's
-    difference: float | None = None  # of the losses to those of PyTorch in the same dtype
-    parameters: float | None = None  # ||parameters - PyTorch's|| / ||those - the first ones||, after the steps
-    milliseconds: float | None = None  # of a step in the slowest process, the median of three runs
-    chains: int | None = None  # how many ran
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self.head, self.dtype, self.wrapper, self.form
-
-    @property
-    def right(self) -> bool:
-        """Whether its error is within `MARGIN` times PyTorch's, and a rounding."""
-        if self.failure or self.error is None or self.plain_error is None:
-            return False
-        return self.error <= MARGIN * self.plain_error + ROUNDING[self.dtype]
+_HOW = f"""\
+- Each head is trained for five steps of SGD with momentum, every process on data of its own, then timed with a fused
+  AdamW: ten steps in a row in the slowest process, of three runs.
+- *error* is the largest difference of a step's loss to the same training in float64, relative to the loss; it is wrong
+  where it is more than four times *{PLAIN_ERROR}*, that of the plain model in the same dtype, and a rounding.
+- *{DIFFERENCE}* compares with that model's losses; *{PARAMETERS}* compares its parameters after the steps with ours,
+  relative to how far they have moved."""
 
 
-@dataclass
-class Table:
-    """All rows, and what they were measured with."""
-
-    environment: dict[str, Any]
-    options: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-
-    def write(self, folder: Path, begun: Row | None = None) -> None:
-        """Write the report; the row begun counts as failed until it has ended."""
-        folder.mkdir(parents=True, exist_ok=True)
-        rows = [*self.rows, *([Row(*begun.key, failure=ENDED)] if begun else [])]
-        written = Table(self.environment, self.options, rows)
-        write_json(folder / "distributed.json", asdict(written))
-        (folder / "distributed.md").write_text(written.markdown(), encoding="utf-8")
-
-    def markdown(self) -> str:
-        """Write a table a dtype and wrapper."""
-        about = ", ".join(f"{name} {value}" for name, value in self.environment.items() if value is not None)
-        stated = ", ".join(f"{name} {value}" for name, value in self.options.items())
-        lines = ["# Training on several GPUs", "", f"{about}.", "", f"{stated}.", "", *_HOW.splitlines(), ""]
-        columns = [
-            Column("head", lambda row: row.head),
-            Column("how", lambda row: row.form),
-            Column("right", lambda row: row.failure or ("yes" if row.right else "NO")),
-            Column("error", lambda row: row.error, scientific),
-            Column("PyTorch's", lambda row: row.plain_error, scientific),
-            Column("to PyTorch", lambda row: row.difference, scientific),
-            Column("parameters", lambda row: row.parameters, scientific),
-            Column("ms", lambda row: row.milliseconds),
-            Column("chains", lambda row: "" if row.chains is None else str(row.chains)),
-        ]
-        for dtype, wrapper in dict.fromkeys((row.dtype, row.wrapper) for row in self.rows):
-            rows = [row for row in self.rows if (row.dtype, row.wrapper) == (dtype, wrapper)]
-            lines += [f"## {dtype}, {wrapper}", "", *table(columns, sorted(rows, key=lambda row: row.head))]
-        return "\n".join(lines)
+def plan(cases: Sequence[Case], forms: Sequence[str]) -> Iterator[tuple[Case, str]]:
+    """Yield cases and forms in the order in which they are run: what compiles for long is last."""
+    for slow in (False, True):
+        for case in cases:
+            yield from ((case, form) for form in forms if (form == BACKEND) is slow)
 
 
-def plan(heads: Sequence[str], dtypes: Sequence[str], forms: Sequence[str]) -> list[Row]:
-    """Return the rows in the order in which they are run: what compiles for long is last."""
-    quick = [form for form in FORMS if form in forms and form != BACKEND]
-    slow = [form for form in forms if form == BACKEND]
-    cases = [(head, dtype, wrapper) for dtype in dtypes for wrapper in WRAPPERS for head in heads]
-    return [Row(*case, form) for part in (quick, slow) for case in cases for form in part]
+def make_cases(given: argparse.Namespace, shape: tuple[int, int, int]) -> list[Case]:
+    """Return the cases: a head under a wrapper in a dtype, whose results are by form."""
+    grid = [(dtype, wrapper, head) for dtype in given.dtypes for wrapper in WRAPPERS for head in given.heads]
+    return [Case(f"{dtype}, {wrapper}", head, shape, dtype) for dtype, wrapper, head in grid]
+
+
+def write(report: Report) -> list[str]:
+    return [*explain(["wall_loop"], _HOW), *case_tables(report, PLAIN, ["wall_loop"])]
 
 
 @functools.lru_cache(maxsize=1)
@@ -133,7 +78,7 @@ def load_models(head: str, shape: tuple[int, int, int], dtype: Any, device: Any)
     """Return the plain model and the drop-in one, with the same parameters in every process."""
     import torch
 
-    from .rivals import load
+    from .pytorch import load
 
     source, built = load(head, shape), []
     for model in (source.Model, source.ModelNew):
@@ -171,68 +116,72 @@ class Worker:
 
     def environment(self) -> dict[str, Any]:
         if not self.gpu:
-            found = {"gpu": "cpu", "torch": environment.version("torch")}
+            found = environment.collect("cpu")
         else:
             import cupy
 
-            found = environment.collect(cupy, self.torch.cuda.get_device_name(self.device))
+            found = environment.collect(self.torch.cuda.get_device_name(self.device), cupy)
         return {**found, "processes": self.count}
 
-    def run(self, row: Row) -> None:
-        """Fill in a row."""
+    def run(self, case: Case, result: Result) -> None:
+        """Fill in a result."""
         failure = ""
         try:
-            self._measure(row)
+            self._measure(case, result)
         except Exception as error:
             failure = describe(error)
         failures: list[Any] = [None] * self.count
         self.dist.all_gather_object(failures, failure)
-        row.failure = next((f"process {rank}: {text}" for rank, text in enumerate(failures) if text), "")
+        result.failure = next((f"process {rank}: {text}" for rank, text in enumerate(failures) if text), "")
         if self.gpu:
             self.torch.cuda.empty_cache()
 
-    def _measure(self, row: Row) -> None:
-        torch, dtype = self.torch, getattr(self.torch, row.dtype)
+    def _measure(self, case: Case, result: Result) -> None:
+        torch, dtype, wrapper = self.torch, getattr(self.torch, case.dtype), case.group.rpartition(", ")[2]
         torch._dynamo.reset()
-        plain, drop_in = load_models(row.head, self.shape, dtype, self.device)
-        key = (row.head, row.dtype, row.wrapper)
+        plain, drop_in = load_models(case.name, self.shape, dtype, self.device)
+        key = (case.group, case.name)
         if key not in self._references:
             self._references.clear()
             exact, same = copy.deepcopy(plain).double(), copy.deepcopy(plain)
             self._references[key] = (
-                self._train(self._wrap(exact, row.wrapper), torch.float64),
-                self._train(self._wrap(same, row.wrapper), dtype),
+                self._train(self._wrap(exact, wrapper), torch.float64),
+                self._train(self._wrap(same, wrapper), dtype),
             )
         (exact_losses, _), (plain_losses, plain_state) = self._references[key]
-        model = self._build(row, plain, drop_in)
+        model = self._build(result.rival, wrapper, plain, drop_in)
         losses, state = self._train(model, dtype)
         if len(set(plain_losses)) < STEPS:
             raise RuntimeError(f"PyTorch's losses repeat, which would hide stale weights: {plain_losses}")
-        row.error, row.plain_error = _difference(losses, exact_losses), _difference(plain_losses, exact_losses)
-        row.difference = _difference(losses, plain_losses)
         first = [p.detach().double() for p in plain.parameters()]
         moved = sum(float((p - f).square().sum()) for p, f in zip(plain_state, first, strict=True))
         between = sum(float((p - q).square().sum()) for p, q in zip(plain_state, state, strict=True))
-        row.parameters = (between / moved) ** 0.5 if moved else None
-        row.milliseconds = self._time(model, dtype)
-        if row.form in (INSIDE, OUTSIDE, DROP_IN):
+        error, plain_error = _difference(losses, exact_losses), _difference(plain_losses, exact_losses)
+        facts = {PLAIN_ERROR: plain_error, DIFFERENCE: _difference(losses, plain_losses)}
+        facts |= {PARAMETERS: (between / moved) ** 0.5} if moved else {}
+        result.times["wall_loop"] = self._time(model, dtype)
+        if result.rival in (INSIDE, OUTSIDE, DROP_IN):
             from cupyfuse.torch import explain
 
-            row.chains = sum(bool(part.plans) for part in explain(model).fused)
+            facts[FUSED_CHAINS] = sum(bool(part.plans) for part in explain(model).fused)
+        result.error = error if math.isfinite(error) else None
+        case.facts |= {f"{name}, {result.rival}": v for name, v in facts.items() if math.isfinite(v)}
+        if not error <= MARGIN * plain_error + ROUNDING[case.dtype]:
+            raise RuntimeError(f"wrong result: losses err by {error:.2g}, PyTorch's by {plain_error:.2g}")
 
-    def _build(self, row: Row, plain: Any, drop_in: Any) -> Any:
+    def _build(self, form: str, wrapper: str, plain: Any, drop_in: Any) -> Any:
         from cupyfuse.torch import fuse
 
         # On a CPU no chain is worth it: there is only to see that they are right.
         fused = functools.partial(fuse, only_gains=self.gpu)
-        module = copy.deepcopy(drop_in if row.form == DROP_IN else plain)
-        if row.form == INSIDE:
-            return self._wrap(fused(module), row.wrapper)
+        module = copy.deepcopy(drop_in if form == DROP_IN else plain)
+        if form == INSIDE:
+            return self._wrap(fused(module), wrapper)
         # A drop-in module leaves what `fully_shard` has put hooks on to PyTorch.
-        wrapped = self._wrap(module, row.wrapper, row.form != DROP_IN)
-        if row.form == OUTSIDE:
+        wrapped = self._wrap(module, wrapper, form != DROP_IN)
+        if form == OUTSIDE:
             return fused(wrapped)
-        if row.form == BACKEND:
+        if form == BACKEND:
             from cupyfuse.torch.backend import backend
 
             return self.torch.compile(wrapped, backend=backend, options={"cupyfuse.only_gains": self.gpu})
@@ -272,8 +221,8 @@ class Worker:
         state = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in module.parameters()]
         return losses, [p.detach().double() for p in state]
 
-    def _time(self, module: Any, dtype: Any, runs: int = 3, steps: int = 10) -> float:
-        """Return the milliseconds of a step in the slowest process."""
+    def _time(self, module: Any, dtype: Any, runs: int = 3, steps: int = 10) -> Summary:
+        """Measure the time of a step in the slowest process, in microseconds."""
         torch = self.torch
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
         x = self._batch(0, dtype)
@@ -285,10 +234,10 @@ class Worker:
             for _ in range(steps if run else 2):
                 self._step(module, optimizer, x)
             self._synchronize()
-            found.append((time.perf_counter() - begun) * 1e3 / steps)
-        median = torch.tensor(sorted(found[1:])[runs // 2], device=self.device)
-        self.dist.all_reduce(median, self.dist.ReduceOp.MAX)
-        return float(median)
+            found.append((time.perf_counter() - begun) * 1e6 / steps)
+        slowest = torch.tensor(found[1:], device=self.device)
+        self.dist.all_reduce(slowest, self.dist.ReduceOp.MAX)
+        return summarize(slowest.tolist())
 
     def _synchronize(self) -> None:
         if self.gpu:
@@ -302,32 +251,35 @@ def _difference(losses: Sequence[float], others: Sequence[float]) -> float:
 
 
 def work(given: argparse.Namespace) -> int:
-    """Run the rows in this process, together with the others; the first one writes them."""
+    """Run the cases in this process, together with the others; the first one writes them."""
     begun = time.time() if given.begun is None else given.begun
     worker = Worker(given.shape or (SHAPE if _gpus() else SHAPE_ON_CPU))
-    found = Table(worker.broadcast(worker.environment()), {"shape": "x".join(map(str, worker.shape)), "steps": STEPS})
-    folder = given.output or RESULTS / f"{environment.slug(found.environment['gpu'])}-x{worker.count}"
-    earlier = folder / "distributed.json"
-    rows = json.loads(earlier.read_text(encoding="utf-8"))["rows"] if given.keep and earlier.exists() else []
-    found.rows = [Row(**row) for row in worker.broadcast(rows)]
-    done = {row.key for row in found.rows}
-    for row in plan(given.heads, given.dtypes, given.forms):
-        if row.key in done:
-            continue
-        if worker.broadcast(time.time() - begun > given.budget):
-            row.failure = NOT_RUN
-        else:
-            if worker.rank == 0:
-                found.write(folder, begun=row)
-            worker.run(row)
-        found.rows.append(row)
+    options = {"shape": "x".join(map(str, worker.shape)), "steps": STEPS}
+    report = Report("distributed", worker.broadcast(worker.environment()), options)
+    folder = given.output or RESULTS / f"{environment.slug(report.environment['gpu'])}-x{worker.count}"
+    earlier = read_cases(folder / "distributed.json") if given.keep else []
+    known = {(case.group, case.name): case for case in worker.broadcast(earlier)}
+    report.cases = [known.get((case.group, case.name), case) for case in make_cases(given, worker.shape)]
+
+    def save() -> None:
         if worker.rank == 0:
-            found.write(folder)
+            tables.write(report, write, folder, "distributed")
+
+    for case, form in plan(report.cases, given.forms):
+        if case.find(form):
+            continue
+        result = Result(form, failure=OUT_OF_TIME)
+        case.results.append(result)
+        if not worker.broadcast(time.time() - begun > given.budget):
+            result.failure = ENDED  # unless it is told otherwise
+            save()
+            worker.run(case, result)
+        save()
     worker.dist.destroy_process_group()
     if worker.rank == 0:
-        print(found.markdown())
+        print((folder / "distributed.md").read_text(encoding="utf-8"))
         print(f"written to {folder}/distributed.*", file=sys.stderr)
-    return 0 if all(row.right or row.failure == NOT_RUN for row in found.rows) else 1
+    return 0 if all(r.failure in ("", OUT_OF_TIME) for case in report.cases for r in case.results) else 1
 
 
 # All processes ------------------------------------------------------------------------------------------------------
@@ -343,8 +295,8 @@ def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Start the processes; start others for the rows that are left where they end early."""
     count = given.processes or _gpus() or 2
     begun, status = time.time(), 1
-    for turn in range(len(plan(given.heads, given.dtypes, given.forms))):
-        command = [sys.executable, "-m", "benchmarks.distributed", *arguments, "--begun", str(begun)]
+    for turn in range(len(given.forms) * len(make_cases(given, SHAPE))):
+        command = [sys.executable, "-m", "benchmarks", *arguments, "--begun", str(begun)]
         command += ["--keep"] if turn or given.keep else []
         statuses = start(command, count, begun + given.budget + 60 - time.time())
         status = max(map(abs, statuses))
@@ -353,12 +305,15 @@ def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 1 if status else 0
 
 
-def start(command: Sequence[str], count: int, seconds: float) -> list[int]:
-    """Run `count` processes at once and return their exit codes; where one fails, wait only briefly for the others."""
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    common = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        return str(free.getsockname()[1])
+
+
+def start(command: Sequence[str], count: int, seconds: float) -> list[int]:
+    """Run `count` processes at once and return their exit codes; where one fails, wait only briefly for the others."""
+    common = {**os.environ, "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     common.setdefault("OMP_NUM_THREADS", "1")
     started = [subprocess.Popen(command, env={**common, "RANK": str(k), "LOCAL_RANK": str(k)}) for k in range(count)]
     deadline = time.time() + seconds
@@ -387,12 +342,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--begun", type=float, help=argparse.SUPPRESS)
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks distributed", description=__doc__.splitlines()[0])
-    add_options(parser)
-    given = parser.parse_args(arguments)
+def main(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Be one of the processes that were started, or start them with these arguments of the command line."""
     return work(given) if "RANK" in os.environ else spawn(given, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

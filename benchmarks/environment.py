@@ -1,9 +1,8 @@
-"""Describe what a measurement was made with: the GPU, the driver, the versions, the commit."""
+"""Describe what a measurement was made with: the device, the driver, the versions, the commit."""
 
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import platform
 import re
 import subprocess
@@ -12,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import cupyfuse
+from cupyfuse.selftest.machine import cuda_version, package_version
 
-PACKAGES = ("torch", "triton", "transformers", "timm", "numpy")
+PACKAGES = ("torch", "triton", "transformers", "timm", "numpy", "scipy")
 _CHECKOUT = str(Path(__file__).resolve().parent.parent)
 
 
@@ -22,20 +22,12 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def version(package: str) -> str | None:
-    """Return the installed version of a package; None where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _run(*command: str) -> str | None:
-    """Return what a command prints; None where it cannot be run or fails."""
+def _run(*command: str) -> str:
+    """Return what a command prints; nothing where it cannot be run or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None
+        return ""
     return done.stdout.strip()
 
 
@@ -46,44 +38,25 @@ def commit() -> str | None:
     return f"{head}{'+' if changed else ''}" if head else None
 
 
-def cuda_version(number: Callable[[], int]) -> str | None:
-    """Return CUDA's version number in words (13000 is '13.0'); None where asking for it fails."""
+def _cuda(number: Callable[[], int]) -> str | None:
+    """Return a version of CUDA; None where asking for it fails."""
     try:
-        return f"{number() // 1000}.{number() % 1000 // 10}"
+        return cuda_version(number())
     except Exception:  # an unknown version must not stop a measurement
         return None
 
 
-def processor() -> str | None:
-    """Return the name of this machine's processor."""
-    found = re.search(r"Model name:\s*(.*)", _run("lscpu") or "")
-    return found[1] if found else platform.processor() or None
-
-
-def versions() -> dict[str, Any]:
-    """Collect what a reader needs to judge or repeat a measurement without a GPU."""
-    return {
-        "cupyfuse": cupyfuse.__version__,
-        "numpy": version("numpy"),
-        "scipy": version("scipy"),
-        "python": platform.python_version(),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
-def collect(cupy: Any, gpu: str) -> dict[str, Any]:
-    """Collect what a reader needs to judge or repeat a measurement on this machine."""
-    driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    return {
-        "gpu": gpu,
-        "driver": driver.splitlines()[0].strip() if driver else None,
-        "driver_cuda": cuda_version(lambda: cupy.cuda.runtime.driverGetVersion()),
-        "cuda_runtime": cuda_version(lambda: cupy.cuda.get_local_runtime_version()),
-        "cupyfuse": cupyfuse.__version__,
-        "cupy": cupy.__version__,
-        **{package: version(package) for package in PACKAGES},
-        "python": platform.python_version(),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
+def collect(device: str, cupy: Any = None) -> dict[str, Any]:
+    """Collect what a reader needs to judge or repeat a measurement on a device: a GPU with `cupy`, else the CPU."""
+    found: dict[str, Any] = {"gpu": device, "cupyfuse": cupyfuse.__version__}
+    if cupy is None:
+        processor = re.search(r"Model name:\s*(.*)", _run("lscpu"))
+        found["processor"] = processor[1] if processor else platform.processor() or None
+    else:
+        driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").splitlines()
+        found |= {"driver": driver[0].strip() if driver else None, "cupy": cupy.__version__}
+        found["driver_cuda"] = _cuda(lambda: cupy.cuda.runtime.driverGetVersion())
+        found["cuda_runtime"] = _cuda(lambda: cupy.cuda.get_local_runtime_version())
+    found |= {package: package_version(package) for package in PACKAGES}
+    found |= {"python": platform.python_version(), "commit": commit()}
+    return {**found, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")}

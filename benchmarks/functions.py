@@ -1,20 +1,17 @@
 """Time the functions of users that the tests run: plain and fused, with NumPy on the CPU and with CuPy on a GPU.
 
-    python -m benchmarks functions           # on a GPU where there is one
-    python -m benchmarks functions --cpu
-
-The functions are in `tests/helpers`. A call is *slow* if it takes more than 1.1 times the plain one and 15 us.
+The functions are in `tests/helpers`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,99 +19,31 @@ import numpy as np
 
 import cupyfuse as cf
 
-from . import environment
 from . import options as types
-from .report import Column, scientific, table, write_json
+from .lab import Lab, run
+from .report import Case, Report, Result
+from .rivals import OURS, Rival
+from .tables import Column, scientific, table
 from .timing import describe
 
-RESULTS = Path(__file__).resolve().parent / "results"
-HELPERS = RESULTS.parents[1] / "tests" / "helpers"
+HELPERS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
 SIZES = {"256 rows": (256, 64, 32), "4096 x 1000": (4096, 1000, 1000)}  # rows, features, classes
-SLOWER, OVERHEAD = 1.1, 15e-6
-SECONDS = 0.25  # for each rival of a function
+SLOWER, OVERHEAD = 1.1, 15.0  # a call is slow that takes more times the plain one's and so many microseconds
+DEFAULTS = {"budget": (0.25, 0.025), "sizes": (tuple(SIZES), ("256 rows",))}
+PLAIN, FIGURE = "plain", "wall_least"
+FIRST, WRITTEN = f"first call ms, {OURS}", f"as written, {OURS}"  # facts of a case
 
 _HOW = """\
 Each function is called plain and fused in turn, and the least time of each counts, from an idle device to an idle
 device, in microseconds. *error* is ||result - reference|| / ||reference||, the largest of all results, against the
 plain function in float64; *plain's* is that of the plain function. *way* is how NumPy arrays ran: as written, or as a
-plan."""
-
-
-@dataclass
-class Row:
-    """One function at one size. Fields that were not measured are None."""
-
-    name: str
-    size: str
-    dtype: str
-    failure: str = ""  # why there are no figures
-    skipped: str = ""  # likewise, where the plain function says so
-    plain: float | None = None  # seconds
-    fused: float | None = None
-    first: float | None = None  # of the first fused call
-    error: float | None = None
-    plain_error: float | None = None
-    way: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        return self.plain / self.fused if self.plain and self.fused else None
-
-    @property
-    def slow(self) -> bool:
-        return self.plain is not None and self.fused is not None and self.fused > SLOWER * self.plain + OVERHEAD
-
-
-@dataclass
-class Table:
-    """All rows, and what they were measured with."""
-
-    environment: dict[str, Any]
-    rows: list[Row] = field(default_factory=list)
-
-    def write(self, folder: Path) -> str:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / "functions.json", asdict(self))
-        text = self.markdown()
-        (folder / "functions.md").write_text(text, encoding="utf-8")
-        return text
-
-    def markdown(self) -> str:
-        about = ", ".join(f"{name} {value}" for name, value in self.environment.items() if value is not None)
-        lines = ["# Functions of users", "", f"{about}.", "", *_HOW.splitlines(), ""]
-        columns = [
-            Column("function", lambda row: row.name),
-            Column("way", lambda row: row.failure or row.skipped or row.way),
-            Column("plain", lambda row: row.plain and row.plain * 1e6, rival=True),
-            Column("fused", lambda row: row.fused and row.fused * 1e6, rival=True),
-            Column("ratio", lambda row: row.ratio),
-            Column("slow", lambda row: "SLOW" if row.slow else ""),
-            Column("first call, ms", lambda row: row.first and row.first * 1e3),
-            Column("error", lambda row: row.error, scientific),
-            Column("plain's", lambda row: row.plain_error, scientific),
-        ]
-        for size, dtype in dict.fromkeys((row.size, row.dtype) for row in self.rows):
-            rows = [row for row in self.rows if (row.size, row.dtype) == (size, dtype)]
-            lines += [f"## {size}, {dtype}", "", *summary(rows), "", *table(columns, rows, min)]
-        return "\n".join(lines)
-
-
-def summary(rows: Sequence[Row]) -> list[str]:
-    """Sum up rows in a sentence."""
-    ratios = [row.ratio for row in rows if row.ratio]
-    if not ratios:
-        return ["Nothing was measured."]
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    slow, failed = sum(row.slow for row in rows), sum(bool(row.failure) for row in rows)
-    return [f"{len(ratios)} functions, {failed} failed; plain / fused: {mean:.2f} on average (geometric), {slow} slow."]
+plan. A call is *slow* if it takes more than 1.1 times the plain one and 15 us."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu", action="store_true", help="with NumPy, also where there is a GPU")
-    parser.add_argument("--quick", action="store_true", help="fewer repeats, and the small size alone")
     parser.add_argument("--dtypes", type=types.names(("float32", "float64")), default=("float32",), metavar="DTYPE,...")
     parser.add_argument("--only", default="", metavar="TEXT", help="functions whose name holds this text")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where to write (default: benchmarks/results/...)")
 
 
 def functions() -> tuple[Any, dict[str, Callable[..., Any]]]:
@@ -127,102 +56,121 @@ def functions() -> tuple[Any, dict[str, Callable[..., Any]]]:
     return made, made.USERS
 
 
-class Bench:
-    """An array library, and how calls of functions on its arrays are timed."""
-
-    def __init__(self, cupy: Any, seconds: float):
-        self.cupy, self.seconds = cupy, seconds
-
-    def place(self, arrays: Iterable[Any]) -> list[Any]:
-        return [self.cupy.asarray(a) for a in arrays] if self.cupy else list(arrays)
-
-    def timed(self, call: Callable[[], Any]) -> float:
-        if self.cupy:
-            self.cupy.cuda.Device().synchronize()
-        began = time.perf_counter()
-        call()
-        if self.cupy:
-            self.cupy.cuda.Device().synchronize()
-        return time.perf_counter() - began
-
-    def contest(self, plain: Callable[[], Any], fused: Callable[[], Any]) -> tuple[float, float]:
-        """Return the least time of each, called in turn."""
-        best = [self.timed(plain), self.timed(fused)]
-        end = time.perf_counter() + 2 * self.seconds
-        rounds = 0
-        while time.perf_counter() < end or rounds < 3:
-            rounds += 1
-            for k, call in enumerate((plain, fused)):
-                for _ in range(max(1, min(50, int(0.01 / best[k])))):
-                    best[k] = min(best[k], self.timed(call))
-        return best[0], best[1]
-
-    def run(self, row: Row, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
-        """Fill in a row."""
-        wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arguments]
-        try:
-            exact = leaves(function(*wide))
-        except (ValueError, IndexError) as error:
-            row.skipped = f"takes no arrays of this size: {describe(error)}"
-            return
-        head = cf.fuse(function)
-        given = self.place(a.copy() for a in arguments)
-        row.first = self.timed(lambda: head(*given))
-        row.error = largest_error(head(*self.place(a.copy() for a in arguments)), exact)
-        row.plain_error = largest_error(function(*self.place(a.copy() for a in arguments)), exact)
-        row.way = "as written" if head.plans[-1].as_written else "plan"
-        given, own = (self.place(a.copy() for a in arguments) for _ in range(2))
-        row.plain, row.fused = self.contest(lambda: function(*own), lambda: head(*given))
-
-
 def leaves(results: Any) -> list[Any]:
     """Return results, alone or several, as NumPy arrays of float64."""
     several = results if isinstance(results, (tuple, list)) else [results]
     return [np.asarray(r.get() if hasattr(r, "get") else r).astype(np.float64) for r in several]
 
 
-def largest_error(results: Any, exact: Sequence[Any]) -> float | None:
-    """Return the largest relative error of results by norm; None if it is infinite where the reference is not."""
-    errors = [0.0]
-    for got, wanted in zip(leaves(results), exact, strict=True):
-        known = np.isfinite(wanted)
-        size = float(np.linalg.norm(wanted[known]))
-        errors.append(float(np.linalg.norm((got - wanted)[known])) / (size or 1.0))
-    return max(errors) if all(map(math.isfinite, errors)) else None
+def _rival(lab: Lab, function: Callable[..., Any], arguments: Sequence[Any], exact: Sequence[Any]) -> Rival:
+    """Return a function on arguments of its own, compared where the reference is finite."""
+
+    def place() -> list[Any]:
+        return [lab.cupy.asarray(a.copy()) for a in arguments]
+
+    def attempt() -> list[Any]:
+        found = zip(leaves(function(*place())), exact, strict=True)
+        return [got[np.isfinite(wanted)] for got, wanted in found]
+
+    expected = [wanted[np.isfinite(wanted)] for wanted in exact]
+    return Rival(functools.partial(function, *place()), [attempt], expected, judged=False)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks functions", description=__doc__)
-    add_options(parser)
-    given = parser.parse_args(arguments)
-    cupy = None if given.cpu else available_cupy()
-    name = "cpu" if cupy is None else cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    found = environment.collect(cupy, name) if cupy else {"cpu": environment.processor(), **environment.versions()}
-    made, users = functions()
-    measured, bench = Table(found), Bench(cupy, SECONDS / (10 if given.quick else 1))
-    folder = given.output or RESULTS / environment.slug(name)
-    text = ""
-    with np.errstate(all="ignore"):
-        for size, lengths in list(SIZES.items())[: 1 if given.quick else None]:
-            made.ROWS, made.WIDTH, made.CLASSES = lengths
-            for dtype in given.dtypes:
-                for function_name, function in users.items():
-                    if given.only in function_name:
-                        row = Row(function_name, size, dtype)
-                        measured.rows.append(row)
-                        try:
-                            bench.run(row, function, made.arguments(function, np.dtype(dtype)))
-                        except Exception as error:
-                            row.failure = describe(error)
-                        text = measured.write(folder)
-    print(text)
-    return 1 if any(row.failure or row.slow for row in measured.rows) else 0
-
-
-def available_cupy() -> Any:
-    """Return CuPy where it finds a GPU, else None."""
+def measure(lab: Lab, case: Case, function: Callable[..., Any], arguments: Sequence[Any], budget: float) -> None:
+    """Run a case: one function on arguments of one size and dtype."""
+    wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arguments]
     try:
-        import cupy
-    except ImportError:
-        return None
-    return cupy if cupy.cuda.is_available() else None
+        exact = leaves(function(*wide))
+    except (ValueError, IndexError) as error:
+        case.results = [Result(PLAIN, failure=f"takes no arrays of this size: {describe(error)}")]
+        return
+    fused = cf.fuse(function)
+
+    def ours() -> Rival:
+        rival = _rival(lab, fused, arguments, exact)
+        lab.device.synchronize()
+        began = time.perf_counter()
+        rival.call()
+        lab.device.synchronize()
+        case.facts = {FIRST: (time.perf_counter() - began) * 1e3, WRITTEN: float(bool(fused.plans[-1].as_written))}
+        return rival
+
+    factories = {PLAIN: lambda: _rival(lab, function, arguments, exact), OURS: ours}
+    run(lab, case, factories, (FIGURE,), budget)
+
+
+def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
+    """Run every function, at every size in every dtype."""
+    made, users = functions()
+    for size in options.sizes:
+        made.ROWS, made.WIDTH, made.CLASSES = SIZES[size]
+        for dtype in options.dtypes:
+            for name, function in users.items():
+                if options.only in name:
+                    case = Case(f"{size}, {dtype}", name, SIZES[size], dtype)
+                    try:
+                        with np.errstate(all="ignore"):
+                            arguments = made.arguments(function, np.dtype(dtype))
+                            measure(lab, case, function, arguments, options.budget)
+                    except Exception as error:
+                        case.results = [Result(OURS, failure=describe(error))]
+                    yield case
+
+
+# The report ---------------------------------------------------------------------------------------------------------
+
+
+def least(case: Case, rival: str) -> float | None:
+    """Return the least time of a rival, in microseconds; None where it has none."""
+    found = case.find(rival)
+    return found.times[FIGURE].minimum if found and FIGURE in found.times else None
+
+
+def speedup(case: Case) -> float | None:
+    plain, fused = least(case, PLAIN), least(case, OURS)
+    return plain / fused if plain and fused else None
+
+
+def slow(case: Case) -> bool:
+    plain, fused = least(case, PLAIN), least(case, OURS)
+    return plain is not None and fused is not None and fused > SLOWER * plain + OVERHEAD
+
+
+def summary(cases: Sequence[Case]) -> str:
+    """Sum up cases in a sentence."""
+    ratios = [ratio for ratio in map(speedup, cases) if ratio]
+    if not ratios:
+        return "Nothing was measured."
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    failures = len(Report("functions", {}, {}, cases=list(cases)).failed())
+    about = f"plain / fused: {mean:.2f} on average (geometric), {sum(map(slow, cases))} slow."
+    return f"{len(ratios)} functions, {failures} failed; {about}"
+
+
+def _way(case: Case) -> str:
+    failures = [result.failure for result in case.results if result.failure]
+    return failures[-1] if failures else "as written" if case.facts.get(WRITTEN) else "plan"
+
+
+def failed(report: Report) -> list[str]:
+    """List the functions that failed, and those that are slow."""
+    return report.failed() + [f"{case.group}, {case.name}: slow" for case in report.cases if slow(case)]
+
+
+def write(report: Report) -> list[str]:
+    """Write a table for each size and dtype, a row for each function."""
+    columns = [
+        Column("function", lambda case: case.name),
+        Column("way", _way),
+        Column("plain", lambda case: least(case, PLAIN), rival=True),
+        Column("fused", lambda case: least(case, OURS), rival=True),
+        Column("ratio", speedup),
+        Column("slow", lambda case: "SLOW" if slow(case) else ""),
+        Column("first call, ms", lambda case: case.facts.get(FIRST)),
+        Column("error", lambda case: case.value(OURS, "error"), scientific),
+        Column("plain's", lambda case: case.value(PLAIN, "error"), scientific),
+    ]
+    lines = [*_HOW.splitlines(), ""]
+    for group, cases in report.groups().items():
+        lines += [f"## {group}", "", summary(cases), "", *table(columns, cases, min)]
+    return lines

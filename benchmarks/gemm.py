@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,22 @@ from cupyfuse.settings import PRECISIONS
 
 from . import families, half, heads
 from . import options as types
-from .device import Call
-from .lab import Lab, Rival, run
-from .report import Case
+from .lab import Lab, run
+from .report import Case, Report, Requirement, check, ratio
+from .rivals import EAGER, Computation, Rival
+from .tables import (
+    ERROR,
+    Column,
+    case_table,
+    explain,
+    list_notes,
+    number,
+    rival_columns,
+    scientific,
+    table,
+    yes_or_no,
+)
+from .timing import FIGURES as TITLES
 
 FIGURES = ("gpu_evicted", "gpu_back_to_back")
 DEFAULTS = {
@@ -41,6 +55,17 @@ _TINY = 1e-300
 # cudaDataType_t and cublasComputeType_t
 _FLOAT32, _BFLOAT16 = 0, 14
 _COMPUTE_32F, _COMPUTE_32F_FAST_16BF, _COMPUTE_32F_FAST_TF32 = 68, 75, 77
+
+_HOW = f"""\
+- *max error*: the largest |result − reference| / (|x| |weight|ᵀ) of an element.
+{ERROR}, by Frobenius norms.
+- *bound*: the weight was prepacked once by `bind`, which is not timed; the other calls do all of it every time.
+  *rounded before*: both operands were stored in bfloat16 beforehand.
+- *{BASE}* is `cupy.matmul`; the other products of cuBLAS are its own function, `cublasGemmEx`, with float32
+  results. *TF32* and *bfloat16* are what it may round float32 operands to; it may round less.
+- *torch* is `torch.matmul` at `torch.set_float32_matmul_precision` "highest" and "high".
+
+Times are compared by single calls: many products in a row run at a clock that depends on what ran before them."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -81,12 +106,16 @@ class Product:
         self._lab, self._x, self._weight = lab, x, weight
         self._m, self._k, self._n = x.shape[0], x.shape[1], weight.shape[0]
         few = max(1, min(self._m, _CHECKED // (self._k * self._n)))
-        self._checked = slice(None, None, -(-self._m // few))
-        xs, ws = lab.as_double(x[self._checked]), lab.as_double(weight)
-        self._expected = [xs @ ws.T]
-        sizes = abs(xs) @ abs(ws).T
-        self._sizes = [lab.cupy.maximum(sizes, _TINY)]
-        norm = float((self._expected[0] ** 2).sum())
+        checked = slice(None, None, -(-self._m // few))
+        xs, ws = lab.as_double(x[checked]), lab.as_double(weight)
+        expected, sizes = xs @ ws.T, abs(xs) @ abs(ws).T
+
+        def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
+            return [double(result[checked])]
+
+        bounds = [lab.cupy.maximum(sizes, _TINY)]
+        self._computation = Computation(lab, [expected], (self._m, self._n), "float32", sample, sizes=bounds)
+        norm = float((expected**2).sum())
         self.facts = {"reference": (self._k - 1) * 2.0**-53}
         if norm > 0.0:
             self.facts["cancellation"] = math.sqrt(float((sizes**2).sum()) / norm)
@@ -101,7 +130,7 @@ class Product:
         single = functools.partial(self._cublas, _FLOAT32)
         return {
             **fused,
-            BASE: lambda: self._returning(matmul, "ieee"),
+            BASE: lambda: self._of("ieee").by(matmul),
             "cuBLAS TF32": functools.partial(single, _COMPUTE_32F_FAST_TF32, "tf32"),
             "cuBLAS bfloat16": functools.partial(single, _COMPUTE_32F_FAST_16BF, "medium"),
             "cuBLAS bfloat16, rounded before": functools.partial(self._cublas, _BFLOAT16, _COMPUTE_32F, "medium"),
@@ -109,23 +138,14 @@ class Product:
             "torch TF32": functools.partial(self._torch, "high", "tf32"),
         }
 
-    def _checks(self, precision: str) -> dict[str, Any]:
-        def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
-            return [double(result[self._checked])]
-
-        return {"sample": sample, "sizes": self._sizes, "limit": error_limit(precision, self._k)}
+    def _of(self, precision: str) -> Computation:
+        return self._computation.with_limit(error_limit(precision, self._k))
 
     def _fused(self, precision: str, bound: bool) -> Rival:
         function: Any = cf.fuse(lambda x, weight: x @ weight.T, precision=precision)
-        arguments = (self._x,) if bound else (self._x, self._weight)
         if bound:
-            function = function.bind(weight=self._weight)
-        shape = self._m, self._n
-        return self._lab.fused_rival(function, arguments, self._expected, shape, "float32", **self._checks(precision))
-
-    def _returning(self, call: Call, precision: str, torch: Any = None) -> Rival:
-        size = 4 * self._m * self._n
-        return self._lab.rival(call, self._expected, size, torch=torch, **self._checks(precision))
+            return self._of(precision).by_ours(function.bind(weight=self._weight), self._x)
+        return self._of(precision).by_ours(function, self._x, self._weight)
 
     def _cublas(self, dtype: int, compute: int, precision: str) -> Rival:
         """Return cuBLAS's own function, with float32 results; 16-bit operands are rounded here, untimed."""
@@ -144,12 +164,11 @@ class Product:
             gemm(handle(), 1, 0, n, m, k, scale, a, dtype, k, b, dtype, k, keep, c, _FLOAT32, n, compute, -1)
             return out
 
-        return self._returning(call, precision)
+        return self._of(precision).by(call)
 
     def _torch(self, name: str, precision: str) -> Rival:
-        torch = self._lab.need_torch()
-        call = functools.partial(torch.product, torch.as_tensor(self._x), torch.as_tensor(self._weight), name)
-        return self._returning(call, precision, torch)
+        product = functools.partial(self._lab.need_torch().product, precision=name)
+        return self._of(precision).by_torch(EAGER, product, self._x, self._weight)
 
 
 def operand_cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
@@ -173,3 +192,121 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
         del product, x, weight
     if "16-bit" in options.parts:
         yield from half.cases(lab, options)
+
+
+# The report ---------------------------------------------------------------------------------------------------------
+
+_HIGHEST = (product_name("highest", True), product_name("highest", False))
+# "highest" is held to cuBLAS's error, by norm where terms of both signs are summed.
+BY_ELEMENT = Requirement("max_error", _HIGHEST, 1.0, (BASE,))
+BY_NORM = Requirement("error", _HIGHEST, 1.0, (BASE,))
+
+
+def has_one_sign(case: Case) -> bool:
+    """Tell whether all terms have one sign, but for rounding."""
+    return case.facts.get("cancellation", 1.0) <= 1.0 + 1e-6
+
+
+def margin(report: Report) -> float | None:
+    """Return how many times the smallest error, of either kind, exceeds what the reference may itself be off."""
+    found = []
+    for case in report.cases:
+        reference = case.facts.get("reference", 0.0)
+        by_norm = reference * case.facts.get("cancellation", 1.0)
+        for result in case.results if reference else ():
+            found += [result.max_error / reference] if result.max_error else []
+            found += [result.error / by_norm] if result.error else []
+    return min(found, default=None)
+
+
+def _count_holding(requirement: Requirement, cases: list[Case], what: str, where: str) -> list[str]:
+    """Say in how many cases a requirement holds."""
+    holds = [finding.holds for finding in check([requirement], cases)]
+    known = [h for h in holds if h is not None]
+    unknown = f"; {len(holds) - len(known)} not measured" if len(known) < len(holds) else ""
+    return [f"- By {what} it is no larger in {sum(known)} of {len(known)} {where}{unknown}."] if cases else []
+
+
+def _error_columns(requirement: Requirement) -> list[Column]:
+    """Return the columns that compare an error of "highest" with cuBLAS's."""
+    what = requirement.what
+
+    def worst(case: Case) -> float | None:
+        return max((e for e in (case.value(rival, what) for rival in _HIGHEST) if e is not None), default=None)
+
+    def holds(case: Case) -> str:
+        held = requirement.check(case).holds
+        excused = what == "error" and held is not None and has_one_sign(case)
+        return yes_or_no(held) + (" (one sign)" if excused else "")
+
+    return [
+        Column(what.replace("_", " "), worst, scientific),
+        Column("cuBLAS's", lambda case: case.value(BASE, what), scientific),
+        Column("ratio", lambda case: requirement.check(case).found[BASE]),
+        Column("no larger", holds),
+    ]
+
+
+def _compare_with_cublas(cases: Sequence[Case]) -> list[str]:
+    """Write errors of "highest" beside cuBLAS's, and times over cuBLAS's: a row a case."""
+
+    def time(rival: str) -> Column:
+        return Column(rival, lambda c: ratio(c.value(rival, "gpu_evicted"), c.value(BASE, "gpu_evicted")))
+
+    name = Column("", lambda case: case.name)
+    times = [time(product_name(precision, bound)) for precision in ("highest", "high") for bound in (True, False)]
+    lines = ['Errors of "highest", the larger one of bound and unbound, beside those of cuBLAS in float32:', ""]
+    lines += table([name, *_error_columns(BY_ELEMENT), *_error_columns(BY_NORM)], cases)
+    lines += [f"Time over that of {BASE}, {TITLES['gpu_evicted'][0]}; below 1 is faster:", ""]
+    return [*lines, *table([name, *times], cases)]
+
+
+def _tabulate_depths(cases: Sequence[Case]) -> list[str]:
+    """Write tables over K: errors of both kinds, and times."""
+    notes: list[str] = []
+    lines = []
+    for title, what, form in (
+        ("Max error:", "max_error", scientific),
+        ("Error by Frobenius norms:", "error", scientific),
+        (f"Microseconds, {TITLES['gpu_evicted'][0]}:", "gpu_evicted", number),
+    ):
+        depth = Column("K", lambda case: str(case.shape[1]))
+        lines += [title, "", *table([depth, *rival_columns(cases, what, notes, form)], cases, min)]
+    return [*lines, *list_notes(notes)]
+
+
+def _tabulate_family(case: Case) -> list[str]:
+    about = families.FAMILIES[case.name].__doc__ or ""
+    if "cancellation" in case.facts:
+        about += f" ‖|x| |weight|ᵀ‖ is {case.facts['cancellation']:.3g} times ‖x weightᵀ‖."
+    return [f"### {case.name}", "", about, "", *case_table(case, BASE, ["gpu_evicted"])]
+
+
+def _float32_products(report: Report) -> list[str]:
+    one_sign = [case for case in report.cases if has_one_sign(case)]
+    both_signs = [case for case in report.cases if not has_one_sign(case)]
+    promised = "cases with terms of one sign, for which nothing is promised"
+    lines = [f'The error of "highest", bound and unbound, beside that of {BASE}:', ""]
+    lines += _count_holding(BY_ELEMENT, report.cases, "max error", "cases")
+    lines += _count_holding(BY_NORM, both_signs, "Frobenius norms", "cases with terms of both signs")
+    lines += _count_holding(BY_NORM, one_sign, "Frobenius norms", promised)
+    least = margin(report)
+    if least is not None:
+        lines += ["", "The reference is a float64 product: exact products, K − 1 additions, so at most (K − 1) 2⁻⁵³ of"]
+        about = f"The smallest error measured, of either kind, is {least:,.0f} times that or more."
+        lines.append(f"|x| |weight|ᵀ off. {about}")
+    lines += ["", *explain(FIGURES, _HOW)]
+    for group, cases in report.groups().items():
+        m, k, n = cases[0].shape
+        swept = cases[0].name not in families.FAMILIES
+        about = f"{m} x {'K' if swept else k} x {n}, (M, K) times (N, K) transposed, float32."
+        lines += [f"## {group}", "", about, "", *_compare_with_cublas(cases)]
+        lines += _tabulate_depths(cases) if swept else [line for case in cases for line in _tabulate_family(case)]
+    return lines
+
+
+def write(report: Report) -> list[str]:
+    """Write the verdicts and tables of float32 products, then those of 16-bit ones."""
+    halves = [case for case in report.cases if case.group in half.GROUPS]
+    report = dataclasses.replace(report, cases=[case for case in report.cases if case.group not in half.GROUPS])
+    return [*(_float32_products(report) if report.cases else []), *half.write(halves)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cupyfuse.heads
@@ -13,8 +13,11 @@ import cupyfuse as cf
 from cupyfuse import dtypes, settings
 
 from . import heads
-from .lab import COMPILED, EAGER, Lab, Rival, run
-from .report import Case
+from .lab import Lab, run
+from .report import Case, ratio
+from .rivals import COMPILED, EAGER, Computation, Rival
+from .tables import Column, list_notes, rival_columns, scientific, table
+from .timing import FIGURES as TITLES
 
 FIGURES = ("gpu_evicted", "gpu_back_to_back")
 OWN, LIBRARY = "own kernel", "cuBLAS, row program"
@@ -25,7 +28,7 @@ _CUBES = (1024, 2048, 4096, 8192, 16384)
 _HEAD_SHAPE = (1024, 8192, 8192)
 _VOCABULARY = (8192, 4096, 131072)
 
-# What follows a linear map: our function of x, weight and bias, by the name of PyTorch's (`rivals.linear_then`).
+# What follows a linear map: our function of x, weight and bias, by the name of PyTorch's (`pytorch.linear_then`).
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "": lambda x, weight: x @ weight.T,
     "gelu": lambda x, weight, bias: cf.gelu(x @ weight.T + bias),
@@ -51,11 +54,6 @@ def switched(call: Callable[..., Any], value: str) -> Callable[..., Any]:
     return within
 
 
-def shapes(options: argparse.Namespace) -> tuple[tuple[int, int, int], ...]:
-    """Return the shapes (M, K, N) of products alone: the heads', then cubes of up to `half_size`."""
-    return (_HEAD_SHAPE, *((n, n, n) for n in _CUBES if n <= options.half_size))
-
-
 def draw(lab: Lab, shape: tuple[int, int, int], dtype: str, seed: int) -> tuple[Any, Any, Any]:
     """Return Gaussian x (M, K), weight (N, K) over the root of K, and bias (N,)."""
     m, k, n = shape
@@ -66,42 +64,37 @@ def draw(lab: Lab, shape: tuple[int, int, int], dtype: str, seed: int) -> tuple[
     return x, weight, random.standard_normal(n, "float32").astype(stored)
 
 
-class Chain:
-    """One of `FUNCTIONS`, and how each rival runs it; some rows are compared with float64."""
+def factories(lab: Lab, name: str, arguments: tuple[Any, ...], dtype: str) -> dict[str, Callable[[], Rival]]:
+    """Return the rivals of one of `FUNCTIONS`; some rows are compared with float64."""
+    rows, columns = arguments[0].shape[0], arguments[1].shape[0]
+    checked = slice(None, None, max(1, rows * columns >> 23))
+    expected = FUNCTIONS[name](lab.as_double(arguments[0][checked]), *map(lab.as_double, arguments[1:]))
 
-    def __init__(self, lab: Lab, name: str, arguments: tuple[Any, ...], dtype: str):
-        self._lab, self._name, self._arguments, self._dtype = lab, name, arguments, dtype
-        rows, columns = arguments[0].shape[0], arguments[1].shape[0]
-        self._checked = slice(None, None, max(1, rows * columns >> 23))
-        wide = [lab.as_double(a[self._checked] if k == 0 else a) for k, a in enumerate(arguments)]
-        self._expected = [FUNCTIONS[name](*wide)]
-        self._shape = (rows, *self._expected[0].shape[1:])
+    def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
+        return [double(result[checked])]
 
-    def factories(self) -> dict[str, Callable[[], Rival]]:
-        return {
-            OWN: functools.partial(self._fused, "always"),
-            LIBRARY: functools.partial(self._fused, "never"),
-            EAGER: functools.partial(self._torch, False),
-            COMPILED: functools.partial(self._torch, True),
-        }
+    computation = Computation(lab, [expected], (rows, *expected.shape[1:]), dtype, sample)
 
-    def _sample(self, result: Any, double: Callable[[Any], Any]) -> list[Any]:
-        return [double(result[self._checked])]
+    def ours(value: str) -> Rival:
+        return computation.by_ours(switched(cf.fuse(FUNCTIONS[name]), value), *arguments)
 
-    def _fused(self, value: str) -> Rival:
-        function = switched(cf.fuse(FUNCTIONS[self._name]), value)
-        return self._lab.fused_rival(
-            function, self._arguments, self._expected, self._shape, self._dtype, sample=self._sample
-        )
+    def torch(rival: str) -> Rival:
+        return computation.by_torch(rival, functools.partial(lab.need_torch().linear_then, name), *arguments)
 
-    def _torch(self, compiling: bool) -> Rival:
-        torch = self._lab.need_torch(compiling)
-        function = functools.partial(torch.linear_then, self._name)
-        if compiling:
-            function = torch.compile_static(function)
-        call = functools.partial(function, *map(torch.as_tensor, self._arguments))
-        size = 2 * self._shape[0] * (self._shape[1] if len(self._shape) > 1 else 1)
-        return self._lab.rival(call, self._expected, size, self._sample, torch=torch)
+    return {
+        OWN: lambda: ours("always"),
+        LIBRARY: lambda: ours("never"),
+        EAGER: lambda: torch(EAGER),
+        COMPILED: lambda: torch(COMPILED),
+    }
+
+
+def bound_head(head: heads.Head, value: str) -> Rival:
+    """Return a bound head as a rival that plans with `settings.epilogues(value)`."""
+    rival = head.bound()
+    rival.call = switched(rival.call, value)
+    rival.attempts = [switched(attempt, value) for attempt in rival.attempts]
+    return rival
 
 
 def _heads(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
@@ -109,37 +102,51 @@ def _heads(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     inputs: Mapping[str, Any] = cupyfuse.heads.example_inputs("head_softmax", *_HEAD_SHAPE, DTYPES[0], options.seed)
     arguments = {name: lab.cupy.asarray(value) for name, value in inputs.items()}
     wide = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
-    for name, head, training in heads.CASES:
+    for name, fused, training in heads.CASES:
         if name != "head_sum":  # which has no product once its weight is bound
             lab.release()
-            rivals = heads.Head(lab, head, training, arguments, wide)
-
-            def bound(value: str, rivals: heads.Head = rivals) -> Rival:
-                rival = rivals.bound()
-                rival.call = switched(rival.call, value)
-                rival.attempts = [switched(attempt, value) for attempt in rival.attempts]
-                return rival
-
-            factories = {OWN: functools.partial(bound, "always"), LIBRARY: functools.partial(bound, "never")}
-            case = Case(HEADS, name, _HEAD_SHAPE, DTYPES[0])
-            yield run(lab, case, factories, FIGURES, options.budget)
+            head = heads.Head(lab, fused, training, arguments, wide)
+            values = {OWN: "always", LIBRARY: "never"}
+            rivals = {rival: functools.partial(bound_head, head, value) for rival, value in values.items()}
+            yield run(lab, Case(HEADS, name, _HEAD_SHAPE, DTYPES[0]), rivals, FIGURES, options.budget)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
-    """Run products alone, products with what follows them, and the heads."""
-    for dtype in DTYPES:
-        for shape in shapes(options):
-            lab.release()
-            x, weight, _ = draw(lab, shape, dtype, options.seed)
-            name = f"{dtype}, {' x '.join(map(str, shape))}"
-            chain = Chain(lab, "", (x, weight), dtype)
-            yield run(lab, Case(PRODUCTS, name, shape, dtype), chain.factories(), FIGURES, options.budget)
-            del x, weight, chain
-    for name, shape in _TAILS:
-        if min(shape) <= options.half_size:
-            lab.release()
-            chain = Chain(lab, name, draw(lab, shape, DTYPES[0], options.seed), DTYPES[0])
-            case = Case(CHAINS, f"{name}, {' x '.join(map(str, shape))}", shape, DTYPES[0])
-            yield run(lab, case, chain.factories(), FIGURES, options.budget)
-            del chain
+    """Run products alone, of the heads' shape and cubes of up to `half_size`; products with what follows; the heads."""
+    shapes = (_HEAD_SHAPE, *((n, n, n) for n in _CUBES if n <= options.half_size))
+    chosen = [(PRODUCTS, dtype, "", shape) for dtype in DTYPES for shape in shapes]
+    chosen += [(CHAINS, DTYPES[0], name, shape) for name, shape in _TAILS if min(shape) <= options.half_size]
+    for group, dtype, name, shape in chosen:
+        lab.release()
+        case = Case(group, "", shape, dtype)
+        case.name = f"{name or dtype}, {case.size}"
+        arguments = draw(lab, shape, dtype, options.seed)[: 3 if name else 2]
+        yield run(lab, case, factories(lab, name, arguments, dtype), FIGURES, options.budget)
+        del arguments
     yield from _heads(lab, options)
+
+
+def write(cases: Sequence[Case]) -> list[str]:
+    """Write tables for each group: times, rates of our kernel and of cuBLAS and how they compare; errors."""
+    time = "gpu_evicted"
+
+    def rate(rival: str) -> Column:
+        return Column(
+            f"{rival}, TFLOP/s", lambda c: ratio(2e-6 * c.shape[0] * c.shape[1] * c.shape[2], c.value(rival, time))
+        )
+
+    def gain(rival: str) -> Column:
+        return Column(f"× {rival}", lambda c: ratio(c.value(rival, time), c.value(OWN, time)))
+
+    name = Column("", lambda case: case.name)
+    lines = []
+    for group in GROUPS:
+        found = [case for case in cases if case.group == group]
+        if found:
+            notes: list[str] = []
+            compared = [rate(OWN), rate(LIBRARY), gain(LIBRARY), gain(EAGER), gain(COMPILED)]
+            lines += [f"## {group}", "", f"Microseconds, {TITLES[time][0]}; ×: {OWN} faster by.", ""]
+            lines += table([name, *rival_columns(found, time, notes), *compared], found)
+            errors = rival_columns(found, "error", [], scientific)
+            lines += ["Errors by Frobenius norms:", "", *table([name, *errors], found, min), *list_notes(notes)]
+    return lines

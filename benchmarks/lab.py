@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import math
 import sys
@@ -13,15 +12,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from cupyfuse import dtypes
+import numpy as np
 
-from .device import Call, Device
+import cupyfuse
+
+from .device import Call, Device, Host
 from .report import Case, Result
+from .rivals import Rival, Unavailable
 from .timing import Contest, describe
-
-# The names of rivals in several reports.
-BOUND, FUSED, EAGER = "cupyfuse, bound", "cupyfuse", "torch eager"
-COMPILED, AUTOTUNED = "torch.compile", "torch.compile, max-autotune"
 
 POISON = 0xFF  # every byte so: NaN in all float formats, and none that arithmetic gives
 
@@ -31,41 +29,21 @@ WRONG = {"highest": 1e-3, "high": 2e-2, "medium": 5e-2, "ieee": 1e-3, "tf32": 2e
 WRONG_16_BIT = 5e-2
 _TORCH_PRECISIONS = {"ieee": "highest", "tf32": "high"}  # the others have torch's names
 
-# Pick what is compared of a call's result, given also what converts an array to float64.
-Sample = Callable[[Any, Callable[[Any], Any]], list[Any]]
-
-
-class Unavailable(Exception):
-    """A rival cannot take part; the message is what the report says."""
-
-
-@dataclass
-class Rival:
-    """One way to compute a case."""
-
-    call: Call  # what is timed
-    attempts: Sequence[Callable[[], list[Any]]]  # compute once from fresh state into poisoned memory; return float64
-    expected: Sequence[Any]  # what attempts should return
-    capture: Callable[[], Call] | None = None  # captures the call in a CUDA graph and returns its launch
-    sizes: Sequence[Any] = ()  # beside `expected`: what the error of each element is relative to
-    limit: float | None = None  # of errors that are not wrong, by element where there are `sizes`, else by norm
-    before: Call | None = None  # run untimed before each call that is timed by itself
-
 
 @dataclass
 class Lab:
-    """What every case needs: the GPU and the libraries."""
+    """What every case needs: the device and the libraries."""
 
-    device: Device
-    cupy: Any
+    device: Device | Host
+    cupy: Any  # or NumPy
     special: Any  # cupyx.scipy.special
-    torch: ModuleType | None  # `benchmarks.rivals`
+    torch: ModuleType | None  # `benchmarks.pytorch`
     torch_missing: str  # why there is none
     precision: str = "highest"
     compile_missing: str = ""  # why torch.compile does not take part
 
     def need_torch(self, compiling: bool = False) -> Any:
-        """Return `benchmarks.rivals`; raise `Unavailable` without PyTorch or, if needed, torch.compile."""
+        """Return `benchmarks.pytorch`; raise `Unavailable` without PyTorch or, if needed, torch.compile."""
         if self.torch is None or (compiling and self.compile_missing):
             raise Unavailable(self.torch_missing if self.torch is None else self.compile_missing)
         return self.torch
@@ -101,81 +79,10 @@ class Lab:
     def error_limit(self, dtype: str) -> float:
         return WRONG_16_BIT if dtype in ("float16", "bfloat16") else WRONG[self.precision]
 
-    # Rivals
-    def rival(
-        self,
-        call: Call,
-        expected: Sequence[Any],
-        size: int,
-        sample: Sample | None = None,
-        reset: Call = lambda: None,
-        torch: Any = None,
-        **more: Any,
-    ) -> Rival:
-        """Return a rival whose calls return a new array of `size` bytes or, with `torch`, a tensor.
-
-        `sample` picks what is compared, `reset` restores the state that calls change.
-        """
-
-        def double(result: Any) -> Any:
-            return torch.as_double(result, self.cupy) if torch else self.as_double(result)
-
-        def attempt() -> list[Any]:
-            reset()
-            (torch.poison if torch else self.poison_pool)(size)
-            result = call()
-            return sample(result, double) if sample else [double(result)]
-
-        return Rival(call, [attempt], expected, **more)
-
-    def fused_rival(
-        self,
-        function: Callable[..., Any],
-        arguments: Sequence[Any],
-        expected: Sequence[Any],
-        shape: tuple[int, ...],
-        dtype: str,
-        sample: Sample | None = None,
-        reset: Call = lambda: None,
-        **more: Any,
-    ) -> Rival:
-        """Return a cupyfuse function as a rival, checked with an array given as `out` and with one of its own."""
-        stored = dtypes.to_numpy(dtype)
-
-        def given() -> list[Any]:
-            reset()
-            target = self.allocate_poisoned(shape, stored)
-            function(*arguments, out=target)
-            missing = self.count_unwritten(target)
-            if missing:
-                raise RuntimeError(f"{missing} of {target.size} elements of out were not written")
-            return sample(target, self.as_double) if sample else [self.as_double(target)]
-
-        size = stored.itemsize * math.prod(shape)
-        rival = self.rival(functools.partial(function, *arguments), expected, size, sample, reset, **more)
-        rival.attempts = [given, *rival.attempts]
-        return rival
-
-    def device_copy(self, source: Any, moved: int) -> Rival:
-        """Return a copy that reads half of `moved` bytes and writes as many: the memory's bandwidth."""
-        flat = source.reshape(-1)[: moved // 2 // source.dtype.itemsize]
-        target = self.allocate_poisoned(flat.shape, flat.dtype)
-
-        call = functools.partial(self.device.copy, target, flat)
-
-        def attempt() -> list[Any]:
-            call()
-            return [self.as_double(target[-4096:])]
-
-        expected = [self.as_double(flat[-4096:])]
-        return Rival(call, [attempt], expected, functools.partial(self.device.capture, call))
-
 
 @contextlib.contextmanager
 def open_lab(precision: str, with_torch: bool, with_compiler: bool) -> Iterator[Lab]:
     """Open the GPU and the libraries; raise `NoGpu` without."""
-    import cupyfuse
-
     device = Device()
     import cupy
     from cupyx.scipy import special
@@ -185,17 +92,22 @@ def open_lab(precision: str, with_torch: bool, with_compiler: bool) -> Iterator[
         missing = "left out on request"
         if with_torch:
             try:
-                from . import rivals
+                from . import pytorch
 
                 named = _TORCH_PRECISIONS.get(precision, precision)
-                stack.enter_context(rivals.session(cupy.cuda.get_current_stream().ptr, named))
-                torch = rivals
+                stack.enter_context(pytorch.session(cupy.cuda.get_current_stream().ptr, named))
+                torch = pytorch
             except ModuleNotFoundError as error:
                 missing = "not installed" if error.name == "torch" else describe(error)
             except Exception as error:
                 missing = describe(error)
         stack.enter_context(cupyfuse.precision(precision))
         yield Lab(device, cupy, special, torch, missing, precision, "" if with_compiler else "left out on request")
+
+
+def cpu_lab() -> contextlib.AbstractContextManager[Lab]:
+    """Return a laboratory with NumPy on the CPU, for benchmarks that need neither SciPy nor PyTorch."""
+    return contextlib.nullcontext(Lab(Host(), np, None, None, "left out"))
 
 
 def measure_errors(rival: Rival) -> tuple[float | None, float | None]:
@@ -207,7 +119,8 @@ def measure_errors(rival: Rival) -> tuple[float | None, float | None]:
             if tuple(result.shape) != tuple(expected.shape):
                 raise RuntimeError(f"the result has shape {tuple(result.shape)}, expected {tuple(expected.shape)}")
             difference = result - expected
-            norms.append(float((difference * difference).sum() / (expected * expected).sum()) ** 0.5)
+            size = float((expected * expected).sum()) or 1.0  # beside zeros the error is absolute
+            norms.append((float((difference * difference).sum()) / size) ** 0.5)
             if rival.sizes:
                 elements.append(float((abs(difference) / rival.sizes[place]).max()))
 
@@ -223,7 +136,7 @@ def _check(lab: Lab, case: Case, rival: Rival, result: Result) -> bool:
     result.error, result.max_error = (e if e is None or math.isfinite(e) else None for e in errors)
     decisive = errors[1] if rival.sizes else errors[0]
     limit = lab.error_limit(case.dtype) if rival.limit is None else rival.limit
-    if decisive is None or (decisive <= limit and math.isfinite(decisive)):
+    if decisive is None or not rival.judged or (decisive <= limit and math.isfinite(decisive)):
         return True
     result.failure = f"wrong result: {'max' if rival.sizes else 'relative'} error {decisive:.3g}"
     return False

@@ -12,12 +12,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from . import options as types
-from .lab import COMPILED, EAGER, Lab, Rival, Unavailable, run
-from .report import Case
-from .verdicts import Requirement
+from .lab import Lab, run
+from .report import Case, Report, Requirement
+from .rivals import COMPILED, EAGER, Rival, Unavailable, as_run_by
+from .tables import ERROR, case_tables, explain, findings_table
 
 OURS, PRODUCT = "cupyfuse.torch", "the product alone"
 LIGER, CCE, QUACK = "Liger", "cut-cross-entropy", "QuACK"
+_LIBRARIES = {
+    OURS: ("cupyfuse.torch", "linear_cross_entropy"),
+    LIGER: ("liger_kernel.transformers", "LigerFusedLinearCrossEntropyLoss"),
+    CCE: ("cut_cross_entropy", "linear_cross_entropy"),
+    QUACK: ("quack.linear_cross_entropy", "chunked_linear_cross_entropy"),
+}
 FORWARD, BACKWARD = "Forward", "Forward and backward"
 FIGURES = ("gpu_evicted", "wall")
 DEFAULTS = {
@@ -33,6 +40,10 @@ REQUIREMENTS = (
 )
 _BLOCK = 512  # rows of the reference that are computed at once
 _IGNORED = -100
+_HOW = f"""\
+{ERROR}, the worst of the loss and, after a backward pass, of the gradients.
+- *{PRODUCT}* is that of the logits, and backward those of both gradients, on logits in the operands' dtype;
+  *{EAGER}* converts the logits to float32. *peak MB*: the most beyond the operands, gradients included."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,29 +85,40 @@ class Loss:
             by_weight += error.T @ block
         return [total / counted, torch.cat(by_x), by_weight]
 
-    def cases(self, case_of: Callable[[str], Case], budget: float) -> Iterator[Case]:
-        makers: dict[str, Callable[[], Callable[[], Any]]] = {
-            OURS: self._ours,
-            EAGER: lambda: self._eager,
-            COMPILED: lambda: self._lab.need_torch(compiling=True).compile_static(self._eager),
-            LIGER: self._liger,
-            CCE: self._cut,
-            QUACK: self._quack,
-        }
-        for group in (FORWARD, BACKWARD):
-            case = case_of(group)
-            backward = group == BACKWARD
-            factories = {name: functools.partial(self._rival, make, backward) for name, make in makers.items()}
+    def cases(self, case: Callable[[str], Case], budget: float) -> Iterator[Case]:
+        """Run every rival, forward, then forward and backward, in the cases that `case` makes for a group."""
+        rivals = (OURS, EAGER, COMPILED, LIGER, CCE, QUACK)
+        for group, backward in ((FORWARD, False), (BACKWARD, True)):
+            found = case(group)
+            factories = {rival: functools.partial(self._rival, rival, backward) for rival in rivals}
+            factories[PRODUCT] = functools.partial(self._product, backward)
             with self._torch.set_grad_enabled(backward):
-                run(self._lab, case, {**factories, PRODUCT: lambda b=backward: self._product(b)}, FIGURES, budget)
-                for name, make in makers.items():
-                    found = case.find(name)
-                    if found is not None and not found.failure:
-                        case.facts[f"peak MB, {name}"] = self._peak(make(), backward)
-            yield case
+                run(self._lab, found, factories, FIGURES, budget)
+                for result in found.results:
+                    if result.rival != PRODUCT and not result.failure:
+                        found.facts[f"peak MB, {result.rival}"] = self._peak(self._loss(result.rival), backward)
+            yield found
 
-    def _rival(self, make: Callable[[], Callable[[], Any]], backward: bool) -> Rival:
-        loss = make()
+    def _loss(self, rival: str) -> Callable[[], Any]:
+        """Return the loss of the features as a rival computes it."""
+        if rival in (EAGER, COMPILED):
+            return as_run_by(rival, self._lab, self._eager)
+        module, name = _LIBRARIES[rival]
+        try:
+            loss = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise Unavailable(f"{rival} is not installed: {error}") from error
+        if rival == LIGER:
+            return functools.partial(loss(ignore_index=_IGNORED), self._weight, self._x, self._labels)
+        return functools.partial(loss, self._x, self._weight, self._labels, ignore_index=_IGNORED)
+
+    def _eager(self) -> Any:
+        functional = self._torch.nn.functional
+        logits = functional.linear(self._x, self._weight).float()
+        return functional.cross_entropy(logits, self._labels, ignore_index=_IGNORED)
+
+    def _rival(self, rival: str, backward: bool) -> Rival:
+        loss = self._loss(rival)
 
         def call() -> None:
             self._step(loss, backward)
@@ -136,46 +158,17 @@ class Loss:
         peak = self._rivals.peak_memory(call)
         return max(peak - before, 0) / 1e6
 
-    # The rivals
-    def _ours(self) -> Callable[[], Any]:
-        from cupyfuse.torch import linear_cross_entropy
-
-        return lambda: linear_cross_entropy(self._x, self._weight, self._labels, ignore_index=_IGNORED)
-
-    def _eager(self) -> Any:
-        functional = self._torch.nn.functional
-        logits = functional.linear(self._x, self._weight).float()
-        return functional.cross_entropy(logits, self._labels, ignore_index=_IGNORED)
-
-    def _liger(self) -> Callable[[], Any]:
-        loss = _installed("liger_kernel.transformers", LIGER).LigerFusedLinearCrossEntropyLoss(ignore_index=_IGNORED)
-        return lambda: loss(self._weight, self._x, self._labels)
-
-    def _cut(self) -> Callable[[], Any]:
-        loss = _installed("cut_cross_entropy", CCE).linear_cross_entropy
-        return lambda: loss(self._x, self._weight, self._labels, ignore_index=_IGNORED)
-
-    def _quack(self) -> Callable[[], Any]:
-        loss = _installed("quack.linear_cross_entropy", QUACK).chunked_linear_cross_entropy
-        return lambda: loss(self._x, self._weight, self._labels, ignore_index=_IGNORED)
-
-
-def _installed(module: str, name: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise Unavailable(f"{name} is not installed: {error}") from error
-
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every shape, forward, then forward and backward."""
     shapes = options.shapes if options.shape is None else ((*options.shape, options.operands),)
-    for rows, features, classes, dtype in shapes:
+    for *shape, dtype in shapes:
         lab.release()
-        shape = (rows, features, classes)
-        name = f"{rows} x {features} x {classes}, {dtype}"
+        name = f"{' x '.join(map(str, shape))}, {dtype}"
+        case = functools.partial(Case, name=name, shape=tuple(shape), dtype=dtype)
+        yield from Loss(lab, tuple(shape), dtype, options.seed).cases(case, options.budget)
 
-        def case_of(group: str, name: str = name, shape: Any = shape, dtype: str = dtype) -> Case:
-            return Case(group, name, shape, dtype)
 
-        yield from Loss(lab, shape, dtype, options.seed).cases(case_of, options.budget)
+def write(report: Report) -> list[str]:
+    lines = [*findings_table(REQUIREMENTS, report.cases), *explain(FIGURES, _HOW)]
+    return [*lines, *case_tables(report, EAGER, ["gpu_evicted"])]

@@ -9,22 +9,35 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import functools
 import itertools
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .lab import COMPILED, EAGER, Lab, Rival, Unavailable, run
-from .networks import LARGE, NETWORKS, SMALL, Network
+from .lab import Lab, run
+from .networks import NETWORKS, Network
 from .options import names
-from .report import OUT_OF_TIME, Case, Result
+from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check
+from .rivals import (
+    BACKEND,
+    BACKEND_GRAPHS,
+    COMPILED,
+    COMPILED_GRAPHS,
+    EAGER,
+    FUSED,
+    FUSED_GRAPHS,
+    Rival,
+    Unavailable,
+    as_run_by,
+)
+from .tables import ERROR, Column, case_tables, explain, number, table
+from .timing import FIGURES as TITLES
 from .timing import describe
-from .verdicts import Requirement
 
-FUSED, BACKEND = "cupyfuse.torch.fuse", "cupyfuse backend"
-FUSED_GRAPHS, BACKEND_GRAPHS, COMPILED_GRAPHS = f"{FUSED}, graphs", f"{BACKEND}, graphs", f"{COMPILED}, graphs"
 RIVALS = {
     "eager": EAGER,
     "fuse": FUSED,
@@ -39,7 +52,7 @@ RIVALS = {
 SETTINGS = {"float32": ("float32", "highest"), "float32-high": ("float32", "high"), "bfloat16": ("bfloat16", "highest")}
 INFERENCE, TRAINING = "inference", "training"
 MODES = (INFERENCE, TRAINING)
-BATCHES = (LARGE, SMALL)
+BATCHES = {"large": 1, "small": 0}  # places in a network's `batches`
 FIGURES = ("gpu_queued", "wall_loop")
 DEFAULTS = {"budget": (0.5, 0.1)}  # GPU seconds for each rival and figure
 
@@ -60,19 +73,25 @@ LEARNING_RATE = 1e-6  # every step writes every weight, and they stay about what
 # A result is wrong, and not timed, from this many times eager's error on, and eager's counts as this much at least.
 WRONG, LEAST = 20.0, {"float32": 1e-6, "float32-high": 1e-4, "bfloat16": 2e-3}
 
+_HOW = f"""\
+- The rivals of a case share one module's parameters. Inference is a call under `no_grad` after `eval()`. A training
+  step is forward, loss, backward, and a step of a fused AdamW that all rivals share; dropout is off.
+{ERROR}, of the same module (its own conversions to
+  float32 stay): in inference of the output, in training the larger one of the loss's and of all gradients' together.
+- "highest" and "high" are of matrix products; convolutions are as PyTorch has them, in TF32 where it allows that.
+- *first call*: seconds from `fuse` or `torch.compile` to the end of the first call; the Inductor's caches on disk are
+  those that earlier cases left.
+- *peak*: the most that tensors took during a call, beyond parameters, optimizer and inputs. *kept*: what the allocator
+  holds more after the first calls than before, graphs and prepacked weights among it.
+- *graphs*: `fuse(graphs=True)`, and `mode="reduce-overhead"` of `torch.compile`; *{BACKEND}* is
+  `torch.compile(backend="cupyfuse")`."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    for option, known in (
-        ("models", NETWORKS),
-        ("dtypes", SETTINGS),
-        ("modes", MODES),
-        ("batches", BATCHES),
-        ("rivals", RIVALS),
-    ):
-        every = tuple(known)
-        parser.add_argument(
-            f"--{option}", type=names(every), default=every, metavar="NAME,...", help=f"of {', '.join(every)}"
-        )
+    choices = {"models": NETWORKS, "dtypes": SETTINGS, "modes": MODES, "batches": BATCHES, "rivals": RIVALS}
+    for option, known in choices.items():
+        about = {"default": tuple(known), "metavar": "NAME,...", "help": f"of {', '.join(known)}"}
+        parser.add_argument(f"--{option}", type=names(known), **about)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing more after so long")
     parser.add_argument("--add", action="store_true", help="keep the cases of earlier runs that this one leaves out")
     parser.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")
@@ -89,7 +108,7 @@ class Trial:
         torch.manual_seed(options.seed)
         with torch.device(place):
             module = network.build(options.tiny)
-            given = network.inputs(network.batches[batch], options.tiny)
+            given = network.inputs(network.batches[BATCHES[batch]], options.tiny)
         self._module = module.to(dtype).train(self._training)
         given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
         self._labels = given.pop("labels", None)
@@ -147,19 +166,6 @@ class Trial:
             parameter.grad = None
 
     # The rivals
-    def _build(self, rival: str) -> Any:
-        """Return the module as a rival runs it, nothing compiled yet."""
-        if rival == EAGER:
-            return self._module
-        if rival in (FUSED, FUSED_GRAPHS):
-            import cupyfuse.torch
-
-            fuse: Callable[..., Any] = cupyfuse.torch.fuse
-            return fuse(self._module, graphs=True) if rival == FUSED_GRAPHS else fuse(self._module)
-        backend = "cupyfuse" if rival in (BACKEND, BACKEND_GRAPHS) else "inductor"
-        mode = "reduce-overhead" if rival in (COMPILED_GRAPHS, BACKEND_GRAPHS) else "default"
-        return self._lab.need_torch(compiling=True).compile_static(self._module, mode, backend)
-
     def rival(self, name: str, case: Case, deadline: float) -> Rival:
         """Build a rival and call it a few times; enter what its first calls took into the case's facts."""
         if time.monotonic() >= deadline:
@@ -168,7 +174,7 @@ class Trial:
         self._lab.device.synchronize()
         allocated, reserved = self._rivals.memory_held()
         began = time.perf_counter()
-        called = self._build(name)
+        called = as_run_by(name, self._lab, self._module)
         once = self._step if self._training else self._infer
 
         def call() -> None:
@@ -205,10 +211,10 @@ def group_title(mode: str, setting: str) -> str:
     return f"{'Inference' if mode == INFERENCE else 'Training step'}, {words}"
 
 
-def _measure(lab: Lab, case: Case, options: argparse.Namespace, trial: Trial, deadline: float) -> None:
+def _measure(lab: Lab, case: Case, trial: Trial, options: argparse.Namespace, deadline: float) -> None:
+    """Run a case; the model is gone with this frame, before the next one is built."""
     case.shape = trial.shape
-    chosen = [RIVALS[name] for name in options.rivals]
-    factories = {rival: functools.partial(trial.rival, rival, case, deadline) for rival in chosen}
+    factories = {RIVALS[name]: functools.partial(trial.rival, RIVALS[name], case, deadline) for name in options.rivals}
     run(lab, case, factories, FIGURES, options.budget)
 
 
@@ -217,19 +223,72 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
 
     Where a model cannot be built, or the time is over, all rivals of the case fail with the reason.
     """
-    rivals = lab.need_torch()
+    torch = lab.need_torch()
     deadline = time.monotonic() + options.seconds
     for setting, mode, batch, name in itertools.product(options.dtypes, options.modes, options.batches, options.models):
         network, (dtype, precision) = NETWORKS[name], SETTINGS[setting]
-        case = Case(group_title(mode, setting), f"{name}, {batch}", (network.batches[batch],), dtype)
-        failure = OUT_OF_TIME if time.monotonic() >= deadline else ""
-        if not failure:
+        case = Case(group_title(mode, setting), f"{name}, {batch}", (network.batches[BATCHES[batch]],), dtype)
+        try:
+            if time.monotonic() >= deadline:
+                raise Unavailable(OUT_OF_TIME)
             lab.release()
-            try:
-                with rivals.matmul_precision(precision):
-                    _measure(lab, case, options, Trial(lab, network, options, setting, mode, batch), deadline)
-            except Exception as error:
-                failure = describe(error)
-        if failure:
+            with torch.matmul_precision(precision):
+                _measure(lab, case, Trial(lab, network, options, setting, mode, batch), options, deadline)
+        except Exception as error:
+            failure = str(error) if isinstance(error, Unavailable) else describe(error)
             case.results = [Result(RIVALS[rival], failure=failure) for rival in options.rivals]
         yield case
+
+
+# The report ---------------------------------------------------------------------------------------------------------
+
+
+def geometric_mean(findings: Sequence[Finding]) -> float | None:
+    """Return the geometric mean of ratios; None where none was measured."""
+    values = [value for finding in findings for value in finding.found.values() if value]
+    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+
+
+def _write_ratios(report: Report) -> list[str]:
+    """Write ratios of times, a row a case, and geometric means; then who is behind, and who failed."""
+    rows: list[tuple[str, list[Case]]] = []
+    for group, cases in report.groups().items():
+        rows += [*((f"{group}: {case.name}", [case]) for case in cases), (f"**{group}, geometric mean**", cases)]
+    rows.append(("**All, geometric mean**", report.cases))
+    columns = [Column("", lambda row: row[0])]
+    sums = []
+    for requirement in REQUIREMENTS:
+        pair = f"{requirement.ours[0]} / {requirement.rivals[0]}, {TITLES[requirement.what][0]}"
+        columns.append(Column(pair, lambda row, r=requirement: geometric_mean(check([r], row[1]))))
+        found = [f for f in check([requirement], report.cases) if f.holds is not None]
+        ordered = sorted(found, key=lambda f: geometric_mean([f]) or 0.0, reverse=True)
+        behind = "; ".join(
+            f"{f.case.name} ({f.case.group}) {number(geometric_mean([f]))}" for f in ordered if not f.holds
+        )
+        if found:
+            count = f"behind (above {requirement.bound}) in {sum(not f.holds for f in found)} of {len(found)}"
+            about = f"geometric mean {number(geometric_mean(found))}, worst {number(geometric_mean(ordered[:1]))}"
+            sums.append(f"- {pair}: {about}, {count}{': ' if behind else ''}{behind}.")
+    lines = ["## Verdicts", "", "Time over that of the rival; below 1 is faster.", "", *table(columns, rows)]
+    return [*lines, *sums, "", *_count_failures(report.cases), ""]
+
+
+def _count_failures(cases: Sequence[Case]) -> list[str]:
+    """Count how many times each rival raised or was wrong."""
+    lines = []
+    for rival in dict.fromkeys(result.rival for case in cases for result in case.results):
+        results = [r for r in (case.find(rival) for case in cases) if r is not None and r.failure != OUT_OF_TIME]
+        failed = sum(bool(result.failure) for result in results)
+        lines += [f"- {rival}: failed in {failed} of {len(results)} cases."] if failed else []
+    return lines or ["No rival failed."]
+
+
+def write(report: Report) -> list[str]:
+    """Write a table a case and the verdicts; cases that time ran out for are named at the end."""
+    measured = dataclasses.replace(report, cases=[case for case in report.cases if not case.unmeasured])
+    present = {case.name.partition(",")[0] for case in measured.cases}
+    lines = explain(FIGURES, _HOW, "milliseconds")
+    lines += [f"- `{name}`: {network.what}" for name, network in NETWORKS.items() if name in present]
+    lines += ["", *case_tables(measured, EAGER, FIGURES, milliseconds=True), *_write_ratios(measured)]
+    missing = [f"{case.name} ({case.group})" for case in report.cases if case.unmeasured]
+    return [*lines, *([f"Out of time: {len(missing)} cases: {'; '.join(missing)}.", ""] if missing else [])]

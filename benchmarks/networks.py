@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-SMALL, LARGE = "small", "large"
-
 
 @dataclass(frozen=True)
 class Network:
@@ -20,7 +18,7 @@ class Network:
 
     build: Callable[[bool], Any]  # builds the module, tiny or not
     inputs: Callable[[int, bool], dict[str, Any]]  # draws arguments for a batch; `labels` are for training
-    batches: dict[str, int]  # the small and the large one
+    batches: tuple[int, int]  # the small and the large one
     what: str  # the configuration, in words
     # The attribute of the returned object that is compared; empty where it is a tensor. A module with one takes
     # labels and computes its own loss.
@@ -71,27 +69,19 @@ def _normal(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: 
     return inputs
 
 
-def _transformers(model: str, config: str, tiny: dict[str, Any], **settings: Any) -> Callable[[bool], Any]:
-    """Make a builder of a transformers model: its configuration class with `settings`, and `tiny` if small."""
+def _transformers(
+    model: str, config: str, tiny: dict[str, Any], encoder: bool = False, **settings: Any
+) -> Callable[[bool], Any]:
+    """Make a builder of a transformers model, or of its encoder alone, by its configuration class."""
 
     def build(small: bool) -> Any:
         import transformers
 
         chosen = getattr(transformers, config)(**{**settings, **(tiny if small else {})})
-        return getattr(transformers, model)(chosen)
+        built = getattr(transformers, model)(chosen)
+        return built.get_encoder() if encoder else built
 
     return build
-
-
-def _encoder(build: Callable[[bool], Any]) -> Callable[[bool], Any]:
-    """Make a builder of the encoder alone of an encoder-decoder model."""
-
-    def build_encoder(small: bool) -> Any:
-        from . import modules
-
-        return modules.Encoder(build(small))
-
-    return build_encoder
 
 
 def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
@@ -100,10 +90,8 @@ def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
     def build(small: bool) -> Any:
         import timm
 
-        from . import modules
-
         settings = {"num_classes": 7, **tiny} if small else {}
-        return modules.Images(timm.create_model(name, pretrained=False, **settings))
+        return timm.create_model(name, pretrained=False, **settings)
 
     return build
 
@@ -117,10 +105,6 @@ def _mlp(tiny: bool) -> Any:
     return nn.Sequential(*(module for layer in layers for module in layer), nn.Linear(width, classes))
 
 
-def _batches(small: int, large: int) -> dict[str, int]:
-    return {SMALL: small, LARGE: large}
-
-
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 _TINY = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _TINY |= {"intermediate_size": 48, "max_position_embeddings": 16}
@@ -130,19 +114,19 @@ _TINY_DISTILBERT = {"vocab_size": 101, "dim": 32, "n_layers": 1, "n_heads": 2, "
 _TINY_T5 = {"vocab_size": 101, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
 _TINY_WHISPER = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
 _TINY_WHISPER |= {"max_source_positions": 8, "num_mel_bins": 80}
-_IMAGES = _normal("pixel_values", (3, 224, 224), (3, 32, 32), 1000)
+_IMAGES = _normal("x", (3, 224, 224), (3, 32, 32), 1000)
 
 NETWORKS: dict[str, Network] = {
     "bert": Network(
         _transformers("BertForSequenceClassification", "BertConfig", _TINY, **_NO_DROPOUT, num_labels=2),
-        _text(30522, 128, 2), _batches(1, 32), "BERT-base, sequence classification, 128 tokens", "logits",
+        _text(30522, 128, 2), (1, 32), "BERT-base, sequence classification, 128 tokens", "logits",
     ),
     "gpt2": Network(
         _transformers(
             "GPT2LMHeadModel", "GPT2Config", _TINY_GPT2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
             use_cache=False,
         ),
-        _text(50257, 256, True), _batches(1, 8), "GPT-2 small, language model, 256 tokens", "logits",
+        _text(50257, 256, True), (1, 8), "GPT-2 small, language model, 256 tokens", "logits",
     ),
     "llama": Network(
         _transformers(
@@ -150,22 +134,22 @@ NETWORKS: dict[str, Network] = {
             num_hidden_layers=8, num_attention_heads=32, num_key_value_heads=8, intermediate_size=5632,
             use_cache=False,
         ),
-        _text(32000, 512, True), _batches(1, 4), "Llama, 8 layers of 2048, language model, 512 tokens", "logits",
+        _text(32000, 512, True), (1, 4), "Llama, 8 layers of 2048, language model, 512 tokens", "logits",
     ),
     "vit": Network(
         _timm("vit_base_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2}),
-        _IMAGES, _batches(1, 64), "ViT-B/16, 224 x 224 pixels (timm)",
+        _IMAGES, (1, 64), "ViT-B/16, 224 x 224 pixels (timm)",
     ),
     "mixer": Network(
         _timm("mixer_b16_224", {"img_size": 32}),
-        _IMAGES, _batches(1, 64), "MLP-Mixer B/16, 224 x 224 pixels (timm)",
+        _IMAGES, (1, 64), "MLP-Mixer B/16, 224 x 224 pixels (timm)",
     ),
     "convnext": Network(
         _timm("convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
-        _IMAGES, _batches(1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
+        _IMAGES, (1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
     ),
     "mlp": Network(
-        _mlp, _normal("input", (4096,), (32,), 1000), _batches(64, 4096),
+        _mlp, _normal("input", (4096,), (32,), 1000), (64, 4096),
         "4 x (Linear 4096, BatchNorm, ReLU), Linear 1000",
     ),
     "distilbert": Network(
@@ -173,24 +157,26 @@ NETWORKS: dict[str, Network] = {
             "DistilBertForSequenceClassification", "DistilBertConfig", _TINY_DISTILBERT, dropout=0.0,
             attention_dropout=0.0, seq_classif_dropout=0.0,
         ),
-        _text(30522, 128, 2), _batches(1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
+        _text(30522, 128, 2), (1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
     ),
     "t5": Network(
-        _encoder(_transformers(
-            "T5Model", "T5Config", _TINY_T5, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0, num_heads=12,
-            dropout_rate=0.0, use_cache=False,
-        )),
-        _text(32128, 256, False), _batches(1, 16), "encoder of T5-base, 256 tokens",
+        _transformers(
+            "T5Model", "T5Config", _TINY_T5, True, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0,
+            num_heads=12, dropout_rate=0.0, use_cache=False,
+        ),
+        _text(32128, 256, False), (1, 16), "encoder of T5-base, 256 tokens", "last_hidden_state",
     ),
     "whisper": Network(
-        _encoder(_transformers(
-            "WhisperModel", "WhisperConfig", _TINY_WHISPER, d_model=512, encoder_layers=6, encoder_attention_heads=8,
-            encoder_ffn_dim=2048, decoder_layers=0, decoder_attention_heads=8, dropout=0.0, use_cache=False,
-        )),
-        _normal("input_features", (80, 3000), (80, 16), 0), _batches(1, 8), "encoder of Whisper-base, 30 s",
+        _transformers(
+            "WhisperModel", "WhisperConfig", _TINY_WHISPER, True, d_model=512, encoder_layers=6,
+            encoder_attention_heads=8, encoder_ffn_dim=2048, decoder_layers=0, decoder_attention_heads=8, dropout=0.0,
+            use_cache=False,
+        ),
+        _normal("input_features", (80, 3000), (80, 16), 0), (1, 8), "encoder of Whisper-base, 30 s",
+        "last_hidden_state",
     ),
     "roberta": Network(
         _transformers("RobertaForMaskedLM", "RobertaConfig", _TINY, **_NO_DROPOUT),
-        _text(50265, 128, True), _batches(1, 16), "RoBERTa-base, masked language model, 128 tokens", "logits",
+        _text(50265, 128, True), (1, 16), "RoBERTa-base, masked language model, 128 tokens", "logits",
     ),
 }  # fmt: skip

@@ -21,26 +21,21 @@ def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
-def _integers(text: str, separator: str, least: int) -> tuple[int, ...]:
-    """Parse integers of at least `least`; () where the text is anything else."""
-    try:
-        found = tuple(int(part) for part in text.lower().split(separator))
-    except ValueError:
-        return ()
-    return found if min(found) >= least else ()
+def _integers(separator: str, least: int, what: str, count: int = 0) -> Callable[[str], tuple[int, ...]]:
+    """Return a parser of integers of at least `least`: of `count` of them, or of any number (0)."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        try:
+            found = tuple(int(part) for part in text.lower().split(separator))
+        except ValueError:
+            found = ()
+        if not found or min(found) < least or count not in (0, len(found)):
+            raise argparse.ArgumentTypeError(f"expected {what}, got {text!r}")
+        return found
+
+    return parse
 
 
-def shape(text: str) -> tuple[int, ...]:
-    """Parse rows, in_features and out_features, as in '1024x8192x8192'."""
-    found = _integers(text, "x", 2)
-    if len(found) != 3:
-        raise argparse.ArgumentTypeError(f"expected BxKxN with numbers of at least 2, as 1024x8192x8192, got {text!r}")
-    return found
-
-
-def lengths(text: str) -> tuple[int, ...]:
-    """Parse comma-separated lengths, as in '256,1000,4096'."""
-    found = _integers(text, ",", 1)
-    if not found:
-        raise argparse.ArgumentTypeError(f"expected positive numbers with commas between them, got {text!r}")
-    return found
+# Rows, in_features and out_features, as in '1024x8192x8192'; comma-separated lengths, as in '256,1000,4096'.
+shape = _integers("x", 2, "BxKxN with numbers of at least 2, as 1024x8192x8192", 3)
+lengths = _integers(",", 1, "positive numbers with commas between them")

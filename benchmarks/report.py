@@ -1,37 +1,17 @@
-"""Results of a benchmark as data, their JSON, and the one writer of Markdown tables."""
+"""Results of a benchmark as data, their JSON, and requirements on them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .timing import Summary
+from .timing import FIGURES, Summary
 
-# Figures: title, and what it means.
-FIGURES = {
-    "gpu_evicted": ("GPU, L2 evicted", "events around one call, the L2 cache overwritten before it"),
-    "gpu_back_to_back": (
-        "GPU, back to back",
-        "events around many queued calls, per call; arguments that fit lie in the L2 cache",
-    ),
-    "gpu_graph": ("GPU, graph", "a replayed CUDA graph of 10 calls, per call"),
-    "host": ("host", "the host's clock around calls that it does not wait for, per call"),
-    "wall": ("wall", "the host's clock around one call, from an idle GPU to an idle GPU; the third in a row"),
-    "gpu_queued": (
-        "GPU, queued",
-        "events around one call, queued behind a kernel that holds the stream for at most 20 ms, so that the GPU need "
-        "not wait for the host; calls that take the host longer have gaps in them",
-    ),
-    "wall_loop": (
-        "wall, loop",
-        "the host's clock around a few calls in a row, from an idle GPU to an idle GPU, per call",
-    ),
-}
 OUT_OF_TIME = "out of time"  # why a rival took no part; not a failure
 
 
@@ -84,6 +64,10 @@ class Case:
         return result.times[what].median if what in result.times else None
 
     @property
+    def size(self) -> str:
+        return " x ".join(map(str, self.shape))
+
+    @property
     def unmeasured(self) -> bool:
         """Whether there was no time for any rival."""
         return all(result.failure == OUT_OF_TIME for result in self.results)
@@ -116,14 +100,18 @@ class Report:
         return found
 
     def write_json(self, path: Path) -> None:
-        write_json(path, dataclasses.asdict(self))
+        """Write JSON atomically: an aborted run leaves the old file or the new one."""
+        unfinished = path.with_suffix(".part")
+        content = json.dumps(dataclasses.asdict(self), indent=1, allow_nan=False)
+        unfinished.write_text(content + "\n", encoding="utf-8")
+        os.replace(unfinished, path)
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON atomically: an aborted run leaves the old file or the new one."""
-    unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+def read_cases(path: Path) -> list[Case]:
+    """Read the cases of a report's JSON; none where there is no such file."""
+    if not path.exists():
+        return []
+    return [Case.from_json(case) for case in json.loads(path.read_text(encoding="utf-8"))["cases"]]
 
 
 def merge(cases: Iterable[Case]) -> list[Case]:
@@ -137,69 +125,7 @@ def merge(cases: Iterable[Case]) -> list[Case]:
     return sorted(found.values(), key=lambda case: groups.index(case.group))
 
 
-# Markdown -----------------------------------------------------------------------------------------------------------
-
-
-def number(value: float | None) -> str:
-    """Format a time or ratio, with three or four digits."""
-    if value is None:
-        return "–"
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def scientific(value: float | None) -> str:
-    """Format an error, to two digits."""
-    return "–" if value is None else f"{value:.1e}"
-
-
-class Column(NamedTuple):
-    """A column of a table."""
-
-    title: str
-    cell: Callable[[Any], Any]  # returns the value of a row: text, a number, or None
-    form: Callable[[float | None], str] = number  # formats numbers
-    rival: bool = False  # whether its numbers compete with those of the other such columns
-
-
-def table(columns: Sequence[Column], rows: Iterable[Any], best: Callable[..., float] | None = None) -> list[str]:
-    """Write a Markdown table, the first column text, the others figures; `best` (min, max) of rivals in bold."""
-    lines = ["| " + " | ".join(c.title for c in columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    for row in rows:
-        values = [column.cell(row) for column in columns]
-        rivals = [v for c, v in zip(columns, values, strict=True) if c.rival and isinstance(v, (int, float))]
-        winner = best(rivals) if best and len(rivals) > 1 else None
-        cells = []
-        for column, value in zip(columns, values, strict=True):
-            text = value if isinstance(value, str) else column.form(value)
-            text = text.replace("|", "\\|").replace("\n", " ")
-            cells.append(f"**{text}**" if column.rival and winner is not None and value == winner else text)
-        lines.append("| " + " | ".join(cells) + " |")
-    return [*lines, ""]
-
-
-def rival_columns(
-    cases: Sequence[Case], what: str, notes: list[str], form: Callable[[float | None], str] = number
-) -> list[Column]:
-    """Return a column for each rival of some cases; failures are marks whose texts go to `notes`."""
-
-    def column(rival: str) -> Column:
-        def cell(case: Case) -> Any:
-            result = case.find(rival)
-            failure = result.failure if result else "not run"
-            if not failure:
-                return case.value(rival, what)
-            if failure not in notes:
-                notes.append(failure)
-            return f"[{notes.index(failure) + 1}]"
-
-        return Column(rival, cell, form, rival != "device copy")
-
-    return [column(rival) for rival in dict.fromkeys(r.rival for case in cases for r in case.results)]
-
-
-def list_notes(notes: Sequence[str]) -> list[str]:
-    """List the failures that the marks of `rival_columns` stand for, once the tables are written."""
-    return [*(f"{i}. {note}" for i, note in enumerate(notes, 1)), *([""] if notes else [])]
+# Requirements -------------------------------------------------------------------------------------------------------
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -209,47 +135,63 @@ def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if b else 1.0 if a == 0 else float("inf")
 
 
-def case_table(case: Case, base: str, compared: Sequence[str], milliseconds: bool = False) -> list[str]:
-    """Write a case: a row a rival, with errors, figures, ratios to `base` and facts; then what failed, and why."""
-    figures = [f for f in FIGURES if any(f in r.times or f in r.missing for r in case.results)]
-    scale, unit = (1e-3, ", ms") if milliseconds else (1.0, "")
+class Requirement(NamedTuple):
+    """A bound that some cases are held to: on a figure of cupyfuse, or on its ratio to a rival's."""
 
-    def value(what: str, factor: float = 1.0) -> Callable[[Result], float | None]:
-        def cell(result: Result) -> float | None:
-            found = case.value(result.rival, what)
-            return None if found is None else found * factor
+    what: str  # the figure, or "error" or "max_error"
+    ours: tuple[str, ...]  # the rivals held to it, of which the worst counts
+    bound: float
+    rivals: tuple[str, ...] = ()  # what they are compared with; empty where the figure itself is bounded
+    faster: bool = False  # bound the rival's figure over ours from below, not ours over the rival's from above
+    group: str = ""  # of the cases; empty for all
+    names: tuple[str, ...] = ()  # of the cases; empty for all
 
-        return cell
+    def covers(self, case: Case) -> bool:
+        return self.group in ("", case.group) and (not self.names or case.name in self.names)
 
-    def faster(what: str) -> Callable[[Result], float | None]:
-        return lambda result: ratio(case.value(base, what), case.value(result.rival, what))
-
-    def fact(name: str) -> Callable[[Result], float | None]:
-        return lambda result: case.facts.get(f"{name}, {result.rival}")
-
-    columns = [Column("", lambda result: result.rival), Column("error", lambda result: result.error, scientific)]
-    if any(r.max_error is not None for r in case.results):
-        columns.append(Column("max error", lambda result: result.max_error, scientific))
-    columns += [Column(FIGURES[f][0] + unit, value(f, scale)) for f in figures]
-    columns += [Column("GB/s, L2 evicted", value("GB/s"))] if case.moved else []
-    for what in compared if case.find(base) else ():
-        columns.append(Column(f"× {base}, {FIGURES[what][0].removeprefix('GPU, ')}", faster(what)))
-    of_rivals = dict.fromkeys(name.partition(", ")[0] for name in case.facts if ", " in name)
-    columns += [Column(name, fact(name)) for name in of_rivals]
-    notes = [f"- {r.rival}: {r.failure}" for r in case.results if r.failure]
-    notes += [f"- {r.rival}, {FIGURES[f][0]}: {reason}" for r in case.results for f, reason in r.missing.items()]
-    return [*table(columns, case.results), *notes, *([""] if notes else [])]
+    def check(self, case: Case) -> Finding:
+        """Compare a case with the bound."""
+        mine = [case.value(rival, self.what) for rival in self.ours]
+        known = [value for value in mine if value is not None]
+        worst = max(known) if known and len(known) == len(mine) else None
+        found: dict[str, float | None] = {}
+        for rival in self.rivals:
+            if case.find(rival) is None and len(self.rivals) > 1:  # one that does not run here
+                continue
+            theirs = case.value(rival, self.what)
+            found[rival] = ratio(theirs, worst) if self.faster else ratio(worst, theirs)
+        return Finding(self, case, found if self.rivals else {self.ours[0]: worst})
 
 
-def case_heading(case: Case) -> list[str]:
-    moved = f", {case.moved / 1e6:.1f} MB to move" if case.moved else ""
-    return [f"### {case.name}", "", f"{' x '.join(map(str, case.shape))} {case.dtype}{moved}", ""]
+class Finding(NamedTuple):
+    """A requirement checked on a case: by rival the ratio, or the figure itself; None where unmeasured."""
+
+    requirement: Requirement
+    case: Case
+    found: dict[str, float | None]
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the bound holds; None where it may, but something was not measured."""
+        known = [value for value in self.found.values() if value is not None]
+        bound, faster = self.requirement.bound, self.requirement.faster
+        if not all(value >= bound if faster else value <= bound for value in known):
+            return False
+        return True if len(known) == len(self.found) else None
+
+    @property
+    def title(self) -> str:
+        requirement = self.requirement
+        what = FIGURES[requirement.what][0] if requirement.what in FIGURES else requirement.what.replace("_", " ")
+        compared = "" if not requirement.rivals else ": times faster" if requirement.faster else ", ratio"
+        return f"{self.case.name}, {self.case.group.lower()}, {what}{compared}"
+
+    @property
+    def asked(self) -> str:
+        return f"{'≥' if self.requirement.faster else '≤'} {self.requirement.bound:.3g}"
 
 
-def heading(report: Report) -> list[str]:
-    """Write title, machine, versions and options."""
-    known = {key: value for key, value in report.environment.items() if key != "gpu"}
-    lines = [f"# Benchmark `{report.benchmark}` on {report.environment['gpu']}", ""]
-    lines += [", ".join(f"{key} {value or 'not installed or not known'}" for key, value in known.items()) + ".", ""]
-    lines += ["Options: " + ", ".join(f"{key} {value}" for key, value in report.options.items()) + ".", ""]
-    return [*lines, *([f"**Stopped early:** {report.stopped}", ""] if report.stopped else [])]
+def check(requirements: Iterable[Requirement], cases: Iterable[Case]) -> list[Finding]:
+    """Hold cases to all requirements that cover them."""
+    cases = list(cases)
+    return [requirement.check(case) for requirement in requirements for case in cases if requirement.covers(case)]

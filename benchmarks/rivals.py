@@ -1,221 +1,134 @@
-"""PyTorch's side of the benchmarks. Imported only where PyTorch is; tensors share memory with CuPy's arrays."""
+"""The ways to compute a case: through cupyfuse, an array library, PyTorch eager and compiled; how each is checked."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-import torch
-from torch.nn import functional as F
 
 from cupyfuse import dtypes
 
-from .device import GRAPH_CALLS
+from .device import Call
 
-MODELS = Path(__file__).resolve().parent.parent / "examples" / "kernel_benchmark"
+# The names of rivals in several reports.
+BOUND, OURS, EAGER = "cupyfuse, bound", "cupyfuse", "torch eager"
+COMPILED, AUTOTUNED = "torch.compile", "torch.compile, max-autotune"
+FUSED, BACKEND = "cupyfuse.torch.fuse", "cupyfuse backend"
+FUSED_GRAPHS, BACKEND_GRAPHS, COMPILED_GRAPHS = f"{FUSED}, graphs", f"{BACKEND}, graphs", f"{COMPILED}, graphs"
 
-
-# Tensors and arrays -------------------------------------------------------------------------------------------------
-
-
-def as_tensor(array: Any) -> torch.Tensor:
-    """Return a tensor over an array's memory; bfloat16 goes as its bits, which every version of DLPack can carry."""
-    if array.dtype.name == "bfloat16":
-        return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_dlpack(array)
-
-
-def as_array(tensor: torch.Tensor, xp: Any) -> Any:
-    """Return an array of `xp` over a tensor's memory: the reverse of `as_tensor`."""
-    tensor = tensor.detach()
-    if tensor.dtype is torch.bfloat16:
-        return xp.from_dlpack(tensor.view(torch.int16)).view(dtypes.to_numpy("bfloat16"))
-    return xp.from_dlpack(tensor)
+# Modes and backends of torch.compile; options of `cupyfuse.torch.fuse`.
+_COMPILED = {
+    COMPILED: ("default", "inductor"),
+    AUTOTUNED: ("max-autotune", "inductor"),
+    COMPILED_GRAPHS: ("reduce-overhead", "inductor"),
+    BACKEND: ("default", "cupyfuse"),
+    BACKEND_GRAPHS: ("reduce-overhead", "cupyfuse"),
+}
+_FUSED: dict[str, dict[str, Any]] = {FUSED: {}, FUSED_GRAPHS: {"graphs": True}}
 
 
-def as_double(tensor: torch.Tensor, xp: Any) -> Any:
-    """Convert a tensor to a float64 array of `xp`."""
-    return xp.from_dlpack(tensor.detach().to(torch.float64).contiguous())
+class Unavailable(Exception):
+    """A rival cannot take part; the message is what the report says."""
 
 
-# Memory -------------------------------------------------------------------------------------------------------------
+@dataclass
+class Rival:
+    """One way to compute a case."""
+
+    call: Call  # what is timed
+    attempts: Sequence[Callable[[], list[Any]]]  # compute once from fresh state into poisoned memory; return float64
+    expected: Sequence[Any]  # what attempts should return
+    capture: Callable[[], Call] | None = None  # captures the call in a CUDA graph and returns its launch
+    sizes: Sequence[Any] = ()  # beside `expected`: what the error of each element is relative to
+    limit: float | None = None  # of errors that are not wrong, by element where there are `sizes`, else by norm
+    before: Call | None = None  # run untimed before each call that is timed by itself
+    judged: bool = True  # whether an error beyond the limit is a failure
 
 
-def device_type() -> str:
-    """Return the modules' device: "cuda", or "cpu" without a GPU."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def fuse(module: Any, **options: Any) -> Any:
+    from cupyfuse.torch import fuse
+
+    return fuse(module, **options)
 
 
-def measure_memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, float]:
-    """Measure a call's GPU memory without its result, by name; empty without a GPU."""
-    if not torch.cuda.is_available():
-        return {}
-
-    def requests() -> int:
-        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
-
-    forward()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    first, before = torch.cuda.memory_allocated(), requests()
-    out = forward()
-    allocations, size = requests() - before, out.numel() * out.element_size()
-    held, most = torch.cuda.memory_allocated() - first - size, torch.cuda.max_memory_allocated() - first - size
-    if not backward:
-        return {"allocations": allocations, "MB at most": most / 1e6}
-    out.sum().backward()
-    return {"MB kept for backward": held / 1e6, "MB at most": (torch.cuda.max_memory_allocated() - first) / 1e6}
+def as_run_by(rival: str, lab: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function or module of PyTorch as a rival runs it, nothing compiled yet."""
+    if rival in _FUSED:
+        return fuse(function, **_FUSED[rival])
+    if rival in _COMPILED:
+        return lab.need_torch(compiling=True).compile_static(function, *_COMPILED[rival])
+    return function
 
 
-def memory_held() -> tuple[int, int]:
-    """Return the bytes that tensors take and that the allocator holds for them; zeros without a GPU."""
-    if not torch.cuda.is_available():
-        return 0, 0
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+@dataclass
+class Computation:
+    """What the rivals of a case compute: calls that return a new array of `shape` and `dtype`."""
+
+    lab: Any
+    expected: Sequence[Any]  # in float64
+    shape: tuple[int, ...]
+    dtype: str
+    # Picks what is compared of a call's result, given also what converts an array to float64.
+    sample: Callable[[Any, Callable[[Any], Any]], list[Any]] = lambda result, double: [double(result)]
+    reset: Call = lambda: None  # restores the state that calls change
+    sizes: Sequence[Any] = ()
+    limit: float | None = None
+
+    def with_limit(self, limit: float) -> Computation:
+        return dataclasses.replace(self, limit=limit)
+
+    def by(self, call: Call, torch: Any = None) -> Rival:
+        """Return a call as a rival: of an array library or, with `torch` (`benchmarks.pytorch`), one of tensors."""
+        lab = self.lab
+        double = functools.partial(torch.as_double, xp=lab.cupy) if torch else lab.as_double
+        poison, capture = (torch.poison, torch.capture) if torch else (lab.poison_pool, lab.device.capture)
+
+        def attempt() -> list[Any]:
+            self.reset()
+            poison(dtypes.to_numpy(self.dtype).itemsize * math.prod(self.shape))
+            return self.sample(call(), double)
+
+        return Rival(call, [attempt], self.expected, functools.partial(capture, call), self.sizes, self.limit)
+
+    def by_ours(self, function: Callable[..., Any], *arguments: Any) -> Rival:
+        """Return a cupyfuse function as a rival, checked with an array given as `out` and with one of its own."""
+        lab = self.lab
+
+        def allocate() -> Any:
+            return lab.allocate_poisoned(self.shape, dtypes.to_numpy(self.dtype))
+
+        def given() -> list[Any]:
+            self.reset()
+            target = allocate()
+            function(*arguments, out=target)
+            missing = lab.count_unwritten(target)
+            if missing:
+                raise RuntimeError(f"{missing} of {target.size} elements of out were not written")
+            return self.sample(target, lab.as_double)
+
+        rival = self.by(functools.partial(function, *arguments))
+        rival.attempts = [given, *rival.attempts]
+        rival.capture = lambda: lab.device.capture(functools.partial(function, *arguments, out=allocate()))
+        return rival
+
+    def by_torch(self, rival: str, function: Callable[..., Any], *arrays: Any) -> Rival:
+        """Return a function or module of PyTorch, on tensors over the arrays' memory, as a rival runs it."""
+        torch = self.lab.need_torch()
+        called = as_run_by(rival, self.lab, function)
+        return self.by(functools.partial(called, *map(torch.as_tensor, arrays)), torch)
 
 
-def peak_memory(call: Callable[[], Any]) -> int:
-    """Return the most bytes that tensors take during a call; 0 without a GPU."""
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated())
+def device_copy(lab: Any, source: Any, moved: int) -> Rival:
+    """Return a copy that reads half of `moved` bytes and writes as many: the memory's bandwidth."""
+    flat = source.reshape(-1)[: moved // 2 // source.dtype.itemsize]
+    target = lab.allocate_poisoned(flat.shape, flat.dtype)
+    call = functools.partial(lab.device.copy, target, flat)
 
+    def attempt() -> list[Any]:
+        call()
+        return [lab.as_double(target[-4096:])]
 
-def poison(size: int) -> None:
-    """Leave a block of NaN in torch's allocator, for the next tensor of that many bytes."""
-    torch.full((size,), 255, dtype=torch.uint8, device="cuda")
-
-
-def release() -> None:
-    """Return unused memory to the driver, so that CuPy can have it."""
-    torch.cuda.empty_cache()
-
-
-# What is computed ---------------------------------------------------------------------------------------------------
-
-
-def load(name: str, shape: tuple[int, int, int]) -> Any:
-    """Import the kernel benchmark of a head, for a shape (B, K, N)."""
-    spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.batch_size, module.in_features, module.out_features = shape  # type: ignore[attr-defined]
-    return module
-
-
-def parameter_names(name: str) -> dict[str, str]:
-    """Map the arguments of a head's function to the parameters and buffers of its module."""
-    linear = "gemm" if name == "head_softmax" else "linear"
-    names = {"weight": f"{linear}.weight", "bias": f"{linear}.bias"}
-    if name == "head_softmax":
-        names |= {"gamma": "bn.weight", "beta": "bn.bias", "scale": "scale"}
-        names |= {"running_mean": "bn.running_mean", "running_var": "bn.running_var"}
-    return names
-
-
-def head(name: str, arguments: Mapping[str, Any], training: bool) -> torch.nn.Module:
-    """Build a head's plain module over the memory of CuPy's arrays, without gradients."""
-    rows, columns = arguments["weight"].shape
-    source = load(name, (1, columns, rows))
-    with torch.device("meta"):
-        module: torch.nn.Module = source.Model(*source.get_init_inputs())
-    if name == "head_softmax":
-        module.bn.num_batches_tracked = None  # the function counts no batches either
-    state = {parameter: as_tensor(arguments[argument]) for argument, parameter in parameter_names(name).items()}
-    module.load_state_dict(state, strict=False, assign=True)  # a counter of batches would be set again
-    return module.requires_grad_(False).train(training)
-
-
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, 1)
-
-
-def logsumexp(x: torch.Tensor) -> torch.Tensor:
-    return torch.logsumexp(x, 1)
-
-
-def tail_logsumexp(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    s = torch.logsumexp(y + bias, dim=1, keepdim=True)
-    return F.gelu(F.gelu(F.leaky_relu(F.leaky_relu(s))))
-
-
-def tail_softmax(
-    y: torch.Tensor, bias: torch.Tensor, running_mean: torch.Tensor, running_var: torch.Tensor, gamma: torch.Tensor,
-    beta: torch.Tensor, scale: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    return F.softmax(scale * F.batch_norm(y + bias, running_mean, running_var, gamma, beta), dim=1)
-
-
-def product(x: torch.Tensor, weight: torch.Tensor, precision: str) -> torch.Tensor:
-    """Compute ``x @ weight.T`` at torch's float32 precision of that name."""
-    with matmul_precision(precision):
-        return torch.matmul(x, weight.T)
-
-
-def linear_then(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Compute a linear map, and what the benchmark of 16-bit products calls `name` of it."""
-    y = F.linear(x, weight, bias)
-    return {"": lambda: y, "gelu": lambda: F.gelu(y), "logsumexp": lambda: logsumexp(y), "softmax": lambda: softmax(y)}[
-        name
-    ]()
-
-
-# Running it ---------------------------------------------------------------------------------------------------------
-
-
-def compile_static(
-    function: Callable[..., Any], mode: str = "default", backend: Any = "inductor"
-) -> Callable[..., Any]:
-    """Compile with torch.compile for fixed shapes."""
-    if backend == "cupyfuse":  # a checkout that is not installed registers no name
-        from cupyfuse.torch.backend import backend
-    return torch.compile(function, dynamic=False, mode=mode, backend=backend)
-
-
-def reset_compiler() -> None:
-    """Drop what was compiled: past some shapes of one function, torch.compile falls back to eager without a word."""
-    torch.compiler.reset()
-
-
-def capture(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Capture `GRAPH_CALLS` calls in a CUDA graph of torch's; return its launch."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-        for _ in range(GRAPH_CALLS):
-            call()
-    return graph.replay
-
-
-@contextlib.contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    """Set torch's float32 precision of matrix products for a while."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
-@contextlib.contextmanager
-def session(stream: int, precision: str) -> Iterator[None]:
-    """Run torch on CuPy's stream, without gradients, with matrix products of that precision."""
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"torch {torch.__version__} sees no GPU")
-    same = torch.cuda.current_stream().cuda_stream == stream
-    on_stream = contextlib.nullcontext() if same else torch.cuda.stream(torch.cuda.ExternalStream(stream))
-    with matmul_precision(precision), torch.no_grad(), on_stream:
-        yield
+    return Rival(call, [attempt], [lab.as_double(flat[-4096:])], functools.partial(lab.device.capture, call))

@@ -14,8 +14,10 @@ import cupyfuse as cf
 from cupyfuse import dtypes
 
 from . import options as types
-from .lab import COMPILED, EAGER, FUSED, Lab, Rival, Unavailable, run
-from .report import Case
+from .lab import Lab, run
+from .report import Case, Report
+from .rivals import COMPILED, EAGER, OURS, Computation, Rival, Unavailable, device_copy
+from .tables import Column, list_notes, rival_columns, scientific, table
 
 # What options are where they are not given, in full and quick runs.
 DEFAULTS = {
@@ -29,6 +31,15 @@ DEFAULTS = {
 }
 _BLOCK = 1 << 24  # elements drawn; the rest of the data are multiples of them
 _CHECKED = 1 << 20  # elements compared at the start, in the middle and at the end
+_HOW = """\
+GB/s, by medians of GPU time, the L2 cache overwritten before each call; the JSON file beside this one has the times.
+Softmax counts bytes read and written, logsumexp bytes read; the copy reads and writes half of that each. *error*:
+cupyfuse's ‖result − reference‖ / ‖reference‖ against float64. Rivals took turns within one run; the fastest is in bold.
+"""
+_FUSED = {
+    "softmax": cf.fuse(lambda x: cf.softmax(x, axis=1)),
+    "logsumexp": cf.fuse(lambda x: cf.logsumexp(x, axis=1)),
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,18 +50,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     full, quick = DEFAULTS["compile_budget"]
     help_text = f"time for torch.compile to compile (default: {full:.0f}, quick {quick:.0f})"
     parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help=help_text)
-
-
-@cf.fuse
-def row_softmax(x: Any) -> Any:
-    """Softmax over each row; from (B, N) to (B, N)."""
-    return cf.softmax(x, axis=1)
-
-
-@cf.fuse
-def row_logsumexp(x: Any) -> Any:
-    """Logsumexp over each row; from (B, N) to (B,)."""
-    return cf.logsumexp(x, axis=1)
 
 
 class CompileBudget:
@@ -80,11 +79,11 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
     return data
 
 
-def _factories(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) -> dict[str, Callable[[], Rival]]:
+def _factories(
+    lab: Lab, operation: str, x: Any, moved: int, compile_budget: CompileBudget
+) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of softmax or logsumexp over the rows of `x`."""
-    fused = row_softmax if operation == "softmax" else row_logsumexp
     cupyx = functools.partial(getattr(lab.special, operation), axis=1)
-    shape = x.shape if operation == "softmax" else x.shape[:1]
     few = max(1, min(x.shape[0], _CHECKED // x.shape[1]))
     starts = sorted({0, (x.shape[0] - few) // 2, x.shape[0] - few})
 
@@ -92,26 +91,22 @@ def _factories(lab: Lab, operation: str, x: Any, compile_budget: CompileBudget) 
         return [lab.cupy.concatenate([double(result[start : start + few]) for start in starts])]
 
     expected = sample(x, lambda rows: cupyx(lab.as_double(rows)))
+    shape = x.shape if operation == "softmax" else x.shape[:1]
+    computation = Computation(lab, expected, shape, dtypes.name_of(x.dtype), sample)
 
-    def torch(compiling: bool) -> Rival:
-        rivals = lab.need_torch(compiling)
-        function = getattr(rivals, operation)
-        call = functools.partial(rivals.compile_static(function) if compiling else function, rivals.as_tensor(x))
-        if compiling:
-            compile_budget.spend(call)
-        return lab.rival(call, expected, int(x.nbytes), sample, torch=rivals)
+    def torch(name: str) -> Rival:
+        rival = computation.by_torch(name, getattr(lab.need_torch(), operation), x)
+        if name == COMPILED:
+            compile_budget.spend(rival.call)
+        return rival
 
     return {
-        FUSED: lambda: lab.fused_rival(fused, (x,), expected, shape, dtypes.name_of(x.dtype), sample),
-        EAGER: lambda: torch(False),
-        COMPILED: lambda: torch(True),
-        "cupyx": lambda: lab.rival(functools.partial(cupyx, x), expected, int(x.nbytes), sample),
-        "device copy": lambda: lab.device_copy(x, _moved(operation, x)),
+        OURS: lambda: computation.by_ours(_FUSED[operation], x),
+        EAGER: lambda: torch(EAGER),
+        COMPILED: lambda: torch(COMPILED),
+        "cupyx": lambda: computation.by(functools.partial(cupyx, x)),
+        "device copy": lambda: device_copy(lab, x, moved),
     }
-
-
-def _moved(operation: str, x: Any) -> int:
-    return int(x.nbytes) * (2 if operation == "softmax" else 1)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
@@ -122,8 +117,23 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
         for columns in options.lengths:
             rows = max(1, data.size // columns)
             x = data[: rows * columns].reshape(rows, columns)
-            for operation in ("softmax", "logsumexp"):
+            for operation, passes in (("softmax", 2), ("logsumexp", 1)):
                 lab.release()
-                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, _moved(operation, x))
-                yield run(lab, case, _factories(lab, operation, x, compile_budget), ("gpu_evicted",), options.budget)
+                moved = passes * int(x.nbytes)
+                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
+                yield run(
+                    lab, case, _factories(lab, operation, x, moved, compile_budget), ("gpu_evicted",), options.budget
+                )
         del data, x
+
+
+def write(report: Report) -> list[str]:
+    """Write a table for each operation and dtype, a row for each length."""
+    lines = _HOW.split("\n")
+    for group, cases in report.groups().items():
+        notes: list[str] = []
+        length = Column("columns", lambda case: str(case.shape[1]))
+        error = Column("error", lambda case: case.value(OURS, "error"), scientific)
+        columns = [length, *rival_columns(cases, "GB/s", notes), error]
+        lines += [f"## {group}", "", *table(columns, cases, max), *list_notes(notes)]
+    return lines

@@ -1,6 +1,6 @@
 """Measure times on the GPU and on the host: rivals in turn, order statistics of their samples.
 
-The figures of a call are the methods of `Contest`; `report.FIGURES` says in words what each means.
+The figures of a call are the methods of `Contest`; `FIGURES` says in words what each means.
 """
 
 from __future__ import annotations
@@ -13,6 +13,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from .device import GRAPH_CALLS, Call, Device
+
+# Figures: title, and what it means.
+FIGURES = {
+    "gpu_evicted": ("GPU, L2 evicted", "events around one call, the L2 cache overwritten before it"),
+    "gpu_back_to_back": (
+        "GPU, back to back",
+        "events around many queued calls, per call; arguments that fit lie in the L2 cache",
+    ),
+    "gpu_graph": ("GPU, graph", "a replayed CUDA graph of 10 calls, per call"),
+    "host": ("host", "the host's clock around calls that it does not wait for, per call"),
+    "wall": ("wall", "the host's clock around one call, from an idle GPU to an idle GPU; the third in a row"),
+    "gpu_queued": (
+        "GPU, queued",
+        "events around one call, queued behind a kernel that holds the stream for at most 20 ms, so that the GPU need "
+        "not wait for the host; calls that take the host longer have gaps in them",
+    ),
+    "wall_loop": (
+        "wall, loop",
+        "the host's clock around a few calls in a row, from an idle GPU to an idle GPU, per call",
+    ),
+    "wall_least": (
+        "wall, least",
+        "the host's clock around one call, from an idle device to an idle device, the least of a few in a row",
+    ),
+}
 
 _REPLAYS = 5  # of a graph, between two events
 _HOST_CALLS = 20  # between two drains of the queue: far fewer launches than it holds (about 1000)
@@ -210,6 +235,17 @@ class Contest:
             return self._by_clock(self._calls[name], calls(cost), wait=True)
 
         return self._take(sample, lambda cost: cost.longer * calls(cost) + 100.0, 5, 20)
+
+    def wall_least(self) -> dict[str, Summary]:
+        """Measure host time of single calls from an idle device to an idle device, the least of a few in a row."""
+
+        def calls(cost: Cost) -> int:
+            return clamp(10e3 / cost.longer, 1, 50)
+
+        def sample(name: str, cost: Cost) -> float:
+            return min(self._by_clock(self._calls[name], 1, wait=True) for _ in range(calls(cost)))
+
+        return self._take(sample, lambda cost: cost.longer * calls(cost), 3, 1000)
 
     def replayed(self, replays: Mapping[str, Call]) -> tuple[dict[str, Summary], dict[str, str]]:
         """Measure GPU time per call of replayed graphs; also return the errors of those that failed."""

@@ -14,16 +14,16 @@ from typing import Any
 
 import cupyfuse.heads
 
-from . import heads
+from . import heads, rivals
 from . import options as types
 from .device import Call
-from .lab import AUTOTUNED, BOUND, COMPILED, EAGER, Lab, Rival, run
-from .report import Case
-from .verdicts import Requirement
+from .lab import Lab, run
+from .report import Case, Report, Requirement
+from .rivals import AUTOTUNED, BOUND, COMPILED, EAGER, FUSED, Rival, as_run_by
+from .tables import ERROR, case_tables, explain, findings_table
 
 NAMES = ("head_logsumexp", "head_sum", "head_softmax")
 SMALL = (64, 256)  # of the chain of one launch
-FUSED = "cupyfuse.torch.fuse"
 DEFAULTS = heads.DEFAULTS
 
 FORWARD, CHANGED, INFERENCE = "Forward", "Forward after a change of the weight", "Inference"
@@ -52,6 +52,21 @@ REQUIREMENTS = (
     Requirement("host", (FUSED,), 20.0, group=LAUNCH),
 )
 
+# What the report says of each group, and of all.
+ABOUT = {
+    FORWARD: "The module as it was made: in training mode, gradients enabled. No backward pass follows.",
+    CHANGED: "The same; before each call, and before the start event, `weight.add_(0)` under `no_grad`.",
+    BACKWARD: "`module(x).sum().backward()` with gradients of all parameters, none of x. Errors are those "
+    "of the gradients of a sum with random weights; that of a bias before BatchNorm is zero but for noise, left out.",
+    INFERENCE: "After `eval()`, under `no_grad`.",
+    LAUNCH: "`torch.nn.Softmax(dim=1)` on a small matrix: what a call takes of the host.",
+}
+_HOW = f"""\
+{ERROR}, the worst of a case's results: the output and, in
+  training, the running statistics; with backward, the gradients.
+- *{FUSED}*, *{EAGER}* and *{COMPILED}* share their parameters; *{BOUND}* is cupyfuse's own
+  function on the same memory, its weights bound. *MB* and *allocations* are of a call without its result."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=types.shape, default=heads.SHAPE, metavar="BxKxN", help="1024x8192x8192")
@@ -63,13 +78,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_false",
         help="leave torch.compile in this mode out (it takes minutes)",
     )
-
-
-def fused(module: Any, **options: Any) -> Any:
-    """Return `cupyfuse.torch.fuse(module)`; `require_whole` checks that its calls leave nothing to PyTorch."""
-    from cupyfuse.torch import fuse
-
-    return fuse(module, **options)
 
 
 def require_whole(module: Any) -> None:
@@ -93,8 +101,8 @@ class Head:
         torch.manual_seed(options.seed)
         self._module = source.Model(*source.get_init_inputs()).to(device, dtype)
         self._x = source.get_inputs()[0].to(device, dtype)
-        self._fused = fused(self._module)
-        self._compiled: dict[str, Callable[..., Any]] = {}
+        self._fused = as_run_by(FUSED, lab, self._module)
+        self._called: dict[str, Callable[..., Any]] = {FUSED: self._fused}  # compiled ones are kept from case to case
         self._parameters = dict(self._module.named_parameters())
         self._weight = next(p for p in self._module.parameters() if p.dim() == 2)
         self._initial = [b.clone() for b in self._module.buffers()]
@@ -135,13 +143,10 @@ class Head:
 
     # The rivals
     def _callable(self, rival: str) -> Callable[..., Any]:
-        """Return the module as a rival calls it; compiled ones are kept from case to case."""
-        if rival in (FUSED, EAGER):
-            return self._fused if rival == FUSED else self._module
-        if rival not in self._compiled:
-            mode = "max-autotune" if rival == AUTOTUNED else "default"
-            self._compiled[rival] = self._lab.need_torch(compiling=True).compile_static(self._module, mode)
-        return self._compiled[rival]
+        """Return the module as a rival calls it."""
+        if rival not in self._called:
+            self._called[rival] = as_run_by(rival, self._lab, self._module)
+        return self._called[rival]
 
     def _reset(self) -> None:
         with self._torch.torch.no_grad():
@@ -224,27 +229,22 @@ class Head:
 
 def _launch_factories(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of a chain of one launch: `torch.nn.Softmax` on a small matrix."""
-    rivals = lab.need_torch()
-    torch = rivals.torch
+    torch = lab.need_torch().torch
     module = torch.nn.Softmax(dim=1)
     torch.manual_seed(0)
-    x = torch.randn(SMALL).to(rivals.device_type(), getattr(torch, dtype)).requires_grad_(with_grad)
+    x = torch.randn(SMALL).to(lab.need_torch().device_type(), getattr(torch, dtype)).requires_grad_(with_grad)
     expected = [torch.softmax(x.detach().double(), 1)]
 
     def rival(called: Callable[..., Any]) -> Rival:
         return Rival(functools.partial(called, x), [lambda: [called(x).detach().double()]], expected)
 
     def ours() -> Rival:
-        called = fused(module, only_gains=False)  # so small a matrix gains nothing: the host's cost is measured
+        called = rivals.fuse(module, only_gains=False)  # so small a matrix gains nothing: the host's cost is measured
         called(x)
         require_whole(called)
         return rival(called)
 
-    return {
-        FUSED: ours,
-        EAGER: lambda: rival(module),
-        COMPILED: lambda: rival(lab.need_torch(compiling=True).compile_static(module)),
-    }
+    return {FUSED: ours, **{name: lambda name=name: rival(as_run_by(name, lab, module)) for name in (EAGER, COMPILED)}}
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
@@ -259,3 +259,11 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
         with torch.set_grad_enabled(name == WITH_GRAD):
             run(lab, case, _launch_factories(lab, options.dtype, name == WITH_GRAD), FIGURES[LAUNCH], options.budget)
         yield case
+
+
+def write(report: Report) -> list[str]:
+    """Write what was asked, for float32, and a table a case."""
+    asked = report.options.get("dtype") == "float32"
+    lines = findings_table(REQUIREMENTS, report.cases) if asked else ["## How it was measured", ""]
+    lines += explain(FIGURES[FORWARD], _HOW)
+    return [*lines, *case_tables(report, EAGER, ["gpu_evicted"], ABOUT)]

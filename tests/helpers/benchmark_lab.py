@@ -1,11 +1,12 @@
 """A GPU and a CuPy made of the host and NumPy, for the benchmarks' tests."""
 
-import time
 import types
 
 import numpy as np
 
-from benchmarks.device import GRAPH_CALLS
+from benchmarks.device import GRAPH_CALLS, Host
+from benchmarks.report import Result
+from benchmarks.timing import summarize
 
 ENVIRONMENT = {"gpu": "Fake GPU 9000", "cupy": "14.2.0", "torch": None}
 
@@ -23,16 +24,12 @@ class FakeCupy(types.ModuleType):
         return types.SimpleNamespace(free_all_blocks=lambda: None)
 
 
-class FakeDevice:
+class FakeDevice(Host):
     """A GPU whose clock is the host's."""
 
     name = "Fake GPU 9000"
-    synchronize = evict = staticmethod(lambda: None)
+    evict = staticmethod(lambda: None)
     hold = staticmethod(lambda microseconds: None)
-    record = staticmethod(time.perf_counter)
-
-    def elapsed(self, start, end):
-        return (end - start) * 1e6
 
     def copy(self, target, source):
         target[...] = source
@@ -40,3 +37,8 @@ class FakeDevice:
     def capture(self, call):
         call()
         return lambda: [call() for _ in range(GRAPH_CALLS)]
+
+
+def timed(rival, error=1e-7, **medians):
+    """A result with an error, and one sample of each figure."""
+    return Result(rival, error, {figure: summarize([median]) for figure, median in medians.items()})

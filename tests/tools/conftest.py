@@ -1,5 +1,7 @@
 """Fixtures of the benchmarks' tests."""
 
+import sys
+
 import pytest
 import scipy.special
 from benchmark_lab import FakeCupy, FakeDevice
@@ -9,7 +11,8 @@ from benchmarks.lab import Lab
 
 
 @pytest.fixture
-def lab():
+def lab(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupyx.scipy.special", scipy.special)  # of the heads' plain functions
     return Lab(FakeDevice(), FakeCupy("cupy"), scipy.special, None, "not installed")
 
 
@@ -18,14 +21,14 @@ def torch_lab(lab, monkeypatch):
     """With PyTorch on the CPU, where nothing is compiled or captured."""
     import torch
 
-    from benchmarks import rivals
+    from benchmarks import pytorch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more only quarrel with NumPy's over these small arrays
-    monkeypatch.setattr(rivals, "poison", lambda size: None)
-    monkeypatch.setattr(rivals, "release", lambda: None)
-    monkeypatch.setattr(rivals, "compile_static", lambda function, mode="default", backend="inductor": function)
-    lab.torch = rivals
+    monkeypatch.setattr(pytorch, "poison", lambda size: None)
+    monkeypatch.setattr(pytorch, "release", lambda: None)
+    monkeypatch.setattr(pytorch, "compile_static", lambda function, mode="default", backend="inductor": function)
+    lab.torch = pytorch
     yield lab
     torch.set_num_threads(threads)
 
@@ -41,8 +44,8 @@ def hasty(monkeypatch):
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Keep the modules beside NumPy's arrays, on a machine with a GPU too."""
-    from benchmarks import rivals
+    from benchmarks import pytorch
 
-    monkeypatch.setattr(rivals, "device_type", lambda: "cpu")
-    monkeypatch.setattr(rivals, "peak_memory", lambda call: call() or 0)
-    monkeypatch.setattr(rivals, "memory_held", lambda: (0, 0))
+    monkeypatch.setattr(pytorch, "device_type", lambda: "cpu")
+    monkeypatch.setattr(pytorch, "peak_memory", lambda call: call() or 0)
+    monkeypatch.setattr(pytorch, "memory_held", lambda: (0, 0))

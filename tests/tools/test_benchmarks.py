@@ -8,19 +8,16 @@ import types
 import numpy as np
 import pytest
 import scipy.special
-from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice
+from benchmark_lab import ENVIRONMENT, FakeCupy, FakeDevice, timed
 
 from benchmarks import __main__ as command
 from benchmarks import environment, families, gemm, heads, rows, timing
+from benchmarks.__main__ import markdown
 from benchmarks.device import GRAPH_CALLS, Device
-from benchmarks.lab import Rival, Unavailable, measure_errors, open_lab, run
-from benchmarks.report import Case, Column, Report, Result, number, table
-from benchmarks.reports import markdown
-
-
-def measured(*medians, rival="cupyfuse", figure="gpu_evicted"):
-    return Result(rival, 1e-7, {figure: timing.summarize(medians)})
-
+from benchmarks.lab import measure_errors, open_lab, run
+from benchmarks.report import Case, Report, Result
+from benchmarks.rivals import Computation, Rival, Unavailable
+from benchmarks.tables import Column, number, table
 
 # Statistics and turns -----------------------------------------------------------------------------------------------
 
@@ -168,8 +165,8 @@ def test_the_laboratory_opens_with_what_is_there(fake_gpu, monkeypatch):
         with pytest.raises(Unavailable, match="left out on request"):
             lab.need_torch(compiling=True)
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "benchmarks.rivals", raising=False)
-    monkeypatch.delattr("benchmarks.rivals", raising=False)
+    monkeypatch.delitem(sys.modules, "benchmarks.pytorch", raising=False)
+    monkeypatch.delattr("benchmarks.pytorch", raising=False)
     with open_lab("highest", with_torch=True, with_compiler=True) as lab:
         assert lab.torch_missing == "not installed"
 
@@ -185,19 +182,12 @@ def test_slug(name, folder):
     assert environment.slug(name) == folder
 
 
-def test_versions():
-    assert environment.cuda_version(lambda: 13000) == "13.0"
-    assert environment.cuda_version(lambda: 12090) == "12.9"
-    assert environment.version("numpy") == np.__version__
-    assert environment.version("no-such-package-at-all") is None
-
-
 def test_the_environment_survives_a_cupy_that_cannot_tell():
     broken = types.SimpleNamespace(__version__="14.2.0", cuda=None)
-    found = environment.collect(broken, "Fake GPU 9000")
+    found = environment.collect("Fake GPU 9000", broken)
     assert found["driver_cuda"] is None
     assert found["cuda_runtime"] is None
-    assert found["gpu"] == "Fake GPU 9000"
+    assert (found["gpu"], found["numpy"]) == ("Fake GPU 9000", np.__version__)
     json.dumps(found)
 
 
@@ -217,8 +207,8 @@ def test_numbers_and_tables():
 def test_the_heads_report_holds_times_ratios_and_failures(tmp_path):
     case = Case("The heads", "head_sum", (4, 8, 16), "float32")
     case.results = [
-        measured(10.0, rival="cupyfuse", figure="gpu_back_to_back"),
-        measured(25.0, rival="torch eager", figure="gpu_back_to_back"),
+        timed("cupyfuse", gpu_back_to_back=10.0),
+        timed("torch eager", gpu_back_to_back=25.0),
         Result("torch.compile", failure="not installed"),
         Result("CuPy", 1e-6, missing={"gpu_graph": "RuntimeError: cannot | capture"}),
     ]
@@ -238,7 +228,7 @@ def test_the_rows_report_counts_bytes_and_numbers_its_notes():
     cases = []
     for columns in (256, 1000):
         case = Case("softmax float32", f"8 x {columns}", (8, columns), "float32", moved=4_000_000)
-        case.results = [measured(2.0), Result("torch eager", failure="not installed")]
+        case.results = [timed("cupyfuse", gpu_evicted=2.0), Result("torch eager", failure="not installed")]
         cases.append(case)
     text = markdown(Report("rows", ENVIRONMENT, {}, cases=cases))
     assert "| columns | cupyfuse | torch eager | error |" in text
@@ -278,7 +268,7 @@ def test_elements_that_were_not_written_are_counted(lab, dtype):
 
 
 def test_a_function_that_leaves_its_output_unwritten_is_found(lab):
-    rival = lab.fused_rival(lambda x, out=None: out, (np.ones(2),), [], (2, 3), "float32")
+    rival = Computation(lab, [], (2, 3), "float32").by_ours(lambda x, out=None: out, np.ones(2))
     with pytest.raises(RuntimeError, match="6 of 6 elements"):
         rival.attempts[0]()
 

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from benchmark_lab import ENVIRONMENT
+from benchmark_lab import ENVIRONMENT, timed
 
 from benchmarks import __main__ as command
-from benchmarks import cost_chains, costs, rivals, timing
-from benchmarks.report import Case, Report, Result
-from benchmarks.reports import markdown
+from benchmarks import cost_chains, costs, pytorch
+from benchmarks.__main__ import markdown
+from benchmarks.report import Case, Report
 
 OURS, EAGER, INDUCTOR, NOTHING = costs.OURS, costs.EAGER, costs.INDUCTOR, costs.NOTHING
 SMALL = (
@@ -36,8 +36,7 @@ def made_up(predicted, ours, theirs, nothing=None):
     case.facts = dict(zip(costs.PREDICTED, predicted, strict=True))
     named = [(OURS, ours), (INDUCTOR if nothing else EAGER, theirs), *([(NOTHING, (1.0, nothing))] if nothing else [])]
     for rival, (gpu, host) in named:
-        times = {costs.GPU: gpu, costs.HOST: host}
-        case.results.append(Result(rival, times={f: timing.summarize([t]) for f, t in times.items()}))
+        case.results.append(timed(rival, None, **{costs.GPU: gpu, costs.HOST: host}))
     return case
 
 
@@ -108,7 +107,7 @@ def test_the_command():
 
 def test_one_that_fails_does_not_end_the_run(torch_lab, hasty, on_cpu, monkeypatch):
     monkeypatch.setattr(cost_chains, "PLAN", SMALL[-1:])
-    monkeypatch.setattr(rivals, "compile_static", lambda function, mode="default": 1 / 0)
+    monkeypatch.setattr(pytorch, "compile_static", lambda *of: 1 / 0)
     cases = run(torch_lab)
     assert len(cases) == 4
     assert all("ZeroDivisionError" in c.find(INDUCTOR).failure for c in cases if c.find(INDUCTOR))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support import ROOT
 
 from benchmarks import __main__ as command
 from benchmarks import distributed
-from benchmarks.distributed import BACKEND, FORMS, Row, Table
+from benchmarks.distributed import BACKEND, ENDED, FORMS, PLAIN_ERROR
+from benchmarks.report import Case, Report, Result, read_cases
+from benchmarks.timing import summarize
 
 pytest.importorskip("torch")
 
@@ -26,25 +27,36 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return list(json.loads((folder / "distributed.json").read_text())["rows"])
+def found(folder: Path) -> list[tuple[Case, Result]]:
+    return [(case, result) for case in read_cases(folder / "distributed.json") for result in case.results]
 
 
-def test_two_processes_train_right_and_go_on_behind_what_is_written(tmp_path: Path) -> None:
+def test_two_processes_train_right_and_go_on_behind_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert command.main([*CHOSEN, "--output", str(tmp_path)]) == 0
-    first = rows(tmp_path)
-    assert [row["form"] for row in first] == [*FORMS[:-1]] * 2
-    assert all(Row(**row).right and row["milliseconds"] > 0 for row in first)
-    assert all(row["chains"] == 1 for row in first if row["chains"] is not None)
+    first = found(tmp_path)
+    assert [result.rival for _, result in first] == [*FORMS[:-1]] * 2
+    for case, result in first:
+        assert not result.failure and case.value(result.rival, "wall_loop") > 0 and result.error < 1e-5
+        assert case.facts.get(f"{distributed.FUSED_CHAINS}, {result.rival}", 1) == 1
     text = (tmp_path / "distributed.md").read_text()
-    assert "## float32, fully_shard" in text and "NO" not in text
+    assert "## float32, fully_shard" in text and text.count("\n### head_sum\n") == 2
     # The processes ended within a row: the next ones run those behind it.
-    found = json.loads((tmp_path / "distributed.json").read_text())
-    found["rows"] = [{**first[0], "failure": "the processes ended, or were stuck"}]
-    (tmp_path / "distributed.json").write_text(json.dumps(found))
+    path = tmp_path / "distributed.json"
+    written = json.loads(path.read_text())
+    written["cases"][0]["results"][0]["failure"] = ENDED
+    written["cases"][1]["results"].pop()
+    path.write_text(json.dumps(written))
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": distributed.free_port(),
+    }.items():
+        monkeypatch.setenv(name, value)  # as torchrun starts one process
     assert command.main([*CHOSEN, "--output", str(tmp_path), "--keep"]) == 1
-    again = rows(tmp_path)
-    assert again[0]["failure"] and not any(row["failure"] for row in again[1:]) and len(again) == len(first)
+    assert [result.failure for _, result in found(tmp_path)] == [ENDED, *[""] * (len(first) - 1)]
 
 
 def test_processes_are_not_waited_for_where_one_fails() -> None:
@@ -53,15 +65,14 @@ def test_processes_are_not_waited_for_where_one_fails() -> None:
     assert statuses[0] == 3 and statuses[1] < 0
 
 
-def test_rows_and_their_report() -> None:
-    plan = distributed.plan(("head_sum",), ("float32",), FORMS)
-    assert len(plan) == 2 * len(FORMS) and [row.form for row in plan[-2:]] == [BACKEND] * 2
-    right = Row("head_sum", "float32", "DDP", FORMS[0], "", 1e-7, 1e-7, 0.0, 0.0, 1.5, 1)
-    wrong = Row("head_sum", "float32", "DDP", FORMS[1], "", 1e-2, 1e-7)
-    failed = Row("head_sum", "float32", "DDP", FORMS[2], "process 1: RuntimeError: no")
-    assert right.right and not wrong.right and not failed.right
-    text = Table({"gpu": "cpu"}, {"shape": "1x2x3"}, [right, wrong, failed]).markdown()
-    assert "| yes |" in text and "| NO |" in text and "RuntimeError: no" in text
+def test_the_order_and_the_report() -> None:
+    case = Case("float32, DDP", "head_sum", (1, 2, 3), "float32", facts={f"{PLAIN_ERROR}, {FORMS[0]}": 2e-7})
+    planned = list(distributed.plan([case, case], FORMS))
+    assert len(planned) == 2 * len(FORMS) and [form for _, form in planned[-2:]] == [BACKEND] * 2
+    case.results = [Result(FORMS[0], 1e-7, {"wall_loop": summarize([1500.0])}), Result(FORMS[1], failure="no")]
+    text = "\n".join(distributed.write(Report("distributed", {}, {}, cases=[case])))
+    assert f"| {FORMS[0]} | 1.0e-07 | 1500 | 1.00 | 2.0e-07 |" in text
+    assert f"- {FORMS[1]}: no" in text
 
 
 def test_unknown_heads_are_refused() -> None:

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from benchmark_lab import ENVIRONMENT
+from benchmark_lab import ENVIRONMENT, timed
 
-from benchmarks import families, gemm, timing
+from benchmarks import families, gemm
+from benchmarks.__main__ import markdown
+from benchmarks.gemm import BY_ELEMENT, BY_NORM, has_one_sign, margin
 from benchmarks.lab import WRONG, measure_errors, run
 from benchmarks.report import Case, Report, Result
-from benchmarks.reports import BY_ELEMENT, BY_NORM, has_one_sign, margin, markdown
 from cupyfuse.settings import PRECISIONS
 
 SHAPE = (128, 1024, 192)
@@ -149,9 +150,8 @@ def product_case(name, cancellation, shape=(4, 8, 16), group="Families of data",
             "fused": gemm.product_name("highest", False),
             "base": gemm.BASE,
         }
-        result = Result(known.get(rival, rival), times={"gpu_evicted": timing.summarize([float(place)])})
-        result.error, result.max_error = norm, largest
-        case.results.append(result)
+        case.results.append(timed(known.get(rival, rival), norm, gpu_evicted=float(place)))
+        case.results[-1].max_error = largest
     return case
 
 

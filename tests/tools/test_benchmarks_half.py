@@ -4,13 +4,13 @@ import argparse
 
 import numpy as np
 import pytest
-from benchmark_lab import ENVIRONMENT
+from benchmark_lab import ENVIRONMENT, timed
 
-from benchmarks import half, timing
-from benchmarks.__main__ import parse
-from benchmarks.lab import COMPILED, EAGER, measure_errors
-from benchmarks.report import Case, Report, Result
-from benchmarks.reports import markdown
+from benchmarks import half
+from benchmarks.__main__ import markdown, parse
+from benchmarks.lab import measure_errors
+from benchmarks.report import Case, Report
+from benchmarks.rivals import COMPILED, EAGER
 from cupyfuse import settings
 
 OPTIONS = argparse.Namespace(seed=0, half_size=64, budget=1e-9)
@@ -20,7 +20,7 @@ OPTIONS = argparse.Namespace(seed=0, half_size=64, budget=1e-9)
 @pytest.mark.parametrize("dtype", half.DTYPES)
 def test_rivals_compute_the_same(torch_lab, name, dtype):
     arguments = half.draw(torch_lab, (5, 16, 24), dtype, 0)[: 3 if name else 2]
-    factories = half.Chain(torch_lab, name, arguments, dtype).factories()
+    factories = half.factories(torch_lab, name, arguments, dtype)
     assert list(factories) == [half.OWN, half.LIBRARY, EAGER, COMPILED]
     for rival, make in factories.items():
         error, _ = measure_errors(make())
@@ -53,7 +53,7 @@ def test_the_command_line_takes_parts():
 def test_the_report_says_how_much_faster():
     case = Case(half.PRODUCTS, "bfloat16, 10 x 10 x 10", (10, 10, 10), "bfloat16")
     for rival, time in ((half.OWN, 2.0), (half.LIBRARY, 3.0), (EAGER, 4.0)):
-        case.results.append(Result(rival, 1e-3, {"gpu_evicted": timing.summarize([time])}))
+        case.results.append(timed(rival, 1e-3, gpu_evicted=time))
     text = markdown(Report("gemm", ENVIRONMENT, {}, cases=[case]))
     row = next(line for line in text.splitlines() if line.startswith("| bfloat16, 10 x 10 x 10"))
     assert np.allclose([float(cell) for cell in row.split("|")[-4:-2]], [1.5, 2.0])

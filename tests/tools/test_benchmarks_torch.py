@@ -1,26 +1,22 @@
 """The benchmark of the heads through PyTorch, without a GPU: verdicts on made-up figures, its cases on the CPU."""
 
+import functools
 import json
 
 import pytest
 import torch
-from benchmark_lab import ENVIRONMENT, FakeDevice
+from benchmark_lab import ENVIRONMENT, FakeDevice, timed
 
 from benchmarks import __main__ as command
-from benchmarks import timing, torch_heads
-from benchmarks.report import Case, Report, Result
-from benchmarks.reports import markdown
-from benchmarks.verdicts import check
+from benchmarks import rivals, timing, torch_heads
+from benchmarks.__main__ import markdown
+from benchmarks.report import Case, Report, check
 from cupyfuse import dtypes
 
 pytestmark = pytest.mark.usefixtures("every_chain")
 
 EAGER, COMPILED, AUTOTUNED = torch_heads.EAGER, torch_heads.COMPILED, torch_heads.AUTOTUNED
 FUSED, BOUND = torch_heads.FUSED, torch_heads.BOUND
-
-
-def timed(rival, error=1e-7, **medians):
-    return Result(rival, error, {figure: timing.summarize([median]) for figure, median in medians.items()})
 
 
 def made_up():
@@ -151,14 +147,13 @@ def parse(more=""):
     return command.parse(f"torch --shape 6x32x40 --quick {more}".split())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
-    cases = list(torch_heads.cases(torch_lab, parse(f"--dtype {dtype}")))
-    assert [(case.group, case.name) for case in cases[:2]] == [
-        ("Forward", "head_logsumexp"),
-        (torch_heads.CHANGED, "head_logsumexp"),
-    ]
-    assert len(cases) == 4 * 3 + 2
+@pytest.mark.parametrize(
+    ("dtype", "names"), [("float32", torch_heads.NAMES), ("bfloat16", ("head_softmax",))], ids=["float32", "bfloat16"]
+)
+def test_the_heads_run(torch_lab, hasty, on_cpu, dtype, names):
+    cases = list(torch_heads.cases(torch_lab, parse(f"--dtype {dtype} --heads {','.join(names)}")))
+    assert [(case.group, case.name) for case in cases[:2]] == [("Forward", names[0]), (torch_heads.CHANGED, names[0])]
+    assert len(cases) == 4 * len(names) + 2
     for case in cases:
         for result in case.results:
             assert result.failure == "", (case.group, case.name, result)
@@ -172,10 +167,16 @@ def test_the_heads_run(torch_lab, hasty, on_cpu, dtype):
 
 
 def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
-    monkeypatch.setattr(torch_heads, "fused", lambda module, **options: _left(module))
-    cases = list(torch_heads.cases(torch_lab, parse("--heads head_sum")))
-    failures = Report("torch", ENVIRONMENT, {}, cases=cases).failed()
-    assert failures and all("not all of the module is fused: sort: no rule" in failure for failure in failures)
+    monkeypatch.setattr(rivals, "fuse", lambda module, **options: _left(module))
+    whole = "not all of the module is fused: sort: no rule"
+    head = torch_heads.Head(torch_lab, "head_sum", parse())
+    for make in (head._forward, head._changed):
+        case = torch_heads.run(
+            torch_lab, Case("g", "c", (6, 32, 40), "float32"), {FUSED: functools.partial(make, FUSED)}, (), 1.0
+        )
+        assert whole in case.results[0].failure
+    with pytest.raises(RuntimeError, match=whole):
+        torch_heads._launch_factories(torch_lab, "float32", False)[FUSED]()
 
 
 def _left(module):
@@ -204,7 +205,7 @@ def test_stale_weights_are_found(torch_lab, hasty, monkeypatch):
 
             return Explanation((Part("", ("sum",)),), ())
 
-    monkeypatch.setattr(torch_heads, "fused", Stale)
+    monkeypatch.setattr(rivals, "fuse", Stale)
     head = torch_heads.Head(torch_lab, "head_sum", parse())
     ours = {FUSED: lambda: head._changed(FUSED)}
     case = torch_heads.run(torch_lab, Case("g", "c", (6, 32, 40), "float32"), ours, ("wall",), 1e-9)

@@ -1,7 +1,9 @@
-"""Native forms of NumPy's products: matrix products and weighted sums; what is neither is a library step."""
+"""Native forms of NumPy's products and einsum: matrix products and weighted sums; what is neither is a library step."""
 
 from __future__ import annotations
 
+import math
+import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,23 +61,22 @@ def _vdot(a: Any, b: Any, /) -> Any:
 
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
-    """Sum products over pairs of axes: of matrices and vectors natively, else by a library step."""
+    """Sum products over pairs of axes: of floats as an einsum, else by a library step."""
     a, b = _operands(a, b)
     if isinstance(axes, (int, np.integer)):
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
     else:
         left, right = ([int(n)] if isinstance(n, (int, np.integer)) else list(n) for n in axes)
-    if len(left) == len(right) and max(a.ndim, b.ndim) <= 2:
-        letters = "abcd"
-        first, second = list(letters[: a.ndim]), list(letters[2 : 2 + b.ndim])
+    if len(left) == len(right) and all(dtypes.is_float(x._node.dtype) for x in (a, b)) and a.ndim + b.ndim <= 52:
+        letters = string.ascii_letters
+        first, second = list(letters[: a.ndim]), list(letters[a.ndim : a.ndim + b.ndim])
         for p, q in zip(left, right, strict=True):
             second[q] = first[p]
         free = [n for n in first if n not in second] + [n for n in second if n not in first]
         if len(set(left)) == len(left) and all(a.shape[p] == b.shape[q] for p, q in zip(left, right, strict=True)):
-            product = _contract([("".join(first), a), ("".join(second), b)], "".join(free))
-            if product is not None:
-                product._is_array = True
-                return product
+            product = _contract_all([("".join(first), a), ("".join(second), b)], "".join(free))
+            product._is_array = True
+            return product
     result = call_library("tensordot", [a, b], {"axes": axes})
     result._is_array = True
     return result
@@ -129,34 +130,46 @@ def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: A
         return call_library("einsum", operands, options)
     given = operands
     if isinstance(operands[0], str):
-        found = _parse(operands[0], _operands(*operands[1:]))
-        if found is not None:
-            product = _contract(*found)
-            if product is not None:
-                return product
         given = (operands[0], *_operands(*operands[1:]))
+        found = _parse(operands[0], list(given[1:]))
+        if found is not None:
+            return _contract_all(*found)
     return call_library("einsum", given, {"optimize": bool(optimize)})
 
 
 def _parse(subscripts: str, operands: list[Tracer]) -> tuple[list[_Term], str] | None:
-    """Parse the subscripts of one or two operands; None for ellipses, repeated letters and shapes that do not fit."""
+    """Parse subscripts, with letters for the axes of ellipses.
+
+    Returns None for what has no native form: repeated letters, dtypes other than floats, shapes that do not fit.
+    """
     left, arrow, result = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
-    letters = left.replace(",", "")
-    if not arrow:
-        result = "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
-    sizes: dict[str, int] = {}
-    fits = len(terms) == len(operands) <= 2 and "." not in subscripts and len(set(result)) == len(result)
-    for term, x in zip(terms, operands, strict=False):
-        fits = fits and len(term) == x.ndim == len(set(term)) and term.isalpha()
-        fits = fits and all(sizes.setdefault(c, n) == n for c, n in zip(term, x.shape, strict=False))
-    return (list(zip(terms, operands, strict=True)), result) if fits and set(result) <= set(letters) else None
-
-
-def _contract(operands: list[_Term], result: str) -> Tracer | None:
-    """Compute an einsum of one or two operands; None if neither a product of matrices nor a weighted sum does it."""
-    if not all(dtypes.is_float(x._node.dtype) for _, x in operands):
+    if len(terms) != len(operands) or not all(dtypes.is_float(x._node.dtype) for x in operands):
         return None
+    counts = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True) if "..." in term]
+    if min(counts, default=0) < 0:
+        return None
+    unused = [c for c in string.ascii_letters if c not in subscripts]
+    ellipsis = "".join(unused[: max(counts, default=0)])  # its axes; an operand with fewer has the last of them
+    terms = [
+        t.replace("...", ellipsis[len(ellipsis) - (x.ndim - len(t) + 3) :])
+        for t, x in zip(terms, operands, strict=True)
+    ]
+    letters = "".join(terms)
+    if arrow:
+        result = result.replace("...", ellipsis)
+    else:
+        result = ellipsis + "".join(sorted(c for c in set(letters) - set(ellipsis) if letters.count(c) == 1))
+    sizes: dict[str, int] = {}
+    fits = len(set(result)) == len(result) and set(ellipsis) <= set(result) <= set(letters)
+    for term, x in zip(terms, operands, strict=True):
+        fits = fits and len(term) == x.ndim == len(set(term)) and (term.isalpha() or not term)
+        fits = fits and all(sizes.setdefault(c, n) == n for c, n in zip(term, x.shape, strict=False))
+    return (list(zip(terms, operands, strict=True)), result) if fits else None
+
+
+def _contract_all(operands: list[_Term], result: str) -> Tracer:
+    """Compute an einsum of floats: multiply two operands at a time, and sum over the letters that the result lacks."""
     dtype = g.promoted(x._node for _, x in operands)  # in which NumPy also sums each operand
     sizes = {c: n for term, x in operands for c, n in zip(term, x.shape, strict=True)}
     if any(n == 0 and c not in result for c, n in sizes.items()):
@@ -164,24 +177,50 @@ def _contract(operands: list[_Term], result: str) -> Tracer | None:
         zero = g.cast(g.const(0.0), dtype)
         return expand(operands[0][1]._trace.array(zero, ()), tuple(sizes[c] for c in result))
     operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
-    others = [set("".join(term for k, (term, _) in enumerate(operands) if k != own)) for own in range(len(operands))]
-    operands = [_sum_over(term, x, set(result) | other) for (term, x), other in zip(operands, others, strict=True)]
-    if len(operands) == 1:
-        return _transpose_to(*operands[0], result)
-    (first, a), (second, b) = operands
-    everything = sorted(set(first + second))
-    if len(everything) <= 2:
-        product = apply("multiply", _align(first, a, everything), _align(second, b, everything))
-        term, total = _sum_over("".join(everything), product, set(result))
-        return _transpose_to(term, total, result)
-    shared = [c for c in first if c in second]
-    if len(everything) == 3 and len(shared) == 1 and shared[0] not in result and len(first) == len(second) == 2:
-        (k,) = shared
-        left = a if first[1] == k else a.T
-        right = b if second[0] == k else b.T
-        rows, cols = first.replace(k, ""), second.replace(k, "")
-        return _transpose_to(rows + cols, matmul(left, right), result)
-    return None
+    for number in range(len(operands)):
+        others = "".join(term for k, (term, _) in enumerate(operands) if k != number)
+        operands[number] = _sum_over(*operands[number], {*result, *others})
+    for pair in _pairs(operands, result):
+        second, first = (operands.pop(k) for k in sorted(pair, reverse=True))
+        kept = {*result, *(c for term, _ in operands for c in term)}
+        operands.append(_contract(first, second, kept))
+    return _transpose_to(*operands[0], result)
+
+
+def _pairs(operands: list[_Term], result: str) -> Sequence[tuple[int, ...]]:
+    """Return the positions of the operands to multiply at each step, as `np.einsum_path` numbers what is left."""
+    if len(operands) <= 2:
+        return [(0, 1)] * (len(operands) - 1)
+    text = ",".join(term for term, _ in operands) + "->" + result
+    shapes = [np.broadcast_to(np.float32(0), x.shape) for _, x in operands]
+    found: list[tuple[int, ...]] = np.einsum_path(text, *shapes, optimize="greedy")[0][1:]
+    if any(len(step) > 2 for step in found):  # no order saves work
+        return [(0, 1)] * (len(operands) - 1)
+    return [step for step in found if len(step) == 2]
+
+
+def _contract(first: _Term, second: _Term, kept: set[str]) -> _Term:
+    """Multiply two operands, and sum over the letters that are not kept."""
+    (left, a), (right, b) = first, second
+    summed = [c for c in left if c in right and c not in kept]
+    rows, cols = [c for c in left if c not in right], [c for c in right if c not in left]
+    if not (summed and rows and cols):
+        letters = [*left, *cols]
+        return _sum_over("".join(letters), apply("multiply", _align(left, a, letters), _align(right, b, letters)), kept)
+    batch = [c for c in left if c in right and c in kept]
+    sizes = dict(zip(left + right, a.shape + b.shape, strict=True))
+    product = matmul(_as_matrices(first, (batch, rows, summed)), _as_matrices(second, (batch, summed, cols)))
+    letters = [*batch, *rows, *cols]
+    return "".join(letters), product.reshape(tuple(sizes[c] for c in letters))
+
+
+def _as_matrices(operand: _Term, groups: tuple[list[str], list[str], list[str]]) -> Tracer:
+    """Reshape an operand to an axis for each letter of the batch, one for all letters of rows, and one for columns."""
+    term, x = operand
+    sizes = dict(zip(term, x.shape, strict=True))
+    batch, rows, cols = groups
+    shape = (*(sizes[c] for c in batch), math.prod(sizes[c] for c in rows), math.prod(sizes[c] for c in cols))
+    return _transpose_to(term, x, "".join([*batch, *rows, *cols])).reshape(shape)
 
 
 def _sum_over(term: str, x: Tracer, kept: set[str]) -> _Term:
