@@ -31,10 +31,11 @@ def shape_from_command_line(description: str | None) -> tuple[int, int, int]:
 
 
 def in_float64(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Convert arrays by name to float64."""
     return {name: array.astype(np.float64) for name, array in arrays.items()}
 
 
-def check(fused: Any, unfused: Any, exact: Any) -> None:
+def check_accuracy(fused: Any, unfused: Any, exact: Any) -> None:
     """Exit if the fused result is less accurate than the unfused one, beyond 8 roundings for the order of sums."""
     errors = [float(abs(result.astype(np.float64) - exact).max()) for result in (fused, unfused)]
     roundings = 8 * float(np.finfo(fused.dtype).eps) / 2 * float(abs(exact).max())
@@ -43,22 +44,22 @@ def check(fused: Any, unfused: Any, exact: Any) -> None:
         raise SystemExit("the fused result is less accurate than the unfused one")
 
 
-def compare(fused: Callable[[], Any], unfused: Callable[[], Any], xp: Any) -> None:
-    """Print the median time of both, measured in turn."""
+def compare_times(fused: Callable[[], Any], unfused: Callable[[], Any], xp: Any) -> None:
+    """Print the median time of five calls of both functions, measured in turn."""
     times: list[list[float]] = [[], []]
     for _ in range(5):
         for function, seconds in zip((fused, unfused), times, strict=True):
-            _wait(xp)
+            _synchronize(xp)
             start = time.perf_counter()
             function()
-            _wait(xp)
+            _synchronize(xp)
             seconds.append(time.perf_counter() - start)
     a, b = (statistics.median(seconds) * 1e3 for seconds in times)
     place = "the CPU" if xp is np else "the GPU"
     print(f"time of a call on {place}: {a:.3g} ms fused, {b:.3g} ms unfused: {b / a:.2f} times faster")
 
 
-def _wait(xp: Any) -> None:
+def _synchronize(xp: Any) -> None:
     # Launches are asynchronous.
     if xp is not np:
         xp.cuda.get_current_stream().synchronize()

@@ -8,7 +8,7 @@ row, computes maximum and sum in one pass, and applies the activations to the ro
 
 from __future__ import annotations
 
-from common import array_module, check, compare, in_float64, shape_from_command_line
+from common import array_module, check_accuracy, compare_times, in_float64, shape_from_command_line
 from cupyfuse.heads import example_inputs, head_logsumexp
 
 
@@ -21,8 +21,8 @@ def main() -> None:
     print()
     fused = head_logsumexp(**inputs)
     unfused = head_logsumexp.__wrapped__(**inputs)
-    check(fused, unfused, head_logsumexp.__wrapped__(**in_float64(inputs)))
-    compare(lambda: head_logsumexp(**inputs), lambda: head_logsumexp.__wrapped__(**inputs), xp)
+    check_accuracy(fused, unfused, head_logsumexp.__wrapped__(**in_float64(inputs)))
+    compare_times(lambda: head_logsumexp(**inputs), lambda: head_logsumexp.__wrapped__(**inputs), xp)
 
 
 if __name__ == "__main__":

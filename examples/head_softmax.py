@@ -8,7 +8,7 @@ training one pass over the product computes the batch's statistics, and the runn
 
 from __future__ import annotations
 
-from common import array_module, check, compare, in_float64, shape_from_command_line
+from common import array_module, check_accuracy, compare_times, in_float64, shape_from_command_line
 from cupyfuse.heads import example_inputs, head_softmax
 
 
@@ -22,23 +22,23 @@ def main() -> None:
     serve = head_softmax.bind(**{name: array for name, array in inputs.items() if name != "x"})
     print(serve.plan(x))
     print()
-    check(serve(x), head_softmax.__wrapped__(**inputs), head_softmax.__wrapped__(**in_float64(inputs)))
-    compare(lambda: serve(x), lambda: head_softmax.__wrapped__(**inputs), xp)
+    check_accuracy(serve(x), head_softmax.__wrapped__(**inputs), head_softmax.__wrapped__(**in_float64(inputs)))
+    compare_times(lambda: serve(x), lambda: head_softmax.__wrapped__(**inputs), xp)
 
     print("\ntraining\n========")
     print(head_softmax.plan(**inputs, training=True))
     print()
     # Each of the three runs updates its own running statistics.
     exact, unfused = in_float64(inputs), {name: array.copy() for name, array in inputs.items()}
-    check(
+    check_accuracy(
         head_softmax(**inputs, training=True),
         head_softmax.__wrapped__(**unfused, training=True),
         head_softmax.__wrapped__(**exact, training=True),
     )
     for name in ("running_mean", "running_var"):
         print(f"{name} after the batch: ", end="")
-        check(inputs[name], unfused[name], exact[name])
-    compare(
+        check_accuracy(inputs[name], unfused[name], exact[name])
+    compare_times(
         lambda: head_softmax(**inputs, training=True), lambda: head_softmax.__wrapped__(**unfused, training=True), xp
     )
 

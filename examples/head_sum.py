@@ -8,7 +8,7 @@ reductions then see one element, and are the identity. With bound weights the co
 
 from __future__ import annotations
 
-from common import array_module, check, compare, in_float64, shape_from_command_line
+from common import array_module, check_accuracy, compare_times, in_float64, shape_from_command_line
 from cupyfuse.heads import example_inputs, head_sum
 
 
@@ -22,8 +22,8 @@ def main() -> None:
     print(serve.plan(x))
     print()
     exact = head_sum.__wrapped__(**in_float64(inputs))
-    check(serve(x), head_sum.__wrapped__(**inputs), exact)
-    compare(lambda: serve(x), lambda: head_sum.__wrapped__(**inputs), xp)
+    check_accuracy(serve(x), head_sum.__wrapped__(**inputs), exact)
+    compare_times(lambda: serve(x), lambda: head_sum.__wrapped__(**inputs), xp)
 
     # Rows with infinities are evaluated as written.
     x[0, 0] = xp.inf

@@ -43,7 +43,7 @@ class LanguageModel(nn.Module):
         return cupyfuse.torch.linear_cross_entropy(features, self.head.weight, labels, max_workspace=self.workspace)
 
 
-def draw(device: str, batches: int = 16) -> list[torch.Tensor]:
+def draw_texts(device: str, batches: int = 16) -> list[torch.Tensor]:
     """Draw texts: each token is one of three that may follow the one before it."""
     generator = torch.Generator().manual_seed(1)
     following = torch.randint(VOCABULARY, (VOCABULARY, 3), generator=generator)
@@ -69,8 +69,8 @@ def train(model: nn.Module, data: list[torch.Tensor], steps: int) -> list[float]
     return torch.stack(losses).tolist()
 
 
-def peak(classes: int, device: str, fused: bool) -> float:
-    """Measure the MB that a step takes at once beside the operands, for 4096 tokens."""
+def peak_memory(classes: int, device: str, fused: bool) -> float:
+    """Measure the peak memory of a step beside its operands, in MB, for 4096 tokens."""
     x = torch.randn(4096, FEATURES, device=device, requires_grad=True)
     weight = torch.randn(classes, FEATURES, device=device, requires_grad=True)
     labels = torch.randint(classes, (4096,), device=device)
@@ -99,12 +99,13 @@ def peak(classes: int, device: str, fused: bool) -> float:
     return most / 1e6
 
 
-def table(device: str, plot: str) -> None:
+def print_memory(device: str, plot: str) -> None:
+    """Print the memory of a step over the vocabulary, and draw it to the file `plot` if one is given."""
     numbers = [1000, 2000, 4000, 8000] if device == "cpu" else [1000 * 2**k for k in range(8)]
     print(f"\n{'vocabulary':>10} {'logits':>10} {'without':>10}")
     rows = []
     for classes in numbers:
-        rows.append((peak(classes, device, fused=False), peak(classes, device, fused=True)))
+        rows.append((peak_memory(classes, device, fused=False), peak_memory(classes, device, fused=True)))
         print(f"{classes:>10} {rows[-1][0]:>7.0f} MB {rows[-1][1]:>7.0f} MB")
     if not rows[-1][1] < rows[-1][0] / 2:
         raise SystemExit("a step takes as much memory as the logits")
@@ -127,10 +128,10 @@ def main() -> None:
     fused = copy.deepcopy(plain)
     fused.workspace = WORKSPACE  # the one line
 
-    data = draw(device)
+    data = draw_texts(device)
     exact_losses, plain_losses, fused_losses = (train(m, data, given.steps) for m in (exact, plain, fused))
     compare_losses(plain_losses, fused_losses, exact_losses)
-    table(device, given.plot)
+    print_memory(device, given.plot)
 
 
 if __name__ == "__main__":

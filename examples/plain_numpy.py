@@ -6,7 +6,7 @@ python examples/plain_numpy.py
 from __future__ import annotations
 
 import numpy as np
-from common import array_module, check, compare
+from common import array_module, check_accuracy, compare_times
 
 import cupyfuse as cf
 
@@ -44,8 +44,8 @@ def main() -> None:
         ("probabilities", "entropy"), fused_classify(*given), classify(*given), exact, strict=True
     ):
         print(f"{name}: ", end="")
-        check(fused, unfused, right)
-    compare(lambda: fused_classify(*given), lambda: classify(*given), xp)
+        check_accuracy(fused, unfused, right)
+    compare_times(lambda: fused_classify(*given), lambda: classify(*given), xp)
 
 
 if __name__ == "__main__":

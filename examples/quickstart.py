@@ -5,7 +5,7 @@ python examples/quickstart.py
 
 from __future__ import annotations
 
-from common import array_module, check
+from common import array_module, check_accuracy
 
 import cupyfuse as cf
 
@@ -30,7 +30,7 @@ def main() -> None:
 
     # The plain function is the reference.
     exact = head.__wrapped__(*(a.astype("float64") for a in (x, weight, bias)))
-    check(out, head.__wrapped__(x, weight, bias), exact)
+    check_accuracy(out, head.__wrapped__(x, weight, bias), exact)
 
     # A plan says what will run: here from shapes alone, without arrays or a GPU.
     print(head.plan(cf.spec((1024, 8192)), cf.spec((8192, 8192)), cf.spec(8192)))

@@ -33,7 +33,7 @@ def loss_and_gradient(x: Any, weight: Any, labels: Any) -> Any:
 
 
 def plain(x: Any, weight: Any, labels: Any) -> Any:
-    """The same in NumPy alone."""
+    """Compute what `loss_and_gradient` does in NumPy alone."""
     logits = x @ weight.T
     logits = logits - logits.max(axis=1, keepdims=True)
     exponentials = np.exp(logits)
@@ -56,8 +56,11 @@ def train(function: Callable[..., Any], x: Any, labels: Any) -> list[float]:
     return losses
 
 
-def table(plot: str) -> None:
-    """Print, and plot, what a call takes beside arguments and results; what still grows is as large as the weight."""
+def print_memory(plot: str) -> None:
+    """Print the memory of a call beside arguments and results, and draw it to the file `plot` if one is given.
+
+    What still grows with the number of classes is as large as the weight.
+    """
     print(f"\n{'classes':>8} {'logits and gradient':>20} {'fused':>10}")
     numbers = [1000 * 2**k for k in range(8)]
     rows: list[tuple[float, float]] = []
@@ -88,7 +91,7 @@ def main() -> None:
         raise SystemExit("the plan holds all logits")
     print()
     compare_losses(unfused, ours, exact)
-    table(plot)
+    print_memory(plot)
 
 
 if __name__ == "__main__":

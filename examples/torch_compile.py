@@ -33,20 +33,20 @@ class Model(nn.Module):
         return -torch.logsumexp(logits, dim=1), torch.softmax(logits, dim=1)
 
 
-def chosen_backend() -> Any:
-    """Return "cupyfuse", or a function if cupyfuse is not installed or Inductor has no compiler."""
+def choose_backend() -> Any:
+    """Return the name "cupyfuse", or a backend function if cupyfuse is not installed or Inductor has no compiler."""
     try:
         get_cpp_compiler()
     except Exception as missing:
         print(f"Inductor has no C++ compiler here: only chains are compiled ({type(missing).__name__})")
-        return chains_alone
+        return fuse_chains_alone
     if "cupyfuse" in torch.compiler.list_backends():
         return "cupyfuse"
     print("cupyfuse is not installed: its backend is passed as a function")
     return cupyfuse.torch.backend.backend
 
 
-def chains_alone(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def fuse_chains_alone(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     """A custom backend: fuse the chains of a graph, compile nothing else."""
     cupyfuse.torch.backend.fuse_graph(module.graph, only_gains=False)  # this model is too small to gain
     module.recompile()
@@ -61,8 +61,8 @@ def main() -> None:
     exact = copy.deepcopy(plain).double()
 
     # By default the backend fuses only chains that gain; those of so small a model do not.
-    backend = chosen_backend()
-    options = None if backend is chains_alone else {"cupyfuse.only_gains": False}
+    backend = choose_backend()
+    options = None if backend is fuse_chains_alone else {"cupyfuse.only_gains": False}
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True, options=options)
 
     for batch in (16, 33, 100):
@@ -82,13 +82,14 @@ def main() -> None:
         raise SystemExit("the model was compiled again for another batch size")
 
     # In the graph that Inductor gets, chains are calls of cupyfuse's operator.
-    explained = torch.compile(model, backend=show, fullgraph=True, dynamic=True)
+    explained = torch.compile(model, backend=show_graph, fullgraph=True, dynamic=True)
     with torch.no_grad():
         explained(x)
 
 
-def show(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-    forward = chains_alone(module, inputs)
+def show_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    """A custom backend: fuse the chains of a graph and print its calls; exit if none is cupyfuse's."""
+    forward = fuse_chains_alone(module, inputs)
     calls = [node for node in module.graph.nodes if node.op == "call_function" or node.op == "call_method"]
     print("the graph without gradients:", " -> ".join(str(getattr(n.target, "__name__", n.target)) for n in calls))
     if not any(node.target is torch.ops.cupyfuse.chain.default for node in calls):

@@ -75,7 +75,7 @@ def main() -> None:
             ("fused", lambda: model(inputs)),
             ("fused, replayed", graph.replay),
         ):
-            print(f"{name}: {wall_time(call):.0f} us a call")
+            print(f"{name}: {microseconds_per_call(call):.0f} us a call")
 
 
 def check(what: str, found: tuple[torch.Tensor, ...], plain: nn.Module, inputs: torch.Tensor) -> None:
@@ -90,8 +90,8 @@ def check(what: str, found: tuple[torch.Tensor, ...], plain: nn.Module, inputs: 
     print(f"{what}: the replay agrees with the plain module")
 
 
-def wall_time(call, calls: int = 50) -> float:
-    """Return microseconds per call, over many calls in a row."""
+def microseconds_per_call(call, calls: int = 50) -> float:
+    """Time many calls in a row; return microseconds per call."""
     call()
     torch.cuda.synchronize()
     begun = time.perf_counter()

@@ -53,7 +53,7 @@ class Classifier(nn.Module):
         return F.log_softmax(self.scale * self.norm(self.logits(self.encoder(x))), dim=1)
 
 
-def draw(sizes: Sizes, device: str, batches: int = 32) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def draw_batches(sizes: Sizes, device: str, batches: int = 32) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Draw batches of a learnable task: the class is the largest of some random linear functions of the input."""
     generator = torch.Generator(device).manual_seed(1)
     teacher = torch.randn(sizes.features, sizes.classes, device=device, generator=generator)
@@ -71,7 +71,7 @@ def train(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]], steps
     losses, begun = [], 0.0
     for step in range(steps):
         if step == WARM_UP:
-            wait()
+            synchronize()
             begun = time.perf_counter()
         x, labels = data[step % len(data)]
         loss = F.nll_loss(model(x.to(dtype)), labels)
@@ -79,12 +79,12 @@ def train(model: nn.Module, data: list[tuple[torch.Tensor, torch.Tensor]], steps
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    wait()
+    synchronize()
     took = (time.perf_counter() - begun) / (steps - WARM_UP)
     return torch.stack(losses).tolist(), took * 1e3
 
 
-def wait() -> None:
+def synchronize() -> None:
     # Launches are asynchronous.
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -105,7 +105,7 @@ def main() -> None:
     model = copy.deepcopy(plain)
     model = cupyfuse.torch.fuse(model)  # the one line
 
-    data = draw(sizes, device)
+    data = draw_batches(sizes, device)
     exact_losses, _ = train(exact, data, steps)
     plain_losses, plain_time = train(plain, data, steps)
     fused_losses, fused_time = train(model, data, steps)

@@ -11,12 +11,12 @@ from torch.fx import Graph, GraphModule
 from .chains.options import Options
 from .cost import decision
 from .graphs.importer import ImportedGraph
-from .graphs.inplace import functionalise, remove_idle_dropouts
+from .graphs.inplace import functionalise, remove_inactive_dropouts
 from .graphs.lowering import AsOperator, Lowering, lower
 from .graphs.partition import Judge, Partition, partition
 from .graphs.regions import checkpoint_eagerly, regions
 
-_PREFIX = "cupyfuse."  # of our own options
+_PREFIX = "cupyfuse."  # of the options that are parameters of `fuse`
 
 
 def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) -> Callable[..., Any]:
@@ -80,14 +80,14 @@ def fuse_graph(graph: Graph, only_gains: bool = True) -> None:
 
 
 def _import(graph: Graph) -> ImportedGraph:
-    """Import a graph after rewriting it: no idle dropouts, no operations in place that chains could grow over."""
-    remove_idle_dropouts(graph)
+    """Import a graph, after removing inactive dropouts and making in-place operations return new values."""
+    remove_inactive_dropouts(graph)
     functionalise(graph)
     return ImportedGraph(graph)
 
 
 def _copy(module: GraphModule) -> Graph:
-    """Copy a graph with what `graph_copy` leaves out: the sources of its inputs and its code generator."""
+    """Copy a module's graph, with what `graph_copy` leaves out: Dynamo's sources of inputs, and the code generator."""
     graph = Graph(module)
     mapping: dict[Any, Any] = {}
     result = graph.graph_copy(module.graph, mapping)

@@ -1,6 +1,6 @@
 """Capture a module's forward with Dynamo, and run its graphs with their chains fused.
 
-Dynamo's settings differ from their defaults while a graph of ours is captured, and at no other time.
+Dynamo's settings are changed only while one of these graphs is captured.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class Capture:
                 where = operations[fused.members[0]].path
                 plans = tuple(e.plan for r in by_chain.get(id(fused.chain), ()) for e in r.executors)
                 part = Part(where, fused.chain.operations, plans, "", fused.note)
-                _count(found, graph, part, seen)
-            for k, reason in partition.left.items():
+                _add_or_count(found, graph, part, seen)
+            for k, reason in partition.unfused.items():
                 if reason != NO_TENSOR:
-                    _count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
+                    _add_or_count(found, graph, Part(operations[k].path, (operations[k].name,), (), reason), seen)
         return [*found.values(), *refusals(path, self.runners)]
 
     def compile(self, module: torch.nn.Module) -> Callable[..., Any]:
@@ -91,7 +91,7 @@ class Capture:
         import torch._dynamo as dynamo
 
         context = dynamo.optimize(self._backend)
-        context.callback = _Configured(context.callback)
+        context.callback = _ConfiguredCallback(context.callback)
         # Dynamo caches by code object: each module has one of its own.
         function = types.FunctionType(_call.__code__.replace(), _call.__globals__, f"call_{type(module).__name__}")
         return functools.partial(context(function), module)
@@ -109,7 +109,7 @@ class Capture:
         return replayed
 
 
-def _count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[Any]) -> None:
+def _add_or_count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[Any]) -> None:
     """Add a part of a graph, or count one more capture of it; `seen` tells equal parts of one capture apart."""
     key = (graph, part.module, part.operations, part.reason)
     seen[key] += 1
@@ -120,6 +120,7 @@ def _count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[Any]) -
 
 
 def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a module with its hooks, as `Module.__call__` does without compilation: the function that is captured."""
     return module._call_impl(*args, **kwargs)
 
 
@@ -130,8 +131,8 @@ _capturing = threading.RLock()
 def _running_eagerly() -> Iterator[None]:
     """Make `torch.compiler.is_compiling()` false for captured code, one capture at a time.
 
-    The graphs run in eager; code that asks takes slower paths for compilers, such as attention with a mask that
-    excludes nothing. `is_dynamo_compiling()` stays true.
+    The graphs run in eager, and code that asks takes paths for compilers that are slower there, such as attention with
+    a mask that excludes nothing. `is_dynamo_compiling()` stays true.
     """
     from torch._dynamo import external_utils
     from torch._dynamo.variables.torch import tracing_state_functions
@@ -147,7 +148,7 @@ def _running_eagerly() -> Iterator[None]:
             answers.update(before)
 
 
-class _Configured:
+class _ConfiguredCallback:
     """Dynamo's callback for a frame, with `_CONFIG` in force."""
 
     def __init__(self, callback: Any):

@@ -1,4 +1,4 @@
-"""Copy modules: attributes in slots, and references to other modules within attributes."""
+"""Copy modules: attributes in slot_attributes, and references to other modules within attributes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 
-def slots(module: Any) -> dict[str, Any]:
-    """The attributes of a module outside of its dictionary."""
+def slot_attributes(module: Any) -> dict[str, Any]:
+    """Return the attributes of a module that are in `__slots__`, not in its dictionary."""
     names = [n for c in type(module).__mro__ for n, v in vars(c).items() if inspect.ismemberdescriptor(v)]
     return {name: getattr(module, name) for name in names if hasattr(module, name)}
 

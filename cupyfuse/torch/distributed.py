@@ -1,8 +1,8 @@
 """Keep the state of PyTorch's distributed wrappers in copies of modules.
 
 `fully_shard` and `replicate` keep their state in a table by module, and swap parameters in the modules' own
-dictionaries, which copies share: a copy that is entered into the table takes part as the original does.
-`FullyShardedDataParallel` sets parameters as attributes of the modules that it was made with: these are not copied.
+dictionaries, which copies share: a copy that is entered into the table is sharded as the original is.
+`FullyShardedDataParallel` sets parameters as attributes of the modules that it wraps: these are not copied.
 """
 
 from __future__ import annotations

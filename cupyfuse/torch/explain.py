@@ -69,7 +69,7 @@ class Explanation:
         working = [part for part in self.left if part.reason != VIEW]
         times = max(part.captures for part in (*self.fused, *self.left))
         recaptured = f"; captured {times} times" if times > 1 else ""
-        counts = f"{_count(len(self.fused), 'chain')} fused, {_count(len(working), 'operation')} left to PyTorch"
+        counts = f"{_plural(len(self.fused), 'chain')} fused, {_plural(len(working), 'operation')} left to PyTorch"
         lines = [counts + recaptured]
         if self.kept:
             lines.append(f"prepacked weights: {self.kept / 1e6:.1f} MB")
@@ -80,6 +80,7 @@ class Explanation:
         return "\n".join(lines)
 
     def _fused_table(self) -> list[str]:
+        """List the chains, equal ones together, the most frequent first."""
         rows: dict[str, list[Part]] = {}
         for part in self.fused:
             rows.setdefault(_shortened(part.operations), []).append(part)
@@ -94,6 +95,7 @@ class Explanation:
         return lines
 
     def _left_table(self) -> list[str]:
+        """List the operations left to PyTorch by reason, the most frequent reason first and views last."""
         reasons: dict[str, Counter[str]] = {}
         for part in self.left:
             reasons.setdefault(part.reason, Counter())[part.code] += 1
@@ -109,7 +111,7 @@ class Explanation:
         return lines
 
     def details(self) -> str:
-        """Every chain with its plans, and every operation that was left."""
+        """Describe every chain with its plans, and every operation that was left to PyTorch."""
         lines = []
         for part in self.fused:
             lines.append(f"fused in {part.where}: {' -> '.join(part.operations)}")
@@ -119,12 +121,12 @@ class Explanation:
         return "\n".join(lines)
 
 
-def _count(count: int, what: str) -> str:
+def _plural(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _places(parts: list[Part]) -> str:
-    """The modules in which a chain occurs, those of repeated layers as one."""
+    """Name the modules in which a chain occurs, those of repeated layers once."""
     if len(parts) == 1:
         return parts[0].where
     patterns = list(dict.fromkeys(re.sub(r"\b\d+\b", "*", part.where) for part in parts))
@@ -133,7 +135,7 @@ def _places(parts: list[Part]) -> str:
 
 
 def _costs(parts: list[Part]) -> str:
-    """The launches, captures and expected costs of a chain that may occur several times."""
+    """Describe the launches, captures and expected costs of a chain that may occur several times."""
     launches = sorted({plan.launches for part in parts for plan in part.plans})
     counted = f"; {' or '.join(map(str, launches))} launch{'es' * (launches != [1])}" if launches else ""
     times = max(part.captures for part in parts)
@@ -143,6 +145,7 @@ def _costs(parts: list[Part]) -> str:
 
 
 def _shortened(operations: tuple[str, ...]) -> str:
+    """Join the names of operations, leaving out some before the last where they are too many for a line."""
     computed = [name for name in operations if name != "identity"]
     text = " -> ".join(computed)
     if len(text) <= _WIDTH:
@@ -169,5 +172,5 @@ def explain(module: Any) -> Explanation:
 
 
 def refusals(path: str, runners: Iterable[Any]) -> list[Part]:
-    """Chains that were to be fused and ran in eager, with the reasons."""
+    """List the chains that were to be fused and ran in eager, with the reasons."""
     return [Part(path, r.chain.operations, (), reason) for r in runners for reason in r.refusals]

@@ -1,7 +1,7 @@
 """Functions with PyTorch's signatures, on tensors of any rank, with gradients.
 
-They run as PyTorch's own operations where they cannot be fused: under a compiler or a transform, on devices other than
-CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not compute with.
+They run as PyTorch's own operations where they cannot be fused: under a compiler, a transform or autocast, on devices
+other than CPUs and NVIDIA GPUs, for dtypes that cupyfuse does not compute with.
 """
 
 from __future__ import annotations
@@ -13,33 +13,37 @@ from typing import Any, TypeAlias
 
 import torch
 
-from . import rules
 from .chains.chain import Call, Chain
 from .chains.runner import Runner
+from .rules import RULES
 from .rules.symbols import Ref
 from .rules.table import function_of
 
 Tensor: TypeAlias = torch.Tensor
-# An operation: its name, its arguments but the first, and optionally those by keyword as pairs.
+# An operation of a chain: a rule that has the name of PyTorch's function, the arguments after the first, and optionally
+# further ones as (name, value) pairs.
 Step = tuple[Any, ...]
 
 
 @functools.lru_cache(maxsize=1024)
 def _runner(steps: tuple[Step, ...], names: tuple[str, ...]) -> Runner:
-    """The runner of steps, cached; the type of each of their constants is fixed, so that equal steps are the same."""
-    return Runner(chain_of(steps, names))
+    """Return the runner of steps, from a cache; constants of a step always have one type, so that 1 is never True."""
+    return Runner(build_chain(steps, names))
 
 
-def chain_of(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[int] = frozenset()) -> Chain:
+def build_chain(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[int] = frozenset()) -> Chain:
     """Build the chain that applies each step to the result of the one before, the first to the first input.
 
     `names` are those of the inputs, which steps refer to by `Ref`; `fixed` are the inputs that seldom change.
     """
     calls: list[Call] = []
     updates: list[tuple[int, int]] = []
-    value, unused = 0, len(names)  # numbers: of the running value, and the next that stands for nothing yet
+    value, unused = 0, len(names)  # the number of the running value, and the first free number
     for name, arguments, *named in steps:
-        rule, filled = _resolve(name, (Ref(value), *arguments), dict(*named))
+        rule = RULES[name]
+        bound = rule.signature.bind(Ref(value), *arguments, **dict(*named))
+        bound.apply_defaults()
+        filled = tuple(bound.arguments.values())
         value, unused = unused, unused + 1
         results = [value]
         for target in rule.updated(filled):
@@ -52,16 +56,8 @@ def chain_of(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozenset[i
     return Chain(names, tuple(calls), (value,), tuple(updates), fixed - changing)
 
 
-def _resolve(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[rules.Rule, tuple[Any, ...]]:
-    """The rule and canonical arguments of a call by the name of PyTorch's function, or else of the rule."""
-    if name in rules.RULES and not hasattr(torch, name) and not hasattr(torch.nn.functional, name):
-        return rules.RULES[name], arguments
-    found = rules.find(function_of(name), arguments, named)
-    assert isinstance(found, rules.Found), name
-    return found.rule, found.arguments
-
-
 def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
+    """Run steps on tensors, which errors and plans call by these names; `Ref(k)` in a step is the k-th."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
@@ -73,7 +69,7 @@ def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
 
 
 def apply_steps(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
-    """Run steps in eager, or for a compiler to see."""
+    """Run steps by PyTorch's own functions, in eager or for a compiler to capture."""
     result = values[0]
     for name, arguments, *named in steps:
         operands = (values[a.number] if isinstance(a, Ref) else a for a in arguments)
@@ -81,8 +77,8 @@ def apply_steps(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
     return result
 
 
-def _along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], keepdim: bool) -> Tensor:
-    """Run along a dimension, moved to the end if it is neither the first nor the last."""
+def _run_along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], keepdim: bool) -> Tensor:
+    """Call `run(input, dim)`, with the dimension moved to the end if it is neither the first nor the last."""
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"input: expected a torch.Tensor, got {type(input).__name__}")
     if isinstance(dim, tuple):
@@ -99,13 +95,14 @@ def _along(input: Any, dim: Any, run: Callable[[Any, Any], Tensor], keepdim: boo
 
 
 def _as_index(dim: Any) -> int:
-    """A dimension as PyTorch takes it: anything with `__index__` but a bool."""
+    """Convert a dimension to an int as PyTorch does: anything with `__index__` but a bool."""
     if isinstance(dim, bool) or not hasattr(dim, "__index__"):
         raise TypeError(f"dim: expected an int, got {type(dim).__name__}")
     return operator.index(dim)
 
 
 def _as_flag(keepdim: Any) -> bool:
+    """Return `keepdim`, which has to be a bool."""
     if not isinstance(keepdim, bool):
         raise TypeError(f"keepdim: expected a bool, got {type(keepdim).__name__}")
     return keepdim
@@ -139,7 +136,7 @@ def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) 
     if isinstance(dim, (tuple, list)):
         dim = tuple(map(_as_index, dim))
     keepdim = _as_flag(keepdim)
-    return _along(input, dim, lambda x, d: _run((("logsumexp", (d, keepdim)),), input=x), keepdim)
+    return _run_along(input, dim, lambda x, d: _run((("logsumexp", (d, keepdim)),), input=x), keepdim)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -174,19 +171,21 @@ def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Te
 
 
 def _normalize(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
+    """Run `softmax` or `log_softmax`, by name."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) or dtype in (float, int, bool)):
         raise TypeError(f"dtype: expected a torch.dtype, got {type(dtype).__name__}")
 
     def run(x: Tensor, d: int) -> Tensor:
         return _run(((name, (d,)),), input=x if dtype is None else x.to(dtype))
 
-    return _along(input, _as_index(dim), run, True)
+    return _run_along(input, _as_index(dim), run, True)
 
 
 # Linear layers ------------------------------------------------------------------------------------------------------
 
 
 def _linear(input: Any, weight: Any, bias: Any, *steps: Step) -> Tensor:
+    """Run a linear layer and the steps after it."""
     if bias is None:
         return _run((("linear", (Ref(1),)), *steps), input=input, weight=weight)
     return _run((("linear", (Ref(1), Ref(2))), *steps), input=input, weight=weight, bias=bias)

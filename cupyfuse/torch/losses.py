@@ -1,21 +1,19 @@
-"""The loss of a language model: a linear map to the logits and cross entropy as one chain, without the logits."""
+"""Linear layer and cross entropy as one chain, without the logits in memory: the loss of a language model."""
 
 from __future__ import annotations
 
 import functools
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
 from ..settings import DEFAULT_WORKSPACE, check_workspace
-from . import rules
 from .chains.chain import Call, Chain
 from .chains.options import Options
 from .chains.runner import Runner
 from .rules.labels import REDUCTIONS, z_loss_eager
 from .rules.symbols import Ref
-from .rules.table import RULES
 
 Tensor: TypeAlias = torch.Tensor
 F = torch.nn.functional
@@ -75,7 +73,7 @@ def linear_cross_entropy(
         Shapes or dtypes do not fit.
     """
     tensors = {"input": input, "weight": weight, "target": target, "bias": bias, "class_weight": class_weight}
-    given = {name: t for name, t in tensors.items() if t is not None}
+    given = {name: t for name, t in tensors.items() if t is not None or name not in ("bias", "class_weight")}
     for name, tensor in given.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
@@ -89,59 +87,68 @@ def linear_cross_entropy(
     flat = {"input": input.reshape(-1, input.shape[-1])}
     flat["target"] = target.reshape(-1) if labelled else target.reshape(-1, target.shape[-1])
     values = tuple(flat.get(name, t) for name, t in given.items())
-    options = (int(ignore_index), reduction, float(label_smoothing), float(z_loss), soft_cap, temperature)
+    limits = (None if value is None else float(value) for value in (soft_cap, temperature))
+    options = _Options(int(ignore_index), reduction, float(label_smoothing), float(z_loss), *limits)
     if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
-        result = _in_eager(**dict(zip(given, values, strict=True)), options=options)
+        result = _eager_loss(options, **dict(zip(given, values, strict=True)))
     else:
         narrow = input.dtype in _NARROW
         result = _runner(tuple(given), narrow, options, check_workspace(max_workspace))(values)[0]
     return result.reshape(shape) if reduction == "none" else result
 
 
-def _in_eager(
+class _Options(NamedTuple):
+    """The options of `linear_cross_entropy`, in one form for equal ones."""
+
+    ignore_index: int
+    reduction: str
+    label_smoothing: float
+    z_loss: float
+    soft_cap: float | None
+    temperature: float | None
+
+
+def _eager_loss(
+    options: _Options,
     input: Tensor,
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None = None,
     class_weight: Tensor | None = None,
-    options: tuple[Any, ...] = (),
 ) -> Tensor:
-    """Compute the loss by PyTorch's own operations, for a compiler to see."""
-    ignore_index, reduction, label_smoothing, z_loss, soft_cap, temperature = options
+    """Compute the loss by PyTorch's own operations, in eager or for a compiler to capture."""
+    o = options
     logits = F.linear(input, weight, bias)
     if input.dtype in _NARROW:
         logits, class_weight = logits.float(), None if class_weight is None else class_weight.float()
-    if soft_cap is not None:
-        logits = torch.tanh(logits / soft_cap) * soft_cap
-    if temperature is not None:
-        logits = logits / temperature
-    loss = F.cross_entropy(logits, target, class_weight, None, ignore_index, None, reduction, label_smoothing)
-    return loss + z_loss_eager(logits, target, class_weight, ignore_index, reduction) * z_loss if z_loss else loss
+    if o.soft_cap is not None:
+        logits = torch.tanh(logits / o.soft_cap) * o.soft_cap
+    if o.temperature is not None:
+        logits = logits / o.temperature
+    loss = F.cross_entropy(logits, target, class_weight, None, o.ignore_index, None, o.reduction, o.label_smoothing)
+    if o.z_loss:
+        loss = loss + z_loss_eager(logits, target, class_weight, o.ignore_index, o.reduction) * o.z_loss
+    return loss
 
 
 @functools.lru_cache(maxsize=256)
-def _runner(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...], max_workspace: int) -> Runner:
-    calls = tuple(_calls(names, narrow, options))
+def _runner(names: tuple[str, ...], narrow: bool, options: _Options, max_workspace: int) -> Runner:
+    """Return the runner of the loss of inputs with these names, of 16 bits if they are `narrow`, from a cache."""
+    calls = tuple(_list_calls(names, narrow, options))
     chain = Chain(names, calls, (calls[-1].results[0],), (), frozenset({names.index("weight")}))
     return Runner(chain, Options(max_workspace=max_workspace))
 
 
-def _calls(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...]) -> list[Call]:
-    """List the operations on tensors of these names."""
-    ignore_index, reduction, label_smoothing, z_loss, soft_cap, temperature = options
+def _list_calls(names: tuple[str, ...], narrow: bool, options: _Options) -> list[Call]:
+    """List the calls of the chain that computes what `_eager_loss` does."""
+    o = options
     refs: dict[str, Ref | None] = {name: Ref(k) for k, name in enumerate(names)}
     target, class_weight = refs["target"], refs.get("class_weight")
     calls: list[Call] = []
 
-    def add(function: Any, *arguments: Any) -> Ref:
-        if isinstance(function, str):
-            rule, filled = RULES[function], arguments
-        else:
-            found = rules.find(function, arguments, {})
-            assert isinstance(found, rules.Found), function
-            rule, filled = found.rule, found.arguments
+    def add(rule: str, *arguments: Any) -> Ref:
         result = Ref(len(names) + len(calls))
-        calls.append(Call(rule.name, tuple(filled), (result.number,)))
+        calls.append(Call(rule, arguments, (result.number,)))
         return result
 
     logits = add("linear", refs["input"], refs["weight"], refs.get("bias"))
@@ -149,14 +156,14 @@ def _calls(names: tuple[str, ...], narrow: bool, options: tuple[Any, ...]) -> li
         logits = add("to", logits, "float32")
         if class_weight is not None:
             class_weight = add("to", class_weight, "float32")
-    if soft_cap is not None:
-        logits = add(torch.mul, add(torch.tanh, add(torch.div, logits, float(soft_cap))), float(soft_cap))
-    if temperature is not None:
-        logits = add(torch.div, logits, float(temperature))
-    loss = add("cross_entropy", logits, target, class_weight, ignore_index, reduction, label_smoothing)
-    if z_loss:
-        penalty = add("z_loss", logits, target, class_weight, ignore_index, reduction)
-        loss = add(torch.add, loss, add(torch.mul, penalty, z_loss))
+    if o.soft_cap is not None:
+        logits = add("mul", add("tanh", add("div", logits, o.soft_cap)), o.soft_cap)
+    if o.temperature is not None:
+        logits = add("div", logits, o.temperature)
+    loss = add("cross_entropy", logits, target, class_weight, o.ignore_index, o.reduction, o.label_smoothing)
+    if o.z_loss:
+        penalty = add("z_loss", logits, target, class_weight, o.ignore_index, o.reduction)
+        add("add", loss, add("mul", penalty, o.z_loss), 1)
     return calls
 
 

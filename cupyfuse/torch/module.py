@@ -16,18 +16,18 @@ import torch
 
 from ..settings import DEFAULT_WORKSPACE, check_precision, check_prepared, check_workspace
 from .chains.options import Options
-from .copies import replace_modules, slots
+from .copies import replace_modules, slot_attributes
 from .distributed import is_fsdp, share_state
 from .explain import explain
 
 M = TypeVar("M", bound=torch.nn.Module)
-# Attributes that copies do not share with the original.
-_OWN = ("_parameters", "_buffers", "_modules", "_cupyfuse", "_compiled_call_impl")
+# Attributes whose values a copy does not take from the original.
+_UNSHARED = ("_parameters", "_buffers", "_modules", "_cupyfuse", "_compiled_call_impl")
 
 
 @dataclass(frozen=True)
-class _Choices:
-    """The arguments of `fuse`, kept for copies of the fused module."""
+class _FuseArguments:
+    """The arguments of `fuse`, for copies of the fused module."""
 
     options: Options
     graphs: bool
@@ -47,8 +47,8 @@ def refresh(module: torch.nn.Module) -> None:
             runner.refresh()
 
 
-class OfferedMethod:
-    """A function of a module as its method, unless a parameter, buffer or submodule has its name."""
+class FallbackMethod:
+    """A descriptor that makes a function of modules a method, unless a parameter, buffer or submodule has its name."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
@@ -71,8 +71,8 @@ class FusedModule(torch.nn.Module):
 
     _cupyfuse_original: ClassVar[type[torch.nn.Module]]
 
-    explain = OfferedMethod(explain)
-    refresh = OfferedMethod(refresh)
+    explain = FallbackMethod(explain)
+    refresh = FallbackMethod(refresh)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         # Hooks of the user's class are not called for classes that `fuse` makes.
@@ -89,8 +89,8 @@ class FusedModule(torch.nn.Module):
         # Pickle by the original class, which can be found by name.
         captured = self.__dict__["_cupyfuse"]
         attributes = {k: v for k, v in self.__dict__.items() if k not in ("_cupyfuse", "_compiled_call_impl")}
-        choices = _Choices(captured.options, captured.graphs)
-        return _rebuild, (self._cupyfuse_original, choices, slots(self)), attributes
+        choices = _FuseArguments(captured.options, captured.graphs)
+        return _rebuild, (self._cupyfuse_original, choices, slot_attributes(self)), attributes
 
     def _replicate_for_data_parallel(self) -> Any:
         replica: Any = super()._replicate_for_data_parallel()
@@ -99,15 +99,17 @@ class FusedModule(torch.nn.Module):
         return replica
 
 
-def _rebuild(original: Any, choices: _Choices, held: dict[str, Any]) -> Any:
+def _rebuild(original: Any, choices: _FuseArguments, slots: dict[str, Any]) -> Any:
+    """Make a fused module of an original class, without its `__dict__`, for pickling and copying."""
     module: Any = object.__new__(fused_class(original))
-    for name, value in held.items():
+    for name, value in slots.items():
         object.__setattr__(module, name, value)
     _attach_capture(module, choices)
     return module
 
 
-def _attach_capture(module: Any, choices: _Choices) -> None:
+def _attach_capture(module: Any, choices: _FuseArguments) -> None:
+    """Have calls of a module captured by Dynamo and run fused."""
     from .capture import Capture  # it imports Dynamo
 
     captured = Capture(choices.options, choices.graphs)
@@ -117,7 +119,7 @@ def _attach_capture(module: Any, choices: _Choices) -> None:
 
 @functools.cache
 def fused_class(original: Any) -> Any:
-    """Make the subclass of a module class whose instances run fused, once for each class and by its name."""
+    """Make the subclass of a module class whose instances run fused; it has the class's name."""
     names: dict[str, Any] = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
@@ -131,7 +133,7 @@ def fused_class(original: Any) -> Any:
 
 @functools.cache
 def _original_class(cls: Any) -> Any:
-    """The class that a fused module had before, also beneath a class that `fully_shard` made of the fused one."""
+    """Return the class that a fused module had before, also if `fully_shard` has made a subclass of the fused one."""
     if "_cupyfuse_original" in vars(cls):
         return cls._cupyfuse_original
     if not issubclass(cls, FusedModule):
@@ -209,15 +211,20 @@ def fuse(
     copies: dict[int, Any] = {}
     fused: M = _copy(module, copies, root=True)
     for part in copies.values():
+        if id(part) in copies:
+            continue  # shared with the original, not copied
         for key, value in list(part.__dict__.items()):
-            if key not in _OWN:
+            if key not in _UNSHARED:
                 part.__dict__[key] = replace_modules(value, copies)
-    _attach_capture(fused, _Choices(options, bool(graphs)))
+    _attach_capture(fused, _FuseArguments(options, bool(graphs)))
     return fused
 
 
 def _copy(module: Any, copies: dict[int, Any], root: bool = False) -> Any:
-    """Copy a module tree; parameters, buffers and hooks are shared with the original."""
+    """Copy a module tree; parameters, buffers and hooks are shared with the original.
+
+    `copies` gets the copy of each module by the module's id; modules that cannot be copied are their own.
+    """
     if id(module) in copies:
         return copies[id(module)]
     atomic = isinstance(module, (torch.jit.ScriptModule, torch.nn.modules.lazy.LazyModuleMixin))
@@ -231,7 +238,7 @@ def _copy(module: Any, copies: dict[int, Any], root: bool = False) -> Any:
     copy.__dict__.update(module.__dict__)
     copy.__dict__.pop("_cupyfuse", None)
     copy.__dict__["_compiled_call_impl"] = None
-    for name, value in slots(module).items():
+    for name, value in slot_attributes(module).items():
         object.__setattr__(copy, name, value)
     share_state(module, copy)
     if not is_fsdp(module):

@@ -18,8 +18,8 @@ from torch.nn.modules import module as hooks
 
 from .chains.runner import Runner
 from .explain import Part, explain, refusals
-from .functions import Step, apply_steps, chain_of, log_softmax, softmax
-from .module import OfferedMethod, refresh
+from .functions import Step, apply_steps, build_chain, log_softmax, softmax
+from .module import FallbackMethod, refresh
 from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
@@ -27,7 +27,7 @@ _WEIGHT, _BIAS = Ref(1), Ref(2)
 
 
 class _Runners:
-    """The runners of one drop-in module, by its configuration; not copied with it."""
+    """The runners of one drop-in module, by configuration; copies of the module do not share them."""
 
     def __init__(self) -> None:
         self.by_steps: dict[Any, Runner] = {}
@@ -43,16 +43,16 @@ class _Runners:
         return sum(runner.budget.used for runner in self.runners)
 
     def parts(self, path: str) -> list[Part]:
-        """What was fused, for `explain`."""
+        """List what was fused, for `explain`."""
         fused = [(r.chain.operations, tuple(e.plan for e in r.executors)) for r in self.runners]
         return [*(Part(path, names, plans) for names, plans in fused if plans), *refusals(path, self.runners)]
 
 
 class _DropIn(nn.Module):
-    """Common part of drop-in modules: runners, `explain` and `refresh`."""
+    """Base of drop-in modules: runners, `explain` and `refresh`."""
 
-    explain = OfferedMethod(explain)
-    refresh = OfferedMethod(refresh)
+    explain = FallbackMethod(explain)
+    refresh = FallbackMethod(refresh)
 
     def _runners(self) -> _Runners:
         return self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
@@ -66,13 +66,13 @@ class _DropIn(nn.Module):
         runner = by_steps.get((steps, sign))
         if runner is None:
             fixed = frozenset(range(1, len(names)))
-            runner = by_steps.setdefault((steps, sign), Runner(chain_of(steps, names, fixed)))
+            runner = by_steps.setdefault((steps, sign), Runner(build_chain(steps, names, fixed)))
         return runner
 
-    def _linear_then(self, x: Tensor, layer: nn.Linear, steps: tuple[Step, ...], sign: float = 1.0) -> Tensor:
+    def _run_linear_chain(self, x: Tensor, layer: nn.Linear, steps: tuple[Step, ...], sign: float = 1.0) -> Tensor:
         """Run a linear layer, the submodule `linear` or the module itself, and the steps that follow it.
 
-        Steps that are the same object as in the last call are looked up by that, which is fast.
+        Looking up the runner is fast where `steps` is the same object as in the last call.
         """
         if _is_watched(x) or (layer is not self and not _is_plain(layer, nn.Linear)):
             return apply_steps(steps, (layer(x) if layer is not self else nn.Linear.forward(layer, x),))
@@ -99,7 +99,7 @@ class _DropIn(nn.Module):
 
 
 def _parameter(layer: nn.Module, name: str) -> Any:
-    """Read a parameter; `layer.weight`, which classes of others may define anew, takes three times as long."""
+    """Read `layer.weight` or `layer.bias`: three times as fast from the table, unless a class may redefine it."""
     cls, own = type(layer), layer.__dict__
     if (cls is nn.Linear or cls.__module__ == __name__) and name in own["_parameters"] and name not in own:
         return own["_parameters"][name]
@@ -107,7 +107,7 @@ def _parameter(layer: nn.Module, name: str) -> Any:
 
 
 def _is_watched(x: Any) -> bool:
-    """Whether something wants to see, or changes, the operations on `x`."""
+    """Whether a compiler, a global hook or autocast observes or changes the operations on `x`."""
     return (
         torch.compiler.is_dynamo_compiling()
         or not isinstance(x, torch.Tensor)
@@ -117,7 +117,7 @@ def _is_watched(x: Any) -> bool:
 
 
 def _is_plain(layer: nn.Module, expected: type[nn.Module]) -> bool:
-    """Whether a call of a submodule does what its class says, and nothing besides."""
+    """Whether a submodule is exactly of a class, without hooks or a forward of its own."""
     own = layer.__dict__
     return type(layer) is expected and not (
         "forward" in own
@@ -163,10 +163,11 @@ class HeadLogSumExp(_DropIn):
         sign = math.copysign(1.0, self.negative_slope)
         steps_of = _logsumexp_steps if torch.compiler.is_dynamo_compiling() else _cached_logsumexp_steps
         steps = steps_of(float(self.negative_slope), sign, self.approximate)
-        return self._linear_then(x, self.linear, steps, sign)
+        return self._run_linear_chain(x, self.linear, steps, sign)
 
 
 def _logsumexp_steps(negative_slope: float, sign: float, approximate: str) -> tuple[Step, ...]:
+    """Return the steps of `HeadLogSumExp`; its cache tells slopes of 0.0 and -0.0 apart by `sign`."""
     leaky: Step = ("leaky_relu", (negative_slope,))
     gelu: Step = ("gelu", (), (("approximate", approximate),))
     return (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
@@ -201,7 +202,7 @@ class HeadSum(_DropIn):
         self.linear = nn.Linear(in_features, out_features, bias=bias, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._linear_then(x, self.linear, self._STEPS)
+        return self._run_linear_chain(x, self.linear, self._STEPS)
 
 
 class HeadSoftmax(_DropIn):
@@ -266,19 +267,19 @@ class HeadSoftmax(_DropIn):
         return result
 
 
-# Linear layers with what follows them ------------------------------------------------------------------------------
+# Linear layers and the operation after them -------------------------------------------------------------------------
 
 
-class _LinearThen(_DropIn, nn.Linear):
+class _LinearChain(_DropIn, nn.Linear):
     """A linear layer and the steps that follow it."""
 
     _STEPS: ClassVar[tuple[Step, ...]]
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._linear_then(input, self, self._STEPS)
+        return self._run_linear_chain(input, self, self._STEPS)
 
 
-class LinearLogSumExp(_LinearThen):
+class LinearLogSumExp(_LinearChain):
     """`torch.nn.Linear`, then logsumexp over the last dimension, (..., in_features) to (...).
 
     Takes the arguments of `torch.nn.Linear`, and has its parameters.
@@ -287,31 +288,31 @@ class LinearLogSumExp(_LinearThen):
     _STEPS = (("logsumexp", (-1, False)),)
 
 
-class LinearSoftmax(_LinearThen):
+class LinearSoftmax(_LinearChain):
     """`torch.nn.Linear`, then softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
     _STEPS = (("softmax", (-1,)),)
 
 
-class LinearLogSoftmax(_LinearThen):
+class LinearLogSoftmax(_LinearChain):
     """`torch.nn.Linear`, then log-softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
     _STEPS = (("log_softmax", (-1,)),)
 
 
-class LinearGELU(_LinearThen):
+class LinearGELU(_LinearChain):
     """`torch.nn.Linear`, then GELU in its exact form; arguments and parameters of `torch.nn.Linear`."""
 
     _STEPS = (("gelu", ()),)
 
 
-class LinearSiLU(_LinearThen):
+class LinearSiLU(_LinearChain):
     """`torch.nn.Linear`, then SiLU; arguments and parameters of `torch.nn.Linear`."""
 
     _STEPS = (("silu", ()),)
 
 
-class LinearReLU(_LinearThen):
+class LinearReLU(_LinearChain):
     """`torch.nn.Linear`, then ReLU; arguments and parameters of `torch.nn.Linear`."""
 
     _STEPS = (("relu", ()),)

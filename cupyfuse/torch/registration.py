@@ -1,6 +1,6 @@
-"""Register the backend "cupyfuse" with `torch.compile`, installed entry points or not.
+"""Register the backend "cupyfuse" with `torch.compile`, whether or not the package's entry points are installed.
 
-Dynamo takes a second to import, and only those who compile need it: the backend is registered when Dynamo's registry is
+Dynamo takes a second to import, and only compilation needs it: the backend is registered when Dynamo's registry is
 imported, or at once if it has been.
 """
 
@@ -32,7 +32,7 @@ def _backend(module: Any, example_inputs: Sequence[Any], **options: Any) -> Call
 
 
 class _Finder(MetaPathFinder):
-    """Finds the registry as the path finder does, and has the backend registered once it is executed."""
+    """An import hook that finds the registry as the path finder does, and registers the backend once it has loaded."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname != _REGISTRY:

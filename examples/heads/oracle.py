@@ -28,7 +28,7 @@ class Reference(NamedTuple):
     result : array
         What the head returns.
     error_scale : float
-        Magnitude to which rounding errors of the result are proportional.
+        The magnitude that rounding errors of the result are proportional to.
     statistics : dict of str to array
         Running mean and variance after a training step; empty in inference.
     """

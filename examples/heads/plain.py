@@ -35,10 +35,12 @@ def plain(head: Fused, xp: Any) -> Callable[..., Any]:
 
 
 def _wide(array: Any, xp: Any) -> Any:
+    """Convert a 16-bit array to float32."""
     return array.astype(xp.float32) if array.dtype.itemsize == 2 else array
 
 
 def _product(x: Any, weight: Any, xp: Any) -> Any:
+    """Multiply ``x @ weight.T`` with a float32 result for 16-bit operands."""
     # CuPy multiplies float16 on tensor cores. For 16-bit numbers NumPy has no BLAS, which takes minutes.
     if xp is not np and dtypes.name_of(x.dtype) == "float16":
         return _wide(x @ weight.T, xp)

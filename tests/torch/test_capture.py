@@ -227,6 +227,13 @@ def _by_method(m: Any, x: Any) -> Any:
     return (n * y).softmax(-1), n
 
 
+def _normed(m: Any, x: Any) -> Any:
+    out = x.new_zeros(5)
+    before = (out + 1).exp()
+    torch.norm(x * 2, 2, 1, False, out)
+    return (before * 2).softmax(0), (out + 1).exp()
+
+
 WRITES: dict[str, tuple[Any, Any]] = {
     "by method": (_by_method, graded),
     "transposed": (lambda m, x: m.linear(x).softmax(-1).t().contiguous(), graded),
@@ -240,6 +247,7 @@ WRITES: dict[str, tuple[Any, Any]] = {
     "whole numbers": (_whole, graded),
     "by position": (lambda m, x: F.relu(m.linear(x), True).softmax(-1), graded),
     "the argument by position": (lambda m, x: F.leaky_relu(x, 0.1, True).softmax(-1).exp() + x, plain),
+    "out by position": (_normed, plain),
     "setitem": (_set, graded),
     "after a chain": (_written_after, graded),
     "copy_": (_copied, graded),
@@ -293,6 +301,24 @@ def test_out(way: str) -> None:
         return (given * y).softmax(-1)
 
     same(Code(code), lambda: (torch.randn(5, 12), torch.randn(5, 12)), way)
+
+
+def test_a_chain_whose_operands_change_before_its_backward_pass_is_left() -> None:
+    """A buffer that the backward pass reads is changed after the chain."""
+
+    def code(m: Any, x: Any) -> Any:
+        y = (m.linear(x) * m.scale.exp()).softmax(-1) * (m.scale * 2)
+        m.scale.add_(1)
+        return y
+
+    module = Code(code)
+    module.register_buffer("scale", torch.zeros(12))
+    fused = ct.fuse(module, only_gains=False)
+    fused(torch.randn(5, 12, requires_grad=True))
+    explained = ct.explain(fused)
+    assert not explained.fused
+    reasons = {name: part.reason for part in explained.left for name in part.operations}
+    assert reasons["linear"] == reasons["mul"] == "what its backward pass reads is changed in place later"
 
 
 # AOTAutograd does not look for inputs that overlap once it has compiled for others.

@@ -316,7 +316,7 @@ def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) 
     chain = CHAINS[name]
     shapes = [(5, 12), (7, 12), (7,)][: len(chain.names)]
     tensors = [torch.randn(s, device=device, requires_grad=gradients) for s in shapes]
-    saved = custom_op.saves(chain, tensors, [gradients] * len(tensors)) if gradients else "[]"
+    saved = custom_op.describe_saved(chain, tensors, [gradients] * len(tensors)) if gradients else "[]"
     torch.library.opcheck(torch.ops.cupyfuse.chain.default, (tensors, [], chain.to_json(), saved, OPTIONS))
     if gradients:
         outputs = torch.ops.cupyfuse.chain(tensors, [], chain.to_json(), saved, OPTIONS)
@@ -331,7 +331,7 @@ def test_operators_keep_pytorchs_rules(name: str, gradients: bool, device: str) 
 def test_second_derivatives_of_the_operator_are_refused() -> None:
     chain = CHAINS["logsumexp"]
     tensors = [torch.randn(s, requires_grad=True) for s in ((5, 12), (7, 12), (7,))]
-    saved = custom_op.saves(chain, tensors, [True] * 3)
+    saved = custom_op.describe_saved(chain, tensors, [True] * 3)
     (y,) = torch.ops.cupyfuse.chain(tensors, [], chain.to_json(), saved, OPTIONS)[:1]
     (gradient,) = torch.autograd.grad(y.sum(), tensors[:1], create_graph=True)
     with pytest.raises(RuntimeError, match="differentiated once"):

@@ -115,6 +115,14 @@ def test_the_original_is_not_changed() -> None:
     assert plain.training
 
 
+def test_modules_that_are_not_copied_are_not_changed() -> None:
+    """A lazy module is shared, and keeps its references to the original's modules."""
+    module = nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(3))
+    module[1].__dict__["others"] = [module[0]]
+    fused = ct.fuse(module)
+    assert fused[1] is module[1] and module[1].others[0] is module[0] and fused[0] is not module[0]
+
+
 @pytest.mark.parametrize(
     "way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m)), copy.copy], ids=["deep", "pickle", "shallow"]
 )

@@ -14,7 +14,7 @@ import cupyfuse.torch as ct
 from cupyfuse.torch.chains.executor import Executor
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import Runner
-from cupyfuse.torch.functions import chain_of
+from cupyfuse.torch.functions import build_chain
 from cupyfuse.torch.losses import _runner
 from cupyfuse.torch.rules.symbols import Ref
 
@@ -117,7 +117,7 @@ def test_what_is_saved_beside_a_bound(reduction: str, made: bool) -> None:
     executor = executor_of(("input", "weight", "target", "bias"), SMALL, reduction=reduction)
     assert executor.backward is not None
     saving = executor.backward.saving
-    assert bool(saving.made) == made
+    assert bool(saving.gradients) == made
     assert ("the forward pass makes the gradients" if made else "recomputed by the backward pass") in saving.note
     assert f"for the backward pass: {saving.note}" in str(executor.plan)
     assert executor.plan.blocks is not None and executor.plan.workspace <= SMALL + ROWS * 8 * 4
@@ -129,7 +129,7 @@ def test_what_is_saved_beside_a_bound(reduction: str, made: bool) -> None:
     wide, *_ = operands()
     ct.linear_cross_entropy(wide, w, target, b, reduction=reduction).sum().backward()
     stored = executor_of(("input", "weight", "target", "bias"), 1 << 28, reduction=reduction).backward
-    assert stored is not None and [n.shape for n in stored.saved] == [(ROWS, CLASSES)] and not stored.saving.note
+    assert stored is not None and [n.shape for n in stored.saving.nodes] == [(ROWS, CLASSES)] and not stored.saving.note
 
 
 @pytest.mark.parametrize("workspace", WORKSPACES)
@@ -283,6 +283,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"soft_cap": 0.0}, ValueError, "soft_cap: expected a positive number or None, got 0.0"),
     ({"temperature": -1.0}, ValueError, "temperature: expected a positive number"),
     ({"bias": 3}, TypeError, "bias: expected a torch.Tensor, got int"),
+    ({"target": None}, TypeError, "target: expected a torch.Tensor, got NoneType"),
     ({"max_workspace": 0}, ValueError, "max_workspace: expected a positive number of bytes"),
 ]
 
@@ -291,7 +292,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_what_does_not_fit_is_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
     x, w, _, target = operands()
     with pytest.raises(error, match=message):
-        ct.linear_cross_entropy(x, w, target, **options)
+        ct.linear_cross_entropy(**{"input": x, "weight": w, "target": target, **options})
 
 
 def test_pytorchs_errors() -> None:
@@ -320,7 +321,7 @@ def test_pytorchs_errors() -> None:
 def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction: str) -> None:
     *first, (name, arguments, *named) = steps
     last = (name, arguments, (*(named[0] if named else ()), ("reduction", reduction)))
-    chain = chain_of((("linear", (Ref(1),)), *first, last), ("x", "w", "target"))
+    chain = build_chain((("linear", (Ref(1),)), *first, last), ("x", "w", "target"))
     x, w, _, labels = operands()
     target = labels if name == "nll_loss" else torch.softmax(draw(ROWS, CLASSES, seed=5), 1)
     runner = Runner(chain, Options(max_workspace=workspace))
@@ -332,7 +333,7 @@ def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction
     torch.testing.assert_close(found, expected)
     (executor,) = runner.executors
     assert executor.backward is not None
-    kept = [n for n in executor.backward.saved if n.shape == (ROWS, CLASSES)]
+    kept = [n for n in executor.backward.saving.nodes if n.shape == (ROWS, CLASSES)]
     # Targets of the logits' shape are no smaller than these: computing them again would not pay.
     expected_kept = workspace != SMALL or (reduction == "none" and target.shape == (ROWS, CLASSES))
     assert bool(kept) == expected_kept

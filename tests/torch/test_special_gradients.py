@@ -186,7 +186,7 @@ ELSEWHERE = {
     *LOSSES,
     "z_loss",
     *("identity", "contiguous", "clone", "detach", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "t"),
-    *("transpose", "permute", "expand", "expand_as", "view_as", "getitem", "written", "batch_norm_module"),
+    *("transpose", "permute", "expand", "expand_as", "view_as", "getitem", "batch_norm_module"),
     *("logical_and", "logical_or", "logical_xor", "logical_not"),
     *("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
 }

@@ -488,7 +488,7 @@ def test_graphs_have_states_of_their_own(host: Launching, monkeypatch: pytest.Mo
     (found,) = entries(fused)
     kept = found._weights._buffers
     graph = [1]
-    monkeypatch.setattr(prepacked, "_graph_in_capture", lambda: graph[0])
+    monkeypatch.setattr(prepacked, "_captured_graph", lambda: graph[0])
     for module in (prepacked, executor):
         monkeypatch.setattr(module, "is_capturing", lambda: graph[0] is not None)
     for number, states in ((1, 2), (1, 2), (2, 3), (None, 3), (3, 4)):

@@ -1,1 +1,1 @@
-"""Chains of operations on tensors: what they are, and what runs them, forward and backward."""
+"""Chains of operations on tensors, and what runs them, forward and backward."""

@@ -23,7 +23,8 @@ class _ChainFunction(torch.autograd.Function):
             ctx.mark_non_differentiable(*constant)
         ctx.inputs, ctx.leaves = backward.inputs, []
         if backward.second_order_inputs:
-            # Leaves that only second derivatives read may change until these are asked for, as in PyTorch's own graph.
+            # Leaves that only second derivatives read are not saved: as in PyTorch's own graph, changing one is an
+            # error only once second derivatives are computed.
             second_order = [(k, tensors[k]) for k in backward.second_order_inputs]
             ctx.leaves = [(k, t, -1 if t.is_inference() else t._version) for k, t in second_order if t.is_leaf]
             ctx.inputs = [*backward.inputs, *(k for k, t in second_order if not t.is_leaf)]
@@ -53,6 +54,7 @@ class _ChainFunction(torch.autograd.Function):
 
 
 def _unmodified_leaves(ctx: Any) -> dict[int, Any]:
+    """Return the leaves that second derivatives read, by input; raise the error that PyTorch has for changed ones."""
     for k, t, version in ctx.leaves:
         if version >= 0 and t._version != version:
             raise RuntimeError(
@@ -67,6 +69,6 @@ _apply = super(torch.autograd.Function, _ChainFunction).apply
 
 
 def apply(executor: Any, tensors: Tensors) -> tuple[Any, ...]:
-    """Run an executor, and have its backward pass run when gradients of the outputs arrive."""
+    """Run an executor as one node of autograd's graph."""
     outputs: tuple[Any, ...] = _apply(executor, *tensors)
     return outputs

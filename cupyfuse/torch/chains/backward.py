@@ -16,7 +16,7 @@ from ...settings import Settings
 from ..rules.values import Value
 from .chain import TracedChain
 from .runtime import load
-from .saving import Saved, backward_graph, choose, cotangents_of, derive, scaled
+from .saving import SavedValues, backward_graph, choose_saved, cotangents_of, derive, scale_gradients
 from .tensors import Tensors, as_matrix, layout_of
 
 Flags = tuple[bool, ...]
@@ -31,7 +31,7 @@ class _LoadedPlan(NamedTuple):
 
 
 class _Dependence(NamedTuple):
-    """Which gradients there are, for the cotangents that are given and the gradients that are wanted."""
+    """Which gradients exist, for a choice of cotangents and wanted gradients."""
 
     any_computed: bool
     zero: list[int]  # inputs that the outputs depend on through step functions alone
@@ -50,29 +50,26 @@ class Backward:
     differentiable : for each output, whether it depends on an input whose gradient is wanted
     inputs : the inputs that the backward pass reads
     second_order_inputs : further inputs, which saved values depend on; only derivatives of the gradients read them
-    saving : what the forward pass saves: products, and statistics of columns, all else is recomputed; or gradients
+    saving : what the forward pass saves; all else is recomputed
     """
 
-    def __init__(self, traced: TracedChain, needs: Sequence[bool], settings: Settings, saving: Saved | None = None):
+    def __init__(
+        self, traced: TracedChain, needs: Sequence[bool], settings: Settings, saving: SavedValues | None = None
+    ):
         self.traced, self.settings = traced, settings
         self._inputs = [v.tracer._node for v in traced.inputs]
         self._outputs = [v.tracer._node for v in traced.outputs]
         self._cotangents = cotangents_of(traced)
         dependent = self._dependent_nodes(needs)
         self.differentiable = [dtypes.is_float(n.dtype) and n in dependent for n in self._outputs]
-        self.saving = saving or choose(traced, needs, self.differentiable, settings)
+        self.saving = saving or choose_saved(traced, needs, self.differentiable, settings)
         roots = [n for n in self._gradients(tuple(self.differentiable), tuple(needs)) if n is not None]
-        read = set(g.topological(roots, lambda n: () if n in self.saved else n.inputs))
+        read = set(g.topological(roots, lambda n: () if n in self.saving.nodes else n.inputs))
         reached = set(g.topological(roots))
         self.inputs = [k for k, n in enumerate(self._inputs) if n in read]
         self.second_order_inputs = [k for k, n in enumerate(self._inputs) if n in reached and n not in read]
         self._loaded: dict[Hashable, _LoadedPlan] = {}
         self._dependence: dict[Hashable, _Dependence] = {}
-
-    @property
-    def saved(self) -> list[Node]:
-        """The forward values that it reads."""
-        return self.saving.nodes
 
     def _dependent_nodes(self, needs: Sequence[bool]) -> set[Node]:
         """Find the nodes that depend on inputs whose gradient is wanted."""
@@ -85,19 +82,20 @@ class Backward:
     def _gradients(self, given: Flags, wanted: Flags) -> list[Node | None]:
         """Derive the gradient of each input from the given cotangents; None where it is zero or not wanted."""
         cotangents = [c if present else None for c, present in zip(self._cotangents, given, strict=True)]
-        if self.saving.made:
+        if self.saving.gradients:
             cotangent = next((c for c in cotangents if c is not None), None)
-            found = {} if cotangent is None else scaled(self.saving.made, cotangent)
+            found = {} if cotangent is None else scale_gradients(self.saving.gradients, cotangent)
             return [found.get(k) if want else None for k, want in enumerate(wanted)]
         return derive(self.traced, cotangents, wanted)
 
     def _find_dependence(self, given: Flags, wanted: Flags) -> _Dependence:
+        """Find which of the wanted gradients are computed, and which are zero."""
         if not (any(given) and any(wanted)):
             return _Dependence(False, [])
         roots = self._gradients(given, wanted)
         outputs = [n for n, present in zip(self._outputs, given, strict=True) if present]
-        above = set(g.topological(outputs, _differentiable_inputs))
-        zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in above]
+        reached = set(g.topological(outputs, _differentiable_inputs))
+        zero = [k for k, n in enumerate(self._inputs) if wanted[k] and roots[k] is None and n in reached]
         return _Dependence(any(root is not None for root in roots), zero)
 
     def __call__(self, tensors: Tensors, cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
@@ -105,7 +103,7 @@ class Backward:
 
         Parameters
         ----------
-        tensors : the inputs in `inputs`, then the values in `saved`
+        tensors : the inputs in `inputs`, then the saved values
         cotangents : one for each output, or None for zero
         wanted : for each input, whether its gradient is wanted
         """
@@ -172,13 +170,13 @@ class Backward:
 
 
 def _differentiable_inputs(node: Node) -> Sequence[Node]:
-    """The inputs of a node that its gradient flows to."""
+    """Return the inputs of a node that its gradient flows to."""
     flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
     return [i for i in node.inputs if dtypes.is_float(i.dtype)] if flows else []
 
 
 def cotangent_matrix(value: Value, cotangent: Any) -> Any:
-    """Lay out the cotangent of a value as its node: rows x columns."""
+    """Reshape the cotangent of a value to the rows x columns of its node, transposed where the node is."""
     tracer = value.tracer
     matrix = cotangent.reshape(tracer.shape)
     labels = tracer._axes.labels

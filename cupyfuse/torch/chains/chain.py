@@ -1,8 +1,7 @@
 """A chain, as data: operations on tensors that run together.
 
-A chain names what PyTorch was asked for, call by call, with the names of `rules`. It can run with PyTorch's own
-operations (`eager`), be traced into the graph that plans are made from (`trace`), and be written as text (`to_json`),
-which is how compiled PyTorch graphs hold it.
+A chain lists calls of rules (`rules.RULES`) by name. It can run with PyTorch's own operations (`eager`), be traced into
+the graph that plans are made from (`trace`), and be written as text (`to_json`), which compiled PyTorch graphs hold.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Call:
 
 
 def _exact_key(argument: Any) -> Any:
-    """A key that tells types apart, and 0.0 from -0.0."""
+    """Return a hashable key that tells types apart, and 0.0 from -0.0."""
     if isinstance(argument, tuple):
         return tuple(map(_exact_key, argument))
     return type(argument), argument.hex() if isinstance(argument, float) else argument
@@ -90,8 +89,8 @@ class Chain:
         """Fill in the symbolic sizes, with numbers or with other symbols."""
         if not self.sizes:
             return self
-        symbols = any(type(n) is not int for n in sizes)  # which cannot be hashed
-        return _filled.__wrapped__(self, sizes) if symbols else _filled(self, sizes)
+        hashable = all(type(n) is int for n in sizes)  # unlike symbols
+        return _fill_sizes(self, sizes) if hashable else _fill_sizes.__wrapped__(self, sizes)
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -101,7 +100,6 @@ class Chain:
     def name(self) -> str:
         return " -> ".join(self.operations)
 
-    # As PyTorch runs it
     def eager(self, tensors: Sequence[Any]) -> list[Any]:
         """Run with PyTorch's own operations; the values of `updates` follow the outputs and are not written back."""
         values = self.values(tensors)
@@ -112,6 +110,7 @@ class Chain:
         return self._run(tensors, lambda call, arguments: RULES[call.rule].eager(*arguments))
 
     def _run(self, inputs: Iterable[Any], apply: Callable[[Call, list[Any]], Any]) -> dict[int, Any]:
+        """Compute every value, by number, with `apply(call, arguments)` for each call."""
         values = dict(enumerate(inputs))
 
         def fill(argument: Any) -> Any:
@@ -123,7 +122,6 @@ class Chain:
             values.update((n, value) for n, value in zip(call.results, results, strict=False) if n >= 0)
         return values
 
-    # As a graph
     def trace(self, metas: Sequence[Meta]) -> TracedChain:
         """Trace the chain for inputs of these shapes and dtypes.
 
@@ -137,24 +135,24 @@ class Chain:
         values = self._run(inputs, lambda call, arguments: traced_call(trace, call.rule, arguments))
         return TracedChain(self, trace, inputs, values)
 
-    # As text
     def to_json(self) -> str:
         """Write the chain as text, which `from_json` reads."""
         calls = [(c.rule, c.arguments, c.results) for c in self.calls]
         fields = (self.names, calls, self.outputs, self.updates, sorted(self.fixed), self.sizes)
-        return json.dumps(fields, default=_encoded)
+        return json.dumps(fields, default=_encode)
 
     @staticmethod
     @lru_cache(maxsize=4096)
     def from_json(text: str) -> Chain:
-        names, calls, outputs, updates, fixed, sizes = _as_tuples(json.loads(text, object_hook=_decoded))
+        """Read a chain that `to_json` wrote."""
+        names, calls, outputs, updates, fixed, sizes = _as_tuples(json.loads(text, object_hook=_decode))
         return Chain(names, tuple(Call(*call) for call in calls), outputs, updates, frozenset(fixed), sizes)
 
 
 @lru_cache(maxsize=4096)
-def _filled(chain: Chain, sizes: Sequence[Any]) -> Chain:
+def _fill_sizes(chain: Chain, sizes: Sequence[Any]) -> Chain:
     def fill(argument: Any) -> Any:
-        return substitute(argument, lambda ref: ref, lambda size: sizes[size.of])
+        return substitute(argument, lambda ref: ref, lambda size: sizes[size.symbol])
 
     calls = tuple(Call(c.rule, tuple(map(fill, c.arguments)), c.results) for c in chain.calls)
     return replace(chain, calls=calls, sizes=0)
@@ -221,24 +219,25 @@ def _like_target(value: Value, target: Value) -> g.Node:
 
 
 def concrete_sizes(sizes: Iterable[Any]) -> tuple[int, ...]:
-    """Sizes as numbers; symbolic ones as what they stand for at the moment."""
+    """Convert sizes to numbers, symbolic ones to what they stand for at the moment."""
     return tuple(int(n.node.hint) if isinstance(n, torch.SymInt) else int(n) for n in sizes)
 
 
 def metas_of(tensors: Iterable[Any]) -> tuple[Meta, ...]:
-    """Shapes and dtypes of tensors."""
+    """Return the shapes and dtypes of tensors, as `Chain.trace` takes them."""
     return tuple((concrete_sizes(t.shape), str(dtype_name(t.dtype))) for t in tensors)
 
 
-def _encoded(argument: Any) -> Any:
+def _encode(argument: Any) -> Any:
+    """Encode the stand-ins in a chain's arguments for JSON."""
     if isinstance(argument, Ref):
         return {"value": argument.number}
     if isinstance(argument, Size):
-        return {"size": argument.of}
+        return {"size": argument.symbol}
     raise TypeError(f"an argument of type {type(argument).__name__} cannot be part of a chain")
 
 
-def _decoded(argument: dict[str, int]) -> Ref | Size:
+def _decode(argument: dict[str, int]) -> Ref | Size:
     return Ref(argument["value"]) if "value" in argument else Size(argument["size"])
 
 

@@ -1,4 +1,4 @@
-"""A chain compiled for one signature: the plan, loaded, and the backward passes that go with it."""
+"""A chain compiled for one signature: its loaded plan and its backward passes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ...settings import Settings
 from .backward import Backward
 from .chain import TracedChain
 from .runtime import load
-from .saving import Saved
+from .saving import SavedValues
 from .tensors import Tensors, as_matrix, layout_of
 
 
 class CompiledChain:
-    """A chain compiled for inputs of fixed shapes, dtypes and strides on one device; it holds nothing of weights.
+    """A chain compiled for inputs of fixed shapes, dtypes and strides on one device; it holds no tensors.
 
     Parameters
     ----------
     tensors : inputs like those that it will be called with
     needs : for each input, whether its gradient is wanted; the values saved for the backward pass are chosen for these
-    saving : the saved values, where `needs` does not choose them
+    saving : the values saved for the backward pass, if they are not chosen by `needs`
     prepacked : the inputs from which weights are prepacked, by a plan of their own
     in_place : whether updates are written to the inputs; else they are results, after the outputs
     """
@@ -34,11 +34,11 @@ class CompiledChain:
         tensors: Tensors,
         settings: Settings,
         needs: Sequence[bool] = (),
-        saving: Saved | None = None,
+        saving: SavedValues | None = None,
         prepacked: frozenset[int] = frozenset(),
         in_place: bool = True,
     ):
-        self.traced, self.settings, self.saving = traced, settings, saving or Saved([])
+        self.traced, self.settings, self.saving = traced, settings, saving or SavedValues([])
         self._backward: dict[tuple[bool, ...], Backward] = {}
         if any(needs):
             backward = self._backward[tuple(needs)] = Backward(traced, needs, settings)
@@ -51,7 +51,7 @@ class CompiledChain:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan; its results are the outputs, the updates unless made in place, and the saved values."""
+        """The plan, whose results are the outputs, the updates unless made in place, and the saved values."""
         traced = self.traced.as_traced(self.saving.nodes, self._in_place)
         plan = build(traced, self._layouts, self.settings, self._prepacked)
         plan.saving = self.saving.note
@@ -59,7 +59,7 @@ class CompiledChain:
 
     @cached_property
     def _reshaped(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The results of which the plan has another shape, with the one that they are given."""
+        """The results that the plan returns in another shape than the chain, by number, with the chain's shape."""
         values = self.traced.outputs
         if not self._in_place:
             values = [*values, *(self.traced.inputs[k] for k, _ in self.traced.chain.updates)]
@@ -92,7 +92,7 @@ class CompiledChain:
         return self._execute is not None
 
     def load(self, arrays: Tensors) -> None:
-        """Load the plan for arguments like those of a call."""
+        """Load the plan for arguments like these."""
         self._outs = [None] * len(self.plan.outputs)
         self._execute = load(self.plan, arrays)
 

@@ -4,9 +4,9 @@
 returns the chain's outputs, the new values of its updates, and the values that its backward pass reads.
 
 It is composite: tracing for a compiled graph goes through it and records `cupyfuse::chain_forward` and
-`cupyfuse::chain_backward`, which know nothing of autograd. PyTorch's dispatcher reaches these in 3 us; an operator with
-a registered autograd formula takes 14, with or without gradients. Only compiled chains are cached, nothing of weights:
-the compiler owns the memory.
+`cupyfuse::chain_backward`, which have no autograd formula. PyTorch's dispatcher reaches these in 3 us; an operator with
+an autograd formula takes 14, with or without gradients. Compiled chains are cached, prepacked weights are not: the
+compiler owns the memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .chain import Chain, TracedChain, concrete_sizes, metas_of
 from .compiled import CompiledChain
 from .options import Options
 from .runtime import device_of
-from .saving import Saved, made_gradients
+from .saving import SavedValues, unit_gradients
 from .tensors import Tensors, as_base
 
 _LIBRARY = torch.library.Library("cupyfuse", "DEF")
@@ -49,7 +49,7 @@ _LIBRARY.define(
 
 
 def options_text(options: Options) -> str:
-    """Write options as the operators take them, with the version, which compilers' caches then know."""
+    """Write options as the operators take them, with the version, on which compilers' caches then depend."""
     return json.dumps({"version": __version__, **asdict(options)}, sort_keys=True)
 
 
@@ -66,6 +66,7 @@ _compiled: dict[Hashable, CompiledChain] = {}
 
 
 def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, options: str) -> CompiledChain:
+    """Return the compiled chain for an operator's arguments, from a cache."""
     chosen = _parse_options(options)
     signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
     sizes = tuple(sizes or ())  # some compilers pass None for none
@@ -76,30 +77,30 @@ def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, opt
             _compiled.clear()
         traced = Chain.from_json(chain).with_sizes(sizes).trace(metas_of(tensors))
         settings = chosen.settings_on(device_of(tensors[0]))
-        compiled = CompiledChain(traced, tensors, settings, saving=_saving(traced, saved), in_place=False)
+        compiled = CompiledChain(traced, tensors, settings, saving=_parse_saved(traced, saved), in_place=False)
         _compiled[key] = compiled
     return compiled
 
 
-def _saving(traced: TracedChain, saved: str) -> Saved:
-    """Read what is saved; gradients that the forward pass makes have a place of -1."""
+def _parse_saved(traced: TracedChain, saved: str) -> SavedValues:
+    """Read a text of `describe_saved`."""
     found = json.loads(saved)
-    wanted = {number for place, number, *_ in found if place < 0}
+    wanted = {number for index, number, *_ in found if index < 0}
     if wanted:
-        made = made_gradients(traced, [k in wanted for k in range(len(traced.inputs))])
-        return Saved([made[number] for _, number, *_ in found], made)
+        gradients = unit_gradients(traced, [k in wanted for k in range(len(traced.inputs))])
+        return SavedValues([gradients[number] for _, number, *_ in found], gradients)
     nodes = traced.computed()
-    return Saved([nodes[place][1] for place, *_ in found])
+    return SavedValues([nodes[index][1] for index, *_ in found])
 
 
 # Saved values -------------------------------------------------------------------------------------------------------
 
 
-def saves(chain: Chain, tensors: Tensors, needs: Sequence[bool], settings: Settings = _DEFAULT) -> str:
-    """Return, as text, the values that the backward pass reads for tensors like these.
+def describe_saved(chain: Chain, tensors: Tensors, needs: Sequence[bool], settings: Settings = _DEFAULT) -> str:
+    """Describe the values that the forward pass saves, for tensors like these, as the text that the operators take.
 
-    Each has its place in `TracedChain.computed` (-1 for the gradient of an input), a value of the chain, its shape
-    beside that value's (as a place in `_SHAPES`), and its dtype: enough to infer its shape where lengths are symbols.
+    Each has an index in `TracedChain.computed` (-1 for the gradient of an input), the number of a value of the chain,
+    the index in `_SAVED_SHAPES` of its shape beside that value's, and its dtype: its shape follows from symbolic sizes.
 
     Raises
     ------
@@ -108,27 +109,25 @@ def saves(chain: Chain, tensors: Tensors, needs: Sequence[bool], settings: Setti
     """
     traced = chain.trace(metas_of(tensors))
     saving = Backward(traced, needs, settings).saving
-    if saving.made:
-        return json.dumps([[-1, k, _form_of(traced, k, node), stored(node).dtype] for k, node in saving.made.items()])
-    wanted = saving.nodes
-    nodes = traced.computed()
-    if not set(wanted) <= {node for _, node in nodes}:
-        raise TraceError("what the backward pass saves is no product and no reduction")
+    # The index of each saved value, its node, and the values of the chain that its shape may follow from.
+    entries: list[tuple[int, Node, list[int]]] = []
+    if saving.gradients:
+        entries = [(-1, node, [k]) for k, node in saving.gradients.items()]
+    else:
+        wanted = set(saving.nodes)
+        for index, (k, node) in enumerate(traced.computed()):
+            if node in wanted:
+                call = chain.calls[k]
+                entries.append((index, node, [*(n for n in call.results if n >= 0), *references(call.arguments)]))
+        if len(entries) < len(wanted):
+            raise TraceError("what the backward pass saves is no product and no reduction")
     found = []
-    for place, (k, node) in enumerate(nodes):
-        if node in wanted:
-            call = chain.calls[k]
-            near = [*(n for n in call.results if n >= 0), *references(call.arguments)]
-            alike = [(n, i) for n in near for i, of in enumerate(_SHAPES) if of(traced.values[n].shape) == node.shape]
-            if not alike:
-                raise TraceError(f"what {call.rule} saves is of shape {node.shape}, unlike its operands")
-            found.append([place, *alike[0], stored(node).dtype])
+    for index, node, near in entries:
+        forms = [(n, i) for n in near for i, of in enumerate(_SAVED_SHAPES) if of(traced.values[n].shape) == node.shape]
+        if not forms:
+            raise TraceError(f"what the backward pass saves is of shape {node.shape}, unlike its operands")
+        found.append([index, *forms[0], stored(node).dtype])
     return json.dumps(found)
-
-
-def _form_of(traced: TracedChain, number: int, node: Node) -> int:
-    """Return the place in `_SHAPES` of the gradient of an input."""
-    return next(i for i, of in enumerate(_SHAPES) if of(traced.values[number].shape) == node.shape)
 
 
 def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bool]) -> tuple[int, ...]:
@@ -139,7 +138,7 @@ def backward_inputs(chain: str, saved: str, tensors: Tensors, needs: Sequence[bo
 @lru_cache(maxsize=_MAX_COMPILED)
 def _backward_inputs(chain: str, saved: str, metas: Any, needs: tuple[bool, ...]) -> tuple[int, ...]:
     traced = Chain.from_json(chain).trace(metas)
-    return tuple(Backward(traced, needs, Settings(), _saving(traced, saved)).inputs)
+    return tuple(Backward(traced, needs, Settings(), _parse_saved(traced, saved)).inputs)
 
 
 def _columns(shape: Sequence[Any]) -> Any:
@@ -147,7 +146,7 @@ def _columns(shape: Sequence[Any]) -> Any:
 
 
 # Shapes that a saved value may have, given that of a value of the chain; lengths may be symbols.
-_SHAPES: tuple[Callable[[Sequence[Any]], tuple[Any, Any]], ...] = (
+_SAVED_SHAPES: tuple[Callable[[Sequence[Any]], tuple[Any, Any]], ...] = (
     lambda shape: (math.prod(shape[:-1]), _columns(shape)),
     lambda shape: (1, _columns(shape)),
     lambda shape: (math.prod(shape[:-1]), 1),
@@ -155,10 +154,11 @@ _SHAPES: tuple[Callable[[Sequence[Any]], tuple[Any, Any]], ...] = (
 )
 
 
-def _saved_like(values: dict[int, Any], saved: str) -> list[Any]:
+def _empty_saved(values: dict[int, Any], saved: str) -> list[Any]:
+    """Allocate tensors for the saved values, given the values of the chain by number."""
     results = []
     for _, number, form, dtype in json.loads(saved):
-        shape = _SHAPES[form](values[number].shape)
+        shape = _SAVED_SHAPES[form](values[number].shape)
         results.append(values[number].new_empty(shape, dtype=getattr(torch, dtype)))
     return results
 
@@ -166,23 +166,23 @@ def _saved_like(values: dict[int, Any], saved: str) -> list[Any]:
 # The operators ------------------------------------------------------------------------------------------------------
 
 
-def _run(inputs: list[Any], sizes: list[int], chain: str, saved: str, options: str) -> list[Any]:
+def _forward(inputs: list[Any], sizes: list[int], chain: str, saved: str, options: str) -> list[Any]:
     with torch.no_grad():
         compiled = _compile(inputs, sizes, chain, saved, options)
         return [as_base(t.contiguous()) for t in compiled(compiled.matrices(inputs))]
 
 
-def fake(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str, options: str = "") -> list[Any]:
-    """Return the results of `cupyfuse::chain` as tensors without data."""
+def fake_forward(inputs: list[Any], sizes: Sequence[Any], chain: str, saved: str, options: str = "") -> list[Any]:
+    """Return the results of `cupyfuse::chain` for fake tensors."""
     filled = Chain.from_json(chain).with_sizes(tuple(sizes))
     with torch.no_grad():  # hooks of saved tensors, as those of checkpoints, are not for these
         values = filled.values(inputs)
         numbers = (*filled.outputs, *(number for _, number in filled.updates))
         fresh = [torch.empty_like(values[n], memory_format=_CONTIGUOUS) for n in numbers]
-        return [*fresh, *_saved_like(values, saved)]
+        return [*fresh, *_empty_saved(values, saved)]
 
 
-def _run_backward(
+def _backward(
     inputs: Any, saved: Any, gradients: Any, sizes: Any, chain: str, saves: str, needs: list[bool], options: str
 ) -> list[Any]:
     with torch.no_grad():
@@ -198,7 +198,9 @@ def _fake_backward(
     return [torch.empty_like(t, memory_format=_CONTIGUOUS) for t, need in zip(inputs, needs, strict=True) if need]
 
 
-_ONCE = b"cupyfuse::chain can be differentiated once; modules made by cupyfuse.torch.fuse can be differentiated twice"
+_DIFFERENTIABLE_ONCE = (
+    b"cupyfuse::chain can be differentiated once; modules made by cupyfuse.torch.fuse can be differentiated twice"
+)
 
 
 class _ChainOperator(torch.autograd.Function):
@@ -229,8 +231,10 @@ class _ChainOperator(torch.autograd.Function):
         with torch.no_grad():
             results = torch.ops.cupyfuse.chain_backward(*arguments)
         if torch.is_grad_enabled():
-            # The gradients seem to be constants, which they are not.
-            results = torch._C._functions.DelayedError(_ONCE, len(results))(*(t.requires_grad_() for t in results))
+            # To autograd the gradients are constants: asking for second derivatives has to be an error, not zero.
+            results = torch._C._functions.DelayedError(_DIFFERENTIABLE_ONCE, len(results))(
+                *(t.requires_grad_() for t in results)
+            )
         found = iter(results if isinstance(results, (list, tuple)) else (results,))
         return None, None, None, None, *(next(found) if need else None for need in needs)
 
@@ -243,8 +247,8 @@ def _differentiable(inputs: list[Any], sizes: list[Any], chain: str, saved: str,
 
 
 _LIBRARY.impl("chain", _differentiable, "CompositeImplicitAutograd")
-for _name, _implementation in (("chain_forward", _run), ("chain_backward", _run_backward)):
+for _name, _implementation in (("chain_forward", _forward), ("chain_backward", _backward)):
     for _key in ("CPU", "CUDA"):
         _LIBRARY.impl(_name, _implementation, _key)
-torch.library.register_fake("cupyfuse::chain_forward", fake, lib=_LIBRARY)
+torch.library.register_fake("cupyfuse::chain_forward", fake_forward, lib=_LIBRARY)
 torch.library.register_fake("cupyfuse::chain_backward", _fake_backward, lib=_LIBRARY)

@@ -35,7 +35,7 @@ def is_intercepted() -> bool:
 
 
 def signature_of(chain: Chain, tensors: Tensors, numbers: Iterable[int]) -> tuple[Any, ...] | str:
-    """Return what plans depend on of these inputs; for one that is no plain tensor, why it cannot be fused."""
+    """Return a hashable key of what plans depend on in these inputs; text, the reason, if one is no plain tensor."""
     signature: list[Any] = []
     for k in numbers:
         t = tensors[k]

@@ -1,4 +1,4 @@
-"""The executor of a chain for one signature: a compiled chain, the prepacked weights, a node of autograd's graph."""
+"""The executor of a chain for one signature: a compiled chain, its prepacked weights, its node in autograd's graph."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ class Executor:
         settings = options.settings_on(device_of(tensors[0]))
         prepacked = frozenset(k for k in chain.fixed if options.frozen or _is_cacheable(tensors[k]))
         signature = tuple((meta, t.stride()) for meta, t in zip(metas_of(tensors), tensors, strict=True))
-        place = tensors[0].get_device(), torch.get_default_dtype()
-        key = (chain, signature, tuple(needs), settings, prepacked, place)
+        surroundings = tensors[0].get_device(), torch.get_default_dtype()
+        key = (chain, signature, tuple(needs), settings, prepacked, surroundings)
         with torch.no_grad(), _compiling:
             compiled = _compiled.get(key)
             if compiled is None:
-                while len(_compiled) >= _MAX_COMPILED:
-                    del _compiled[next(iter(_compiled))]
                 traced = chain.trace(metas_of(tensors))
                 compiled = CompiledChain(traced, tensors, settings, needs, prepacked=prepacked)
             self._compiled, self.plan = compiled, compiled.plan
-            _compiled[key] = compiled  # not before it has a plan
+            if key not in _compiled:  # only once there is a plan
+                while len(_compiled) >= _MAX_COMPILED:
+                    del _compiled[next(iter(_compiled))]
+                _compiled[key] = compiled
             matrices = compiled.matrices(tensors)
             self._weights = None
             if self.plan.prepare is not None:
@@ -71,9 +72,8 @@ class Executor:
         """The inputs whose gradients are counted, with their counters."""
         return self._inputs.gradients
 
-    # Weights
     def bind(self, tensors: Tensors) -> None:
-        """Take these fixed inputs; weights prepacked from others, or before a change, are stale."""
+        """Record the fixed inputs of a call; weights prepacked from others, or before a change, become invalid."""
         if self._inputs.recorded and self.is_current(tensors):
             return
         with self._lock:
@@ -94,13 +94,12 @@ class Executor:
                 self._weights.refresh()
 
     def release(self) -> None:
-        """Let go of prepacked weights, and of the tensors that they were computed from."""
+        """Free the prepacked weights, and drop references to the tensors that they were computed from."""
         with self._lock:
             self._inputs.forget()
             if self._weights is not None:
                 self._weights.release()
 
-    # Running
     def __call__(self, tensors: Tensors) -> Sequence[Any]:
         """Return the outputs, part of autograd's graph where gradients are wanted."""
         return autograd.apply(self, tensors) if self._differentiable else self.run(tensors)[0]

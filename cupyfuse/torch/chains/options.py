@@ -22,6 +22,7 @@ class Options:
     max_prepared: int | None = None
 
     def current_precision(self) -> str:
+        """Return the precision of float32 products: that of the options, else PyTorch's at the moment."""
         return self.precision or matmul_precision()
 
     def settings_on(self, device: Device | None) -> Settings:
@@ -35,7 +36,7 @@ _backend_precision = getattr(torch._C, "_get_fp32_precision_getter", None)  # of
 def matmul_precision() -> str:
     """Return PyTorch's precision of float32 products.
 
-    It is set by `set_float32_matmul_precision`, or by the newer switches for each backend.
+    It is set by `set_float32_matmul_precision`, or by newer versions' switches for each backend.
     """
     switch = _backend_precision("cuda", "matmul") if _backend_precision is not None else "none"
     if switch == "ieee":

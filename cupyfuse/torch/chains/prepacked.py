@@ -1,9 +1,9 @@
-"""Prepacked-weight caches: what a chain computes from fixed inputs (parameters, buffers), kept from call to call.
+"""Caches of prepacked weights: what a chain computes from its fixed inputs (parameters, buffers) alone.
 
 On a GPU every call compares a fingerprint of the weights on the device, and the kernels that prepack return at once
-where it is unchanged (`CheckedCache`). This finds writes that no version counts, needs no synchronisation, and holds
-for replays of CUDA graphs. The fingerprint samples the elements; changes that the host knows of enter it as a token.
-`Options.frozen` goes without the check (`FrozenCache`); where neither is possible, every call prepacks (`Uncached`).
+where it is unchanged (`CheckedCache`). This finds writes that no version counts, needs no synchronisation, and works in
+replays of CUDA graphs. The fingerprint samples the elements; changes that the host knows of enter it as a token.
+`Options.frozen` omits the check (`FrozenCache`); where neither is possible, every call prepacks (`Uncached`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _in_graphs = WeakIdKeyDictionary()
 
 
 class Budget:
-    """A limit on the bytes of prepacked weights that are cached together, as by one fused module.
+    """A limit on the bytes of prepacked weights that several caches hold together, as those of one fused module.
 
     Without a limit, each cache may take a share of the memory that is free when it is made.
     """
@@ -61,13 +61,13 @@ class Budget:
 
 
 def weight_cache(plan: Plan, matrices: Tensors, frozen: bool, budget: Budget) -> Uncached:
-    """Return the cache for a prepacking plan and inputs like these."""
+    """Make the cache for a prepacking plan and inputs like these."""
     device = matrices[0].get_device()
     checked = device >= 0 and plan.conditional and len(plan.graph.inputs) <= MOST_MATRICES
     if not frozen and not checked:
         return Uncached(plan, matrices)
     if not budget.allows(sum(o.node.nbytes for o in plan.outputs), device):
-        return OverBudget(plan, matrices)
+        return Uncached(plan, matrices, "in every call, because {} are more than may be kept")
     return FrozenCache(plan, matrices, budget) if frozen else CheckedCache(plan, matrices, budget)
 
 
@@ -78,16 +78,15 @@ class Uncached:
     ----------
     plan : the prepacking plan
     matrices : the inputs of the chain, of at most two dimensions; the plan takes some of them
+    when : when the plan runs, for `Plan.prepare_note`
 
     Attributes
     ----------
     needed : the numbers of the inputs that the plan takes
-    when : when the plan runs, as `Plan.prepare_note`
     """
 
-    when = "in every call: {}"
-
-    def __init__(self, plan: Plan, matrices: Tensors):
+    def __init__(self, plan: Plan, matrices: Tensors, when: str = "in every call: {}"):
+        self.when = when
         self.needed = [n.argument for n in plan.graph.inputs]
         self._device = matrices[0].get_device()
         self._buffers: Any = None
@@ -113,31 +112,23 @@ class Uncached:
             return list(self._execute(self._taken_by_plan(matrices), self._none))
 
     def invalidate(self, replaced: bool) -> None:
-        """Note a change that the host has seen; `replaced` if the inputs are other tensors."""
+        """Invalidate the weights after a change that the host has seen; `replaced` if the inputs are other tensors."""
         self._buffers = None  # other streams may still read them
 
     def refresh(self) -> None:
-        """Have the next call, and the next replay of each graph, prepack: changes may have gone unseen."""
+        """Have the next call, and the next replay of each graph, prepack."""
         self._buffers = None
 
     def release(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self._buffers = None
-
-
-class OverBudget(Uncached):
-    """Weights prepacked in every call, for want of memory to cache them."""
-
-    when = "in every call, because {} are more than may be kept"
 
 
 class FrozenCache(Uncached):
     """Weights prepacked once, and again when the host sees a change."""
 
-    when = "once for each version of the parameters (frozen): {} are kept"
-
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
-        super().__init__(plan, matrices)
+        super().__init__(plan, matrices, "once for each version of the parameters (frozen): {} are kept")
         self._budget = budget
 
     def __call__(self, matrices: Tensors, tensors: Tensors) -> list[Any]:
@@ -157,16 +148,15 @@ class FrozenCache(Uncached):
 
 
 class CheckedCache(Uncached):
-    """Weights prepacked where the device finds that the inputs differ from those it prepacked last."""
-
-    when = "when the parameters have changed, which the device checks in every call: {} are kept"
+    """Weights prepacked again when the device finds that the inputs have changed."""
 
     def __init__(self, plan: Plan, matrices: Tensors, budget: Budget):
         self._budget = budget
         self._runtime = runtime_of(matrices[0].get_device())
         self._token = 0  # grows with every change that the host sees
         self._all: weakref.WeakSet[_CheckedBuffers] = weakref.WeakSet()  # also those that only graphs still read
-        super().__init__(plan, matrices)
+        when = "when the parameters have changed, which the device checks in every call: {} are kept"
+        super().__init__(plan, matrices, when)
 
     def _load(self, plan: Plan, arguments: Tensors) -> Any:
         self._fingerprint = Fingerprint(self._runtime, [_geometry(t) for t in arguments])
@@ -203,7 +193,7 @@ class CheckedCache(Uncached):
         return buffers.arrays
 
     def _check(self, addresses: list[int], token: int, state: int, buffers: _CheckedBuffers, stream: Any) -> Any:
-        """Launch the fingerprint, and the kernels that prepack if it differs; return the workspace of these."""
+        """Launch the fingerprint, and the kernels that prepack if it differs; return their workspace."""
         self._fingerprint(addresses, token, state, buffers.address, stream)
         return self._execute.run_if_changed(addresses, buffers.addresses, state + CHANGED_AT, stream)
 
@@ -226,7 +216,7 @@ class CheckedCache(Uncached):
 
 
 def _geometry(tensor: Any) -> tuple[int, int, int, int, int]:
-    """Rows, columns, their strides and the itemsize, as the fingerprint takes them."""
+    """Return rows, columns, their strides and the itemsize, as the fingerprint takes them."""
     rows, cols = (1,) * (2 - tensor.dim()) + tuple(tensor.shape)
     row_stride, col_stride = (0,) * (2 - tensor.dim()) + tensor.stride()
     return rows, cols, row_stride, col_stride, tensor.element_size()
@@ -236,7 +226,7 @@ def _geometry(tensor: Any) -> tuple[int, int, int, int, int]:
 
 
 class _Buffers:
-    """Cached arrays in PyTorch's memory on a device, -1 for the CPU, and the streams that use them."""
+    """Cached arrays on a device (-1 is the CPU), and the streams that use them."""
 
     def __init__(self, arrays: list[Any], device: int):
         self.arrays = arrays
@@ -266,9 +256,9 @@ class _Buffers:
             array.record_stream(current)
 
     def hold(self, inputs: Tensors) -> None:
-        """Keep the memory for the graph that is being captured, for as long as the inputs live.
+        """Keep the memory for the graph that is being captured, as long as the inputs live.
 
-        Nothing tells when the graph is gone, but it reads the inputs as well and is of no use without them.
+        PyTorch does not tell when the graph is deleted, but it reads the inputs too, and is of no use without them.
         """
         for tensor in inputs:
             held = _in_graphs.setdefault(tensor, [])
@@ -277,7 +267,10 @@ class _Buffers:
 
 
 class _CheckedBuffers(_Buffers):
-    """Cached arrays with a fingerprint state for each stream and each captured graph."""
+    """Cached arrays, and a fingerprint state for each stream and each captured graph.
+
+    `address` is that of the state that all others are compared with; `addresses` are those of the arrays.
+    """
 
     def __init__(self, arrays: list[Any], device: int):
         words = (_STATES + 1) * STATE_BYTES // 8  # of 8 bytes
@@ -303,13 +296,13 @@ class _CheckedBuffers(_Buffers):
 
         No wait for the allocation is needed: a capture begins when the GPU has done what came before.
         """
-        graph = _graph_in_capture()
+        graph = _captured_graph()
         if graph is None:
             return self._allocate_state()
         return self._states.get((graph, stream)) or self._allocate_state((graph, stream))
 
     def _allocate_state(self, key: Any = None) -> int:
-        """Take a free state and return its address, 0 where none is left; without a key, no later call finds it."""
+        """Return the address of a free state, 0 where none is left; a later call finds it by its key, if it has one."""
         if not self._free:
             return 0
         state = self._free.pop()
@@ -318,15 +311,15 @@ class _CheckedBuffers(_Buffers):
         return state
 
     def expire(self) -> None:
-        """Have the device find every input changed."""
+        """Make the next check of every stream and graph find a change."""
         with torch.inference_mode(False), torch.no_grad():
             self._words[:1].zero_()
 
 
 class _Recording:
-    """Launches of one stream, recorded as a CUDA graph once their arguments have stayed the same for some calls.
+    """Launches on one stream, recorded as a CUDA graph once their arguments have been the same for some calls.
 
-    The check of a few weights is four launches, which take the host longer than all that follows them. Where arguments
+    The check of a few weights is four launches, which take the host longer than the rest of the call. Where arguments
     change soon after a recording, as in training with many small batches to a step, the next one waits twice as long.
     """
 
@@ -351,7 +344,7 @@ class _Recording:
         self._replay(stream)
 
 
-def _graph_in_capture() -> int | None:
+def _captured_graph() -> int | None:
     """Identify the graph that is being captured; None if PyTorch cannot."""
     try:
         graph = torch.cuda.CUDAGraph.get_currently_capturing_graph()

@@ -20,10 +20,10 @@ _MAX_EXECUTORS = 256
 
 
 class Runner:
-    """A chain with an executor for each signature of its inputs.
+    """A chain with an executor for each signature of its inputs; called with inputs, it returns the outputs.
 
-    Called with the chain's inputs, it returns the outputs as a sequence. Inputs that cannot be fused (subclasses of
-    tensors, other devices, shapes that an operation refuses) run eagerly; `refusals` counts the reasons.
+    Inputs that cannot be fused (subclasses of tensors, other devices, shapes that an operation refuses) run eagerly;
+    `refusals` counts the reasons.
     """
 
     def __init__(self, chain: Chain, options: Options | None = None, budget: Budget | None = None):
@@ -33,9 +33,9 @@ class Runner:
         self.refusals: dict[str, int] = {}
         self._fixed = sorted(chain.fixed)
         self._varying = [k for k in range(len(chain.names)) if k not in chain.fixed]
-        # By the signature of the varying inputs: a call with the same weights as the last one hashes no more.
+        # By the signature of the varying inputs alone, which is all that a call with unchanged weights has to hash.
         self._latest: dict[Hashable, Executor] = {}
-        # By the signature of all inputs; a string says why they are left to PyTorch.
+        # By the signature of all inputs; text says why they are left to PyTorch.
         self._executors: dict[Hashable, Executor | str] = {}
         self._lock = threading.RLock()
         self._by_sizes: dict[tuple[int, ...], Runner] = {}
@@ -71,7 +71,7 @@ class Runner:
         return [*own, *(e for runner in list(self._by_sizes.values()) for e in runner.executors)]
 
     def refresh(self) -> None:
-        """Have all weights prepacked again."""
+        """Have all weights prepacked again at the next call."""
         for executor in self.executors:
             executor.refresh()
 
@@ -90,11 +90,9 @@ class Runner:
         grad = torch.is_grad_enabled()
         key = (grad, self.options.current_precision(), torch.get_default_dtype(), signature)
         executor = self._latest.get(key)
-        return (
-            executor
-            if executor is not None and executor.is_current(tensors)
-            else self._find_or_compile(key, tensors, grad)
-        )
+        if executor is not None and executor.is_current(tensors):
+            return executor
+        return self._find_or_compile(key, tensors, grad)
 
     def _find_or_compile(self, key: Hashable, tensors: Tensors, grad: bool) -> Executor | str:
         """Find the executor for all inputs, compile it if there is none, and bind the fixed inputs to it."""
@@ -116,6 +114,7 @@ class Runner:
         return executor
 
     def _compile(self, tensors: Tensors, grad: bool) -> Executor | str:
+        """Make an executor, or say why these inputs are left to PyTorch."""
         reason = unsupported(self.chain, tensors)
         if reason:
             return reason

@@ -1,7 +1,7 @@
 """Run plans on PyTorch's tensors: in its memory, on its streams, with its cuBLAS handle.
 
-CuPy compiles, loads and launches the kernels; its current stream and memory pool are not used. NumPy runs the plans of
-CPU tensors.
+CuPy compiles and loads the kernels; its current stream and memory pool are not used. NumPy runs the plans of CPU
+tensors.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ Execute = Callable[[Sequence[torch.Tensor], Sequence["torch.Tensor | None"]], li
 def load(plan: Plan, tensors: Sequence[torch.Tensor]) -> Execute:
     """Load a plan for tensors like these: its arguments, then its prepacked weights.
 
-    They have at most two dimensions and are on one device, a CPU or a GPU. They may require gradients: nothing is
-    differentiated, and calls are meant to be made under `torch.no_grad`.
+    They have at most two dimensions and are on one device, a CPU or a GPU. They may require gradients, but nothing is
+    recorded for autograd: call the plan under `torch.no_grad`.
 
     Returns
     -------
@@ -177,7 +177,7 @@ def runtime_of(index: int) -> TorchRuntime:
 
 @lru_cache(maxsize=1)
 def _blas() -> ForeignBlas:
-    """Return PyTorch's cuBLAS: the library that its own depends on, where the system can tell."""
+    """Return PyTorch's cuBLAS: the library that PyTorch's own loads, or that of its CUDA version."""
     own = Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"
     major = str(torch.version.cuda).partition(".")[0]
     return ForeignBlas(torch._C._cuda_getCurrentBlasHandle, str(own) if own.exists() else library_name(major))

@@ -1,4 +1,4 @@
-"""PyTorch's tensors as the engines see them: dtypes, layouts, memory, and CPU tensors as NumPy arrays."""
+"""Convert PyTorch's tensors for the engines: dtypes, layouts, memory, and CPU tensors to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bump_version(tensor: torch.Tensor) -> None:
 
 
 class TensorMemory:
-    """The part of a `cuda.runtime.Runtime` that is about arrays; nothing here is differentiated."""
+    """The array functions of a `cuda.runtime.Runtime`, for tensors; none is recorded for autograd."""
 
     address = staticmethod(torch.Tensor.data_ptr)
     strides = staticmethod(torch.Tensor.stride)
@@ -69,7 +69,8 @@ class TensorMemory:
         target.detach().copy_(source.detach())
 
 
-def _interface(address: int, shape: Any, typestr: str, itemsize: int, strides: Any) -> dict[str, Any]:
+def _array_interface(address: int, shape: Any, typestr: str, itemsize: int, strides: Any) -> dict[str, Any]:
+    """Describe memory by NumPy's (and CUDA's) array interface; strides count elements."""
     return {
         "version": 3,
         "data": (address, False),
@@ -80,22 +81,22 @@ def _interface(address: int, shape: Any, typestr: str, itemsize: int, strides: A
 
 
 class _CudaMemory:
-    """Memory as PyTorch takes it from other libraries."""
+    """GPU memory with the CUDA array interface, from which PyTorch makes tensors."""
 
     def __init__(self, *memory: Any):
-        self.__cuda_array_interface__ = _interface(*memory)
+        self.__cuda_array_interface__ = _array_interface(*memory)
 
 
 # On the CPU ---------------------------------------------------------------------------------------------------------
 
 
 class _HostMemory:
-    """The memory of a tensor as NumPy takes it, alive for as long as an array is a view of it."""
+    """A CPU tensor with NumPy's array interface; arrays made from it keep it alive."""
 
     def __init__(self, tensor: torch.Tensor, dtype: np.dtype[Any]):
         self.tensor = tensor.detach()
         memory = tensor.data_ptr(), tensor.shape, dtype.str, dtype.itemsize, tensor.stride()
-        self.__array_interface__ = _interface(*memory)
+        self.__array_interface__ = _array_interface(*memory)
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -1,7 +1,7 @@
 """Detect on the host that weights may have changed since they were prepacked.
 
 A tensor's version misses many writes: those of fused optimizers, of `parameter.data.add_(...)`, of gathers of sharded
-parameters. Optimizer steps and computed gradients are counted too: whoever trains changes weights after those.
+parameters. So optimizer steps and computed gradients are counted too: weights usually change after those.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def _count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 register_optimizer_step_post_hook(_count_step)
 
 
-class _Seen(NamedTuple):
-    """A fixed input as it was recorded."""
+class _RecordedInput(NamedTuple):
+    """A fixed input as it was when it was recorded."""
 
     number: int
     tensor: Any
@@ -56,18 +56,18 @@ class _Seen(NamedTuple):
 
 
 class FixedInputs:
-    """The fixed inputs of a chain as they were recorded last.
+    """The fixed inputs of the last recorded call of a chain, for comparison with those of the next.
 
     Parameters
     ----------
-    numbers : their places among the chain's inputs
+    numbers : which inputs of the chain are fixed
     prepacked : those that weights are prepacked from
     trained : those for which optimizer steps and gradients count as changes; `gradients` has their gradient counters
     """
 
     def __init__(self, numbers: Sequence[int], prepacked: Sequence[int], trained: Sequence[int]):
         self._numbers, self._prepacked, self._trained = numbers, frozenset(prepacked), trained
-        self._seen: list[_Seen] = []
+        self._seen: list[_RecordedInput] = []
         self._sources: list[tuple[int, Any]] = []  # the prepacked ones and their tensors: every call compares them
         self._steps = 0
         self.gradients: list[tuple[int, Counter]] = []
@@ -77,6 +77,7 @@ class FixedInputs:
         return bool(self._seen)
 
     def record(self, tensors: Tensors) -> None:
+        """Record the fixed inputs of a call."""
         self._steps = optimizer_steps.value
         self.gradients = [(k, gradient_counter(tensors[k])) for k in self._trained]
         counters = dict(self.gradients)
@@ -84,7 +85,7 @@ class FixedInputs:
         for k in self._numbers:
             t, counter = tensors[k], counters.get(k, _NO_GRADIENTS)
             version = t._version if k in self._prepacked and not t.is_inference() else -1
-            seen.append(_Seen(k, t, t.detach(), t.dtype, t.requires_grad, version, counter, counter.value))
+            seen.append(_RecordedInput(k, t, t.detach(), t.dtype, t.requires_grad, version, counter, counter.value))
         self._seen = seen
         self._sources = [(s.number, s.tensor) for s in seen if s.number in self._prepacked]
 
@@ -119,10 +120,10 @@ class FixedInputs:
         return all(tensors[k] is tensor for k, tensor in self._sources)
 
     def expire(self) -> None:
-        """Have `unchanged` answer False."""
+        """Make `unchanged` return False until the next record."""
         self._seen = [s._replace(dtype=None) for s in self._seen]
 
     def forget(self) -> None:
-        """Let go of the tensors; the next ones count as replaced."""
+        """Drop references to the tensors; the next ones count as replaced."""
         self._seen = [s._replace(tensor=None, alias=None) for s in self._seen]
         self._sources = [(k, None) for k, _ in self._sources]

@@ -1,1 +1,1 @@
-"""The cost model: the time of a chain through this library, and without it."""
+"""The cost model: the time of a chain fused, and left to PyTorch."""

@@ -1,4 +1,4 @@
-"""Decide by the cost model which chains of a captured graph run through this library."""
+"""Decide by the cost model which chains of a captured graph run fused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .estimate import estimate
 
 
 def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge:
-    """Return the judge of chains that would otherwise run eagerly, or be compiled by Inductor.
+    """Make the judge of the chains of a captured graph, as `partition` takes it.
 
     Parameters
     ----------
-    compiled : whether Inductor would compile them
-    replayed : whether they run in CUDA graphs, where the host's time does not count
+    compiled : whether Inductor would run the chains, not PyTorch eager
+    replayed : whether the graph runs as a CUDA graph
     """
     if not options.only_gains:
         return judge_without_costs
@@ -34,7 +34,7 @@ def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge
             compiled=compiled,
             frozen=options.frozen,
         )
-        gains = found.ours.gpu < found.theirs.gpu if replayed and not found.reason else found.gains()
+        gains = found.gains(replayed)
         if gains:
             require_engine(inputs[0])
         return Verdict(gains, found.summary())

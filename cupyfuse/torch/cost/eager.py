@@ -10,7 +10,7 @@ from ..chains.chain import Call, TracedChain
 from ..rules import RULES
 from ..rules.symbols import references
 from . import rates
-from .machine import Machine, Time, total
+from .machine import Machine, Time, total_time
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ _TABLE: dict[str, Kernels] = {
 
 
 def _softmax(value: Any) -> Kernels:
-    """Describe PyTorch's softmax, at rates from the report "rows".
+    """Return the kernels of PyTorch's softmax, at rates from the report "rows".
 
     Up to 1024 columns a warp holds a row; beyond that a block reads it several times.
     """
@@ -85,11 +85,11 @@ def _softmax(value: Any) -> Kernels:
     return Kernels(rate=0.6 if wide else 0.53)
 
 
-def _kernels(call: Call, traced: TracedChain) -> Kernels | None:
+def _kernels_of(call: Call, traced: TracedChain) -> Kernels | None:
     """Look up the kernels of a call; None for a view."""
     rule = RULES[call.rule]
     operands = list(references(call.arguments))
-    if rule.idle or (rule.view and operands and _size(traced, operands[0]) == _size(traced, call.results[0])):
+    if rule.no_op or (rule.view and operands and _size(traced, operands[0]) == _size(traced, call.results[0])):
         return None
     if call.rule in ("softmax", "log_softmax"):
         return _softmax(traced.values[operands[0]])
@@ -100,7 +100,7 @@ def _kernels(call: Call, traced: TracedChain) -> Kernels | None:
 
 
 def eager_time(traced: TracedChain, requires_grad: tuple[bool, ...], machine: Machine) -> Time:
-    """Estimate the forward pass, and the backward pass where gradients are wanted."""
+    """Estimate the forward pass of a chain in eager, and the backward pass if gradients are wanted."""
     dependent = {k for k, wanted in enumerate(requires_grad) if wanted}
     times: list[Time] = []
     uses: dict[int, int] = {}
@@ -114,30 +114,30 @@ def eager_time(traced: TracedChain, requires_grad: tuple[bool, ...], machine: Ma
         times.append(time(call, flows, traced, machine))
     # A value that several operations read gets the sum of their gradients.
     for n, count in uses.items():
-        times += [Time(rates.LAUNCH + machine.memory(3.0 * _size(traced, n)), rates.EAGER)] * (count - 1)
-    return total(times)
+        times += [Time(rates.LAUNCH + machine.memory_time(3.0 * _size(traced, n)), rates.EAGER)] * (count - 1)
+    return total_time(times)
 
 
 def _kernel_time(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:
     """Estimate an operation bound by memory, and its gradients with respect to the operands `flows`."""
-    kernels = _kernels(call, traced)
+    kernels = _kernels_of(call, traced)
     if kernels is None:
         return Time(0.0, rates.EAGER_VIEW * (2 if flows else 1))
     operands = sum(_size(traced, n) for n in references(call.arguments))
     result = sum(_size(traced, n) for n in call.results)
     launches = kernels.full + kernels.small
     moved = kernels.reads * operands + kernels.writes * result
-    gpu = rates.LAUNCH * launches + machine.memory(moved, rates.STREAM * kernels.rate)
+    gpu = rates.LAUNCH * launches + machine.memory_time(moved, rates.STREAM * kernels.rate)
     host = rates.EAGER * launches
     if flows:
         grads = sum(_size(traced, n) for n in flows)
         gpu += rates.LAUNCH * kernels.backward
-        gpu += machine.memory(kernels.moved * (operands + result + grads), rates.STREAM * kernels.rate)
+        gpu += machine.memory_time(kernels.moved * (operands + result + grads), rates.STREAM * kernels.rate)
         host += 2 * rates.EAGER_GRADED + rates.EAGER * kernels.backward
         if not RULES[call.rule].reduces:
             # Gradients of operands that were broadcast are summed.
             small = sum(_size(traced, n) < result for n in flows)
-            gpu += small * (rates.LAUNCH + machine.memory(result, rates.STREAM * rates.COLUMNS))
+            gpu += small * (rates.LAUNCH + machine.memory_time(result, rates.STREAM * rates.COLUMNS))
             host += small * rates.EAGER
     return Time(gpu, host)
 
@@ -150,19 +150,19 @@ def _product_time(call: Call, flows: list[int], traced: TracedChain, machine: Ma
     left, right = traced.values[numbers[0]], traced.values[numbers[1]]
     depth = max(left.shape[-1], 1)
     m, n = max(left.size // depth, 1), max(right.size // depth, 1)
-    times = [Time(machine.product(m, depth, n, left.dtype), rates.EAGER_PRODUCT)]
+    times = [Time(machine.product_time(m, depth, n, left.dtype), rates.EAGER_PRODUCT)]
     for number, sizes in ((numbers[0], (m, n, depth)), (numbers[1], (depth, m, n))):
         if number in flows:
-            times.append(Time(machine.product(*sizes, left.dtype), rates.EAGER_PRODUCT))
+            times.append(Time(machine.product_time(*sizes, left.dtype), rates.EAGER_PRODUCT))
     if flows:
         times.append(Time(0.0, 2 * rates.EAGER_GRADED))
     if any(number in flows for number in numbers[2:]):
         summed = float(m * n * dtypes.ITEMSIZE[left.dtype])
-        times.append(Time(rates.LAUNCH + machine.memory(summed, rates.COLUMNS), rates.EAGER))
-    return total(times)
+        times.append(Time(rates.LAUNCH + machine.memory_time(summed, rates.COLUMNS), rates.EAGER))
+    return total_time(times)
 
 
 def _size(traced: TracedChain, number: int) -> float:
-    """Bytes of a value of the chain; 0 for an unused result."""
+    """Return the bytes of a value of the chain; 0 for an unused result."""
     value = traced.values.get(number)
     return float(value.size * dtypes.ITEMSIZE[value.dtype]) if value is not None else 0.0

@@ -1,4 +1,4 @@
-"""Estimate what a chain takes of the GPU and of the host, through this library and without it.
+"""Estimate the time of a chain on the GPU and on the host, fused and left to PyTorch.
 
 GPU times are rooflines: bytes over the bandwidth that is reached, FLOPs over the rate that is reached, and a floor for
 each launch. Host times count launches and calls.
@@ -17,16 +17,17 @@ from ..chains.chain import Chain, Meta
 from .eager import eager_time
 from .machine import Machine, Time
 from .rates import GPU_WORTH, MARGIN, US
-from .schedules import inductor_time, our_time
+from .schedules import fused_time, inductor_time
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The time of a chain through this library and without it.
+    """The time of a chain.
 
     Attributes
     ----------
     ours, theirs : Time
+        Fused, and by PyTorch eager or Inductor.
     reason : why there is no estimate; empty where there is one
     """
 
@@ -34,25 +35,30 @@ class Estimate:
     theirs: Time
     reason: str = ""
 
-    def gains(self) -> bool:
-        """Whether the chain is to run through this library.
+    def gains(self, replayed: bool = False) -> bool:
+        """Whether the chain is worth fusing.
 
-        It gains where neither host nor GPU takes longer; where the GPU saves more than the host loses and is the
+        It is where neither host nor GPU takes longer; where the GPU saves more than the host loses and is the
         bottleneck (PyTorch's GPU work takes longer than our host's); and where the host saves several times what the
         GPU loses and is the bottleneck (our GPU work is shorter than our host's). In each case the gain has to exceed
         `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
+
+        Chains in CUDA graphs are `replayed`: GPU time alone decides.
         """
-        if self.reason or not math.isfinite(self.ours.gpu + self.ours.host):
+        ours, theirs = self.ours, self.theirs
+        if self.reason or not math.isfinite(ours.gpu + ours.host):
             return False
-        gpu, host = self.theirs.gpu - self.ours.gpu, self.theirs.host - self.ours.host
-        if gpu >= 0 and host >= 0:
-            return gpu + host > MARGIN * (self.theirs.gpu + self.theirs.host)
-        if host > 0:
-            return self.ours.gpu < self.ours.host and host + GPU_WORTH * gpu > MARGIN * self.theirs.host
-        return self.theirs.gpu > self.ours.host and gpu + min(host, 0.0) > MARGIN * self.theirs.gpu
+        if replayed:
+            return ours.gpu < theirs.gpu
+        gpu_saved, host_saved = theirs.gpu - ours.gpu, theirs.host - ours.host
+        if gpu_saved >= 0 and host_saved >= 0:
+            return gpu_saved + host_saved > MARGIN * (theirs.gpu + theirs.host)
+        if host_saved > 0:
+            return ours.gpu < ours.host and host_saved + GPU_WORTH * gpu_saved > MARGIN * theirs.host
+        return theirs.gpu > ours.host and gpu_saved + host_saved > MARGIN * theirs.gpu
 
     def summary(self) -> str:
-        """Both times in one line, ours first."""
+        """Describe both times in one line, ours first."""
         if self.reason:
             return f"no estimate: {self.reason}"
         (a, b), (c, d) = (map(_microseconds, (t.host, t.gpu)) for t in (self.ours, self.theirs))
@@ -76,14 +82,14 @@ def estimate(
     compiled: bool = False,
     frozen: bool = False,
 ) -> Estimate:
-    """Estimate the time of a chain through this library and without it.
+    """Estimate the time of a chain, fused and left to PyTorch.
 
-    It never raises: an estimate that fails has the reason. Estimates are cached, whatever the inputs are called.
+    It never raises: an estimate that fails has the reason. Estimates are cached; names of inputs do not matter.
 
     Parameters
     ----------
     metas : shapes and dtypes of the inputs
-    requires_grad : for each input, whether its gradient is wanted; then the backward pass counts too. Empty for
+    requires_grad : for each input, whether its gradient is wanted; if one is, the backward pass counts too. Empty for
         inference
     precision : of float32 products
     device : None, for CPUs and for GPUs that are not in the table, stands for `devices.DEFAULT`: the decision is the
@@ -96,22 +102,16 @@ def estimate(
         anonymous = replace(chain, names=tuple(f"input{k}" for k in range(len(chain.names))))
         signature = tuple((tuple(shape), dtype) for shape, dtype in metas)
         machine = Machine(device or devices.DEVICES[devices.DEFAULT], precision)
-        key = (anonymous, signature, wanted, machine, compiled, frozen)
-        try:
-            return _cached(*key)
-        except TypeError:  # an argument of the chain cannot be hashed
-            return _compute(*key)
+        return _estimate(anonymous, signature, wanted, machine, compiled, frozen)
     except Exception as error:  # whatever the reason: a chain without an estimate is left to PyTorch
         unknown = Time(math.inf, math.inf)
         return Estimate(unknown, unknown, (str(error).splitlines() or [type(error).__name__])[0])
 
 
-def _compute(
+@lru_cache(maxsize=4096)
+def _estimate(
     chain: Chain, metas: Sequence[Meta], requires_grad: tuple[bool, ...], machine: Machine, compiled: bool, frozen: bool
 ) -> Estimate:
     traced = chain.trace(metas)
     theirs = inductor_time if compiled else eager_time
-    return Estimate(our_time(traced, requires_grad, machine, frozen), theirs(traced, requires_grad, machine))
-
-
-_cached = lru_cache(maxsize=4096)(_compute)
+    return Estimate(fused_time(traced, requires_grad, machine, frozen), theirs(traced, requires_grad, machine))

@@ -21,7 +21,7 @@ class Time:
     host: float
 
 
-def total(times: Iterable[Time]) -> Time:
+def total_time(times: Iterable[Time]) -> Time:
     gpu = host = 0.0
     for time in times:
         gpu, host = gpu + time.gpu, host + time.host
@@ -35,14 +35,14 @@ class Machine:
     device: Device
     precision: str
 
-    def memory(self, nbytes: float, share: float = rates.STREAM) -> float:
-        """Seconds of moving so many bytes at a share of the bandwidth."""
+    def memory_time(self, nbytes: float, share: float = rates.STREAM) -> float:
+        """Return the seconds that moving bytes takes at a share of the bandwidth."""
         return nbytes / (share * self.device.bandwidth)
 
-    def product(self, m: int, k: int, n: int, dtype: str) -> float:
-        """Seconds of a product by cuBLAS: (m, k) by (k, n)."""
+    def product_time(self, m: int, k: int, n: int, dtype: str) -> float:
+        """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n)."""
         d = self.device
-        units = "half" if dtypes.ITEMSIZE[dtype] == 2 else "float64" if dtype == "float64" else "float32"
+        units = "half" if dtypes.ITEMSIZE[dtype] == 2 else dtype
         if units == "float32" and self.precision not in ("highest", "ieee") and d.tf32 > d.simt:
             units = "tf32"
         peak = {"half": d.half, "float64": d.simt64, "float32": d.simt, "tf32": d.tf32}[units]
@@ -53,24 +53,27 @@ class Machine:
         busy = min(1.0, m * n * split / (waves * d.processors * rows * cols))
         # A wave that is not full has smaller tiles to choose from: it wastes about half of what it seems to.
         flops = 2.0 * m * k * n / (rates.CUBLAS_SHARE[units] * peak * (1 + busy) / 2)
-        moved = self.memory(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
+        moved = self.memory_time(dtypes.ITEMSIZE[dtype] * float(m * k + k * n + m * n))
         return rates.LAUNCH + max(flops, moved) + (rates.SPLIT_K if split > 1 else 0.0)
 
-    def split_product(self, m: int, k: int, n: int, parts: int, presplit: bool = False) -> float:
-        """Seconds of a product from splits of its operands; `presplit` ones have theirs, and other steps follow it."""
+    def split_product_time(self, m: int, k: int, n: int, parts: int, presplit: bool = False) -> float:
+        """Return the seconds of a product from hi/lo splits, or from rounded operands where `parts` is 1.
+
+        Splitting the operands counts too, unless they are `presplit`, as for a step of a plan that has other steps.
+        """
         left, right = (Node("input", (), shape, "float32") for shape in ((m, k), (k, n)))
         product = g.matmul(left, right)
         if parts == 2:
             return split_time(product, self.device, presplit, presplit)
         rounded = rounded_time(product, self.device, presplit, presplit, is_result=not presplit)
-        return max(rounded, self.product(m, k, n, "float16"))
+        return max(rounded, self.product_time(m, k, n, "float16"))
 
-    def best_split_product(self, m: int, k: int, n: int, dtype: str) -> float | None:
-        """Seconds of a product from splits made for it; None where cuBLAS computes it."""
+    def best_split_product_time(self, m: int, k: int, n: int, dtype: str) -> float | None:
+        """Return the seconds of a float32 product from splits made for it; None where cuBLAS is faster."""
         rounded = self.precision in ROUNDED
         if dtype != "float32" or self.precision == "ieee":
             return None
         if not rounded and (not self.device.split or k < LEAST_DEPTH):
             return None
-        fast = self.split_product(m, k, n, 1 if rounded else 2)
-        return fast if fast < self.product(m, k, n, dtype) else None
+        fast = self.split_product_time(m, k, n, 1 if rounded else 2)
+        return fast if fast < self.product_time(m, k, n, dtype) else None

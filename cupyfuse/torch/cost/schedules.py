@@ -1,6 +1,6 @@
-"""Estimate times of schedules: of the plan that this library would run, and of the kernels that Inductor would.
+"""Estimate the times of two schedules of a chain: the fused plan, and Inductor's kernels.
 
-Inductor's schedule is that of the chain as it is written, nothing rewritten, with every product by cuBLAS.
+Inductor's schedule is taken to be that of the chain without rewrites, with every product by cuBLAS.
 """
 
 from __future__ import annotations
@@ -17,49 +17,50 @@ from ...plan.schedule.tiles import own_time
 from ...settings import Settings
 from ..chains.chain import TracedChain
 from . import rates
-from .machine import Machine, Time, total
+from .machine import Machine, Time, total_time
 
 Flags = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
-class _Executor:
-    """What runs a schedule: host seconds of a launch and of a product, and how much slower its backward passes are."""
+class _Costs:
+    """Host seconds of a launch and of a product, and how much slower the backward pass is than the forward pass."""
 
     launch: float
     product: float
     backward_rows: float = 1.0
     backward_product: float = 1.0
-    splits: bool = False  # float32 operands into hi and lo
+    splits: bool = False  # whether float32 products run from hi/lo splits
 
 
-_OURS = _Executor(rates.OUR_LAUNCH, rates.OUR_PRODUCT, rates.BACKWARD_ROWS, rates.BACKWARD_PRODUCT, splits=True)
-_INDUCTOR = _Executor(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT)
+_FUSED = _Costs(rates.OUR_LAUNCH, rates.OUR_PRODUCT, rates.BACKWARD_ROWS, rates.BACKWARD_PRODUCT, splits=True)
+_INDUCTOR = _Costs(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT)
 
 
-# Ours ---------------------------------------------------------------------------------------------------------------
+# Fused --------------------------------------------------------------------------------------------------------------
 
 
-def our_time(traced: TracedChain, requires_grad: Flags, machine: Machine, frozen: bool) -> Time:
-    """Estimate the plan that would run, without blocks of rows, which cost little beside their work."""
+def fused_time(traced: TracedChain, requires_grad: Flags, machine: Machine, frozen: bool) -> Time:
+    """Estimate the fused plan, without blocks of rows, which cost little beside their work."""
     fixed = traced.chain.fixed
     settings = Settings(machine.precision, machine.device, max_workspace=1 << 62)
     plan = build(traced.as_traced(), None, settings, fixed)
-    times = [Time(0.0, rates.CALL), *(_our_step(step, machine) for step in plan.steps)]
+    times = [Time(0.0, rates.CALL), *(_fused_step_time(step, machine) for step in plan.steps)]
     if plan.prepare is not None:
         if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):  # a training step has them prepacked once
-            times += [_our_step(step, machine) for step in plan.prepare.steps]
+            times += [_fused_step_time(step, machine) for step in plan.prepare.steps]
         elif not frozen:
             launches = 1 + plan.prepare.launches
             times.append(Time(rates.CHECK * launches, rates.OUR_LAUNCH * launches))
     if any(requires_grad):
         # The backward pass of an epilogue is a row program's.
         steps = [s for step in plan.steps for s in (step, step.epilogue) if s is not None]
-        times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward(steps, traced, requires_grad, machine, _OURS)]
-    return total(times)
+        times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward_time(steps, traced, requires_grad, machine, _FUSED)]
+    return total_time(times)
 
 
-def _our_step(step: Step, machine: Machine) -> Time:
+def _fused_step_time(step: Step, machine: Machine) -> Time:
+    """Estimate a step of a fused plan."""
     if step.kind != "Gemm":
         rereads = any(n.reduction for n in step.nodes) and step.writes > step.reads // 8
         share = rates.REREAD if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
@@ -69,28 +70,28 @@ def _our_step(step: Step, machine: Machine) -> Time:
     times = []
     for node in step.nodes:
         if node.op == "split":
-            times.append(Time(machine.memory((4.0 + 2.0 * node.parts) * node.inputs[0].size), rates.OUR_LAUNCH))
+            times.append(Time(machine.memory_time((4.0 + 2.0 * node.parts) * node.inputs[0].size), rates.OUR_LAUNCH))
         elif node.op == "matmul":
-            times.append(Time(machine.product(*_sizes(node), node.inputs[0].dtype), rates.OUR_PRODUCT))
+            times.append(Time(machine.product_time(*_sizes(node), node.inputs[0].dtype), rates.OUR_PRODUCT))
         else:
             host = rates.OUR_LAUNCH + (rates.OUR_LAUNCH if node.parts == 2 else rates.OUR_PRODUCT)
-            times.append(Time(machine.split_product(*_sizes(node), node.parts, presplit=True), host))
-    return total(times)
+            times.append(Time(machine.split_product_time(*_sizes(node), node.parts, presplit=True), host))
+    return total_time(times)
 
 
 def _row_time(step: Step, machine: Machine, nbytes: float, share: float) -> float:
-    """Seconds of a step that is no product."""
+    """Return the GPU seconds of a step that is no product and moves `nbytes` at a share of the bandwidth."""
     if not step.launches:
         return 0.0
     if step.kind in ("Split", "Copy"):
-        return rates.LAUNCH + machine.memory(nbytes, rates.TRANSPOSED if step.kind == "Copy" else rates.STREAM)
+        return rates.LAUNCH + machine.memory_time(nbytes, rates.TRANSPOSED if step.kind == "Copy" else rates.STREAM)
     reductions = any(n.reduction for n in step.nodes)
     double = any(n.dtype == "float64" for n in step.nodes)
     peak = machine.device.simt64 if double else machine.device.simt
     peak *= rates.ALU_ROWS if reductions else rates.ALU
     fixed = rates.LAUNCH * step.launches + (rates.REDUCTION if reductions else 0.0)
     share = rates.COLUMNS if step.kind == "ColumnStats" else share
-    return fixed + max(machine.memory(nbytes, share), step.flops / peak)
+    return fixed + max(machine.memory_time(nbytes, share), step.flops / peak)
 
 
 # Inductor's ---------------------------------------------------------------------------------------------------------
@@ -100,14 +101,14 @@ def inductor_time(traced: TracedChain, requires_grad: Flags, machine: Machine) -
     """Estimate Inductor's kernels: the same grouping of row work, products and their biases by cuBLAS."""
     steps = schedule(traced.as_traced().graph, {}).steps
     products = {n for s in steps if s.kind == "Gemm" for n in s.outputs}
-    steps = [s for s in steps if not _is_bias(s, products)]
-    forward = [_inductor_step(step, machine) for step in steps]
-    return total(
-        [total(forward), *([_backward(steps, traced, requires_grad, machine, _INDUCTOR)] if any(requires_grad) else [])]
-    )
+    steps = [s for s in steps if not _adds_bias(s, products)]
+    times = [_inductor_step_time(step, machine) for step in steps]
+    if any(requires_grad):
+        times.append(_backward_time(steps, traced, requires_grad, machine, _INDUCTOR))
+    return total_time(times)
 
 
-def _is_bias(step: Step, products: set[Node]) -> bool:
+def _adds_bias(step: Step, products: set[Node]) -> bool:
     """Whether all that a step does is to add a bias to a product, which cuBLAS does as it stores it."""
     work = [n for n in step.nodes if n.op not in (*g.PASS_THROUGH, "transpose", "reshape")]
     sources = [resolve(n) for n in step.inputs]
@@ -118,10 +119,11 @@ def _is_bias(step: Step, products: set[Node]) -> bool:
     )
 
 
-def _inductor_step(step: Step, machine: Machine) -> Time:
+def _inductor_step_time(step: Step, machine: Machine) -> Time:
+    """Estimate a step as Inductor's kernels."""
     if step.kind == "Gemm":
         products = [n for n in step.nodes if g.is_product(n)]
-        gpu = sum(machine.product(*_sizes(n), n.inputs[0].dtype) for n in products)
+        gpu = sum(machine.product_time(*_sizes(n), n.inputs[0].dtype) for n in products)
         return Time(gpu, rates.INDUCTOR_PRODUCT * len(products))
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
     share = rates.STREAM
@@ -135,15 +137,15 @@ def _inductor_step(step: Step, machine: Machine) -> Time:
 # Backward -----------------------------------------------------------------------------------------------------------
 
 
-def _backward(
-    steps: Sequence[Step], traced: TracedChain, requires_grad: Flags, machine: Machine, executor: _Executor
+def _backward_time(
+    steps: Sequence[Step], traced: TracedChain, requires_grad: Flags, machine: Machine, costs: _Costs
 ) -> Time:
-    """Estimate the backward pass of a forward schedule: two products for one, and row work from its inputs anew.
+    """Estimate the backward pass of a forward schedule: two products for each, and row work recomputed from its inputs.
 
-    Gradients that neither writes, as those of weights that algebra has taken out of a product, are written at least.
+    Gradients that neither of these writes, as of weights whose product was rewritten, count as one write each.
     """
-    dependent = _dependent(steps, traced, requires_grad)
-    launch = executor.launch
+    dependent = _dependent_nodes(steps, traced, requires_grad)
+    launch = costs.launch
     times: list[Time] = []
     written: set[Node] = set()
     for step in steps:
@@ -154,42 +156,43 @@ def _backward(
                 for operand, sizes in zip(_operands(node), ((m, n, k), (k, m, n)), strict=True):
                     if operand in dependent:
                         written.add(resolve(operand))
-                        times.append(_backward_product(sizes, operand.dtype, machine, executor))
+                        times.append(_backward_product_time(sizes, operand.dtype, machine, costs))
         elif reads and step.launches:
             whole = [n for n in reads if n.shape[0] > 1]
             moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(whole)
-            rows = _row_time(step, machine, moved, rates.STREAM) * executor.backward_rows
+            rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
             times.append(Time(rows, launch * step.launches))
             if len(whole) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
                 moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
-                times.append(Time(2 * rates.LAUNCH + machine.memory(moved, rates.COLUMNS), 2 * launch))
+                times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, rates.COLUMNS), 2 * launch))
             written.update(map(resolve, reads))
     wanted = [resolve(v.tracer._node) for v, want in zip(traced.inputs, requires_grad, strict=True) if want]
     rest = _bytes(n for n in wanted if n not in written and n.shape[0] > 1)
     if rest:
-        times.append(Time(rates.LAUNCH + machine.memory(rest), launch))
-    return total(times)
+        times.append(Time(rates.LAUNCH + machine.memory_time(rest), launch))
+    return total_time(times)
 
 
-def _backward_product(sizes: tuple[int, int, int], dtype: str, machine: Machine, executor: _Executor) -> Time:
-    split = machine.best_split_product(*sizes, dtype) if executor.splits else None
+def _backward_product_time(sizes: tuple[int, int, int], dtype: str, machine: Machine, costs: _Costs) -> Time:
+    split = machine.best_split_product_time(*sizes, dtype) if costs.splits else None
     if split is not None:
-        return Time(split * rates.BACKWARD_SPLIT, 4 * executor.launch)
-    return Time(machine.product(*sizes, dtype) * executor.backward_product, executor.product)
+        return Time(split * rates.BACKWARD_SPLIT, 4 * costs.launch)
+    return Time(machine.product_time(*sizes, dtype) * costs.backward_product, costs.product)
 
 
-def _dependent(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
+def _dependent_nodes(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags) -> set[Node]:
     """Find the values of a schedule that depend on inputs whose gradient is wanted."""
     wanted = {k for k, want in enumerate(requires_grad) if want}
     fixed = any(requires_grad[k] for k in traced.chain.fixed)
 
     def is_wanted(number: int) -> bool:
-        # Prepacked weights are numbered after the inputs.
+        # Numbers beyond the inputs are those of prepacked weights.
         return number in wanted or (fixed and number >= len(requires_grad))
 
     found: set[Node] = set()
     for node in g.topological([n for step in steps for n in step.outputs]):
-        if is_wanted(node.argument) if node.op == "input" else any(i in found for i in node.inputs):
+        depends = is_wanted(node.argument) if node.op == "input" else any(i in found for i in node.inputs)
+        if depends:
             found.add(node)
     return found
 
@@ -198,15 +201,15 @@ def _dependent(steps: Iterable[Step], traced: TracedChain, requires_grad: Flags)
 
 
 def _operands(node: Node) -> tuple[Node, Node]:
-    """The operands of a product, before any splitting."""
+    """Return the operands of a product, before any splitting."""
     return (node.inputs[2], node.inputs[3]) if node.op == "split_matmul" else (node.inputs[0], node.inputs[1])
 
 
 def _sizes(node: Node) -> tuple[int, int, int]:
-    """Rows, depth and columns of a product."""
+    """Return m, k and n of a product of (m, k) by (k, n)."""
     return node.shape[0], _operands(node)[0].shape[1], node.shape[1]
 
 
 def _bytes(nodes: Iterable[Node]) -> float:
-    """Bytes of values in their own dtypes, each counted once."""
+    """Add up the bytes of values, each counted once."""
     return float(sum(n.nbytes for n in dict.fromkeys(nodes)))

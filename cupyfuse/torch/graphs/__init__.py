@@ -1,1 +1,1 @@
-"""From a captured graph to one in which chains run: import, partition, lowering."""
+"""Turn a captured graph into one in which chains run: import, partition, lowering."""

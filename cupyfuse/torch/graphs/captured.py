@@ -18,14 +18,14 @@ class Operation:
     target : callable, or a tensor's method by name; None for anything else
     args, kwargs : with `Ref` in the places of tensors, `Size` in those of symbolic sizes
     result : what it returns, likewise
-    path : of the module in whose forward it is
+    path : dotted name of the module in whose forward it is
     written : numbers of the values that it changes in place
     ordered : whether it keeps its order among ordered operations, as those that draw random numbers do
     view : whether a result shares memory with an operand
-    barrier : whether nothing may move past it, as past a change of the grad mode
-    drawn : whether it draws random numbers
-    after : numbers of the operations that produce its inputs, sizes included
-    left : why it is left to PyTorch whatever rule there is for it; empty if it is not
+    barrier : whether no operation may move past it, as past a change of the grad mode
+    random : whether it draws random numbers
+    depends_on : numbers of the operations that produce its inputs, sizes included
+    refusal : why it is left to PyTorch even if there is a rule for it; empty otherwise
     """
 
     target: Any
@@ -37,12 +37,13 @@ class Operation:
     ordered: bool = False
     view: bool = False
     barrier: bool = False
-    drawn: bool = False
-    after: frozenset[int] = frozenset()
-    left: str = ""
+    random: bool = False
+    depends_on: frozenset[int] = frozenset()
+    refusal: str = ""
 
     @cached_property
     def read(self) -> tuple[int, ...]:
+        """The numbers of its operands."""
         return tuple(dict.fromkeys(references((self.args, self.kwargs))))
 
     @property
@@ -51,12 +52,13 @@ class Operation:
 
     @cached_property
     def results(self) -> tuple[int, ...]:
+        """The numbers of its results."""
         return tuple(references(self.result))
 
 
 @dataclass
 class CapturedGraph:
-    """The values and operations of one captured forward.
+    """The values and operations of one captured forward; a value is a number, its index in `tensors`.
 
     Attributes
     ----------
@@ -77,7 +79,7 @@ class CapturedGraph:
 
 
 def storage_of(tensor: Any) -> int:
-    """A number that tensors share if they share memory."""
+    """Identify a tensor's memory by a number."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):

@@ -20,7 +20,7 @@ from ..explain import VIEW
 from ..rules.symbols import Ref, references, size_hint, substitute
 from ..rules.values import Value
 from .captured import CapturedGraph, Operation
-from .semantics import GraphSemantics
+from .resolution import ResolvedGraph
 
 
 @dataclass
@@ -43,17 +43,17 @@ class Cluster:
         return [n for call in self.calls for n in call.results if n >= 0]
 
     @property
-    def idle(self) -> bool:
-        return all(rules.RULES[c.rule].idle for c in self.calls)
+    def no_op(self) -> bool:
+        return all(rules.RULES[c.rule].no_op for c in self.calls)
 
 
-class Clusters(GraphSemantics):
+class Clusters(ResolvedGraph):
     """The clusters of a captured graph.
 
     Attributes
     ----------
     clusters : list of Cluster
-    cluster_of : for each operation in a cluster, that cluster
+    cluster_of : the cluster of each operation that is in one
     """
 
     def __init__(self, captured: CapturedGraph):
@@ -67,14 +67,14 @@ class Clusters(GraphSemantics):
         for k in self.fusible:
             operation = captured.operations[k]
             if operation.view and self.storages[operation.results[0]] in changed:
-                self.left[k] = "its memory is written in place elsewhere"
+                self.unfused[k] = "its memory is written in place elsewhere"
             elif any(self.storages[n] in strided for n in operation.results):
-                self.left[k] = "its memory is viewed by `as_strided`"
+                self.unfused[k] = "its memory is viewed by `as_strided`"
             else:
                 self._place(k, operation)
 
     def outside_uses(self) -> set[int]:
-        """The values that are read outside of their own cluster."""
+        """Find the values that are read outside of their own cluster."""
         used = set(references(self.captured.result))
         for k, operation in enumerate(self.captured.operations):
             for number in operation.read:
@@ -88,27 +88,27 @@ class Clusters(GraphSemantics):
         self.clusters.remove(cluster)
         for member in cluster.members:
             del self.cluster_of[member]
-            self.left[member] = VIEW if rules.RULES[self.fusible[member].call.rule].idle else reason
+            self.unfused[member] = VIEW if rules.RULES[self.fusible[member].call.rule].no_op else reason
 
     def input_name(self, number: int) -> str:
-        # The same in layers that are alike: they share plans and kernels, whose text has these names.
+        """Name an input of a chain, alike in layers that are alike: these share plans, whose text has the names."""
         if number in self.captured.parameters:
             return ".".join(self.captured.parameters[number].split(".")[-2:])
         return "input" if number in self.captured.arguments else "value"
 
     # Growing
     def _place(self, k: int, operation: Operation) -> None:
-        """Add an operation to the clusters of what it reads, merged if there are several, or to a new one."""
+        """Add an operation to the clusters of its operands, merged if there are several, or to a new one."""
         homes = (self.cluster_of.get(self.producer.get(number, -1)) for number in operation.read)
         near = list({id(c): c for c in homes if c is not None}.values())
         if operation.view and not near and any(n not in self.captured.parameters for n in operation.read):
-            self.left[k] = VIEW
+            self.unfused[k] = VIEW
             return
         choices = [near] if near else []
         choices += [[c] for c in reversed(near)] if len(near) > 1 else []
         reason = ""
         for choice in [*choices, []]:
-            if choice and not self._convex(k, choice):
+            if choice and not self._is_convex(k, choice):
                 reason = "an operation that is left to PyTorch has to run in between"
                 continue
             try:
@@ -119,10 +119,10 @@ class Clusters(GraphSemantics):
             self.clusters = [c for c in self.clusters if c not in choice] + [merged]
             self.cluster_of.update(dict.fromkeys(merged.members, merged))
             return
-        self.left[k] = reason
+        self.unfused[k] = reason
 
-    def _convex(self, k: int, clusters: Sequence[Cluster]) -> bool:
-        """Whether nothing outside has to run between the operations of clusters and one more."""
+    def _is_convex(self, k: int, clusters: Sequence[Cluster]) -> bool:
+        """Whether no operation outside of the clusters has to run between theirs and operation `k`."""
         group = {k, *(m for c in clusters for m in c.members)}
         # Walk back from what the group needs, whole clusters at a time; meeting the group again is a cycle.
         peers = {m: c.members for c in self.clusters if c not in clusters for m in c.members}
@@ -140,23 +140,23 @@ class Clusters(GraphSemantics):
         return True
 
     def _merge(self, clusters: Sequence[Cluster], k: int) -> Cluster:
-        """Trace clusters and one more operation as one; raises TraceError where that is impossible."""
+        """Trace clusters and operation `k` as one cluster; raise `TraceError` where that is impossible."""
         if len(clusters) != 1:
             merged = Cluster()
             for member in sorted({k, *(m for c in clusters for m in c.members)}):
-                self._add(merged, member)
+                self._append(merged, member)
             return merged
         merged, trace = clusters[0].copy(), clusters[0].trace
         count = len(trace.inputs), len(trace.calls)
         try:
-            self._add(merged, k)
+            self._append(merged, k)
         except BaseException:
             del trace.inputs[count[0] :], trace.calls[count[1] :]
             raise
         return merged
 
-    def _add(self, cluster: Cluster, k: int) -> None:
-        """Trace operation `k` at the end of a cluster; under autocast, with its operands cast if need be."""
+    def _append(self, cluster: Cluster, k: int) -> None:
+        """Trace operation `k` at the end of a cluster, under autocast with its operands cast if need be."""
         fusible = self.fusible[k]
         try:
             self._trace(cluster, fusible.call, k)
@@ -170,9 +170,9 @@ class Clusters(GraphSemantics):
         cluster.members.append(k)
 
     def _trace(self, cluster: Cluster, call: Call, k: int | None = None) -> None:
-        """Trace a call; those of its results that are operation `k`'s must have PyTorch's shapes and dtypes."""
+        """Trace a call; results of operation `k` must have PyTorch's shapes and dtypes."""
         arguments = [
-            substitute(a, lambda ref: self._value(cluster, ref.number), lambda size: size_hint(size.of))
+            substitute(a, lambda ref: self._value(cluster, ref.number), lambda size: size_hint(size.symbol))
             for a in call.arguments
         ]
         result = traced_call(cluster.trace, call.rule, arguments)
@@ -185,7 +185,7 @@ class Clusters(GraphSemantics):
         cluster.calls.append(call)
 
     def _cast_operands(self, cluster: Cluster, call: Call) -> Call:
-        """The call on operands in the dtype that autocast computes in, which is that of the result."""
+        """Cast a call's operands to the dtype that autocast computes in, which is that of the result."""
         dtype = dtype_name(self.captured.tensors[call.results[0]].dtype)
         casts: dict[int, int] = {}
         for number in references(call.arguments):

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from ..rules import draws
 from ..rules.symbols import Ref, Size, references
 from .captured import CapturedGraph, Operation, storage_of
-from .inplace import SYMBOLIC, writes
+from .inplace import SYMBOLIC, argument_of, writes
 
 NO_TENSOR = "it returns no tensor"
 # Functions that update running statistics where a flag says so, and the parameters of Python's and built-in ones.
@@ -32,7 +32,7 @@ _BUILT_IN = ("input", "weight", "bias", "running_mean", "running_var", "flag")
 
 
 class ImportedGraph:
-    """A graph of Dynamo's as a captured graph, with the nodes of its values and operations.
+    """A captured graph with the nodes of Dynamo's graph that its values and operations stand for.
 
     Attributes
     ----------
@@ -45,21 +45,22 @@ class ImportedGraph:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.captured = CapturedGraph(autocast=_autocast(graph))
+        self.captured = CapturedGraph(autocast=_uses_autocast(graph))
         self.nodes: list[Any] = []
         self.operators: list[Node] = []
         self.getters: dict[int, list[Node]] = {}
-        self._stand_ins: dict[Node, Any] = {}  # a Ref, a Size, or a nested structure of them
-        self._makers: dict[Node, int] = {}  # the operation of which a node is a result
+        self._stand_ins: dict[Node, Any] = {}  # for each node, a Ref, a Size, or a nested structure of them
+        self._producers: dict[Node, int] = {}  # for each node of a result, its operation
         self._transforms = 0  # depth of torch.func transforms at the current node
         for node in graph.nodes:
             self._import(node)
 
     def nodes_of(self, k: int) -> list[Node]:
-        """An operation's node, and those that get its results."""
+        """List an operation's node and those that get its results."""
         return [self.operators[k], *self.getters.get(k, ())]
 
     def _import(self, node: Node) -> None:
+        """Import the next node: an input, the output, the getter of one of several results, or an operation."""
         example = node.meta.get("example_value")
         if node.op in ("placeholder", "get_attr"):
             if isinstance(example, torch.Tensor):
@@ -71,8 +72,8 @@ class ImportedGraph:
         elif node.target is operator.getitem and isinstance(self._stand_ins.get(node.args[0]), (tuple, list)):
             source: Any = node.args[0]
             self._stand_ins[node] = self._stand_ins[source][node.args[1]]
-            self._makers[node] = self._makers[source]
-            self.getters.setdefault(self._makers[node], []).append(node)
+            self._producers[node] = self._producers[source]
+            self.getters.setdefault(self._producers[node], []).append(node)
             if isinstance(self._stand_ins[node], Ref):
                 self.nodes[self._stand_ins[node].number] = node
             elif isinstance(node.meta.get("example_value"), torch.SymInt):
@@ -81,10 +82,10 @@ class ImportedGraph:
             self._import_operation(node, example)
 
     def _import_input(self, node: Node, example: Any) -> None:
-        number = self._add(example, node)
+        number = self._add_value(example, node)
         self._stand_ins[node] = Ref(number)
         if is_state(node) or isinstance(example, torch.nn.Parameter):
-            self.captured.parameters[number] = _path(node) or node.name
+            self.captured.parameters[number] = _parameter_path(node) or node.name
         else:
             self.captured.arguments.append(number)
 
@@ -93,48 +94,48 @@ class ImportedGraph:
 
         def stand_in(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
-                return Ref(self._add(value, node))
+                return Ref(self._add_value(value, node))
             # Each of several sizes becomes a Size when a node gets it.
             return (Size(node) if value is example else node) if isinstance(value, torch.SymInt) else value
 
         results = pytree.tree_map(stand_in, example)
         target = node.target if node.op in ("call_function", "call_method") else None
-        operation = Operation(target, args, kwargs, results, _module_of(node))
+        operation = Operation(target, args, kwargs, results, _module_path(node))
         operands = [self.captured.tensors[n] for n in operation.read]
         storages = {storage_of(t) for t in operands}
         operation.view = any(storage_of(self.captured.tensors[n]) in storages for n in operation.results)
-        self._note_effects(operation, node, target, example)
-        operation.left = self._reason_left(operation, node, target)
-        operation.after = frozenset(self._makers[n] for n in node.all_input_nodes if n in self._makers)
-        self._makers[node] = len(self.captured.operations)
+        self._record_effects(operation, node, target, example)
+        operation.refusal = self._find_refusal(operation, node, target)
+        operation.depends_on = frozenset(self._producers[n] for n in node.all_input_nodes if n in self._producers)
+        self._producers[node] = len(self.captured.operations)
         self._stand_ins[node] = results
         self.captured.operations.append(operation)
         self.operators.append(node)
 
-    def _note_effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
-        """Note what an operation writes to, and how it may be reordered."""
+    def _record_effects(self, operation: Operation, node: Node, target: Any, example: Any) -> None:
+        """Set what an operation writes to, whether it draws random numbers, and how it may be reordered."""
         symbolic = isinstance(example, SYMBOLIC) or type(example) in (int, bool, torch.Size)
         if target is tag_activation_checkpoint:
-            operation.written, operation.ordered = self._written_in_region(node), True
+            operation.written, operation.ordered = self._operands_written_in_region(node), True
         elif isinstance(target, HigherOrderOperator) or target is None:
             # It runs a graph of its own, which may write to any operand.
             operation.written, operation.ordered = frozenset(operation.read), True
         elif isinstance(target, (OpOverload, OpOverloadPacket)):
-            operation.written = frozenset(_written_by_schema(target, operation))
+            operation.written = frozenset(_operands_written_by_schema(target, operation))
             operation.ordered = bool(operation.written)
         elif writes(target, operation.args, operation.kwargs):
-            out = operation.kwargs.get("out")
+            out = argument_of(target, "out", operation.args, operation.kwargs)
             written = operation.read[:1] if out is None else tuple(references(out))
             operation.written, operation.ordered = frozenset(written), True
         if operation.name in KEEPS_STATISTICS:
-            operation.written = frozenset(_updated_statistics(operation))
-        operation.drawn = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
-        if (not operation.read and not symbolic) or operation.drawn:
+            operation.written = frozenset(_statistics_updated_by(operation))
+        operation.random = target is not tag_activation_checkpoint and draws(target, operation.args, operation.kwargs)
+        if (not operation.read and not symbolic) or operation.random:
             operation.ordered = True
-        operation.barrier = not operation.read and (example is None or _nesting(operation) != 0)
+        operation.barrier = not operation.read and (example is None or _transform_nesting(operation) != 0)
 
-    def _written_in_region(self, node: Node) -> frozenset[int]:
-        """The operands of a checkpointed region that it writes to."""
+    def _operands_written_in_region(self, node: Node) -> frozenset[int]:
+        """Return the operands of a checkpointed region that the region writes to."""
         body, *operands = node.args
         assert isinstance(body, Node)
         module = self.graph.owning_module
@@ -151,11 +152,11 @@ class ImportedGraph:
         ]
         return frozenset(references(self._with_refs(written)))
 
-    def _reason_left(self, operation: Operation, node: Node, target: Any) -> str:
-        """Why an operation is left to PyTorch whatever rule there is for it; empty if it is not."""
+    def _find_refusal(self, operation: Operation, node: Node, target: Any) -> str:
+        """Say why an operation is left to PyTorch even if there is a rule for it; empty otherwise."""
         if target is tag_activation_checkpoint:
             return "a checkpointed region, whose operations count by themselves"
-        nesting = _nesting(operation)
+        nesting = _transform_nesting(operation)
         self._transforms += nesting
         if self._transforms or nesting:
             return "it is within a transform of torch.func"
@@ -166,12 +167,12 @@ class ImportedGraph:
             return NO_TENSOR
         if len({t.device for t in tensors}) > 1:
             return f"its tensors are on different devices: {', '.join(sorted({str(t.device) for t in tensors}))}"
-        if operation.drawn:
+        if operation.random:
             return "it draws random numbers"
         if any(free_unbacked_symbols(t) for t in tensors):
             return "its sizes depend on the values of a tensor"
         for leaf in pytree.tree_leaves((operation.args, operation.kwargs)):
-            example = leaf.of.meta["example_value"] if isinstance(leaf, Size) else None
+            example = leaf.symbol.meta["example_value"] if isinstance(leaf, Size) else None
             if isinstance(leaf, (Node, *SYMBOLIC)):
                 return "it takes a number that changes from call to call"
             if example is not None and free_unbacked_symbols(example):
@@ -180,20 +181,23 @@ class ImportedGraph:
             return "its results are used as a tuple"
         return ""
 
-    def _add(self, tensor: Any, node: Node) -> int:
+    def _add_value(self, tensor: Any, node: Node) -> int:
+        """Add a value, given as a fake tensor and its node; return its number."""
         self.captured.tensors.append(tensor)
         self.nodes.append(node)
         return len(self.captured.tensors) - 1
 
     def _with_refs(self, tree: Any) -> Any:
+        """Replace the nodes in a nested structure by what stands for them."""
+
         def leaf(value: Any) -> Any:
             return self._stand_ins.get(value, value) if isinstance(value, Node) else value
 
         return torch.fx.node.map_aggregate(tree, leaf)
 
 
-def _updated_statistics(operation: Operation) -> set[int]:
-    """Find the running statistics that a normalisation updates, which its name and schema do not show."""
+def _statistics_updated_by(operation: Operation) -> set[int]:
+    """Return the running statistics that a normalisation updates, which its name and schema do not show."""
     python = isinstance(operation.target, types.FunctionType)
     flag = "use_input_stats" if operation.name == "instance_norm" else "training"
     named = {**dict(zip(_PYTHON if python else _BUILT_IN, operation.args, strict=False)), **operation.kwargs}
@@ -202,20 +206,22 @@ def _updated_statistics(operation: Operation) -> set[int]:
     return set(references([named.get("running_mean"), named.get("running_var")]))
 
 
-def _nesting(operation: Operation) -> int:
-    """The number of transforms of `torch.func` that an operation begins, less those that it ends."""
+def _transform_nesting(operation: Operation) -> int:
+    """Return the change in the depth of `torch.func` transforms: 1 if an operation begins one, -1 if it ends one."""
     return operation.name.endswith("_increment_nesting") - operation.name.endswith("_decrement_nesting")
 
 
-def _autocast(graph: Graph) -> bool:
+def _uses_autocast(graph: Graph) -> bool:
     """Whether autocast is on anywhere in a graph."""
     if torch._C._is_any_autocast_enabled():
         return True
     return any(getattr(n.target, "__name__", "") == "_enter_autocast" for n in graph.nodes)
 
 
-def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any], operation: Operation) -> set[int]:
-    """The operands that an operator's schema lets it write to; all of them if it has several schemas."""
+def _operands_written_by_schema(
+    target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any], operation: Operation
+) -> set[int]:
+    """Return the operands that an operator's schema lets it write to; all of them if it has several schemas."""
     if isinstance(target, OpOverloadPacket):
         names = target.overloads()
         if len(names) != 1:
@@ -236,7 +242,7 @@ def _written_by_schema(target: OpOverload[Any, Any] | OpOverloadPacket[Any, Any]
 
 
 def _sources(node: Node) -> Iterator[Any]:
-    """Dynamo's source of an input, then that source's base, and so on."""
+    """Yield Dynamo's source of an input, then that source's base, and so on."""
     source = getattr(node, "_dynamo_source", None)
     if source is None and node.meta.get("grapharg") is not None:
         source = node.meta["grapharg"].source
@@ -251,14 +257,14 @@ def is_state(node: Node) -> bool:
     return any(isinstance(source, kinds) for source in _sources(node))
 
 
-def _path(node: Node) -> str:
-    """The dotted name of a parameter or buffer, as in `named_parameters`."""
+def _parameter_path(node: Node) -> str:
+    """Return the dotted name of a parameter or buffer, as in `named_parameters`."""
     parts = [str(source.index) for source in _sources(node) if isinstance(source, sources.DictGetItemSource)]
     return ".".join(reversed(parts))
 
 
-def _module_of(node: Node) -> str:
-    """The path of the module in whose forward a node was captured."""
+def _module_path(node: Node) -> str:
+    """Return the dotted name of the module in whose forward a node was captured."""
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""

@@ -22,7 +22,7 @@ from ..rules.table import OVERLOADS
 from .captured import storage_of
 
 F = torch.nn.functional
-_IN_PLACE = {
+_OUT_OF_PLACE = {
     operator.iadd: operator.add,
     operator.isub: operator.sub,
     operator.imul: operator.mul,
@@ -34,7 +34,7 @@ _WRITING_OPERATORS = (
     "setitem",
 )
 _UNDERSCORED = ("and_", "or_", "not_", "is_")  # functions of `operator` named after keywords
-_WRITTEN = "cupyfuse_written"  # in a node's meta: the call that `functionalise` replaced
+_ORIGINAL_CALL = "cupyfuse_original_call"  # in a node's meta: the call that `functionalise` replaced
 
 
 def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -42,22 +42,23 @@ def writes(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     name = str(getattr(target, "__name__", target))
     in_place = name.endswith("_") and not name.endswith("__") and name not in _UNDERSCORED
     by_operator = name.strip("_") in _WRITING_OPERATORS
-    return in_place or by_operator or _inplace_requested(target, args, kwargs) or kwargs.get("out") is not None
+    requested = argument_of(target, "inplace", args, kwargs) or argument_of(target, "out", args, kwargs) is not None
+    return in_place or by_operator or requested
 
 
-def _inplace_requested(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call passes `inplace=True`, by name or by position."""
-    position = _inplace_position(target) if callable(target) else -1
-    return bool(kwargs.get("inplace")) or (0 <= position < len(args) and bool(args[position]))
+def argument_of(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Return the argument that a call passes by name, or by position to a Python function; None if it passes none."""
+    position = _position(target, name) if callable(target) else -1
+    return args[position] if 0 <= position < len(args) else kwargs.get(name)
 
 
 @functools.lru_cache(maxsize=4096)
-def _inplace_position(function: Any) -> int:
-    """The position of a Python function's parameter `inplace`; -1 if it has none."""
+def _position(function: Any, name: str) -> int:
+    """Return the position of a Python function's parameter; -1 if it has none of that name."""
     if not isinstance(function, types.FunctionType):
         return -1
     names = list(inspect.signature(function).parameters)
-    return names.index("inplace") if "inplace" in names else -1
+    return names.index(name) if name in names else -1
 
 
 _DROPOUTS = (
@@ -66,7 +67,7 @@ _DROPOUTS = (
 )
 
 
-def remove_idle_dropouts(graph: Graph) -> None:
+def remove_inactive_dropouts(graph: Graph) -> None:
     """Remove dropouts that drop nothing: PyTorch's return their very argument, while fake tensors show a new value."""
     for node in list(graph.nodes):
         if node.op == "call_function" and node.target in _DROPOUTS and not draws(node.target, node.args, node.kwargs):
@@ -85,13 +86,16 @@ def functionalise(graph: Graph) -> None:
                 sharing.setdefault(storage_of(each), []).append(node)
     for owner, *others in list(sharing.values()):
         computed = owner.op in ("call_function", "call_method")
-        if computed and all(_overwrites(n, owner, others) for n in others):
+        if computed and all(_can_return_new(n, owner, others) for n in others):
             for node in others:
                 _return_new(node)
 
 
-def _overwrites(node: Node, owner: Node, others: Sequence[Node]) -> bool:
-    """Whether a node writes to the memory what it would return out of place, and does nothing else to it."""
+def _can_return_new(node: Node, owner: Node, others: Sequence[Node]) -> bool:
+    """Whether a node writes in place what it could return as a new value.
+
+    `owner` is the node that allocates the memory, `others` are the nodes of all other tensors in it.
+    """
     first = node.args[0] if node.args else None
     if not isinstance(first, Node) or (first is not owner and first not in others):
         return False
@@ -99,12 +103,12 @@ def _overwrites(node: Node, owner: Node, others: Sequence[Node]) -> bool:
         overload = OVERLOADS.get(getattr(torch.Tensor, str(node.target), None))
         in_place = overload is not None and overload.inplace and hasattr(torch.Tensor, str(node.target)[:-1])
     else:
-        in_place = node.target in _IN_PLACE or _inplace_requested(node.target, node.args, node.kwargs)
-    return in_place and _result_dtype(node) is not None
+        in_place = node.target in _OUT_OF_PLACE or bool(argument_of(node.target, "inplace", node.args, node.kwargs))
+    return in_place and _dtype_out_of_place(node) is not None
 
 
-def _result_dtype(node: Node) -> torch.dtype | None:
-    """The dtype that an operation in place would return out of place; None if that cannot be told."""
+def _dtype_out_of_place(node: Node) -> torch.dtype | None:
+    """Return the dtype that an in-place operation would have out of place; None if that cannot be told."""
     values = [n.meta.get("example_value") if isinstance(n, Node) else n for n in node.args]
     if any(isinstance(v, SYMBOLIC) for v in values):
         return None
@@ -116,31 +120,31 @@ def _result_dtype(node: Node) -> torch.dtype | None:
     alike = all(t.dtype in (first.dtype, torch.bool) for t in tensors)
     if alike and (first.dtype.is_floating_point or not numbers):
         return first.dtype
-    if node.target in _IN_PLACE and len(values) == 2 and node.target is not operator.itruediv:
+    if node.target in _OUT_OF_PLACE and len(values) == 2 and node.target is not operator.itruediv:
         return torch.result_type(*values)
     return None
 
 
 def _return_new(node: Node) -> None:
-    """Make an operation return what it wrote to its first operand, and everything after it read that."""
+    """Make an operation return what it wrote to its first operand, and have the nodes after it read that."""
     source = node.args[0]
     assert isinstance(source, Node)
-    dtype, result = _result_dtype(node), node
+    dtype, result = _dtype_out_of_place(node), node
     own = source.meta["example_value"].dtype
     later, place = set(), node
     while place is not node.graph._root:
         place = place.next
         later.add(place)
     if dtype is own:
-        node.meta[_WRITTEN] = (node.target, node.args, node.kwargs)
+        node.meta[_ORIGINAL_CALL] = (node.target, node.args, node.kwargs)
     if node.op == "call_method":
         node.target = str(node.target)[:-1]
-    elif node.target in _IN_PLACE:
-        node.target = _IN_PLACE[node.target]
+    elif node.target in _OUT_OF_PLACE:
+        node.target = _OUT_OF_PLACE[node.target]
     elif "inplace" in node.kwargs:
         node.kwargs = {**node.kwargs, "inplace": False}
     else:
-        position = _inplace_position(node.target)
+        position = _position(node.target, "inplace")
         node.args = (*node.args[:position], False, *node.args[position + 1 :])
     if dtype is not own:
         # It computes in the operands' common dtype, and rounds once to the first one's.
@@ -164,12 +168,14 @@ def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:
     """
     places = {node: k for k, node in enumerate(graph.nodes)}
     for node in graph.nodes:
-        if _WRITTEN not in node.meta:
+        if _ORIGINAL_CALL not in node.meta:
             continue
-        target, args, kwargs = node.meta.pop(_WRITTEN)
+        target, args, kwargs = node.meta.pop(_ORIGINAL_CALL)
         source = node.args[0]
         others = [user for user in source.users if user is not node]
-        if any(n in chains for n in (source, *others)) or any(places[n] > places[node] for n in others):
+        saved = any(n in chains for n in (source, *others))
+        used_later = any(places[n] > places[node] for n in others)
+        if saved or used_later:
             continue
         node.target, node.kwargs = target, kwargs
         node.args = (source, *args[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ...errors import TraceError
 from ..chains import custom_op
-from ..chains.chain import metas_of
+from ..chains.chain import concrete_sizes, metas_of
 from ..chains.options import Options
 from ..chains.prepacked import Budget
 from ..chains.runner import Runner
@@ -28,7 +29,7 @@ from .importer import ImportedGraph
 from .inplace import restore_in_place
 from .partition import FusedChain, Partition
 
-Add = Callable[..., Node]
+AddNode = Callable[..., Node]
 
 
 class Direct:
@@ -49,7 +50,9 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str) -> list[Node]:
+    def call(
+        self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str
+    ) -> list[Node]:
         """Add the call by `add(target, arguments, example)`; return a node for each output of the chain."""
         runner = Runner(fused.chain, self.options, self.budget)
         self.runners.append(runner)
@@ -73,14 +76,14 @@ class AsOperator:
         self.options = options
 
     def call(
-        self, add: Add, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
+        self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
-        """Add the call, which saves `saved` (see `custom_op.saves`); return a node for each output of the chain."""
+        """Add the call, which saves `saved` (see `describe_saved`); return a node for each output of the chain."""
         chain = fused.chain
         text, sizes = chain.to_json(), [n.meta["example_value"] for n in fused.sizes]
         mode = next((t.fake_mode for t in tensors if isinstance(t, FakeTensor)), None)
         with mode or nullcontext():
-            results = custom_op.fake(list(tensors), sizes, text, saved)
+            results = custom_op.fake_forward(list(tensors), sizes, text, saved)
         options = custom_op.options_text(self.options)
         target = torch.ops.cupyfuse.chain.default
         call = add(target, (list(nodes), list(fused.sizes), text, saved, options), results)
@@ -99,6 +102,8 @@ def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> 
 
 
 class _Lowerer:
+    """The state of `lower` for one graph."""
+
     def __init__(self, imported: ImportedGraph, lowering: Lowering):
         self.imported = imported
         self.graph: Graph = imported.graph
@@ -106,46 +111,76 @@ class _Lowerer:
         self.lowering = lowering
 
     def run(self, partition: Partition) -> None:
+        """Replace each chain by a call; those that cannot be replaced become operations left to PyTorch."""
         inserted: set[Node] = set()
         order = [n for n in self.graph.nodes if n.op in ("placeholder", "get_attr")]
-        written = [(k, self._storages(o.written)) for k, o in enumerate(self.captured.operations) if o.written]
+        items: list[FusedChain | int] = []
         for item in partition.items:
             if not isinstance(item, FusedChain):
                 order += self.imported.nodes_of(item)
+                items.append(item)
                 continue
-            begun, own = item.members[0], set(item.members)
-            changed = {s for k, storages in written if k > begun and k not in own for s in storages}
-            calls = self._replace(item, changed)
-            order += calls
+            try:
+                orders, saved = self._prepare(item)
+            except TraceError as reason:
+                partition.unfused.update(dict.fromkeys(item.members, str(reason)))
+                order += [n for k in item.members for n in self.imported.nodes_of(k)]
+                items += (k for k in item.members if k not in item.views)
+                continue
+            calls = self._replace(item, orders, saved)
             inserted.update(calls)
-            if not calls:
-                partition.left.update(dict.fromkeys(item.members, "its results cannot be given PyTorch's strides"))
             # Views of results run again after the call, where the partition has them.
-            order += [n for k in item.members if not calls or k not in item.views for n in self.imported.nodes_of(k)]
-        remaining = set(self.graph.nodes)
-        last: Node | None = None
-        for node in dict.fromkeys(n for n in order if n in remaining):
-            if last is not None:
-                last.append(node)
-            last = node
+            order += [*calls, *(n for k in item.members if k not in item.views for n in self.imported.nodes_of(k))]
+            items.append(item)
+        partition.items = items
+        self._reorder(order)
         restore_in_place(self.graph, inserted)
 
-    def _storages(self, numbers: Iterable[int]) -> set[int]:
-        return {storage_of(self.captured.tensors[n]) for n in numbers}
+    def _reorder(self, order: Iterable[Node]) -> None:
+        """Put those nodes that are still in the graph into this order."""
+        remaining = set(self.graph.nodes)
+        for before, node in pairwise(dict.fromkeys(n for n in order if n in remaining)):
+            before.append(node)
 
-    def _replace(self, fused: FusedChain, changed: set[int]) -> list[Node]:
-        """Replace a chain's operations by a call and getters of its results; return these, or none where it fails.
+    def _prepare(self, fused: FusedChain) -> tuple[list[list[int]], str]:
+        """Find the order of each output's dimensions in memory, and the values saved for the backward pass, as text.
 
-        `changed` are the memories that other operations change in place after the chain has begun.
+        Raises
+        ------
+        TraceError
+            The chain cannot be replaced: the message is why.
         """
         tensors = [self.captured.tensors[n] for n in fused.inputs]
         examples = [self.captured.tensors[n] for n in fused.outputs]
-        orders = [_order_in_memory(t) for t in examples]
-        if None in orders:
-            return []
-        saved = self._saved(fused, tensors, any(t.requires_grad for t in examples), changed)
-        if saved is None:
-            return []
+        orders = [order for order in map(_order_in_memory, examples) if order is not None]
+        if len(orders) < len(examples):
+            raise TraceError("its results cannot be given PyTorch's strides")
+        needs = [bool(t.requires_grad) and any(e.requires_grad for e in examples) for t in tensors]
+        changed = self._changed_after_start(fused)
+        if not any(needs) or (self.lowering.differentiates and not changed):
+            return orders, "[]"
+        chain = fused.with_hints()
+        saved = custom_op.describe_saved(
+            chain, tensors, needs, self.lowering.options.settings_on(device_of(tensors[0]))
+        )
+        read = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
+        if changed & {storage_of(tensors[k]) for k in read}:
+            raise TraceError("what its backward pass reads is changed in place later")
+        return orders, saved
+
+    def _changed_after_start(self, fused: FusedChain) -> set[int]:
+        """Find the memories that other operations change in place after the chain's first operation."""
+        operations = list(enumerate(self.captured.operations))[fused.members[0] :]
+        written = {n for k, operation in operations if k not in fused.members for n in operation.written}
+        return {storage_of(self.captured.tensors[n]) for n in written}
+
+    def _replace(self, fused: FusedChain, orders: Sequence[list[int]], saved: str) -> list[Node]:
+        """Replace a chain's operations by a call and getters of its results; return the new nodes.
+
+        `orders` and `saved` are those of `_prepare`.
+        """
+        tensors = [self.captured.tensors[n] for n in fused.inputs]
+        examples = [self.captured.tensors[n] for n in fused.outputs]
         new: list[Node] = []
 
         def add(target: Any, arguments: tuple[Any, ...], example: Any = None) -> Node:
@@ -162,9 +197,8 @@ class _Lowerer:
             last = result
             if order:
                 # PyTorch's result has its dimensions in another order in memory.
-                add("permute", (last, order))
-                add("contiguous", (new[-1],))
-                last = add("permute", (new[-1], [order.index(k) for k in range(len(order))]))
+                laid_out = add("contiguous", (add("permute", (last, order)),))
+                last = add("permute", (laid_out, [order.index(k) for k in range(len(order))]))
             if any(t.requires_grad for t in tensors) and not example.requires_grad:
                 # For autograd every result of the call depends on all of its operands.
                 last = add("detach", (last,))
@@ -177,33 +211,23 @@ class _Lowerer:
                     self.graph.erase_node(node)
         return new
 
-    def _saved(self, fused: FusedChain, tensors: Sequence[Any], grad: bool, changed: set[int]) -> str | None:
-        """Choose what is saved for the backward pass, as text; None where others would change what that reads."""
-        needs = [grad and bool(t.requires_grad) for t in tensors]
-        if not any(needs) or (self.lowering.differentiates and not changed):
-            return "[]"
-        chain = fused.with_hints()
-        try:
-            settings = self.lowering.options.settings_on(device_of(tensors[0]))
-            saved = custom_op.saves(chain, tensors, needs, settings)
-        except TraceError:
-            return None
-        later = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
-        return None if changed & {storage_of(tensors[k]) for k in later} else saved
-
 
 def _order_in_memory(tensor: Any) -> list[int] | None:
     """Order a dense tensor's dimensions by stride, outermost first; [] for C order, None for gaps or overlaps."""
-    strides = [int(s.node.hint) if isinstance(s, torch.SymInt) else s for s in tensor.stride()]
-    order = sorted(range(tensor.dim()), key=lambda k: -strides[k])
-    # Sizes may be symbolic: an order holds if each stride is provably the product of the sizes inside of it.
-    for found in (list(range(tensor.dim())), order):
-        expected: Any = 1
-        for k in reversed(found):
-            size, stride = tensor.shape[k], tensor.stride(k)
-            if not statically_known_true(size == 1) and not statically_known_true(stride == expected):
-                break
-            expected = expected * size
-        else:
-            return [] if found is not order or found == list(range(tensor.dim())) else found
-    return None
+    c_order = list(range(tensor.dim()))
+    if _is_dense(tensor, c_order):
+        return []
+    strides = concrete_sizes(tensor.stride())
+    by_stride = sorted(c_order, key=lambda k: -strides[k])
+    return by_stride if _is_dense(tensor, by_stride) else None
+
+
+def _is_dense(tensor: Any, order: Sequence[int]) -> bool:
+    """Whether each stride is the product of the sizes inside of it, provably where sizes are symbolic."""
+    expected: Any = 1
+    for k in reversed(order):
+        size, stride = tensor.shape[k], tensor.stride(k)
+        if not statically_known_true(size == 1) and not statically_known_true(stride == expected):
+            return False
+        expected = expected * size
+    return True

@@ -16,17 +16,16 @@ from .clusters import Cluster, Clusters
 
 @dataclass(frozen=True)
 class FusedChain:
-    """A chain in a captured graph.
+    """A chain in a captured graph, whose values and operations have numbers.
 
     Attributes
     ----------
     chain : Chain
-    inputs : numbers of the graph's values that are its inputs
-    outputs : numbers of the graph's values that are its outputs
-    members : numbers of the operations that it replaces
+    inputs, outputs : the values that it reads and returns
+    members : the operations that it replaces
     views : the members that PyTorch runs again after it, since their results share memory with others
     sizes : the nodes of the chain's symbolic sizes
-    note : what the judge said in its favour, for `explain`
+    note : the judge's verdict, for `explain`
     """
 
     chain: Chain
@@ -38,7 +37,7 @@ class FusedChain:
     note: str = ""
 
     def with_hints(self) -> Chain:
-        """The chain for the sizes that it was captured with."""
+        """Return the chain for the sizes that it was captured with."""
         return self.chain.with_sizes(tuple(map(size_hint, self.sizes)))
 
 
@@ -50,12 +49,12 @@ class Partition:
     ----------
     captured : CapturedGraph
     items : in the order in which they run: a `FusedChain`, or the number of an operation
-    left : for operations that are left to PyTorch, why
+    unfused : for operations that are left to PyTorch, why
     """
 
     captured: CapturedGraph
     items: list[FusedChain | int]
-    left: dict[int, str]
+    unfused: dict[int, str]
 
     @property
     def chains(self) -> list[FusedChain]:
@@ -64,19 +63,19 @@ class Partition:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a chain is worth running, and why, for people to read."""
+    """Whether a chain is worth running, with the reason as text."""
 
     gains: bool
     text: str = ""
 
 
-# Judges a chain with its inputs and outputs as fake tensors.
+# Takes a chain, and its inputs and outputs as fake tensors.
 Judge = Callable[[Chain, Sequence[Any], Sequence[Any]], Verdict]
 
 
 def judge_without_costs(chain: Chain, inputs: Sequence[Any], outputs: Sequence[Any]) -> Verdict:
     """Accept chains of several operations, or of one reduction, without estimating their time."""
-    working = [rules.RULES[c.rule] for c in chain.calls if not rules.RULES[c.rule].idle]
+    working = [rules.RULES[c.rule] for c in chain.calls if not rules.RULES[c.rule].no_op]
     if len(working) > 1 or working[0].reduces:
         return Verdict(True)
     if working[0].product:
@@ -98,8 +97,8 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
     used = clusters.outside_uses()
     judged: list[tuple[Cluster, FusedChain | None, Verdict]] = []
     for cluster in clusters.clusters:
-        chain = _chain(clusters, cluster, used)
-        judged.append((cluster, chain, _judge(captured, cluster, chain, judge)))
+        chain = _extract_chain(clusters, cluster, used)
+        judged.append((cluster, chain, _judge_cluster(captured, cluster, chain, judge)))
     losing = [(cluster, verdict.text) for cluster, _, verdict in judged if not verdict.gains]
     for cluster, reason in losing:
         clusters.leave(cluster, reason)
@@ -108,14 +107,15 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
     fused: dict[int, FusedChain] = {}
     for cluster, chain, verdict in judged:
         if verdict.gains:
-            chain = _chain(clusters, cluster, used) if losing else chain
+            chain = _extract_chain(clusters, cluster, used) if losing else chain
             assert chain is not None
             fused.update(dict.fromkeys(cluster.members, replace(chain, note=verdict.text)))
-    return Partition(captured, _topological_order(clusters, fused), clusters.left)
+    return Partition(captured, _topological_order(clusters, fused), clusters.unfused)
 
 
-def _judge(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
-    if cluster.idle:
+def _judge_cluster(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
+    """Judge a cluster by its chain, if it has one."""
+    if cluster.no_op:
         return Verdict(False, "nothing is computed")
     if fused is None:
         return Verdict(False, "its results are not needed")
@@ -123,17 +123,17 @@ def _judge(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, 
     return judge(fused.with_hints(), [tensors[n] for n in fused.inputs], [tensors[n] for n in fused.outputs])
 
 
-def _chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain | None:
-    """Build the chain of a cluster, whose outputs are the values in `used`; None if views are all that is used."""
-    outputs, views = _outputs(clusters, cluster, [n for n in dict.fromkeys(cluster.produced) if n in used])
+def _extract_chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain | None:
+    """Make the chain of a cluster, whose outputs are the values in `used`; None if only views are used."""
+    outputs, views = _outputs_and_views(clusters, cluster, [n for n in dict.fromkeys(cluster.produced) if n in used])
     if not outputs and not cluster.updates:
         return None
     numbers = {n: k for k, n in enumerate(dict.fromkeys((*cluster.inputs, *cluster.produced)))}
-    nodes = list(dict.fromkeys(size.of for c in cluster.calls for size in symbolic(c.arguments)))
+    nodes = list(dict.fromkeys(size.symbol for c in cluster.calls for size in symbolic(c.arguments)))
 
     def renumber(call: Call) -> Call:
         arguments = (
-            substitute(a, lambda ref: Ref(numbers[ref.number]), lambda size: Size(nodes.index(size.of)))
+            substitute(a, lambda ref: Ref(numbers[ref.number]), lambda size: Size(nodes.index(size.symbol)))
             for a in call.arguments
         )
         return Call(call.rule, tuple(arguments), tuple(numbers[n] if n >= 0 else -1 for n in call.results))
@@ -149,10 +149,10 @@ def _chain(clusters: Clusters, cluster: Cluster, used: set[int]) -> FusedChain |
     return FusedChain(chain, tuple(cluster.inputs), tuple(outputs), members, tuple(views), tuple(nodes))
 
 
-def _outputs(clusters: Clusters, cluster: Cluster, wanted: Iterable[int]) -> tuple[list[int], list[int]]:
-    """The outputs of a chain, and the operations whose results are views of these or of its inputs.
+def _outputs_and_views(clusters: Clusters, cluster: Cluster, wanted: Iterable[int]) -> tuple[list[int], list[int]]:
+    """Split the wanted values of a chain into outputs, and operations that return views of these or of its inputs.
 
-    PyTorch runs those again, so that views share memory and have PyTorch's strides.
+    PyTorch runs the latter again, so that views share memory and have PyTorch's strides.
     """
     outputs: dict[int, None] = {}
     views: dict[int, None] = {}
@@ -177,26 +177,26 @@ def _outputs(clusters: Clusters, cluster: Cluster, wanted: Iterable[int]) -> tup
 def _topological_order(clusters: Clusters, fused: dict[int, FusedChain]) -> list[FusedChain | int]:
     """Sort chains and single operations, each after those it needs, ties in the order of the graph."""
     # A chain goes by the number of its last operation.
-    group = {k: (fused[k].members[-1] if k in fused else k) for k in range(len(clusters.captured.operations))}
-    needs: dict[int, set[int]] = {}
-    for k, own in group.items():
-        needs.setdefault(own, set()).update(group[b] for b in clusters.before[k] if group[b] != own)
-    after: dict[int, list[int]] = {}
-    for own, others in needs.items():
+    item_of = {k: (fused[k].members[-1] if k in fused else k) for k in range(len(clusters.captured.operations))}
+    needs: dict[int, set[int]] = {item: set() for item in item_of.values()}
+    for k, item in item_of.items():
+        needs[item].update(item_of[b] for b in clusters.before[k] if item_of[b] != item)
+    needed_by: dict[int, list[int]] = {}
+    for item, others in needs.items():
         for other in others:
-            after.setdefault(other, []).append(own)
-    waiting = {own: len(others) for own, others in needs.items()}
-    free = [own for own, count in waiting.items() if not count]
+            needed_by.setdefault(other, []).append(item)
+    waiting = {item: len(others) for item, others in needs.items()}
+    free = [item for item, count in waiting.items() if not count]
     heapq.heapify(free)
-    items: list[FusedChain | int] = []
+    order: list[FusedChain | int] = []
     while free:
-        own = heapq.heappop(free)
-        item = fused.get(own, own)
-        items.append(item)
-        items += item.views if isinstance(item, FusedChain) else ()
-        for later in after.get(own, ()):
+        item = heapq.heappop(free)
+        order.append(fused.get(item, item))
+        if item in fused:
+            order += fused[item].views
+        for later in needed_by.get(item, ()):
             waiting[later] -= 1
             if not waiting[later]:
                 heapq.heappush(free, later)
     assert not any(waiting.values()), "chains depend on each other in a circle"
-    return items
+    return order

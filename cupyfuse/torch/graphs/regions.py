@@ -17,13 +17,13 @@ _CONTEXT = "_checkpoint_context_fn"
 
 
 def regions(module: GraphModule) -> list[GraphModule]:
-    """The checkpointed regions of a captured graph, inner ones first.
+    """List the checkpointed regions of a captured graph, inner ones first.
 
-    Those with a context of the user's are left out: it has to see every operation.
+    Those with a context function of the user's are left out: it has to see every operation.
     """
     found: dict[GraphModule, None] = {}
-    for node in _nodes(module.graph):
-        body = _body(module, node)
+    for node in _checkpoint_calls(module.graph):
+        body = _region_called_by(module, node)
         if body is not None:
             found.update(dict.fromkeys(regions(body)))
             if _CONTEXT not in body.meta:
@@ -44,8 +44,8 @@ def checkpoint_eagerly(module: GraphModule, state: Collection[Node] | None = Non
     """
     if state is None:
         state = {n for n in module.graph.nodes if n.op == "get_attr" or (n.op == "placeholder" and is_state(n))}
-    for node in _nodes(module.graph):
-        body = _body(module, node)
+    for node in _checkpoint_calls(module.graph):
+        body = _region_called_by(module, node)
         if body is not None:
             inner = [n for n in body.graph.nodes if n.op == "placeholder"]
             checkpoint_eagerly(body, {i for i, n in zip(inner, node.args[1:], strict=True) if n in state})
@@ -55,11 +55,11 @@ def checkpoint_eagerly(module: GraphModule, state: Collection[Node] | None = Non
             node.args = (node.args[0], own, *node.args[1:])
 
 
-def _nodes(graph: Graph) -> Iterator[Node]:
+def _checkpoint_calls(graph: Graph) -> Iterator[Node]:
     return (n for n in graph.nodes if n.target is tag_activation_checkpoint)
 
 
-def _body(module: GraphModule, node: Node) -> GraphModule | None:
+def _region_called_by(module: GraphModule, node: Node) -> GraphModule | None:
     first = node.args[0]
     assert isinstance(first, Node)
     body = getattr(module, str(first.target), None)

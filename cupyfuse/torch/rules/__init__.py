@@ -16,8 +16,8 @@ from . import normalization as normalization
 from . import pointwise as pointwise
 from . import reductions as reductions
 from . import shapes as shapes
-from .overloads import find, inplace_result
+from .overloads import find
 from .random import draws
 from .table import RULES, Found, Refused, Rule
 
-__all__ = ["RULES", "Found", "Refused", "Rule", "draws", "find", "inplace_result"]
+__all__ = ["RULES", "Found", "Refused", "Rule", "draws", "find"]

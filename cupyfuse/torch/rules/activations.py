@@ -12,7 +12,7 @@ from ...ir import graph as g
 from ...ir.operators import activations as operators
 from ...trace import Tracer
 from .axes import matrix_along, normalize_dims, reduced_shape
-from .pointwise import enter_operators
+from .pointwise import enter_unary_operators
 from .table import Adapted, F, Refused, overload, rule
 from .values import Value, pointwise, refuse, require_float, with_slopes
 
@@ -32,7 +32,7 @@ def leaky_relu(input: Value, negative_slope: float = 0.01) -> Value:
     return pointwise("leaky_relu", input, negative_slope)
 
 
-def _in_evaluation(
+def _rrelu_arguments(
     input: Any,
     lower: float = 1.0 / 8,
     upper: float = 1.0 / 3,
@@ -40,19 +40,20 @@ def _in_evaluation(
     inplace: bool = False,
     generator: Any = None,
 ) -> Any:
+    """Adapt `rrelu`; refuse training."""
     if training:
         return Refused("rrelu in training draws random numbers; left to torch")
     return Adapted((input, lower, upper), inplace=inplace)
 
 
-@rule(adapt=_in_evaluation)
+@rule(adapt=_rrelu_arguments)
 def rrelu(input: Value, lower: float = 1.0 / 8, upper: float = 1.0 / 3) -> Value:
     return pointwise("leaky_relu", input, (lower + upper) / 2)
 
 
 @rule()
 def prelu(input: Value, weight: Value) -> Value:
-    """One slope, or one for each channel, the second dimension."""
+    """Trace `prelu` with one slope, or with one for each channel, the second dimension."""
     if weight.size == 1:
         weight = weight.view(())
     elif input.ndim < 2 or weight.shape != (input.shape[1],):
@@ -93,7 +94,7 @@ def tanhshrink(input: Value) -> Value:
 
 @rule()
 def softsign(input: Value) -> Value:
-    """Composed as in PyTorch, for the same gradients."""
+    # Not the operator of that name: composed as in PyTorch, for the same gradients.
     return input / (abs(input) + 1.0)
 
 
@@ -109,14 +110,14 @@ def hardshrink(input: Value, lambd: float = 0.5) -> Value:
 
 @rule()
 def softshrink(input: Value, lambd: float = 0.5) -> Value:
-    """Within the limits x * 0, which keeps NaN; the slope of NaN is 1."""
+    """Trace `softshrink`: x * 0 within the limits, which keeps NaN; the slope of NaN is 1."""
     inner = pointwise("where", input < -lambd, input + lambd, input * 0.0)
     value = pointwise("where", input > lambd, input - lambd, inner)
     slope = pointwise("where", (input >= -lambd) & (input <= lambd), 0.0, 1.0, dtype=value.dtype)
     return with_slopes(value, (input, slope))
 
 
-enter_operators(operators.ROWS, __name__)
+enter_unary_operators(operators.ROWS, __name__)
 overload("logsigmoid", "log_sigmoid")
 overload("sigmoid", "expit")
 
@@ -124,11 +125,13 @@ overload("sigmoid", "expit")
 
 
 def _implicit_dim(dim: int | None, ndim: int) -> int:
-    """The dimension that PyTorch takes where none is given."""
+    """Return `dim`, or the dimension that PyTorch takes for None."""
     return (0 if ndim in (0, 1, 3) else 1) if dim is None else dim
 
 
-def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
+def _softmax_eager(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the eager form of a softmax: a dim of None is the implicit one, the dtype a name."""
+
     def call(input: Any, dim: int | None, dtype: str | None) -> Any:
         return function(input, _implicit_dim(dim, input.dim()), dtype=None if dtype is None else getattr(torch, dtype))
 
@@ -167,17 +170,17 @@ def _softmax(value: Value, dim: int | None, name: str, log: bool = False) -> Val
     return Value(result, value.shape)
 
 
-@rule(eager=_eager(torch.softmax), reduces=True)
+@rule(eager=_softmax_eager(torch.softmax), reduces=True)
 def softmax(input: Value, dim: int | None = None, dtype: str | None = None) -> Value:
     return _softmax(input.astype(dtype), dim, "softmax")
 
 
-@rule(eager=_eager(torch.log_softmax), reduces=True)
+@rule(eager=_softmax_eager(torch.log_softmax), reduces=True)
 def log_softmax(input: Value, dim: int | None = None, dtype: str | None = None) -> Value:
-    """NaN along a dimension with +inf or NaN, as PyTorch has it."""
+    """Trace `log_softmax`, which as in PyTorch is NaN along a dimension with +inf or NaN."""
     return _softmax(input.astype(dtype), dim, "log_softmax", log=True)
 
 
-@rule(eager=_eager(F.softmin), reduces=True)
+@rule(eager=_softmax_eager(F.softmin), reduces=True)
 def softmin(input: Value, dim: int | None = None, dtype: str | None = None) -> Value:
     return _softmax(-require_float(input.astype(dtype), "softmin"), dim, "softmin")

@@ -1,4 +1,4 @@
-"""Dimensions of values as rows and columns of a fold: reductions along them, and permutations."""
+"""Map PyTorch's dimensions to the rows and columns of a fold, for reductions and permutations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Dim = int | tuple[int, ...] | None
 
 
 def normalize_dims(dim: Dim, rank: int, operation: str) -> tuple[int, ...]:
-    """The dimensions that a `dim` argument names, sorted and counted from the front; None names all of them."""
+    """Return the dimensions that a `dim` argument names, sorted and counted from the front; None names all."""
     if dim is None:
         return tuple(range(rank))
     dims = []
@@ -28,7 +28,11 @@ def normalize_dims(dim: Dim, rank: int, operation: str) -> tuple[int, ...]:
 
 
 def matrix_along(value: Value, dims: Sequence[int], operation: str) -> tuple[Tracer, int | None]:
-    """Fold a value so that the dimensions become one axis of a matrix; None stands for both axes.
+    """Fold a value so that some of its dimensions are one axis of a matrix.
+
+    Returns
+    -------
+    The matrix, and the axis, 0 or 1; None if the dimensions are both axes
 
     Raises
     ------
@@ -48,9 +52,9 @@ def matrix_along(value: Value, dims: Sequence[int], operation: str) -> tuple[Tra
         front, back = set(range(k)), set(range(k, rank))
         fold = (math.prod(shape[:k]), math.prod(shape[k:]))
         if inside <= back and others <= front:
-            choices.append((value.cost(fold), k != rank - 1, fold, 1))
+            choices.append((value.fold_cost(fold), k != rank - 1, fold, 1))
         if inside <= front and others <= back:
-            choices.append((value.cost(fold), k != 1, fold, 0))
+            choices.append((value.fold_cost(fold), k != 1, fold, 0))
     if not choices:
         refuse(operation, f"dimensions {dims} of a value of shape {shape} are neither the first nor the last ones")
     _, _, fold, axis = min(choices)
@@ -58,11 +62,12 @@ def matrix_along(value: Value, dims: Sequence[int], operation: str) -> tuple[Tra
 
 
 def reduced_shape(shape: Shape, dims: Sequence[int], keepdim: bool) -> Shape:
+    """Return the shape that reducing along `dims` leaves."""
     return tuple(1 if p in dims else n for p, n in enumerate(shape) if keepdim or p not in dims)
 
 
 def permute_dims(value: Value, order: tuple[int, ...], operation: str) -> Value:
-    """Permute dimensions, where that transposes some fold or moves dimensions of length one only."""
+    """Permute dimensions where that transposes a fold, or only moves dimensions of length one; refuse otherwise."""
     rank, shape = value.ndim, tuple(value.shape[p] for p in order)
     if rank == 2 and order == (1, 0):
         return Value(value.as_matrix().transpose(), shape)

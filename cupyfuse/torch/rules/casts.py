@@ -9,15 +9,14 @@ import torch
 
 from ...dtypes import is_float
 from .overloads import is_tensor
-from .promotion import can_cast
-from .table import Adapted, Refused, overload, rule, two
+from .table import Adapted, Refused, binary_operands, overload, rule
 from .values import Value, as_mask, refuse
 
 T = torch.Tensor
 
 
-def _to(input: Any, *args: Any, **kwargs: Any) -> Any:
-    """PyTorch's `to` takes a dtype, a device, both, or another tensor, and whether to copy."""
+def _to_arguments(input: Any, *args: Any, **kwargs: Any) -> Any:
+    """Adapt `to`, which takes a dtype, a device, both, or another tensor, and whether to copy."""
     if kwargs.pop("copy", False) or (len(args) > 2 and args[-1] is True):
         return Refused("it asks for a copy")
     given = [*args, *kwargs.values()]
@@ -29,7 +28,7 @@ def _to(input: Any, *args: Any, **kwargs: Any) -> Any:
     return (input, dtypes[0]) if dtypes else Adapted((input,), "identity")
 
 
-@rule(T.to, eager=lambda x, dtype: x.to(getattr(torch, dtype)), adapt=_to, view=True)
+@rule(T.to, eager=lambda x, dtype: x.to(getattr(torch, dtype)), adapt=_to_arguments, view=True)
 def to(input: Value, dtype: str) -> Value:
     if input.dtype == dtype:
         return input
@@ -40,17 +39,19 @@ def to(input: Value, dtype: str) -> Value:
     return input.astype(dtype)
 
 
-def _type(input: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+def _type_arguments(input: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """Adapt `Tensor.type`; refuse names of types."""
     if isinstance(dtype, torch.dtype):
         return input, dtype
     return Refused("a type by its name, or asked for")
 
 
-def _cast_to(dtype: Any) -> Callable[..., Any]:
+def _fixed_dtype_arguments(dtype: Any) -> Callable[..., Any]:
+    """Make the adapter of a conversion to one dtype, such as `Tensor.half`."""
     return lambda input: (input, dtype)
 
 
-overload("to", T.type, adapt=_type)
+overload("to", T.type, adapt=_type_arguments)
 for _method, _dtype in (
     ("float", torch.float32),
     ("double", torch.float64),
@@ -59,24 +60,9 @@ for _method, _dtype in (
     ("bool", torch.bool),
     ("long", torch.int64),
 ):
-    overload("to", getattr(T, _method), adapt=_cast_to(_dtype))
+    overload("to", getattr(T, _method), adapt=_fixed_dtype_arguments(_dtype))
 
 
-@rule(T.type_as, eager=lambda x, other: x.type_as(other), adapt=two, view=True)
+@rule(T.type_as, eager=lambda x, other: x.type_as(other), adapt=binary_operands, view=True)
 def type_as(input: Value, other: Value) -> Value:
     return to(input, other.dtype)
-
-
-def _written_eager(x: Any, dtype: str) -> Any:
-    wanted = getattr(torch, dtype)
-    if not torch.can_cast(x.dtype, wanted):
-        raise RuntimeError(f"result type {x.dtype} can't be cast to the desired output type {wanted}")
-    return x.to(wanted)
-
-
-@rule(eager=_written_eager)
-def written(input: Value, dtype: str) -> Value:
-    """The result of an operation in place, as a first operand of that dtype holds it; see `inplace_result`."""
-    if not can_cast(input.dtype, dtype):
-        refuse("an operation in place", f"PyTorch writes no result of {input.dtype} to a tensor of {dtype}")
-    return input.astype(dtype)

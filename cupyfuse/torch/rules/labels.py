@@ -1,8 +1,8 @@
 """Rules that index with labels along a dimension: gather, one_hot, and the losses over classes.
 
-A label is compared with the positions along its dimension, and what it chooses is summed among zeros: infinities and
-NaN elsewhere stay out, and the gradient goes to the chosen element alone. A label that is out of range chooses NaN,
-where PyTorch raises an error or ends the CUDA context.
+A label is compared with the positions along its dimension; the chosen element is the sum of those that match, the
+others being replaced by zeros. So infinities and NaN elsewhere stay out, and the gradient goes to the chosen element
+alone. A label out of range chooses NaN, where PyTorch raises an error or ends the CUDA context.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from .values import Value, pointwise, refuse, require_float, stop_gradient
 
 
 def _positions(like: Value, n: int) -> Value:
+    """Return 0, ..., n - 1 in the trace of another value."""
     return Value(like.tracer._trace.array(g.positions(n, 1, "int64"), (1,)), (n,))
 
 
 def pick(value: Value, dim: int, index: Value) -> Value:
-    """The element at an index along a dimension, which keeps length one; NaN for an index out of range."""
+    """Select the element at each index along a dimension, which keeps length one; NaN for an index out of range."""
     n = value.shape[dim]
     chosen = pointwise("equal", _positions(value, n).per_dim(dim, value.ndim), index)
     found = reduce_dims("sum", pointwise("where", chosen, value, 0.0, dtype=value.dtype), dim, True)
@@ -38,7 +39,7 @@ def pick(value: Value, dim: int, index: Value) -> Value:
 
 @rule(reduces=True)
 def gather(input: Value, dim: int, index: Value) -> Value:
-    """Pick one element along a dimension for each index of the other dimensions."""
+    """Trace `gather` of one element along a dimension for each index of the other dimensions."""
     if index.ndim != input.ndim or not input.ndim:
         refuse("gather", f"an index of shape {index.shape} in an input of shape {input.shape}")
     (p,) = normalize_dims(dim, input.ndim, "gather")
@@ -49,11 +50,12 @@ def gather(input: Value, dim: int, index: Value) -> Value:
     return pick(require_float(input, "gather"), p, index)
 
 
-def _with_dim(input: Any, indices: Any, dim: Any = None) -> Any:
+def _take_along_dim_arguments(input: Any, indices: Any, dim: Any = None) -> Any:
+    """Adapt `take_along_dim`; refuse a flattened input."""
     return Refused("take_along_dim of a flattened input") if dim is None else (input, dim, indices)
 
 
-overload("gather", "take_along_dim", adapt=_with_dim)
+overload("gather", "take_along_dim", adapt=_take_along_dim_arguments)
 
 
 @rule()
@@ -72,8 +74,8 @@ def one_hot(input: Value, num_classes: int = -1) -> Value:
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def loss(function: Callable[..., Any], **properties: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a loss of `torch.nn.functional`, whose deprecated `size_average` and `reduce` stand for a reduction."""
+def loss_rule(function: Callable[..., Any], **properties: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter the rule of a loss of `torch.nn.functional`; deprecated options become `reduction`."""
     own = inspect.signature(function)
 
     def adapt(*args: Any, **kwargs: Any) -> Any:
@@ -136,9 +138,9 @@ def _as_vector_along(value: Value, axis: int) -> Value:
 
 
 class _Labels:
-    """Labels of one dimension with the weight of each; those of `ignore_index` do not count.
+    """The labels of a loss with the weight of each; labels that are `ignore_index` do not count.
 
-    Values keep a dimension of length one in the place of the classes: rows stay rows.
+    `index`, `weight` and the values of its methods have a dimension of length one in the place of the classes.
     """
 
     def __init__(self, name: str, input: Value, target: Value, weight: Value | None, ignore_index: int, dim: int):
@@ -149,20 +151,20 @@ class _Labels:
             # PyTorch's backward pass gives the weight no gradient.
             of_classes = stop_gradient(weight).per_dim(dim, input.ndim)
             of_classes = of_classes.view((*(1,) * (input.ndim - of_classes.ndim), *of_classes.shape))
-            self.weight = self.masked(pick(of_classes, dim, self.index))
+            self.weight = self.mask(pick(of_classes, dim, self.index))
 
-    def masked(self, values: Value) -> Value:
-        """Values of the labels that count, zero for the others."""
+    def mask(self, values: Value) -> Value:
+        """Replace the values of labels that do not count by zero."""
         counted = pointwise("not_equal", self.index, self.ignore_index)
         return pointwise("where", counted, values, 0.0, dtype=self.dtype)
 
-    def loss(self, logarithms: Value, reduction: str) -> Value:
-        """The negative log likelihood from the logarithms at the labels."""
+    def negative_log_likelihood(self, logarithms: Value, reduction: str) -> Value:
+        """Compute the loss from the logarithms of the probabilities at the labels."""
         values = -logarithms if self.weight is None else -logarithms * self.weight
-        return self.reduced(self.masked(values), reduction)
+        return self.reduce(self.mask(values), reduction)
 
-    def reduced(self, values: Value, reduction: str) -> Value:
-        """No reduction, the sum, or the mean by weight, which is NaN where nothing counts."""
+    def reduce(self, values: Value, reduction: str) -> Value:
+        """Reduce values of the labels; the mean is by weight, and NaN where nothing counts."""
         if reduction == "none":
             return values.view(self.shape)
         # As a row, so that a single step sums both the values and their weights.
@@ -174,16 +176,16 @@ class _Labels:
         return total / reduce_dims("sum", pointwise("where", counted, weight, 0.0, dtype=self.dtype), None)
 
 
-@loss(F.nll_loss)
+@loss_rule(F.nll_loss)
 def nll_loss(
     input: Value, target: Value, weight: Value | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Value:
     dim = _class_dim("nll_loss", input, weight)
     labels = _Labels("nll_loss", input, target, weight, ignore_index, dim)
-    return labels.loss(pick(input, dim, labels.index), reduction)
+    return labels.negative_log_likelihood(pick(input, dim, labels.index), reduction)
 
 
-@loss(F.cross_entropy)
+@loss_rule(F.cross_entropy)
 def cross_entropy(
     input: Value,
     target: Value,
@@ -192,7 +194,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Value:
-    """Of labels, or of probabilities of the classes, which have the input's own shape."""
+    """Trace `cross_entropy` of labels, or of class probabilities, which have the input's shape."""
     dim = _class_dim("cross_entropy", input, weight)
     if not 0.0 <= label_smoothing <= 1.0:
         refuse("cross_entropy", f"a label_smoothing of {label_smoothing}")
@@ -200,22 +202,23 @@ def cross_entropy(
     if target.shape == input.shape:
         if ignore_index >= 0:
             refuse("cross_entropy", "an ignore_index beside probabilities")
-        return _of_probabilities(input, target, of_classes, reduction, label_smoothing, dim)
+        return _cross_entropy_of_probabilities(input, target, of_classes, reduction, label_smoothing, dim)
     labels = _Labels("cross_entropy", input, target, weight, ignore_index, dim)
     if not label_smoothing:
         # From the row's maximum and sum alone, without the logarithms of all probabilities.
         top, total = log_normalizer(input, dim, "cross_entropy")
-        return labels.loss(pick(input, dim, labels.index) - top - total, reduction)
+        return labels.negative_log_likelihood(pick(input, dim, labels.index) - top - total, reduction)
     logarithms = log_softmax(input, dim)
-    likelihood = labels.loss(pick(logarithms, dim, labels.index), reduction)
+    likelihood = labels.negative_log_likelihood(pick(logarithms, dim, labels.index), reduction)
     terms = logarithms if of_classes is None else logarithms * of_classes
-    smooth = labels.reduced(labels.masked(-reduce_dims("sum", terms, dim, True)), reduction)
+    smooth = labels.reduce(labels.mask(-reduce_dims("sum", terms, dim, True)), reduction)
     return likelihood * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[dim])
 
 
-def _of_probabilities(
+def _cross_entropy_of_probabilities(
     input: Value, target: Value, weight: Value | None, reduction: str, label_smoothing: float, dim: int
 ) -> Value:
+    """Trace `cross_entropy` of probabilities of the classes along `dim`."""
     require_float(target, "cross_entropy with probabilities")
     if label_smoothing:
         target = target * (1.0 - label_smoothing) + label_smoothing / input.shape[dim]
@@ -226,6 +229,7 @@ def _of_probabilities(
 
 
 def z_loss_eager(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
+    """Compute the square of logsumexp for each label, reduced as `cross_entropy` of the same labels."""
     values = x.logsumexp(min(x.dim() - 1, 1)).square()
     weights = torch.ones_like(values)
     if target.shape != x.shape:
@@ -241,22 +245,22 @@ def z_loss_eager(x: Any, target: Any, weight: Any, ignore_index: int, reduction:
 def z_loss(
     input: Value, target: Value, weight: Value | None = None, ignore_index: int = -100, reduction: str = "mean"
 ) -> Value:
-    """The square of logsumexp for each label, reduced as `cross_entropy` of the same labels."""
+    """Trace `z_loss_eager`."""
     dim = _class_dim("z_loss", input, weight)
     top, total = log_normalizer(input, dim, "z_loss")
     square = pointwise("square", top + total)
     if target.shape == input.shape:
         return reduce_loss(square.view((*input.shape[:dim], *input.shape[dim + 1 :])), reduction)
-    return _Labels("z_loss", input, target, weight, ignore_index, dim).loss(-square, reduction)
+    return _Labels("z_loss", input, target, weight, ignore_index, dim).negative_log_likelihood(-square, reduction)
 
 
-# `linear` and `cross_entropy` in one, in versions of PyTorch that have it.
+# A function of newer versions of PyTorch: `linear` and `cross_entropy` in one.
 def _linear_cross_entropy_eager(x: Any, linear_weight: Any, target: Any, bias: Any, *options: Any) -> Any:
     names = ("weight", "ignore_index", "reduction", "label_smoothing")
     return F.cross_entropy(F.linear(x, linear_weight, bias), target, **dict(zip(names, options, strict=True)))
 
 
-def _in_one_chunk(
+def _linear_cross_entropy_arguments(
     input: Any,
     linear_weight: Any,
     target: Any,
@@ -268,13 +272,14 @@ def _in_one_chunk(
     label_smoothing: float = 0.0,
     options: Any = None,
 ) -> Any:
+    """Adapt PyTorch's `linear_cross_entropy`; refuse chunks."""
     if options is not None:
         return Refused("linear_cross_entropy in chunks")
     ignored = -100 if ignore_index is None else ignore_index
     return input, linear_weight, target, linear_bias, weight, ignored, reduction, label_smoothing
 
 
-@rule(eager=_linear_cross_entropy_eager, adapt=_in_one_chunk, product=True, reduces=True)
+@rule(eager=_linear_cross_entropy_eager, adapt=_linear_cross_entropy_arguments, product=True, reduces=True)
 def linear_cross_entropy(
     input: Value,
     linear_weight: Value,

@@ -12,14 +12,14 @@ from ... import trace
 from ...ir import graph as g
 from ...ir.parts import average_pool
 from ...trace import matrix_node
-from .table import F, Refused, leave_unfused, overload, rule, swapped, two
+from .table import F, Refused, binary_operands, leave_unfused, overload, rule, swapped_operands
 from .values import Value, broadcast_shapes, refuse, require_float
 
 T = torch.Tensor
 
 
 def multiply_matrices(a: Value, b: Value, operation: str) -> Value:
-    """`torch.matmul` with a second operand of at most two dimensions."""
+    """Trace `torch.matmul` with a second operand of at most binary_operands dimensions."""
     if a.dtype != b.dtype:
         refuse(operation, f"operands of {a.dtype} and {b.dtype}")
     require_float(a, operation)
@@ -43,13 +43,13 @@ def linear(input: Value, weight: Value, bias: Value | None = None) -> Value:
     return y + bias
 
 
-@rule(operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.linalg.matmul, adapt=two, product=True)
+@rule(operator.matmul, torch.matmul, T.matmul, T.__matmul__, torch.linalg.matmul, adapt=binary_operands, product=True)
 def matmul(input: Value, other: Value) -> Value:
     return multiply_matrices(input, other, "matmul")
 
 
 overload("matmul", "mm", "mv", "dot", adapt=lambda input, mat2: (input, mat2))
-overload("matmul", T.__rmatmul__, adapt=swapped)
+overload("matmul", T.__rmatmul__, adapt=swapped_operands)
 
 
 @rule(product=True)
@@ -75,6 +75,7 @@ leave_unfused("batched products are left to torch", "bmm", "baddbmm", "addbmm", 
 
 
 def _pool(op: str, input: Value, width: int, name: str) -> Value:
+    """Reduce windows of `width` columns, which partition the last dimension, by "mean" or "max"."""
     if input.ndim not in (2, 3):
         refuse(name, f"an input of shape {input.shape}")
     columns = input.shape[-1]
@@ -91,20 +92,20 @@ def _pool(op: str, input: Value, width: int, name: str) -> Value:
     return Value(input.tracer._trace.array(pooled, (0, 1)), (*input.shape[:-1], columns // width))
 
 
-def _only(size: Any) -> Any:
-    """The element of a sequence of one."""
+def _unwrap_single(size: Any) -> Any:
+    """Return the element of a sequence of one, and anything else as it is."""
     return size[0] if isinstance(size, (tuple, list)) and len(size) == 1 else size
 
 
-def _window(input: Any, kernel_size: Any, stride: Any, padding: Any) -> Any:
-    """The canonical arguments of a pool whose windows partition the input."""
-    width, step = _only(kernel_size), _only(stride)
+def _pool_arguments(input: Any, kernel_size: Any, stride: Any, padding: Any) -> Any:
+    """Return the canonical arguments of a pool whose windows partition the input; refuse other windows."""
+    width, step = _unwrap_single(kernel_size), _unwrap_single(stride)
     if step not in (None, [], (), width):
         return Refused(f"windows of {width} every {step}; a stride that is the width is fused")
-    return Refused("padded windows") if _only(padding) else (input, width)
+    return Refused("padded windows") if _unwrap_single(padding) else (input, width)
 
 
-def _average_window(
+def _avg_pool_arguments(
     input: Any,
     kernel_size: Any,
     stride: Any = None,
@@ -112,10 +113,11 @@ def _average_window(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Any:
-    return _window(input, kernel_size, stride, padding)
+    """Adapt `avg_pool1d`."""
+    return _pool_arguments(input, kernel_size, stride, padding)
 
 
-def _max_window(
+def _max_pool_arguments(
     input: Any,
     kernel_size: Any,
     stride: Any = None,
@@ -124,22 +126,23 @@ def _max_window(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    if _only(dilation) != 1:
+    """Adapt `max_pool1d`."""
+    if _unwrap_single(dilation) != 1:
         return Refused("windows with holes")
-    return Refused("it looks for positions") if return_indices else _window(input, kernel_size, stride, padding)
+    return Refused("it looks for positions") if return_indices else _pool_arguments(input, kernel_size, stride, padding)
 
 
-@rule(adapt=_average_window, reduces=True)
+@rule(adapt=_avg_pool_arguments, reduces=True)
 def avg_pool1d(input: Value, kernel_size: int) -> Value:
     return _pool("mean", input, kernel_size, "avg_pool1d")
 
 
-@rule(torch.max_pool1d, F.max_pool1d, F._max_pool1d, adapt=_max_window, reduces=True)
+@rule(torch.max_pool1d, F.max_pool1d, F._max_pool1d, adapt=_max_pool_arguments, reduces=True)
 def max_pool1d(input: Value, kernel_size: int) -> Value:
     return _pool("max", input, kernel_size, "max_pool1d")
 
 
-@rule(adapt=lambda input, output_size: (input, _only(output_size)), reduces=True)
+@rule(adapt=lambda input, output_size: (input, _unwrap_single(output_size)), reduces=True)
 def adaptive_avg_pool1d(input: Value, output_size: int) -> Value:
     if output_size < 1 or input.ndim < 2 or input.shape[-1] % output_size:
         refuse("adaptive_avg_pool1d", f"{output_size} windows of different widths")

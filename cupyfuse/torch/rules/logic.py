@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .table import overload, rule, swapped, two
+from .table import binary_operands, overload, rule, swapped_operands
 from .values import Operand, Value, as_mask, pointwise, refuse
 
 T = torch.Tensor
@@ -25,28 +26,17 @@ _COMPARISONS = {
 _LOGIC = {"and": ("logical_and", "and_"), "or": ("logical_or", "or_"), "xor": ("not_equal", "xor")}
 
 
-def _comparison(op: str) -> Callable[[Operand, Operand], Value]:
+def _binary(op: str, convert: Callable[[Any], Any] = lambda operand: operand) -> Callable[[Operand, Operand], Value]:
+    """Make the rule of an operator of two operands, each converted before."""
+
     def traced(input: Operand, other: Operand) -> Value:
-        return pointwise(op, input, other)
-
-    return traced
-
-
-def _logical(op: str) -> Callable[[Value, Value], Value]:
-    def traced(input: Value, other: Value) -> Value:
-        return pointwise(op, as_mask(input), as_mask(other))
-
-    return traced
-
-
-def _bitwise(name: str, op: str) -> Callable[[Operand, Operand], Value]:
-    def traced(input: Operand, other: Operand) -> Value:
-        return pointwise(op, _require_mask(name, input), _require_mask(name, other))
+        return pointwise(op, convert(input), convert(other))
 
     return traced
 
 
 def _require_mask(name: str, operand: Any) -> Any:
+    """Return a mask; refuse any other operand."""
     if not isinstance(operand, bool) and not (isinstance(operand, Value) and operand.dtype == "bool"):
         refuse(name, "it is fused for masks only")
     return operand
@@ -58,15 +48,17 @@ for _name, _op in _COMPARISONS.items():
     _targets = [getattr(torch, _name), getattr(T, _name), _compare, getattr(T, f"__{_name}__")]
     if _op != "equal":  # torch.equal gives a Python bool
         _targets += [getattr(torch, _op), getattr(T, _op)]
-    rule(*_targets, name=_name, eager=_compare, adapt=two)(_comparison(_op))
+    rule(*_targets, name=_name, eager=_compare, adapt=binary_operands)(_binary(_op))
 
 for _name, (_op, _plain) in _LOGIC.items():
     _bits, _words = f"bitwise_{_name}", f"logical_{_name}"
     _python = getattr(operator, _plain)
-    rule(getattr(torch, _words), getattr(T, _words), name=_words)(_logical(_op))
-    rule(_bits, _python, getattr(T, f"__{_name}__"), name=_bits, eager=_python, adapt=two)(_bitwise(_bits, _op))
-    overload(_bits, getattr(T, f"__r{_name}__"), adapt=swapped)
-    overload(_bits, getattr(operator, f"i{_name}"), getattr(T, f"__i{_name}__"), adapt=two, inplace=True)
+    rule(getattr(torch, _words), getattr(T, _words), name=_words)(_binary(_op, as_mask))
+    _masks_only = functools.partial(_require_mask, _bits)
+    _targets = [_bits, _python, getattr(T, f"__{_name}__")]
+    rule(*_targets, name=_bits, eager=_python, adapt=binary_operands)(_binary(_op, _masks_only))
+    overload(_bits, getattr(T, f"__r{_name}__"), adapt=swapped_operands)
+    overload(_bits, getattr(operator, f"i{_name}"), getattr(T, f"__i{_name}__"), adapt=binary_operands, inplace=True)
 
 
 @rule(torch.logical_not, T.logical_not)

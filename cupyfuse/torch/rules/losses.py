@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from ...dtypes import is_float
-from .labels import loss, reduce_loss
+from .labels import loss_rule, reduce_loss
 from .promotion import promote
 from .reductions import reduce_dims, vector_norm
 from .table import F, rule
 from .values import Value, pointwise, refuse, require_float, stop_gradient, with_slopes
 
-# Of errors ----------------------------------------------------------------------------------------------------------
+# Regression ---------------------------------------------------------------------------------------------------------
 
 
 def _error(name: str, input: Value, target: Value) -> Value:
@@ -26,7 +26,7 @@ def _error(name: str, input: Value, target: Value) -> Value:
     return input - target
 
 
-def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
+def _eager_with_optional_weight(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a loss of PyTorch's so that `weight` is passed only if given: older versions have no such parameter."""
 
     def call(x: Any, target: Any, reduction: str, weight: Any, **options: Any) -> Any:
@@ -38,7 +38,7 @@ def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
 def _reduce_weighted(
     name: str, values: Value, weight: Value | None, input: Value, reduction: str, by_weight: bool = True
 ) -> Value:
-    """Reduce a weighted loss; its mean is by the sum of the weights, or else by their number."""
+    """Reduce a weighted loss; the mean divides by the sum of the weights, or else by their number."""
     if weight is None:
         return reduce_loss(values, reduction)
     if weight.shape != input.shape:
@@ -49,20 +49,20 @@ def _reduce_weighted(
     return reduce_dims("sum", values, None) / reduce_dims("sum", require_float(weight, name), None)
 
 
-@loss(F.mse_loss, eager=_eager(F.mse_loss))
+@loss_rule(F.mse_loss, eager=_eager_with_optional_weight(F.mse_loss))
 def mse_loss(input: Value, target: Value, reduction: str = "mean", weight: Value | None = None) -> Value:
     values = pointwise("square", _error("mse_loss", input, target))
     return _reduce_weighted("mse_loss", values, weight, input, reduction)
 
 
-@loss(F.l1_loss, eager=_eager(F.l1_loss))
+@loss_rule(F.l1_loss, eager=_eager_with_optional_weight(F.l1_loss))
 def l1_loss(input: Value, target: Value, reduction: str = "mean", weight: Value | None = None) -> Value:
     values = abs(_error("l1_loss", input, target))
     return _reduce_weighted("l1_loss", values, weight, input, reduction)
 
 
 def _piecewise(error: Value, limit: float, near: Value, far: Value, slope: Value, steepest: float) -> Value:
-    """A loss that is `near` within a limit and `far` from it on, with the slope of each."""
+    """Join a loss that is `near` within a limit of the error, with `slope`, and `far` beyond it, with ±`steepest`."""
     slopes = pointwise("where", error >= limit, steepest, slope)
     slopes = pointwise("where", error <= -limit, -steepest, slopes)
     return with_slopes(pointwise("where", abs(error) >= limit, far, near), (error, slopes))
@@ -70,7 +70,7 @@ def _piecewise(error: Value, limit: float, near: Value, far: Value, slope: Value
 
 @rule(
     F.huber_loss,
-    eager=lambda x, y, r, weight, delta: _eager(F.huber_loss)(x, y, r, weight, delta=delta),
+    eager=lambda x, y, r, weight, delta: _eager_with_optional_weight(F.huber_loss)(x, y, r, weight, delta=delta),
     adapt=lambda input, target, reduction="mean", delta=1.0, weight=None: (input, target, reduction, weight, delta),
     reduces=True,
 )
@@ -85,7 +85,7 @@ def huber_loss(
     return _reduce_weighted("huber_loss", values, weight, input, reduction, by_weight=False)
 
 
-@loss(F.smooth_l1_loss)
+@loss_rule(F.smooth_l1_loss)
 def smooth_l1_loss(input: Value, target: Value, reduction: str = "mean", beta: float = 1.0) -> Value:
     if beta < 0:
         refuse("smooth_l1_loss", f"a beta of {beta}")
@@ -96,9 +96,9 @@ def smooth_l1_loss(input: Value, target: Value, reduction: str = "mean", beta: f
     return reduce_loss(_piecewise(error, beta, near, far, error / beta, 1.0), reduction)
 
 
-# Of probabilities ---------------------------------------------------------------------------------------------------
+# Probabilities ------------------------------------------------------------------------------------------------------
 
-# What PyTorch divides the slope of `binary_cross_entropy` by is at least float32's 1e-12, in float64 too.
+# The least denominator of the slope of `binary_cross_entropy` in PyTorch: float32's 1e-12, in float64 too.
 _LEAST_SPREAD = float(np.float32(1e-12))
 
 
@@ -111,7 +111,7 @@ def _require_alike(name: str, input: Value, other: Value) -> None:
 
 @rule()
 def xlogy(input: Value, other: Value) -> Value:
-    """x log(y), zero where x is, NaN where y is."""
+    """Trace x log(y), which is zero where x is, and NaN where y is."""
     logarithm = pointwise("log", other)
     product = input * logarithm
     dtype, is_zero = product.dtype, pointwise("equal", input, 0.0)
@@ -121,7 +121,7 @@ def xlogy(input: Value, other: Value) -> Value:
     return with_slopes(value, (input, slope), (other, input / other))
 
 
-@loss(F.kl_div)
+@loss_rule(F.kl_div)
 def kl_div(input: Value, target: Value, reduction: str = "mean", log_target: bool = False) -> Value:
     require_float(input, "kl_div"), require_float(target, "kl_div")
     values = pointwise("exp", target) * (target - input) if log_target else xlogy(target, target) - target * input
@@ -131,9 +131,9 @@ def kl_div(input: Value, target: Value, reduction: str = "mean", log_target: boo
     return total / float(input.shape[0]) if input.ndim else total
 
 
-@loss(F.binary_cross_entropy)
+@loss_rule(F.binary_cross_entropy)
 def binary_cross_entropy(input: Value, target: Value, weight: Value | None = None, reduction: str = "mean") -> Value:
-    """NaN for what is no probability, which PyTorch raises an error for."""
+    """Trace `binary_cross_entropy`; NaN for what is no probability, where PyTorch raises an error."""
     _require_alike("binary_cross_entropy", input, target)
     yes, no = pointwise("log", input), pointwise("log1p", -input)
     values = (target - 1.0) * pointwise("maximum", no, -100.0) - target * pointwise("maximum", yes, -100.0)
@@ -150,7 +150,7 @@ def _reduce_constant_weighted(values: Value, weight: Value | None, reduction: st
     return reduce_loss(values, reduction)
 
 
-@loss(F.binary_cross_entropy_with_logits)
+@loss_rule(F.binary_cross_entropy_with_logits)
 def binary_cross_entropy_with_logits(
     input: Value, target: Value, weight: Value | None = None, reduction: str = "mean", pos_weight: Value | None = None
 ) -> Value:
@@ -173,7 +173,7 @@ def binary_cross_entropy_with_logits(
     return _reduce_constant_weighted(with_slopes(values, (input, slope), (target, by_target)), weight, reduction)
 
 
-@loss(F.poisson_nll_loss)
+@loss_rule(F.poisson_nll_loss)
 def poisson_nll_loss(
     input: Value, target: Value, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"
 ) -> Value:
@@ -188,10 +188,10 @@ def poisson_nll_loss(
     return reduce_loss(values, reduction)
 
 
-# Of margins ---------------------------------------------------------------------------------------------------------
+# Margins ------------------------------------------------------------------------------------------------------------
 
 
-@loss(F.soft_margin_loss)
+@loss_rule(F.soft_margin_loss)
 def soft_margin_loss(input: Value, target: Value, reduction: str = "mean") -> Value:
     _require_alike("soft_margin_loss", input, target)
     sign = -stop_gradient(target)
@@ -200,26 +200,26 @@ def soft_margin_loss(input: Value, target: Value, reduction: str = "mean") -> Va
     return reduce_loss(with_slopes(pointwise("log1p", power), (input, slope)), reduction)
 
 
-def _at_least_zero(value: Value) -> Value:
+def _clamp_at_zero(value: Value) -> Value:
     return pointwise("clip", value, 0.0, math.inf)
 
 
-@loss(F.hinge_embedding_loss)
+@loss_rule(F.hinge_embedding_loss)
 def hinge_embedding_loss(input: Value, target: Value, margin: float = 1.0, reduction: str = "mean") -> Value:
-    missing = _at_least_zero(margin - require_float(input, "hinge_embedding_loss"))
+    missing = _clamp_at_zero(margin - require_float(input, "hinge_embedding_loss"))
     negative = pointwise("where", pointwise("not_equal", target, 1), missing, 0.0, dtype=input.dtype)
     positive = pointwise("where", pointwise("not_equal", target, -1), input, 0.0, dtype=input.dtype)
     return reduce_loss(negative + positive, reduction)
 
 
-@loss(F.margin_ranking_loss)
+@loss_rule(F.margin_ranking_loss)
 def margin_ranking_loss(
     input1: Value, input2: Value, target: Value, margin: float = 0.0, reduction: str = "mean"
 ) -> Value:
     if not input1.ndim == input2.ndim == target.ndim:
         refuse("margin_ranking_loss", f"shapes {input1.shape}, {input2.shape} and {target.shape}")
     ahead = require_float(input1, "margin_ranking_loss") - require_float(input2, "margin_ranking_loss")
-    return reduce_loss(_at_least_zero(-target * ahead + margin), reduction)
+    return reduce_loss(_clamp_at_zero(-target * ahead + margin), reduction)
 
 
 # Similarity ---------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def margin_ranking_loss(
 
 @rule(reduces=True)
 def cosine_similarity(x1: Value, x2: Value, dim: int = 1, eps: float = 1e-8) -> Value:
-    """Norms are at least eps, which their gradients do not see."""
+    """Trace `cosine_similarity`; norms are at least eps, which their gradients do not see."""
     if x1.dtype != x2.dtype:
         refuse("cosine_similarity", f"operands of {x1.dtype} and {x2.dtype}")
     if x1.ndim != x2.ndim:

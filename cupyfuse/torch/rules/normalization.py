@@ -11,15 +11,15 @@ from ... import trace
 from ...dtypes import compute_dtype, is_float
 from ...trace import NamedConstant
 from .axes import matrix_along
-from .reductions import order_refused, vector_norm
+from .reductions import refused_order, vector_norm
 from .table import F, Refused, overload, rule
 from .values import Operand, Value, pointwise, refuse, require_float
 
-# Along the last dimensions ------------------------------------------------------------------------------------------
+# Normalisation of rows ----------------------------------------------------------------------------------------------
 
 
 def _standardize(value: Value, first: int, eps: float, name: str, centred: bool = True) -> Value:
-    """Compute (x - mean) / sqrt(variance + eps) over the dimensions from `first` on; not `centred`: with mean 0."""
+    """Compute (x - mean) / sqrt(variance + eps) over the dimensions from `first` on; not centred, with a mean of 0."""
     x, axis = matrix_along(require_float(value, name), range(first, value.ndim), name)
     if centred:
         spread = trace.variance(x, axis, keepdims=True)
@@ -30,17 +30,20 @@ def _standardize(value: Value, first: int, eps: float, name: str, centred: bool 
 
 
 def _scale_and_shift(y: Value, weight: Value | None, bias: Value | None, dtype: str) -> Value:
+    """Compute y * weight + bias, and cast it to a dtype."""
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias).astype(dtype)
 
 
 def _check_shapes(name: str, shape: tuple[int, ...], *parameters: Value | None) -> None:
+    """Refuse parameters of another shape."""
     for value in parameters:
         if value is not None and value.shape != shape:
             refuse(name, f"a parameter of shape {value.shape} where {shape} is expected")
 
 
-def _first_dim(name: str, input: Value, normalized_shape: tuple[int, ...], *parameters: Value | None) -> int:
+def _first_normalized_dim(name: str, input: Value, normalized_shape: tuple[int, ...], *parameters: Value | None) -> int:
+    """Return the first of the last dimensions that `normalized_shape` covers; refuse shapes that do not fit."""
     first = input.ndim - len(normalized_shape)
     if input.shape[first:] != normalized_shape:
         refuse(name, f"the last dimensions of {input.shape} are not {normalized_shape}")
@@ -56,7 +59,7 @@ def layer_norm(
     bias: Value | None = None,
     eps: float = 1e-5,
 ) -> Value:
-    first = _first_dim("layer_norm", input, normalized_shape, weight, bias)
+    first = _first_normalized_dim("layer_norm", input, normalized_shape, weight, bias)
     return _scale_and_shift(_standardize(input, first, eps, "layer_norm"), weight, bias, input.dtype)
 
 
@@ -64,21 +67,22 @@ def layer_norm(
 def rms_norm(
     input: Value, normalized_shape: tuple[int, ...], weight: Value | None = None, eps: float | None = None
 ) -> Value:
-    first = _first_dim("rms_norm", input, normalized_shape, weight)
+    first = _first_normalized_dim("rms_norm", input, normalized_shape, weight)
     if eps is None:
         eps = torch.finfo(getattr(torch, compute_dtype(require_float(input, "rms_norm").dtype))).eps
     y = _standardize(input, first, eps, "rms_norm", centred=False)
     return _scale_and_shift(y, weight, None, input.dtype)
 
 
-def _with_order(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
+def _normalize_arguments(input: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: Any = None) -> Any:
+    """Adapt `normalize`; refuse `out` and unusual orders."""
     if out is not None:
         return Refused("out= writes to a tensor that was given")
-    reason = order_refused(p)
+    reason = refused_order(p)
     return Refused(reason) if reason else (input, p, dim, eps)
 
 
-@rule(F.normalize, adapt=_with_order, reduces=True)
+@rule(F.normalize, adapt=_normalize_arguments, reduces=True)
 def normalize(input: Value, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Value:
     return input / pointwise("maximum", vector_norm(input, p, dim, True), eps)
 
@@ -87,7 +91,7 @@ def normalize(input: Value, p: float = 2.0, dim: int = 1, eps: float = 1e-12) ->
 def group_norm(
     input: Value, num_groups: int, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5
 ) -> Value:
-    """Each group of channels of each element of the batch is a row."""
+    """Trace `group_norm`: each group of channels of each element of the batch is a row."""
     if input.ndim < 2 or input.shape[1] % num_groups:
         refuse("group_norm", f"{num_groups} groups in an input of shape {input.shape}")
     rows, channels, *rest = input.shape
@@ -96,7 +100,7 @@ def group_norm(
     return _per_channel(_standardize(grouped, 2, eps, "group_norm").view(input.shape), weight, bias, input.dtype)
 
 
-def _without_statistics(
+def _instance_norm_arguments(
     input: Any,
     running_mean: Any = None,
     running_var: Any = None,
@@ -106,12 +110,13 @@ def _without_statistics(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
+    """Adapt `instance_norm`; refuse running statistics."""
     if running_mean is not None or running_var is not None or not use_input_stats:
         return Refused("instance_norm with running statistics")
     return input, weight, bias, eps
 
 
-@rule(F.instance_norm, adapt=_without_statistics, reduces=True)
+@rule(F.instance_norm, adapt=_instance_norm_arguments, reduces=True)
 def instance_norm(input: Value, weight: Value | None = None, bias: Value | None = None, eps: float = 1e-5) -> Value:
     if input.ndim < 3:
         refuse("instance_norm", f"an input of shape {input.shape}")
@@ -120,14 +125,9 @@ def instance_norm(input: Value, weight: Value | None = None, bias: Value | None 
 
 
 def _per_channel(y: Value, weight: Value | None, bias: Value | None, dtype: str) -> Value:
+    """Scale and shift by a weight and a bias for each channel, the second dimension."""
     weight, bias = (None if p is None else p.per_dim(1, y.ndim) for p in (weight, bias))
     return _scale_and_shift(y, weight, bias, dtype)
-
-
-def _builtin_instance_norm(
-    input: Any, weight: Any, bias: Any, mean: Any, var: Any, use_input_stats: bool, momentum: float, eps: float, _: Any
-) -> Any:
-    return _without_statistics(input, mean, var, weight, bias, use_input_stats, momentum, eps)
 
 
 overload(
@@ -136,9 +136,13 @@ overload(
 overload(
     "group_norm", torch.group_norm, adapt=lambda x, n, w=None, b=None, eps=1e-5, cudnn_enabled=True: (x, n, w, b, eps)
 )
-overload("instance_norm", torch.instance_norm, adapt=_builtin_instance_norm)
+overload(
+    "instance_norm",
+    torch.instance_norm,
+    adapt=lambda x, w, b, mean, var, own, momentum, eps, _: _instance_norm_arguments(x, mean, var, w, b, own, eps=eps),
+)
 
-# Down the columns ---------------------------------------------------------------------------------------------------
+# Batch norm ---------------------------------------------------------------------------------------------------------
 
 _STATISTICS = ("running_mean", "running_var")
 Statistics = tuple[Value, Value | None, Value | None]
@@ -147,6 +151,7 @@ Statistics = tuple[Value, Value | None, Value | None]
 def _batch_norm_eager(
     x: Any, mean: Any, var: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
 ) -> tuple[Any, Any, Any]:
+    """Compute `F.batch_norm` and the new running statistics, None in inference, without updating in place."""
     if not training:
         return F.batch_norm(x, mean, var, weight, bias, False, momentum, eps), None, None
     mean, var = (None if r is None else r.clone() for r in (mean, var))
@@ -164,7 +169,7 @@ def batch_norm(
     momentum: Operand = 0.1,
     eps: float = 1e-5,
 ) -> Statistics:
-    """The normalised columns and, in training, the new running statistics."""
+    """Trace `batch_norm`; return the normalised columns and, in training, the new running statistics."""
     if input.ndim < 2 or math.prod(input.shape[2:]) != 1:
         refuse("batch_norm", f"an input of shape {input.shape}; (rows, columns) is fused")
     value = require_float(input, "batch_norm").view(input.shape[:2])
@@ -192,10 +197,10 @@ def _move_average(running: Value | None, batch: Value, momentum: Operand) -> Val
     return None if running is None else (running * (1.0 - momentum) + batch * momentum).astype(running.dtype)
 
 
-def _module_eager(
+def _batch_norm_module_eager(
     x: Any, mean: Any, var: Any, weight: Any, bias: Any, count: Any, training: bool, momentum: float | None, eps: float
 ) -> tuple[Any, Any, Any, Any]:
-    """`BatchNorm1d.forward` without changing anything, and without waiting for the number of batches."""
+    """Compute `BatchNorm1d.forward` and the new values of its buffers, without synchronising for the batch count."""
     new_count = count + 1 if training and count is not None else None
     by_batch = training or (mean is None and var is None)
     if not training or momentum is not None or mean is None or var is None:
@@ -208,7 +213,7 @@ def _module_eager(
     return (y, *(m.to(r.dtype) for m, r in zip(moved, (mean, var), strict=True)), new_count)
 
 
-@rule(eager=_module_eager, reduces=True, updates=(*_STATISTICS, "num_batches_tracked"))
+@rule(eager=_batch_norm_module_eager, reduces=True, updates=(*_STATISTICS, "num_batches_tracked"))
 def batch_norm_module(
     input: Value,
     running_mean: Value | None,

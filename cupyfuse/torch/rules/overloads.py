@@ -18,7 +18,7 @@ from ...dtypes import NAMES
 from .symbols import Size
 from .table import OVERLOADS, RULES, UNFUSED, Adapted, Adapter, Found, Refused
 
-# NumPy's names for parameters, which PyTorch takes too, and other names of the first one.
+# NumPy's names of parameters, which PyTorch takes too, and other names of the first one.
 _RENAMED = {"axis": "dim", "keepdims": "keepdim", "self": "input", "x": "input"}
 _WITHOUT_EFFECT = ("_stacklevel", "memory_format", "non_blocking")
 # Attributes that are operations.
@@ -27,7 +27,7 @@ DTYPES = {getattr(torch, name): name for name in NAMES}
 
 
 def is_tensor(argument: Any) -> bool:
-    """Whether an argument stands for a tensor: whatever is nothing else."""
+    """Whether an argument stands for a tensor: it is no number, string, sequence, dtype or other option."""
     plain = (bool, int, float, complex, str, tuple, list, dict, slice, torch.dtype, torch.device, torch.memory_format)
     return argument is not None and argument is not Ellipsis and not isinstance(argument, (*plain, np.generic, Size))
 
@@ -65,7 +65,7 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
     if kwargs.pop("out", None) is not None:
         return Refused("out= writes to a tensor that was given")
     try:
-        found = (entry.adapt or _by_signature(entry.rule, target))(*args, **kwargs)
+        found = (entry.adapt or _signature_adapter(entry.rule, target))(*args, **kwargs)
     except TypeError as error:
         return Refused(f"its arguments are not known: {error}")
     if isinstance(found, Refused):
@@ -73,7 +73,7 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
     adapted = found if isinstance(found, Adapted) else Adapted(found)
     rule = RULES[adapted.rule or entry.rule]
     inplace = entry.inplace or adapted.inplace
-    if inplace and rule.idle:
+    if inplace and rule.no_op:
         return Refused("it changes a tensor's shape in place")
     bound = rule.signature.bind(*adapted.arguments)
     bound.apply_defaults()
@@ -83,30 +83,8 @@ def find(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Found | 
         return Refused(str(error))
 
 
-def inplace_result(result: Any, dtype: torch.dtype) -> Found | Refused:
-    """Return the call that casts the result of an in-place operation to its first operand's dtype.
-
-    An operation in place computes in the promoted dtype of all operands, as out of place, and rounds once: `y += z` of
-    a float32 `y` and a float64 `z` adds in float64.
-
-    Parameters
-    ----------
-    result
-        What stands for the result of the rule of a `Found` that is in place.
-    dtype : torch.dtype
-        The first operand's.
-
-    Returns
-    -------
-    Found, which traces to nothing where the dtypes agree, or Refused for a dtype that no graph has
-    """
-    if dtype not in DTYPES:
-        return Refused(f"{dtype} is no dtype that cupyfuse computes with")
-    return Found(RULES["written"], (result, DTYPES[dtype]))
-
-
-def _by_signature(rule: str, target: Any) -> Adapter:
-    """Make an adapter that binds arguments by a Python function's own signature, then by canonical names."""
+def _signature_adapter(rule: str, target: Any) -> Adapter:
+    """Make an adapter that binds arguments by the target's own signature, then by canonical names."""
 
     def adapt(*args: Any, **kwargs: Any) -> Adapted:
         signature = RULES[rule].signature
@@ -129,7 +107,7 @@ def _by_signature(rule: str, target: Any) -> Adapter:
 
 
 def _signature(target: Any) -> inspect.Signature | None:
-    """A Python function's signature; None for built-in functions and for `*args`, which name no parameters."""
+    """Return a Python function's signature; None for built-in functions, and for those that take `*args`."""
     if not isinstance(target, types.FunctionType):
         return None
     try:
@@ -141,7 +119,7 @@ def _signature(target: Any) -> inspect.Signature | None:
 
 
 def _as_constant(argument: Any) -> Any:
-    """An argument in the form that a chain stores; TypeError for one that it cannot store."""
+    """Convert an argument to the form that a chain stores; raise TypeError for one that it cannot store."""
     if isinstance(argument, (tuple, list)):
         return tuple(map(_as_constant, argument))
     if isinstance(argument, torch.dtype):

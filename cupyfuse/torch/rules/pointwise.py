@@ -13,7 +13,7 @@ from ...dtypes import is_float
 from ...ir.operators import elementary
 from ...ir.operators.table import Operator
 from .promotion import can_cast, promote
-from .table import RULES, F, Refused, leave_unfused, overload, rule, swapped
+from .table import RULES, F, Refused, leave_unfused, overload, rule, swapped_operands
 from .values import Operand, Value, pointwise, refuse, require_float, with_slopes
 
 T = torch.Tensor
@@ -27,7 +27,7 @@ def _is_one(alpha: Any) -> bool:
 
 
 def _times_alpha(input: Operand, other: Operand, alpha: float) -> Operand:
-    """The second operand times alpha, in the dtype of the result."""
+    """Multiply the second operand by alpha, in the dtype of the result."""
     if isinstance(alpha, bool):
         refuse("add", "a factor alpha that is a bool")
     if alpha == 1:
@@ -38,19 +38,20 @@ def _times_alpha(input: Operand, other: Operand, alpha: float) -> Operand:
     return pointwise("multiply", other, alpha, dtype=dtype) if isinstance(other, Value) else other * alpha
 
 
-def _eager(plain: Callable[..., Any], scaled: Callable[..., Any]) -> Callable[..., Any]:
+def _eager_with_alpha(plain: Callable[..., Any], scaled: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the eager form of `add` and `sub`, which passes alpha only if it is not one."""
     return lambda a, b, alpha: plain(a, b) if _is_one(alpha) else scaled(a, b, alpha=alpha)
 
 
-@rule("add", operator.add, T.__add__, T.__radd__, eager=_eager(operator.add, torch.add))
+@rule("add", operator.add, T.__add__, T.__radd__, eager=_eager_with_alpha(operator.add, torch.add))
 def add(input: Operand, other: Operand, alpha: float = 1) -> Value:
-    """Sums of masks are unions."""
+    """Trace `add`; the sum of masks is their union."""
     if promote(input, other) == "bool" and _is_one(alpha):
         return pointwise("logical_or", input, other)
     return pointwise("add", input, _times_alpha(input, other, alpha))
 
 
-@rule("sub", "subtract", operator.sub, T.__sub__, eager=_eager(operator.sub, torch.sub))
+@rule("sub", "subtract", operator.sub, T.__sub__, eager=_eager_with_alpha(operator.sub, torch.sub))
 def sub(input: Operand, other: Operand, alpha: float = 1) -> Value:
     if any(isinstance(o, bool) or (isinstance(o, Value) and o.dtype == "bool") for o in (input, other)):
         refuse("sub", "PyTorch subtracts no masks")
@@ -59,11 +60,12 @@ def sub(input: Operand, other: Operand, alpha: float = 1) -> Value:
 
 @rule("mul", "multiply", operator.mul, T.__mul__, T.__rmul__, eager=operator.mul)
 def mul(input: Operand, other: Operand) -> Value:
-    """Products of masks are intersections."""
+    """Trace `mul`; the product of masks is their intersection."""
     return pointwise("logical_and" if promote(input, other) == "bool" else "multiply", input, other)
 
 
-def _without_rounding(input: Any, other: Any, rounding_mode: Any = None) -> Any:
+def _div_arguments(input: Any, other: Any, rounding_mode: Any = None) -> Any:
+    """Adapt `div`; refuse a rounding mode."""
     if rounding_mode is not None:
         return Refused(f"division with rounding_mode={rounding_mode!r}")
     return input, other
@@ -72,7 +74,7 @@ def _without_rounding(input: Any, other: Any, rounding_mode: Any = None) -> Any:
 @rule(
     *("div", "divide", "true_divide", operator.truediv, T.__truediv__, T.__div__),
     eager=operator.truediv,
-    adapt=_without_rounding,
+    adapt=_div_arguments,
 )
 def div(input: Operand, other: Operand) -> Value:
     return pointwise("divide", input, other)
@@ -80,14 +82,15 @@ def div(input: Operand, other: Operand) -> Value:
 
 overload("add", operator.iadd, T.__iadd__, inplace=True)
 overload("sub", operator.isub, T.__isub__, inplace=True)
-overload("sub", T.__rsub__, adapt=swapped)
+overload("sub", T.__rsub__, adapt=swapped_operands)
 overload("sub", torch.rsub, adapt=lambda input, other, alpha=1: (other, input, alpha))
 overload("mul", operator.imul, T.__imul__, inplace=True)
-overload("div", operator.itruediv, T.__itruediv__, T.__idiv__, adapt=_without_rounding, inplace=True)
-overload("div", T.__rdiv__, T.__rtruediv__, adapt=swapped)
+overload("div", operator.itruediv, T.__itruediv__, T.__idiv__, adapt=_div_arguments, inplace=True)
+overload("div", T.__rdiv__, T.__rtruediv__, adapt=swapped_operands)
 
 
-def _base_and_exponent(input: Any, exponent: Any) -> Any:
+def _pow_arguments(input: Any, exponent: Any) -> Any:
+    """Adapt `pow`, whose overloads name the exponent differently."""
     return input, exponent
 
 
@@ -102,7 +105,7 @@ _POWERS: dict[float, Callable[[Value], Value]] = {
 }
 
 
-@rule("pow", operator.pow, T.__pow__, adapt=_base_and_exponent)
+@rule("pow", operator.pow, T.__pow__, adapt=_pow_arguments)
 def pow(input: Operand, exponent: Operand) -> Value:
     if isinstance(input, Value) and not isinstance(exponent, Value):
         dtype = promote(input, exponent)
@@ -113,8 +116,8 @@ def pow(input: Operand, exponent: Operand) -> Value:
     return pointwise("power", input, exponent)
 
 
-overload("pow", T.__ipow__, operator.ipow, adapt=_base_and_exponent, inplace=True)
-overload("pow", T.__rpow__, adapt=swapped)
+overload("pow", T.__ipow__, operator.ipow, adapt=_pow_arguments, inplace=True)
+overload("pow", T.__rpow__, adapt=swapped_operands)
 
 
 @rule()
@@ -129,7 +132,7 @@ def addcdiv(input: Value, tensor1: Value, tensor2: Value, value: float = 1) -> V
 
 @rule()
 def lerp(input: Value, end: Value, weight: Operand) -> Value:
-    """Interpolate from the nearer end, as PyTorch does; differentiate as if from the first one."""
+    """Trace `lerp`: interpolate from the nearer end, but differentiate as if from the first one, as PyTorch does."""
     distance, rest = end - input, 1.0 - weight
     near, far = input + weight * distance, end - distance * rest
     if not isinstance(weight, Value):
@@ -148,20 +151,21 @@ def rsqrt(input: Value) -> Value:
 
 @rule()
 def sign(input: Value) -> Value:
-    """Zero for NaN, as PyTorch has it."""
+    """Trace `sign`, which as in PyTorch is zero for NaN."""
     return pointwise("where", pointwise("isnan", input), 0.0, pointwise("sign", input))
 
 
-def _to_integers(input: Any, decimals: int = 0) -> Any:
+def _round_arguments(input: Any, decimals: int = 0) -> Any:
+    """Adapt `round`; refuse decimals."""
     return (input,) if decimals == 0 else Refused("rounding to decimals")
 
 
-@rule(adapt=_to_integers)
+@rule(adapt=_round_arguments)
 def round(input: Value) -> Value:
     return pointwise("rint", input)
 
 
-@rule("positive", operator.pos, T.__pos__, view=True, idle=True)
+@rule("positive", operator.pos, T.__pos__, view=True, no_op=True)
 def positive(input: Value) -> Value:
     return input
 
@@ -175,8 +179,8 @@ leave_unfused(
 _NAMES = {"negative": "neg", "absolute": "abs", "arctan": "atan", "log_sigmoid": "logsigmoid"}
 
 
-def enter_operators(rows: Iterable[Operator], module: str) -> None:
-    """Enter operators of one operand that PyTorch has too, unless there are other rules of their names."""
+def enter_unary_operators(rows: Iterable[Operator], module: str) -> None:
+    """Enter a rule for each operator of one operand that PyTorch has too and that has none."""
     for row in rows:
         name = _NAMES.get(row.name, row.name)
         if row.arity == 1 and name not in (*RULES, "logical_not") and (hasattr(F, name) or hasattr(torch, name)):
@@ -184,6 +188,8 @@ def enter_operators(rows: Iterable[Operator], module: str) -> None:
 
 
 def _unary(op: str, module: str) -> Callable[[Value], Value]:
+    """Make the rule of an operator of one operand."""
+
     def traced(input: Value) -> Value:
         return pointwise(op, require_float(input, op) if op.startswith("is") else input)
 
@@ -191,7 +197,7 @@ def _unary(op: str, module: str) -> Callable[[Value], Value]:
     return traced
 
 
-enter_operators(elementary.ROWS, __name__)
+enter_unary_operators(elementary.ROWS, __name__)
 overload("neg", "negative", operator.neg, T.__neg__)
 overload("abs", "absolute", operator.abs, T.__abs__)
 overload("atan", "arctan")
@@ -199,6 +205,8 @@ overload("trunc", "fix")
 
 
 def _binary(op: str) -> Callable[[Value, Value], Value]:
+    """Make the rule of an operator of two operands."""
+
     def traced(input: Value, other: Value) -> Value:
         return pointwise(op, input, other)
 
@@ -228,20 +236,21 @@ overload("clamp", "clamp_min", adapt=lambda input, min: (input, min))
 overload("clamp", "clamp_max", adapt=lambda input, max: (input, None, max))
 
 
-def _three_operands(condition: Any, input: Any = None, other: Any = None, **kwargs: Any) -> Any:
+def _where_arguments(condition: Any, input: Any = None, other: Any = None, **kwargs: Any) -> Any:
+    """Adapt `where`; refuse the form of one operand."""
     if input is None or other is None:
         return Refused("the number of its results depends on values")
     return condition, input, other
 
 
-@rule(torch.where, adapt=_three_operands)
+@rule(torch.where, adapt=_where_arguments)
 def where(condition: Value, input: Operand, other: Operand) -> Value:
     if condition.dtype != "bool":
         refuse("where", f"a condition of {condition.dtype}")
     return pointwise("where", condition, input, other)
 
 
-overload("where", T.where, adapt=lambda self, condition, other=None: _three_operands(condition, self, other))
+overload("where", T.where, adapt=lambda self, condition, other=None: _where_arguments(condition, self, other))
 
 
 @rule()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,18 +47,13 @@ def _category(dtype: str) -> int:
 
 
 def _higher_category(first: str, second: str) -> str:
-    """The first dtype, unless there is none or the second is of a higher category."""
+    """Return the first dtype, unless there is none or the second is of a higher category."""
     if not first or not second:
         return first or second
     return second if _category(second) > _category(first) else first
 
 
 def _widest(dtypes: Iterable[str]) -> str:
-    """Promote dtypes as PyTorch does tensors of equal rank: float16 with bfloat16 is float32; "" for no dtypes."""
-    result = ""
-    for dtype in dtypes:
-        if not result or _category(dtype) > _category(result):
-            result = dtype
-        elif _category(dtype) == _category(result) and dtype != result:
-            result = "float64" if "float64" in (dtype, result) else "float32"
-    return result
+    """Promote dtypes as PyTorch does those of tensors of equal rank; "" for no dtypes."""
+    found = [getattr(torch, dtype) for dtype in dtypes]
+    return str(functools.reduce(torch.promote_types, found)).removeprefix("torch.") if found else ""

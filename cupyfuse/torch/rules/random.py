@@ -26,7 +26,7 @@ _SWITCHES: dict[str, tuple[str, str]] = {
 }
 _DROPOUTS = ("dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d")
 _FRACTIONAL = [f"fractional_max_pool{n}d{more}" for n in (2, 3) for more in ("", "_with_indices")]
-# The same of Python functions of `torch.nn.functional`, which all draw.
+# The switches of the Python functions of `torch.nn.functional` that draw.
 _FUNCTIONAL: dict[str, tuple[str, str]] = {
     **dict.fromkeys(_DROPOUTS, ("p", "training")),
     "rrelu": ("", "training"),
@@ -73,7 +73,7 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
 
 
 def _draws_by_name(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], default: bool) -> bool:
-    """The answer of the operator of that name; the default where there is none."""
+    """Whether the ATen operator of that name draws; the default where there is none."""
     packet = getattr(torch.ops.aten, name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):  # such as the namespace's own `__eq__`
         return default
@@ -85,7 +85,7 @@ def _overloads(packet: Any) -> list[Any]:
 
 
 def _draws_by_tags(overloads: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an overload is tagged, unless the arguments, bound to one of them, turn drawing off."""
+    """Whether one of an operator's overloads is tagged, and the arguments of the call do not turn drawing off."""
     if not any(_SEEDED in overload.tags for overload in overloads):
         return False
     for overload in overloads:
@@ -107,7 +107,7 @@ def _bind(parameters: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _function_is_off(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call of a function that may draw draws nothing."""
+    """Whether the arguments of a function in `_FUNCTIONAL` turn drawing off."""
     if kwargs.get("_random_samples") is not None:  # a fractional pool's
         return True
     try:

@@ -56,7 +56,7 @@ def _with_slope(result: Tracer, x: Tracer, slope: Tracer) -> Tracer:
 
 @rule(reduces=True)
 def sum(input: Value, dim: Dim = None, keepdim: bool = False, dtype: str | None = None) -> Value:
-    return reduce_dims("sum", _not_integers("sum", input.astype(dtype)), dim, keepdim)
+    return reduce_dims("sum", _refuse_integers("sum", input.astype(dtype)), dim, keepdim)
 
 
 @rule(reduces=True)
@@ -64,27 +64,29 @@ def mean(input: Value, dim: Dim = None, keepdim: bool = False, dtype: str | None
     return reduce_dims("mean", require_float(input.astype(dtype), "mean"), dim, keepdim)
 
 
-def _not_integers(name: str, value: Value) -> Value:
+def _refuse_integers(name: str, value: Value) -> Value:
+    """Return a value that is not of integers; refuse one that is."""
     if value.dtype == "int64":
         refuse(name, "integers")
     return value
 
 
 def _prod_eager(x: Any, dim: int | None, keepdim: bool, dtype: str | None) -> Any:
+    """Compute `torch.prod`, which takes no dim of None."""
     wanted = None if dtype is None else getattr(torch, dtype)
     return torch.prod(x, dtype=wanted) if dim is None else torch.prod(x, dim, keepdim, dtype=wanted)
 
 
 @rule(eager=_prod_eager, reduces=True)
 def prod(input: Value, dim: int | None = None, keepdim: bool = False, dtype: str | None = None) -> Value:
-    value = _not_integers("prod", input.astype(dtype))
+    value = _refuse_integers("prod", input.astype(dtype))
     if dim is None and is_float(value.dtype):
         return _product_of_all(value)
     return reduce_dims("prod", value, dim, keepdim)
 
 
 def _product_of_all(value: Value) -> Value:
-    """With PyTorch's slopes: several zeros leave none, whatever the cotangent is."""
+    """Multiply all elements, with PyTorch's derivative: where several are zero, it is zero for any cotangent."""
     x, axis = matrix_along(value, range(value.ndim), "prod")
     axes = (1, 0) if axis is None else (axis,)
     tracer = trace.reduce("prod", x, axis)
@@ -118,7 +120,7 @@ def _enter_extremes(name: str) -> None:
             return Adapted((input,), name)
         if "other" in kwargs or is_tensor(given[0]):
             return Adapted((input, given[0]), f"{name}imum")
-        return Adapted(_dim_and_keepdim(input, *args, **kwargs), f"{name}_dim")
+        return Adapted(_dim_arguments(input, *args, **kwargs), f"{name}_dim")
 
     @rule(name=name, adapt=resolve, reduces=True)
     def of_all(input: Value) -> Value:
@@ -134,9 +136,8 @@ def _enter_extremes(name: str) -> None:
         return reduce_dims(name, require_float(input, name), dim, keepdim)
 
 
-def _dim_and_keepdim(
-    input: Any, dim: Any = None, keepdim: bool = False, axis: Any = None, keepdims: bool = False
-) -> Any:
+def _dim_arguments(input: Any, dim: Any = None, keepdim: bool = False, axis: Any = None, keepdims: bool = False) -> Any:
+    """Bind the arguments of `max(x, dim)`, by PyTorch's names or NumPy's."""
     return input, axis if dim is None else dim, keepdim or keepdims
 
 
@@ -171,10 +172,11 @@ def var(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = Fa
 
 @rule(adapt=_variance_arguments, reduces=True)
 def std(input: Value, dim: Dim = None, correction: float = 1, keepdim: bool = False) -> Value:
-    return _sqrt(_variance(input, dim, correction, keepdim, "std"), masked=True)
+    return _sqrt_zero_slope(_variance(input, dim, correction, keepdim, "std"), masked=True)
 
 
 def _variance(value: Value, dim: Dim, correction: float, keepdim: bool, name: str) -> Value:
+    """Trace `var`, with PyTorch's derivative where no degrees of freedom are left."""
     dims = normalize_dims(None if dim == () else dim, require_float(value, name).ndim, name)
     x, axis = matrix_along(value, dims, name)
     n = math.prod(value.shape[p] for p in dims)
@@ -187,17 +189,20 @@ def _variance(value: Value, dim: Dim, correction: float, keepdim: bool, name: st
 
 
 def _variance_slope(x: Tracer, axis: int | None, degrees: float, whole: bool) -> Tracer:
-    """2 (x - mean) / degrees, as the mean's own slopes add up to 0; of all elements inf or NaN with no degrees."""
+    """Return the derivative of a variance in each element: 2 (x - mean) / degrees of freedom.
+
+    The mean's own derivatives add up to zero. Without degrees of freedom, that of all elements (`whole`) is inf or NaN.
+    """
     centre = trace.reduce("mean", x, axis, keepdims=True)
     if whole and degrees <= 0:
         return trace.apply("where", trace.apply("equal", x, centre), math.nan, math.inf)
     return (x - centre) * (2.0 / degrees if degrees else math.inf)
 
 
-def _sqrt(total: Value, masked: bool = False) -> Value:
-    """The square root with PyTorch's slope of zero, not infinity, at zero.
+def _sqrt_zero_slope(total: Value, masked: bool = False) -> Value:
+    """Take the square root, whose slope at zero is zero, as in PyTorch, not infinity.
 
-    Deviations have no gradient there whatever the cotangent is (`masked`); for norms, what is added up has slope zero.
+    `masked`, for deviations, cuts the gradient there for any cotangent; norms rely on the squares' slope of zero.
     """
     zero = pointwise("equal", total, 0.0)
     return pointwise("where", zero, 0.0 if masked else total, pointwise("sqrt", pointwise("where", zero, 1.0, total)))
@@ -206,56 +211,66 @@ def _sqrt(total: Value, masked: bool = False) -> Value:
 # Norms --------------------------------------------------------------------------------------------------------------
 
 
-def order_refused(ord: Any) -> str:
-    """Why a norm of that order is not fused; empty if it is."""
+def refused_order(ord: Any) -> str:
+    """Say why a norm of that order is not fused; empty if it is."""
     return "" if ord in (1, 2, math.inf) else f"a norm of order {ord}; orders 1, 2 and inf are fused"
 
 
-def _vector_norm(
+def _vector_norm_arguments(
     x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None, **options: Any
 ) -> Any:
-    reason = order_refused(ord)
+    """Adapt `torch.linalg.vector_norm`; refuse unusual orders."""
+    reason = refused_order(ord)
     return Refused(reason) if reason else (x, ord, dim, keepdim, dtype)
 
 
-def _linalg_norm(input: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+def _linalg_norm_arguments(
+    input: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Any:
+    """Adapt `torch.linalg.norm`; refuse norms of matrices."""
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         dim = dim[0]
     if isinstance(ord, str) or (ord is not None and not isinstance(dim, int)):
         return Refused("a norm of a matrix")
-    return _vector_norm(input, 2 if ord is None else ord, dim, keepdim, dtype)
+    return _vector_norm_arguments(input, 2 if ord is None else ord, dim, keepdim, dtype)
 
 
-def _method_norm(input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Any:
+def _method_norm_arguments(
+    input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: Any = None
+) -> Any:
+    """Adapt `Tensor.norm`."""
     if p == "nuc":
         return Refused("a norm of a matrix")
-    return _vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
+    return _vector_norm_arguments(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype)
 
 
-def _norm(
+def _norm_arguments(
     input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
 ) -> Any:
-    return _method_norm(input, p, dim, keepdim, dtype)
+    """Adapt `torch.norm`, whose `out` may come by position."""
+    if out is not None:
+        return Refused("out= writes to a tensor that was given")
+    return _method_norm_arguments(input, p, dim, keepdim, dtype)
 
 
-def _norm_eager(x: Any, ord: float, dim: Dim, keepdim: bool, dtype: str | None) -> Any:
+def _vector_norm_eager(x: Any, ord: float, dim: Dim, keepdim: bool, dtype: str | None) -> Any:
     return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=None if dtype is None else getattr(torch, dtype))
 
 
-@rule(torch.linalg.vector_norm, eager=_norm_eager, adapt=_vector_norm, reduces=True)
+@rule(torch.linalg.vector_norm, eager=_vector_norm_eager, adapt=_vector_norm_arguments, reduces=True)
 def vector_norm(
     input: Value, ord: float = 2, dim: Dim = None, keepdim: bool = False, dtype: str | None = None
 ) -> Value:
     value = require_float(input.astype(dtype), "vector_norm")
     if ord == 2:
-        return _sqrt(reduce_dims("sum", pointwise("square", value), dim, keepdim))
+        return _sqrt_zero_slope(reduce_dims("sum", pointwise("square", value), dim, keepdim))
     if ord == 1:
         return reduce_dims("sum", abs(value), dim, keepdim)
     if ord == math.inf:
         return reduce_dims("max", abs(value), dim, keepdim, gradient="scaled")
-    refuse("vector_norm", order_refused(ord).removeprefix("a norm "))
+    refuse("vector_norm", refused_order(ord).removeprefix("a norm "))
 
 
-overload("vector_norm", torch.linalg.norm, adapt=_linalg_norm)
-overload("vector_norm", torch.norm, adapt=_norm)
-overload("vector_norm", T.norm, adapt=_method_norm)
+overload("vector_norm", torch.linalg.norm, adapt=_linalg_norm_arguments)
+overload("vector_norm", torch.norm, adapt=_norm_arguments)
+overload("vector_norm", T.norm, adapt=_method_norm_arguments)

@@ -11,43 +11,43 @@ import torch
 
 from .axes import Dim, normalize_dims, permute_dims
 from .overloads import is_tensor
-from .table import F, Refused, leave_unfused, overload, rule, two
+from .table import F, Refused, binary_operands, leave_unfused, overload, rule
 from .values import Value, expand_to, refuse, stop_gradient
 
 T = torch.Tensor
 
 
-def view(*targets: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a rule whose result is a view of its first operand, or that operand."""
-    return rule(*targets, view=True, idle=True, **options)
+def view_rule(*targets: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter the rule of an operation that returns a view of its first operand, or that operand."""
+    return rule(*targets, view=True, no_op=True, **options)
 
 
 # Nothing changes ----------------------------------------------------------------------------------------------------
 
 
-def _outside_training(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout_arguments(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Adapt dropout: the identity, except in training."""
     if training and p != 0:
         return Refused("dropout in training draws random numbers; left to torch")
     return (input,)
 
 
-def _alpha_outside_training(input: Any, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
-    return _outside_training(input, p, training)
-
-
-@view(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, eager=lambda x: x, adapt=_outside_training)
+@view_rule(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, eager=lambda x: x, adapt=_dropout_arguments)
 def identity(input: Value) -> Value:
     return input
 
 
-overload("identity", F.alpha_dropout, F.feature_alpha_dropout, adapt=_alpha_outside_training)
+overload(
+    *("identity", F.alpha_dropout, F.feature_alpha_dropout),
+    adapt=lambda input, p=0.5, training=False, inplace=False: _dropout_arguments(input, p, training),
+)
 overload(
     *("identity", torch.dropout, torch.feature_dropout, torch.alpha_dropout),
-    adapt=lambda input, p, train: _outside_training(input, p, train),
+    adapt=lambda input, p, train: _dropout_arguments(input, p, train),
 )
 
 
-@view(T.contiguous, eager=T.contiguous, adapt=lambda input, memory_format=None: (input,))
+@view_rule(T.contiguous, eager=T.contiguous, adapt=lambda input, memory_format=None: (input,))
 def contiguous(input: Value) -> Value:
     return input
 
@@ -57,22 +57,23 @@ def clone(input: Value) -> Value:
     return input
 
 
-@view(torch.detach, T.detach)
+@view_rule(torch.detach, T.detach)
 def detach(input: Value) -> Value:
     return stop_gradient(input)
 
 
-def _getter(input: Any, *_: Any) -> Any:
+def _getter_arguments(input: Any, *_: Any) -> Any:
+    """Adapt the getter of a property, which is called with the tensor's type as well."""
     return (input,)
 
 
-overload("detach", T.data.__get__, adapt=_getter)
+overload("detach", T.data.__get__, adapt=_getter_arguments)
 
 # Sizes --------------------------------------------------------------------------------------------------------------
 
 
 def _as_sizes(sizes: tuple[Any, ...]) -> Any:
-    """Sizes given one by one or as a sequence."""
+    """Return sizes that are given one by one or as a sequence; refuse those that are no numbers."""
     if len(sizes) == 1 and isinstance(sizes[0], (tuple, list)):
         sizes = tuple(sizes[0])
     if any(isinstance(n, torch.dtype) for n in sizes):
@@ -82,37 +83,40 @@ def _as_sizes(sizes: tuple[Any, ...]) -> Any:
     return tuple(sizes)
 
 
-def _with_sizes(input: Any, *sizes: Any, shape: Any = None, size: Any = None, dtype: Any = None) -> Any:
+def _sizes_arguments(input: Any, *sizes: Any, shape: Any = None, size: Any = None, dtype: Any = None) -> Any:
+    """Adapt `(input, sizes)`, with sizes one by one, as a sequence or by keyword."""
     given = next((s for s in (shape, size, dtype) if s is not None), None)
     found = _as_sizes((given,) if given is not None else sizes)
     return found if isinstance(found, Refused) else (input, found)
 
 
-def _with_dims(input: Any, *given: Any, dims: Any = None) -> Any:
-    return _with_sizes(input, *([dims] if dims is not None else given))
+def _dims_arguments(input: Any, *given: Any, dims: Any = None) -> Any:
+    """Adapt `permute`, with dimensions one by one, as a sequence or by keyword."""
+    return _sizes_arguments(input, *([dims] if dims is not None else given))
 
 
-def _with_inner_sizes(input: Any, dim: int, sizes: Any) -> Any:
+def _unflatten_arguments(input: Any, dim: int, sizes: Any) -> Any:
+    """Adapt `unflatten`, with sizes as a sequence or a single one."""
     found = _as_sizes(tuple(sizes) if isinstance(sizes, (tuple, list)) else (sizes,))
     return found if isinstance(found, Refused) else (input, dim, found)
 
 
-def _infer(sizes: tuple[int, ...], count: int) -> tuple[int, ...] | None:
-    """Fill in a size of -1; None where the sizes do not give the count."""
+def _infer_size(sizes: tuple[int, ...], count: int) -> tuple[int, ...] | None:
+    """Fill in a size of -1; return None where the sizes do not multiply to the count."""
     given = math.prod(n for n in sizes if n != -1)
     inferred = tuple(count // given if n == -1 and given else n for n in sizes)
     return inferred if min(inferred, default=0) >= 0 and math.prod(inferred) == count else None
 
 
-@view(torch.reshape, T.reshape, T.view, adapt=_with_sizes)
+@view_rule(torch.reshape, T.reshape, T.view, adapt=_sizes_arguments)
 def reshape(input: Value, shape: tuple[int, ...]) -> Value:
-    wanted = _infer(shape, input.size)
+    wanted = _infer_size(shape, input.size)
     if shape.count(-1) > 1 or wanted is None:
         refuse("reshape", f"shape {input.shape} as {shape}")
     return input.view(wanted)
 
 
-@view("flatten")
+@view_rule("flatten")
 def flatten(input: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
     if not input.ndim:
         return input.view((1,))
@@ -124,28 +128,28 @@ def flatten(input: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
 overload("flatten", "ravel", adapt=lambda input: (input, 0, -1))
 
 
-@view(torch.unflatten, T.unflatten, adapt=_with_inner_sizes)
+@view_rule(torch.unflatten, T.unflatten, adapt=_unflatten_arguments)
 def unflatten(input: Value, dim: int, sizes: tuple[int, ...]) -> Value:
     (p,) = normalize_dims(dim, input.ndim, "unflatten")
-    inner = _infer(sizes, input.shape[p])
+    inner = _infer_size(sizes, input.shape[p])
     if inner is None:
         refuse("unflatten", f"{input.shape[p]} elements as {sizes}")
     return input.view((*input.shape[:p], *inner, *input.shape[p + 1 :]))
 
 
-@view()
+@view_rule()
 def unsqueeze(input: Value, dim: int) -> Value:
     (p,) = normalize_dims(dim, input.ndim + 1, "unsqueeze")
     return input.view((*input.shape[:p], 1, *input.shape[p:]))
 
 
-@view(eager=lambda x, dim: torch.squeeze(x) if dim is None else torch.squeeze(x, dim))
+@view_rule(eager=lambda x, dim: torch.squeeze(x) if dim is None else torch.squeeze(x, dim))
 def squeeze(input: Value, dim: Dim = None) -> Value:
     dims = normalize_dims(dim, input.ndim, "squeeze")
     return input.view([n for p, n in enumerate(input.shape) if p not in dims or n != 1])
 
 
-@view(T.expand, torch.broadcast_to, T.broadcast_to, eager=T.expand, adapt=_with_sizes)
+@view_rule(T.expand, torch.broadcast_to, T.broadcast_to, eager=T.expand, adapt=_sizes_arguments)
 def expand(input: Value, shape: tuple[int, ...]) -> Value:
     extra = len(shape) - input.ndim
     if extra < 0 or -1 in shape[:extra]:
@@ -153,12 +157,12 @@ def expand(input: Value, shape: tuple[int, ...]) -> Value:
     return expand_to(input, tuple(input.shape[p - extra] if n == -1 else n for p, n in enumerate(shape)))
 
 
-@view(T.expand_as, eager=T.expand_as, adapt=two)
+@view_rule(T.expand_as, eager=T.expand_as, adapt=binary_operands)
 def expand_as(input: Value, other: Value) -> Value:
     return expand_to(input, other.shape)
 
 
-@view(T.view_as, T.reshape_as, eager=T.reshape_as, adapt=two)
+@view_rule(T.view_as, T.reshape_as, eager=T.reshape_as, adapt=binary_operands)
 def view_as(input: Value, other: Value) -> Value:
     return reshape(input, other.shape)
 
@@ -166,14 +170,14 @@ def view_as(input: Value, other: Value) -> Value:
 # Permutations -------------------------------------------------------------------------------------------------------
 
 
-@view("t", T.T.__get__, adapt=_getter)
+@view_rule("t", T.T.__get__, adapt=_getter_arguments)
 def t(input: Value) -> Value:
     if input.ndim > 2:
         refuse("t", f"a value of shape {input.shape}")
     return permute_dims(input, tuple(reversed(range(input.ndim))), "t")
 
 
-@view("transpose", "swapaxes", "swapdims", adapt=lambda input, dim0, dim1: (input, dim0, dim1))
+@view_rule("transpose", "swapaxes", "swapdims", adapt=lambda input, dim0, dim1: (input, dim0, dim1))
 def transpose(input: Value, dim0: int, dim1: int) -> Value:
     order = list(range(input.ndim))
     if order:
@@ -185,7 +189,7 @@ def transpose(input: Value, dim0: int, dim1: int) -> Value:
 overload("transpose", T.mT.__get__, adapt=lambda input, *_: (input, -2, -1))
 
 
-@view(torch.permute, T.permute, adapt=_with_dims)
+@view_rule(torch.permute, T.permute, adapt=_dims_arguments)
 def permute(input: Value, dims: tuple[int, ...]) -> Value:
     order = tuple(d % input.ndim for d in dims) if input.ndim else ()
     if sorted(order) != list(range(input.ndim)):
@@ -206,7 +210,7 @@ leave_unfused("tensors put side by side", "cat", "concat", "concatenate", "stack
 _INDICES = {"new": None, "all": slice(None), "rest": Ellipsis}
 
 
-def _storable_index(input: Any, index: Any) -> Any:
+def _getitem_arguments(input: Any, index: Any) -> Any:
     """Encode an index as a chain can store it: names in `_INDICES`, and integers; refuse parts of dimensions."""
     items: list[str | int] = []
     for item in index if isinstance(index, tuple) else (index,):
@@ -221,13 +225,13 @@ def _storable_index(input: Any, index: Any) -> Any:
     return input, tuple(items)
 
 
-def _index_eager(x: Any, index: tuple[Any, ...]) -> Any:
+def _getitem_eager(x: Any, index: tuple[Any, ...]) -> Any:
     return x[tuple(_INDICES[i] if isinstance(i, str) else i for i in index)]
 
 
-@view(operator.getitem, T.__getitem__, eager=_index_eager, adapt=_storable_index)
+@view_rule(operator.getitem, T.__getitem__, eager=_getitem_eager, adapt=_getitem_arguments)
 def getitem(input: Value, index: tuple[Any, ...]) -> Value:
-    """New dimensions, and the only element of dimensions of length one."""
+    """Trace an index of new dimensions, whole dimensions, and the only element of dimensions of length one."""
     indexed = len(index) - index.count("new") - index.count("rest")
     if indexed > input.ndim or index.count("rest") > 1:
         refuse("getitem", f"too many indices for a value of shape {input.shape}")

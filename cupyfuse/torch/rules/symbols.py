@@ -18,13 +18,13 @@ class Ref:
 
 @dataclass(frozen=True)
 class Size:
-    """A symbolic size: by its node in a captured graph, by its number among the sizes of a chain."""
+    """A symbolic size: its node in a captured graph, its number among the sizes of a chain."""
 
-    of: Any
+    symbol: Any
 
 
 def references(tree: Any) -> Iterator[int]:
-    """The numbers of all `Ref` in a nested structure."""
+    """Yield the number of every `Ref` in a nested structure."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Ref):
             yield leaf.number
@@ -33,7 +33,7 @@ def references(tree: Any) -> Iterator[int]:
 
 
 def symbolic(tree: Any) -> Iterator[Size]:
-    """Every `Size` in a nested structure."""
+    """Yield every `Size` in a nested structure."""
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, Size):
             yield leaf
@@ -49,5 +49,5 @@ def substitute(argument: Any, ref: Callable[[Ref], Any], size: Callable[[Size], 
 
 
 def size_hint(node: Any) -> int:
-    """The size that a node with a symbolic one stood for when it was captured."""
+    """Return what a symbolic size was when its node was captured."""
     return int(node.meta["example_value"].node.hint)

@@ -27,11 +27,11 @@ class Rule:
     eager : PyTorch's function of the canonical arguments, in order; changes none of them in place
     traced : the same function of `Value`s in the places of tensors; raises `TraceError` for what cannot be fused
     view : whether the result may share memory with the first operand
-    idle : whether nothing is computed
+    no_op : whether nothing is computed
     reduces : whether it reduces rows or columns, which is worth a fused launch by itself
     product : whether it is a matrix product
-    updates : parameters that are updated in place; `eager` and `traced` then return a tuple of the result and their new
-        values, None for one that does not change
+    updates : parameters that are updated in place, in training; `eager` and `traced` then return a tuple of the result
+        and their new values, None for one that does not change
     """
 
     name: str
@@ -39,13 +39,13 @@ class Rule:
     eager: Callable[..., Any]
     traced: Callable[..., Any]
     view: bool = False
-    idle: bool = False
+    no_op: bool = False
     reduces: bool = False
     product: bool = False
     updates: tuple[str, ...] = ()
 
     def updated(self, arguments: Sequence[Any]) -> list[Any]:
-        """For each parameter of `updates`, the argument of a call in training; None where nothing is updated."""
+        """Return the argument of each parameter in `updates`; None for each where the call is not in training."""
         named = dict(zip(self.signature.parameters, arguments, strict=True))
         return [named[name] if named["training"] is True else None for name in self.updates]
 
@@ -86,7 +86,7 @@ class Refused:
 
 RULES: dict[str, Rule] = {}
 OVERLOADS: dict[Any, Overload] = {}
-# Why some operations are never fused.
+# Callables that are never fused, with the reason.
 UNFUSED: dict[Any, str] = {}
 
 
@@ -97,7 +97,7 @@ def rule(
     adapt: Adapter | None = None,
     **properties: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter the decorated function of traced values into the table; its parameters are the canonical ones.
+    """Enter the decorated function of traced values as a rule; its parameters are the canonical ones.
 
     Parameters
     ----------
@@ -126,13 +126,13 @@ def rule(
 
 
 def function_of(name: str) -> Callable[..., Any]:
-    """PyTorch's function of a name, that of `torch.nn.functional` first."""
+    """Return PyTorch's function of a name, from `torch.nn.functional` if it is there."""
     function: Callable[..., Any] = getattr(F, name, None) or getattr(torch, name)
     return function
 
 
 def _with_keywords(function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Call a function with optional arguments by keyword, and a dtype for its name."""
+    """Wrap a function to take the canonical arguments by position: optional ones go by keyword, dtypes by name."""
     required = sum(p.default is p.empty for p in signature.parameters.values())
     optional = tuple(signature.parameters)[required:]
     if not optional:
@@ -155,40 +155,41 @@ def overload(rule: str, *targets: Any, adapt: Adapter | None = None, inplace: bo
     """
     for target in targets:
         if isinstance(target, str):
-            for callable_ in _named(target):
-                _enter(callable_, Overload(rule, adapt, inplace))
-            for callable_ in _named(target + "_"):
-                _enter(callable_, Overload(rule, adapt, True))
+            for callable_ in _callables_named(target):
+                _enter_overload(callable_, Overload(rule, adapt, inplace))
+            for callable_ in _callables_named(target + "_"):
+                _enter_overload(callable_, Overload(rule, adapt, True))
         else:
-            _enter(target, Overload(rule, adapt, inplace))
+            _enter_overload(target, Overload(rule, adapt, inplace))
 
 
 def leave_unfused(reason: str, *names: str) -> None:
     """Enter the callables of these names, in-place forms included, as never fused."""
     for name in names:
-        UNFUSED.update(dict.fromkeys((*_named(name), *_named(name + "_")), reason))
+        UNFUSED.update(dict.fromkeys((*_callables_named(name), *_callables_named(name + "_")), reason))
 
 
-def _named(name: str) -> Iterable[Any]:
-    """PyTorch's callables of a name; `nn.functional` imports other things under names of operations."""
+def _callables_named(name: str) -> Iterable[Any]:
+    """Yield PyTorch's callables of a name."""
     for namespace in _NAMESPACES:
+        # Only what `nn.functional` defines: it imports other things under names of operations.
         found = namespace.__dict__.get(name) if namespace is F else getattr(namespace, name, None)
         if callable(found) and not isinstance(found, (type, types.ModuleType)):
             yield found
 
 
-def _enter(target: Any, entry: Overload) -> None:
+def _enter_overload(target: Any, entry: Overload) -> None:
     present = OVERLOADS.setdefault(target, entry)
     if present != entry:
         raise AssertionError(f"{target} stands for {present.rule} and {entry.rule}")
 
 
-# Adapters of several rules, as methods name their second operand in ways of their own.
+# Adapters of several rules: methods name their second operand in ways of their own.
 
 
-def two(input: Any, other: Any) -> tuple[Any, Any]:
+def binary_operands(input: Any, other: Any) -> tuple[Any, Any]:
     return input, other
 
 
-def swapped(input: Any, other: Any) -> tuple[Any, Any]:
+def swapped_operands(input: Any, other: Any) -> tuple[Any, Any]:
     return other, input

@@ -28,11 +28,12 @@ Fold = tuple[int, int]
 
 
 def refuse(operation: str, reason: str) -> NoReturn:
+    """Raise a `TraceError`: the operation is left to PyTorch."""
     raise TraceError(f"cannot fuse {operation}: {reason}")
 
 
-def _operator(op: str, reflected: bool = False) -> Callable[[Value, Operand], Value]:
-    """An operator of the table as a method; `reflected` has the value as its second operand."""
+def _operator_method(op: str, reflected: bool = False) -> Callable[[Value, Operand], Value]:
+    """Make a method of an operator of the table; `reflected` has the value as its second operand."""
 
     def method(self: Value, other: Operand) -> Value:
         return pointwise(op, other, self) if reflected else pointwise(op, self, other)
@@ -65,7 +66,7 @@ class Value:
 
     @classmethod
     def argument(cls, trace: Trace, name: str, shape: Sequence[int], dtype: str) -> Value:
-        """An input of any rank; its caller passes it with all dimensions but the last folded into rows."""
+        """Add an input of any rank to a trace, which holds it as a matrix: all dimensions but the last are rows."""
         shape = tuple(shape)
         held = shape if len(shape) <= 2 else (math.prod(shape[:-1]), shape[-1])
         return cls(trace.argument(name, held, dtype), shape)
@@ -89,36 +90,36 @@ class Value:
         return self if dtype in (None, self.dtype) else Value(self.tracer.astype(dtype), self.shape)
 
     def view(self, shape: Sequence[int]) -> Value:
-        """The same elements in the same order under another shape."""
+        """Return the same elements in C order under another shape."""
         return Value(self.tracer, shape)
 
     def per_dim(self, dim: int, ndim: int) -> Value:
-        """A vector along dimension `dim` of `ndim`, for broadcasting."""
+        """View a vector as dimension `dim` of `ndim`, for broadcasting."""
         return self.view((*self.shape, *(1,) * (ndim - dim - 1)))
 
     def as_matrix(self, fold: Fold | None = None) -> Tracer:
-        """A tracer of this value's shape, of at most two dimensions, or of a fold of it."""
+        """Return a tracer of this value's own shape, of at most two dimensions, or of a fold of it."""
         if fold is None:
             return self.tracer if self.tracer.shape == self.shape else self.tracer.reshape(self.shape)
         if self.tracer.shape == fold:
             return self.tracer
-        recomputed = _recompute(self.tracer, fold) if self.cost(fold) else None
+        recomputed = _recompute(self.tracer, fold) if self.fold_cost(fold) else None
         return self.tracer.reshape(fold) if recomputed is None else recomputed
 
-    def cost(self, fold: Fold) -> int:
-        """Rank a fold: free, a view of an argument (1), recomputation (10), a trip to memory (100)."""
+    def fold_cost(self, fold: Fold) -> int:
+        """Rank what `as_matrix(fold)` takes: nothing, a view of an argument (1), recomputation (10), memory (100)."""
         if without_ones(self.tracer.shape) == without_ones(fold):
             return 0
         return 1 if _is_argument(self.tracer) else 10 if _recompute(self.tracer, fold) is not None else 100
 
     # Equality stays Python's.
-    __add__, __radd__ = _operator("add"), _operator("add", reflected=True)
-    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", reflected=True)
-    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", reflected=True)
-    __truediv__ = _operator("divide")
-    __lt__, __le__ = _operator("less"), _operator("less_equal")
-    __gt__, __ge__ = _operator("greater"), _operator("greater_equal")
-    __and__ = _operator("logical_and")
+    __add__, __radd__ = _operator_method("add"), _operator_method("add", reflected=True)
+    __sub__, __rsub__ = _operator_method("subtract"), _operator_method("subtract", reflected=True)
+    __mul__, __rmul__ = _operator_method("multiply"), _operator_method("multiply", reflected=True)
+    __truediv__ = _operator_method("divide")
+    __lt__, __le__ = _operator_method("less"), _operator_method("less_equal")
+    __gt__, __ge__ = _operator_method("greater"), _operator_method("greater_equal")
+    __and__ = _operator_method("logical_and")
 
     def __neg__(self) -> Value:
         return pointwise("negative", self)
@@ -131,6 +132,7 @@ Operand = Value | float | int | bool
 
 
 def without_ones(shape: Iterable[int]) -> Shape:
+    """Return a shape without its dimensions of length one."""
     return tuple(n for n in shape if n != 1)
 
 
@@ -142,7 +144,7 @@ def _is_argument(tracer: Tracer) -> bool:
 
 
 def _recompute(tracer: Tracer, fold: Fold) -> Tracer | None:
-    """Recompute pointwise work on arguments under another fold; None for anything else."""
+    """Recompute a tracer under another fold; None unless it is pointwise work on arguments."""
     rows, cols = tracer._axes.rows, tracer._axes.cols
     if list(rows + cols) != sorted(rows + cols):
         return None
@@ -154,6 +156,7 @@ def _recompute(tracer: Tracer, fold: Fold) -> Tracer | None:
 
 
 def broadcast_shapes(shapes: Iterable[Shape], operation: str) -> Shape:
+    """Return the shape that shapes broadcast to; raise a `TraceError` in the name of the operation if they do not."""
     shapes = list(shapes)
     rank = max(map(len, shapes))
     result = []
@@ -166,7 +169,11 @@ def broadcast_shapes(shapes: Iterable[Shape], operation: str) -> Shape:
 
 
 def align(values: Sequence[Value], operation: str, shape: Shape | None = None) -> tuple[list[Tracer], Shape, Fold]:
-    """Fold values so that their tracers broadcast as they do; also the broadcast shape and its fold.
+    """Fold values so that their tracers broadcast as the values do.
+
+    Returns
+    -------
+    The tracers, the broadcast shape (`shape` if given), and its fold into rows x columns
 
     Raises
     ------
@@ -176,6 +183,7 @@ def align(values: Sequence[Value], operation: str, shape: Shape | None = None) -
     shape = broadcast_shapes([v.shape for v in values], operation) if shape is None else shape
     rank = len(shape)
     candidates: list[tuple[list[Fold], Fold]] = []
+    # Of folds that cost the same the first is taken: the last dimension as columns, then everything as rows.
     for k in sorted(range(rank + 1), key=lambda k: (k != rank - 1, k != rank, k)):
         folds = [_fold_within(v.shape, shape, k) for v in values]
         if None not in folds:
@@ -187,12 +195,12 @@ def align(values: Sequence[Value], operation: str, shape: Shape | None = None) -
     if not candidates:
         shapes = ", ".join(str(v.shape) for v in values)
         refuse(operation, f"among shapes {shapes} one broadcasts along a leading dimension")
-    chosen, whole = min(candidates, key=lambda c: sum(v.cost(f) for v, f in zip(values, c[0], strict=True)))
+    chosen, whole = min(candidates, key=lambda c: sum(v.fold_cost(f) for v, f in zip(values, c[0], strict=True)))
     return [v.as_matrix(f) for v, f in zip(values, chosen, strict=True)], shape, whole
 
 
 def _common_fold(values: Sequence[Value], shape: Shape) -> Fold | None:
-    """The fold of a computed value, if all others have its shape or one element and so can follow it."""
+    """Return the fold of a computed value, if all others have its shape or one element and so can follow it."""
     if any(v.shape != shape and v.size != 1 for v in values):
         return None
     for v in values:
@@ -202,7 +210,7 @@ def _common_fold(values: Sequence[Value], shape: Shape) -> Fold | None:
 
 
 def _fold_within(shape: Shape, result: Shape, k: int) -> Fold | None:
-    """The fold of an operand where the result's first `k` dimensions are rows."""
+    """Return the fold of an operand whose result has its first `k` dimensions as rows; None if there is none."""
     padded = (1,) * (len(result) - len(shape)) + shape
     sizes = []
     for part, whole in ((padded[:k], result[:k]), (padded[k:], result[k:])):
@@ -227,8 +235,7 @@ def expand_to(value: Value, shape: Shape) -> Value:
 
 # Operators ----------------------------------------------------------------------------------------------------------
 
-# What works on integers too, as far as counts of batches need it.
-_OF_COUNTS = ("add", "subtract", "multiply", "negative", "where")
+_ON_INTEGERS = ("add", "subtract", "multiply", "negative", "where")
 
 
 def pointwise(op: str, *operands: Operand, dtype: str = "") -> Value:
@@ -240,7 +247,7 @@ def pointwise(op: str, *operands: Operand, dtype: str = "") -> Value:
             dtype = default_float()
         if dtype == "bool" and op != "where":
             refuse(op, "arithmetic on masks")
-        if dtype == "int64" and op not in _OF_COUNTS:
+        if dtype == "int64" and op not in _ON_INTEGERS:
             refuse(op, "arithmetic on integers")
     cast = [
         o.astype(dtype) if isinstance(o, Value) and not (op == "where" and k == 0) else o
@@ -255,18 +262,19 @@ def pointwise(op: str, *operands: Operand, dtype: str = "") -> Value:
 
 
 def _as_number(value: Any, dtype: str) -> Any:
-    """A Python number in the operands' category: PyTorch takes 1 beside floats as 1.0, True beside integers as 1."""
+    """Convert a number to the operands' category, as PyTorch does: 1 beside floats is 1.0, True beside integers 1."""
     return float(value) if is_float(dtype) else int(value) if dtype == "int64" else value
 
 
 def as_mask(value: Any) -> Any:
-    """Whether each element differs from zero."""
+    """Compare each element, or a number, with zero; masks are returned as they are."""
     if isinstance(value, Value) and value.dtype != "bool":
         return pointwise("not_equal", value, 0)
     return value if isinstance(value, Value) else bool(value)
 
 
 def require_float(value: Value, operation: str) -> Value:
+    """Return a value of floats; refuse any other."""
     if not is_float(value.dtype):
         refuse(operation, f"an operand of {value.dtype}")
     return value
@@ -276,6 +284,7 @@ def require_float(value: Value, operation: str) -> Value:
 
 
 def stop_gradient(value: Value) -> Value:
+    """Return a value that is a constant for gradients, as `detach` does."""
     tracer = value.tracer
     return Value(tracer._trace.array(g.stop_gradient(tracer._node), tracer._axes), value.shape)
 
@@ -283,7 +292,7 @@ def stop_gradient(value: Value) -> Value:
 def with_slopes(value: Value, *pairs: tuple[Value, Operand]) -> Value:
     """Replace a value's partial derivatives by those of the pairs (x, slope), which broadcast to it.
 
-    For what PyTorch differentiates by a formula other than that of the operations that give the value.
+    It is for operations that PyTorch differentiates by a formula of their own.
     """
     parts = [part for pair in pairs for part in pair]
     tracers, shape, _ = align([value, *(p for p in parts if isinstance(p, Value))], "with_slopes", value.shape)

@@ -1,4 +1,4 @@
-"""Semantics of a captured graph: which operations have a rule, and what has to run before what."""
+"""Resolve the operations of a captured graph to rules, and find which have to run before which."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ class Fusible:
     updates: list[tuple[int, int]]
 
 
-class GraphSemantics:
-    """The operations of a captured graph, resolved and ordered.
+class ResolvedGraph:
+    """A captured graph with the rules and the dependencies of its operations.
 
     Attributes
     ----------
     fusible : the operations that have a rule, by number
-    left : why the others are left to PyTorch, by number
-    storages : for each value, a number that values share if they share memory
-    producer : for each value, the operation that makes it
-    before : for each operation, those that have to run first
+    unfused : why the others are left to PyTorch, by number
+    storages : for each value, a number that identifies its memory
+    producer : for each value that an operation returns, that operation
+    before : for each operation, those that have to run before it
     """
 
     def __init__(self, captured: CapturedGraph):
         self.captured = captured
         self.fusible: dict[int, Fusible] = {}
-        self.left: dict[int, str] = {}
+        self.unfused: dict[int, str] = {}
         self.storages = [storage_of(t) for t in captured.tensors]
         self._used = set(references(captured.result)).union(*(o.read for o in captured.operations))
         for k, operation in enumerate(captured.operations):
             found = self._classify(k, operation)
             if isinstance(found, str):
-                self.left[k] = found
+                self.unfused[k] = found
             else:
                 self.fusible[k] = found
         self.producer: dict[int, int] = {}
@@ -50,8 +50,8 @@ class GraphSemantics:
         self.before = self._dependencies()
 
     def _classify(self, k: int, operation: Operation) -> Fusible | str:
-        """An operation's call and updates, or why it is left to PyTorch."""
-        found = operation.left or self._resolve(operation)
+        """Return an operation's call and updates, or why it is left to PyTorch."""
+        found = operation.refusal or self._resolve(operation)
         if isinstance(found, str):
             return found
         rule, arguments = found.rule, found.arguments
@@ -68,13 +68,14 @@ class GraphSemantics:
         operation.written |= {target for target, _ in updates}
         if any(target in later.read for target, _ in updates for later in self.captured.operations[k + 1 :]):
             return "what it updates in place is read later"
-        if any(target in self.captured.operations[n].read for target, _ in updates for n in self.left if n < k):
+        if any(target in self.captured.operations[n].read for target, _ in updates for n in self.unfused if n < k):
             # Its backward pass may have kept what a chain would change; PyTorch's own kernels change it unseen.
             return "what it updates in place was read before by an operation that is left to PyTorch"
         operation.ordered = False
         return Fusible(Call(rule.name, arguments, tuple(results)), updates)
 
     def _resolve(self, operation: Operation) -> rules.Found | str:
+        """Return an operation's rule and canonical arguments, or why it is left to PyTorch."""
         found = rules.find(operation.target, operation.args, operation.kwargs)
         if found is None:
             return "cupyfuse has no rule for it"
@@ -85,21 +86,21 @@ class GraphSemantics:
         return found
 
     def new_value(self, like: int) -> int:
-        """Add a value with the shape and dtype of another."""
+        """Add a value with the shape and dtype of another; return its number."""
         self.captured.tensors.append(self.captured.tensors[like])
         self.storages.append(-len(self.storages) - 1)
         return len(self.captured.tensors) - 1
 
     def _dependencies(self) -> list[set[int]]:
-        """Find, for each operation, those that have to run before it: producers, barriers, and uses of its memory."""
+        """Find, for each operation, those that have to run before it: producers, barriers, uses of the same memory."""
         before: list[set[int]] = []
-        memories = self._memories()
+        memories = self._memory_ids()
         readers: dict[int, list[int]] = {}
         writers: dict[int, int] = {}
         last_ordered: int | None = None
         barrier: int | None = None
         for k, operation in enumerate(self.captured.operations):
-            needs = set(operation.after)
+            needs = set(operation.depends_on)
             if operation.barrier:
                 needs.update(range(barrier or 0, k))
             elif barrier is not None:
@@ -123,11 +124,11 @@ class GraphSemantics:
             before.append({n for n in needs if n < k})
         return before
 
-    def _memories(self) -> list[int]:
-        """For each value, a number that values share if they may share memory.
+    def _memory_ids(self) -> list[int]:
+        """Identify, by a number for each value, the memory that it may share with others.
 
-        The graph is captured with inputs of separate memory, and may be called with inputs that share theirs. That
-        matters as soon as one is changed: all inputs of its dtype then count as one memory.
+        The graph is captured with inputs of separate memory, and may be called with inputs that share theirs. As soon
+        as one of them is changed in place, all inputs of its dtype count as one memory.
         """
         inputs = [*self.captured.arguments, *self.captured.parameters]
         own = {self.storages[n] for n in inputs}
