@@ -49,10 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep the garbage collector from walking what imports have left, PyTorch's modules above all, again and again."""
+    gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def settled_garbage() -> None:
+    """Keep the garbage collector from walking what imports and earlier files have left again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture
