@@ -10,6 +10,14 @@ from collections.abc import Sequence as _Sequence
 from pathlib import Path as _Path
 
 from .api.arrays import Spec, spec
+from .api.elementwise_losses import (
+    binary_cross_entropy_with_logits,
+    hinge_loss,
+    huber_loss,
+    kl_div,
+    mse_loss,
+    sigmoid_focal_loss,
+)
 from .api.functions import (
     avg_pool1d,
     batch_norm,
@@ -45,16 +53,7 @@ from .api.functions import (
     var,
 )
 from .api.fuse import Bound, Fused, fuse
-from .api.losses import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    hinge_loss,
-    huber_loss,
-    kl_div,
-    mse_loss,
-    nll_loss,
-    sigmoid_focal_loss,
-)
+from .api.losses import cross_entropy, nll_loss
 from .api.registry import register
 from .errors import EngineError, TraceError
 from .plan.plan import Plan, set_emitter
@@ -65,7 +64,8 @@ __version__ = "0.1.0"
 
 
 def _emit(plan: Plan, inline: bool) -> _Sequence[str]:
-    from .cuda.sources import plan_sources  # not before somebody asks for source: NumPy's engine needs no CUDA C
+    """Return the CUDA source of each step; imports the emitter only when somebody asks for source."""
+    from .cuda.sources import plan_sources
 
     return plan_sources(plan, inline)
 

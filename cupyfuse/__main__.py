@@ -1,4 +1,4 @@
-"""`python -m cupyfuse`."""
+"""Entry point of `python -m cupyfuse`."""
 
 import sys
 

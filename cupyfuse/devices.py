@@ -14,11 +14,11 @@ class Device:
     ----------
     name : str
     bandwidth : of memory, bytes/s
-    simt, simt64 : float32 and float64 arithmetic, FLOP/s
-    tf32, half : tensor cores without sparsity, FLOP/s
+    simt, simt64 : of float32 and float64 arithmetic, FLOP/s
+    tf32, half : of tensor cores without sparsity, FLOP/s
     processors : number of multiprocessors
-    split : measured FLOP/s of large hi/lo split products, all three products counted; 0 without a kernel for them
-    own_half : measured FLOP/s of large 16-bit products by our own kernel; 0 where it has not been measured
+    split : measured with large hi/lo split products, counting all three products, FLOP/s; 0 without a kernel for them
+    own_half : measured with large 16-bit products of our own kernel, FLOP/s; 0 where not measured
     """
 
     name: str
@@ -38,7 +38,7 @@ class Device:
 
     @property
     def has_warpgroups(self) -> bool:
-        """Whether it has Hopper's tensor cores, which our own products are written for."""
+        """Whether the GPU has Hopper's warpgroup instructions, for which our own GEMM kernels are written."""
         return self.split > 0
 
 
@@ -57,7 +57,7 @@ DEFAULT = "H200"
 
 
 def find(name: str) -> Device:
-    """Find a device by the name that the driver reports, such as 'NVIDIA H200'.
+    """Look a device up by the name that the driver reports, such as 'NVIDIA H200'.
 
     Raises
     ------
@@ -71,10 +71,10 @@ def find(name: str) -> Device:
 
 
 def is_known(name: str) -> bool:
-    """Whether `find` finds a device."""
+    """Whether a device of this name is in the table."""
     return any(_mentions(key, name) for key in DEVICES)
 
 
 def _mentions(key: str, name: str) -> bool:
-    """Whether a reported name contains a device's as whole words: an RTX A1000 is not an A100."""
+    """Whether a reported name contains `key` as whole words: an RTX A1000 is not an A100."""
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(key)}(?![0-9])", name, re.IGNORECASE) is not None

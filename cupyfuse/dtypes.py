@@ -1,6 +1,6 @@
-"""Element types of graphs, as plain strings, and their promotion.
+"""Dtypes of graphs, as strings such as "float32", and their promotion.
 
-Planning touches no array and needs no library's dtype objects; `to_numpy` and `name_of` convert at the frontends.
+Planning needs no library's dtype objects; `to_numpy` and `name_of` convert at the frontends.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .errors import TraceError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 NAMES = ("bool", "int64", *FLOATS)
-# Dtypes of arrays beside those that kernels compute with: narrow integers are read as int64 and written back, opaque
-# ones are only passed to and from library steps.
+# Kernels load narrow integers as int64 and store them in their own dtype. Opaque dtypes are only passed to and from
+# library steps.
 NARROW = ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 OPAQUE = ("uint64", "complex64", "complex128")
 ITEMSIZE = {
@@ -30,7 +30,7 @@ ITEMSIZE = {
 
 
 def to_numpy(name: str) -> np.dtype[Any]:
-    """Convert to a NumPy dtype; bfloat16 needs the package ml_dtypes."""
+    """Convert a dtype's name to a NumPy dtype; bfloat16 needs the package ml_dtypes."""
     if name == "bfloat16":
         try:
             import ml_dtypes
@@ -42,7 +42,7 @@ def to_numpy(name: str) -> np.dtype[Any]:
 
 @lru_cache(maxsize=64)
 def name_of(dtype: Any) -> str:
-    """Convert a NumPy dtype, a scalar type or a string to a name.
+    """Convert a NumPy dtype, a scalar type or a string to a dtype's name.
 
     Raises
     ------
@@ -59,15 +59,17 @@ def name_of(dtype: Any) -> str:
 
 
 def is_float(name: str) -> bool:
+    """Whether a dtype is a real float."""
     return name in FLOATS
 
 
 def is_integer(name: str) -> bool:
+    """Whether a dtype is an integer that kernels compute with: not bool, not uint64."""
     return name == "int64" or name in NARROW
 
 
 def is_opaque(name: str) -> bool:
-    """Whether only library steps read values of a dtype."""
+    """Whether kernels cannot compute with a dtype, so that only library steps read it."""
     return name in OPAQUE
 
 
@@ -76,19 +78,24 @@ def is_complex(name: str) -> bool:
 
 
 def can_assign(source: str, target: str) -> bool:
-    """Whether an in-place operation may write values of one dtype to an array of another: none of a higher kind."""
-    kinds = {"bool": 0, "uint8": 1, "uint16": 1, "uint32": 1, "uint64": 1, "complex64": 4, "complex128": 4}
-    low, high = (kinds.get(name, 3 if is_float(name) else 2) for name in (source, target))
-    return low <= high
+    """Whether an in-place operation may write `source` values to a `target` array: NumPy's "same_kind" casting."""
+    return _kind(source) <= _kind(target)
 
 
-def compute(name: str) -> str:
-    """The dtype in which values are held in registers: float32 for 16-bit floats, int64 for narrow integers."""
+def _kind(name: str) -> int:
+    """Rank a dtype by kind: bool, unsigned, signed, float, complex."""
+    if name == "bool" or name.startswith("uint"):
+        return int(name != "bool")
+    return 4 if is_complex(name) else 3 if is_float(name) else 2
+
+
+def compute_dtype(name: str) -> str:
+    """Return the dtype of a value in registers: float32 for 16-bit floats, int64 for narrow integers."""
     return "float32" if name in ("float16", "bfloat16") else "int64" if name in NARROW else name
 
 
 def promote(*names: str) -> str:
-    """NumPy's promotion of array dtypes (`numpy.result_type`), with bfloat16 ordered beside float16."""
+    """Promote array dtypes as `numpy.result_type`, with bfloat16 ordered beside float16."""
     result = names[0]
     for name in names[1:]:
         result = _promote_two(result, name)
@@ -97,6 +104,7 @@ def promote(*names: str) -> str:
 
 @lru_cache(maxsize=256)
 def _promote_two(a: str, b: str) -> str:
+    """Promote two dtypes; bfloat16 promotes as float16 does, and with float16 to float32."""
     if a == b:
         return a
     if "bfloat16" not in (a, b):
@@ -110,11 +118,11 @@ def _promote_two(a: str, b: str) -> str:
 
 
 def promote_weak(strong: list[str], scalars: list[Any]) -> str:
-    """Promote array dtypes with Python scalars, which are weak (NEP 50)."""
+    """Promote array dtypes with Python scalars, whose own dtypes are weak (NEP 50)."""
     base = promote(*strong) if strong else None
     kinds = {{bool: "b", int: "i", complex: "c"}.get(type(s), "f") for s in scalars}
     if "c" in kinds:
-        short = base is not None and compute(base) in ("float32", "complex64")
+        short = base is not None and compute_dtype(base) in ("float32", "complex64")
         return "complex64" if short else "complex128"
     if "f" in kinds:
         return base if base is not None and (is_float(base) or is_complex(base)) else "float64"
@@ -123,8 +131,8 @@ def promote_weak(strong: list[str], scalars: list[Any]) -> str:
     return base or "bool"
 
 
-def as_float(name: str, operation: str) -> str:
-    """The dtype in which a float operation such as exp computes; integers become float64, bool is refused."""
+def float_dtype(name: str, operation: str) -> str:
+    """Return the dtype in which a float operation such as exp computes: float64 for integers; bool is an error."""
     if is_float(name):
         return name
     if is_integer(name):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class TraceError(TypeError):
-    """An operation of a fused function cannot be traced; the message names it and the line of the user's code."""
+    """A fused function contains an operation that cannot be traced; the message names it and the user's line."""
 
 
 class TraceAttributeError(TraceError, AttributeError):
-    """Traced arrays lack this array attribute; `hasattr` is False for it."""
+    """A traced array lacks an attribute of NumPy's arrays; `hasattr` is False for it."""
 
 
 class EngineError(RuntimeError):
@@ -16,4 +16,4 @@ class EngineError(RuntimeError):
 
 
 class NotDifferentiable(TypeError):
-    """A gradient needs the derivative of an operator that has none here; the message names it."""
+    """An operator on the path of a gradient has no derivative; the message names it."""

@@ -1,4 +1,4 @@
-"""Settings of plans: precision of products, GPU, memory."""
+"""Settings of plans: precision of matrix products, GPU, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_WORKSPACE = 256 << 20
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that a plan depends on beside the function and its arguments.
+    """Settings that a plan depends on beside the function and its arguments.
 
     Attributes
     ----------
@@ -27,11 +27,11 @@ class Settings:
     max_workspace : int
         Bytes of intermediate values beyond which a plan runs in blocks of rows, where it can.
     keep_halves : bool
-        Whether `bind` keeps the hi/lo splits of bound operands.
+        Whether `bind` keeps the fp16 hi/lo split of bound float32 operands.
     epilogues : str
-        One of `EPILOGUES`: where our own kernel computes a 16-bit product, with the row program behind it as its
-        epilogue. "measured": where the GPU's table has a rate for it (`Device.own_half`) by which it is faster;
-        "always": wherever it can; "never".
+        One of `EPILOGUES`: where our own GEMM kernel computes a 16-bit product, with the following row program as its
+        epilogue. "measured": where it is faster by the rate measured on this GPU (`Device.own_half`); "always":
+        wherever it can; "never".
     """
 
     precision: str = "highest"
@@ -46,6 +46,7 @@ PRECISIONS = ("highest", "high", "medium", "ieee", "tf32")
 
 
 def check_precision(value: str) -> str:
+    """Return a precision, or raise ValueError if it is not one of `PRECISIONS`."""
     if value not in PRECISIONS:
         raise ValueError(f"precision: expected one of {', '.join(map(repr, PRECISIONS))}, got {value!r}")
     return value
@@ -55,6 +56,7 @@ _current: ContextVar[str] = ContextVar("cupyfuse_precision", default="highest")
 
 
 def current_precision() -> str:
+    """Return the precision of the innermost `with precision(...)` block."""
     return _current.get()
 
 
@@ -86,12 +88,13 @@ _epilogues: ContextVar[str] = ContextVar("cupyfuse_epilogues", default="measured
 
 
 def current_epilogues() -> str:
+    """Return the choice of the innermost `with epilogues(...)` block."""
     return _epilogues.get()
 
 
 @contextmanager
 def epilogues(value: str) -> Iterator[None]:
-    """Choose within a `with` block where 16-bit products run by our own kernel; for tests and benchmarks.
+    """Choose where our own GEMM kernel computes 16-bit products within a `with` block; for tests and benchmarks.
 
     Parameters
     ----------
@@ -112,39 +115,44 @@ def epilogues(value: str) -> Iterator[None]:
         _epilogues.reset(token)
 
 
-_always_plan = False
+_plans_forced = False
 
 
-def runs_plans_always() -> bool:
-    return _always_plan
+def plans_are_forced() -> bool:
+    """Whether a `with force_plans()` block is active in any thread."""
+    return _plans_forced
 
 
 @contextmanager
-def plans_always() -> Iterator[None]:
-    """Run plans on the CPU within a `with` block, for every thread, also where the function as written is faster."""
-    global _always_plan
-    before, _always_plan = _always_plan, True
+def force_plans() -> Iterator[None]:
+    """Run plans within a `with` block even where the function as written is faster; for tests, in every thread."""
+    global _plans_forced
+    before, _plans_forced = _plans_forced, True
     try:
         yield
     finally:
-        _always_plan = before
+        _plans_forced = before
 
 
 def check_workspace(value: int) -> int:
-    if _bytes("max_workspace", value) <= 0:
+    """Return `max_workspace` as an int, or raise if it is not a positive number of bytes."""
+    count = _check_bytes("max_workspace", value)
+    if count <= 0:
         raise ValueError(f"max_workspace: expected a positive number of bytes, got {value}")
-    return operator.index(value)
+    return count
 
 
 def check_prepared(value: int | None) -> int | None:
+    """Return `max_prepared` as an int, None for no limit, or raise if it is not a number of bytes."""
     if value is None:
         return None
-    if _bytes("max_prepared", value) < 0:
+    count = _check_bytes("max_prepared", value)
+    if count < 0:
         raise ValueError(f"max_prepared: expected a non-negative number of bytes, got {value}; 0 keeps nothing")
-    return operator.index(value)
+    return count
 
 
-def _bytes(name: str, value: int) -> int:
+def _check_bytes(name: str, value: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: expected a number of bytes, got {type(value).__name__}")
     return operator.index(value)

@@ -17,7 +17,7 @@ from host_cuda.library import SHARED_BUILD, locked
 from hypothesis import HealthCheck, settings
 from support import CUDA, HOST, NUMPY, Engine
 
-from cupyfuse.settings import plans_always
+from cupyfuse.settings import force_plans
 
 settings.register_profile(
     "cupyfuse",
@@ -49,10 +49,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep the garbage collector from walking what imports have left, PyTorch's modules above all, again and again."""
+    gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def settled_garbage() -> None:
+    """Keep the garbage collector from walking what imports and earlier files have left again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 10, 10)
 
 
 @pytest.fixture
@@ -80,7 +84,7 @@ def shared_result(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Ca
 @pytest.fixture(autouse=True)
 def plans_run() -> Iterator[None]:
     """Plans run on the NumPy engine also where the function as written is faster, which would test nothing."""
-    with plans_always():
+    with force_plans():
         yield
 
 

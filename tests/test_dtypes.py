@@ -70,11 +70,18 @@ def test_numbers_alone(scalars: list[Any], expected: str) -> None:
 
 
 def test_operations_that_work_in_floats() -> None:
-    assert dtypes.as_float("int64", "exp") == "float64" == np.exp(np.ones(1, np.int64)).dtype.name
-    assert [dtypes.as_float(name, "exp") for name in dtypes.FLOATS] == list(dtypes.FLOATS)
+    assert dtypes.float_dtype("int64", "exp") == "float64" == np.exp(np.ones(1, np.int64)).dtype.name
+    assert [dtypes.float_dtype(name, "exp") for name in dtypes.FLOATS] == list(dtypes.FLOATS)
     with pytest.raises(TraceError, match="exp: a float operand"):
-        dtypes.as_float("bool", "exp")
+        dtypes.float_dtype("bool", "exp")
 
 
 def test_what_16_bit_floats_compute_in() -> None:
-    assert [dtypes.compute(n) for n in dtypes.NAMES] == ["bool", "int64", "float32", "float32", "float32", "float64"]
+    assert [dtypes.compute_dtype(n) for n in dtypes.NAMES] == [
+        "bool",
+        "int64",
+        "float32",
+        "float32",
+        "float32",
+        "float64",
+    ]

@@ -1,6 +1,6 @@
 """Array interchange: import arrays of any library without a copy, and export results to the same library.
 
-An array library is imported only once one of its arrays has arrived.
+CuPy is imported only once an array in GPU memory has arrived.
 """
 
 from __future__ import annotations
@@ -55,20 +55,21 @@ def spec(shape: Any, dtype: Any = "float32") -> Spec:
 
 @dataclass(frozen=True)
 class Imported:
-    """An array argument as NumPy or CuPy array, with the function that exports results to the caller's library.
+    """An array argument as a NumPy or CuPy array, with the function that exports results to the caller's library.
 
-    `export` is None where the caller's own array is one of NumPy's or CuPy's.
+    `export` is None where that library is NumPy or CuPy.
     """
 
     array: Any
     export: Callable[[Any], Any] | None = None
 
 
-# cupy.ndarray, once CuPy has been imported: later calls only compare types.
+# cupy.ndarray, once somebody has imported CuPy.
 CUPY_ARRAY: type | None = None
 
 
 def is_cupy(value: Any) -> bool:
+    """Whether a value is a CuPy array; does not import CuPy."""
     global CUPY_ARRAY
     if CUPY_ARRAY is None:
         cupy = sys.modules.get("cupy")
@@ -79,15 +80,16 @@ def is_cupy(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, Spec)) or is_cupy(value) or _foreign(value)
+    """Whether a value is an array of any library, or a spec."""
+    return isinstance(value, (np.ndarray, Spec)) or is_cupy(value) or _has_dlpack(value)
 
 
-def _foreign(value: Any) -> bool:
+def _has_dlpack(value: Any) -> bool:
     return hasattr(value, "__dlpack__") and hasattr(value, "__dlpack_device__") and not isinstance(value, np.generic)
 
 
 def import_array(value: Any, name: str) -> Imported:
-    """Import an array without a copy.
+    """Import an array argument called `name` without a copy.
 
     Raises
     ------
@@ -123,19 +125,20 @@ def import_array(value: Any, name: str) -> Imported:
     )
 
 
-def beside(array: Any, constant: Any) -> Any:
-    """Return a constant array in the memory of another array; NumPy's go to a GPU."""
+def on_device_of(array: Any, constant: Any) -> Any:
+    """Return a constant, uploaded if it is a NumPy array and `array` is on a GPU."""
     return upload(constant, array.data.device_id) if is_cupy(array) and not is_cupy(constant) else constant
 
 
 def upload(values: np.ndarray[Any, Any], device: int) -> Any:
-    """Copy an array to a GPU."""
+    """Copy an array to the GPU of a number."""
     cupy = sys.modules["cupy"]
     with cupy.cuda.Device(device):
         return cupy.asarray(values)
 
 
 def _import_cupy(name: str) -> Any:
+    """Import CuPy for an argument in GPU memory, or raise ImportError with what to install."""
     try:
         import cupy
     except ImportError as error:
@@ -164,9 +167,10 @@ def _exporter(value: Any) -> Callable[[Any], Any]:
 def layout(array: Any) -> Layout:
     """Return the memory layout of an array, as far as plans depend on it."""
     if isinstance(array, Spec):
-        shape = (1, 1, *array.shape)
-        rows, cols = math.prod(shape[:-1]), shape[-1]
-        return Layout(unit_rows=rows <= 1 or cols <= 1) if array.ndim >= 2 else _SCALAR
+        if array.ndim < 2:
+            return _VECTOR
+        rows, cols = math.prod(array.shape[:-1]), array.shape[-1]
+        return Layout(unit_rows=rows <= 1 or cols <= 1)
     itemsize = array.dtype.itemsize
     if any(s % itemsize for s in array.strides):
         return _UNREADABLE
@@ -190,23 +194,23 @@ def strided_layout(shape: Sequence[int], strides: Sequence[int], contiguous: boo
     if len(shape) == 1:
         unit = strides[0] == 1 or shape[0] <= 1
         return Layout(unit, True, unit, unit)
-    return _SCALAR
+    return _VECTOR
 
 
 _BLAS_LIMIT = 1 << 31  # cuBLAS takes leading dimensions as 32-bit integers
-_SCALAR = Layout(unit_rows=True)
+_VECTOR = Layout(unit_rows=True)  # contiguous, or a single element
 _UNREADABLE = Layout(unit_cols=False, unit_rows=False, contiguous=False, blas=False)
 _UNFOLDABLE = Layout(unit_cols=False, unit_rows=False, contiguous=False, blas=False, foldable=False)
 
 
 def overlap(a: Any, b: Any) -> bool:
     """Whether the address ranges of two arrays intersect, so that they may share memory."""
-    low, high = span(a)
-    start, stop = span(b)
+    low, high = address_range(a)
+    start, stop = address_range(b)
     return low < stop and start < high
 
 
-def span(a: Any) -> tuple[int, int]:
+def address_range(a: Any) -> tuple[int, int]:
     """Return the half-open address range of an array's bytes."""
     if a.size == 0:
         return (0, 0)
@@ -220,11 +224,11 @@ def span(a: Any) -> tuple[int, int]:
     return low, high + a.itemsize
 
 
-def repeated(given: Sequence[Any]) -> dict[int, int]:
-    """Return which arrays are the same object as an earlier one, by position. A spec may stand for several arrays."""
-    numbers = list(map(id, given))
-    if len(numbers) < 2 or len(set(numbers)) == len(numbers):
+def duplicates(arrays: Sequence[Any]) -> dict[int, int]:
+    """Map the position of each array that is the same object as an earlier one to that one's; specs are left out."""
+    ids = list(map(id, arrays))
+    if len(set(ids)) == len(ids):
         return {}
     first: dict[int, int] = {}
-    found = {i: first[number] for i, number in enumerate(numbers) if first.setdefault(number, i) != i}
-    return {i: same for i, same in found.items() if not isinstance(given[i], Spec)}
+    found = {i: first[number] for i, number in enumerate(ids) if first.setdefault(number, i) != i}
+    return {i: earlier for i, earlier in found.items() if not isinstance(arrays[i], Spec)}

@@ -1,4 +1,4 @@
-"""Functions that run as written: on the CPU, where a plan would gain nothing (see `engines/host_time.py`)."""
+"""Call the user's function itself: on the CPU, where its plan would gain nothing (see `engines/host_time.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .structures import structure_of
 
 
 class AsWritten:
-    """A function called as it is; the arrays that it returns are nobody else's."""
+    """A function called as written, whose results share memory with no other array."""
 
     def __init__(self, function: Callable[..., Any], signature: inspect.Signature, positional: bool):
         self._function, self._signature, self._positional = function, signature, positional
@@ -22,29 +22,30 @@ class AsWritten:
     def __call__(self, values: Sequence[Any]) -> Any:
         """Return what the function returns for the values of all parameters.
 
-        Arrays among it are copied where they share memory with arguments, with what the function has kept, or with each
-        other; lists, dicts and objects that hold arrays are made anew.
+        Result arrays are copied where they share memory with arguments, with what the function has kept, or with each
+        other; containers are rebuilt.
         """
         with np.errstate(all="ignore"):
             if self._positional:
-                return _separated(self._function(*values))
+                return _copy_shared_arrays(self._function(*values))
             bound = self._signature.bind_partial()
             bound.arguments.update(zip(self._signature.parameters, values, strict=True))
-            return _separated(self._function(*bound.args, **bound.kwargs))
+            return _copy_shared_arrays(self._function(*bound.args, **bound.kwargs))
 
 
-def _separated(returned: Any) -> Any:
+def _copy_shared_arrays(returned: Any) -> Any:
+    """Return a result with copies of the arrays in it that something else holds or has a view of."""
     found: list[Any] = []
-    rebuild = _take_apart(returned, found)
-    del returned  # so that `found` alone holds the arrays, but for what holds them elsewhere
+    rebuild = _flatten(returned, found)
+    del returned  # it would count as another holder of the arrays
     for k in range(len(found)):
-        if not _is_free(found, k):
+        if not _is_unshared(found, k):
             found[k] = found[k].copy()
     return rebuild(found)
 
 
-def _take_apart(value: Any, found: list[Any]) -> Callable[[list[Any]], Any]:
-    """Collect the arrays of a result; return a function that makes it again of other ones."""
+def _flatten(value: Any, found: list[Any]) -> Callable[[list[Any]], Any]:
+    """Append the arrays in a result to `found`; return a function that rebuilds the result from other arrays."""
     if type(value) is np.ndarray:
         position = len(found)
         found.append(value)
@@ -52,22 +53,22 @@ def _take_apart(value: Any, found: list[Any]) -> Callable[[list[Any]], Any]:
     structure = None if isinstance(value, np.generic) or constant_key(value) is not None else structure_of(value)
     if structure is None:
         return lambda arrays: value
-    make = structure.rebuild
-    parts = [_take_apart(child, found) for child in structure.children]
-    return lambda arrays: make([part(arrays) for part in parts])
+    rebuild = structure.rebuild
+    rebuild_children = [_flatten(child, found) for child in structure.children]
+    return lambda arrays: rebuild([rebuild_child(arrays) for rebuild_child in rebuild_children])
 
 
-def _is_free(arrays: list[Any], k: int) -> bool:
-    """Whether the list alone holds an array, or a view whose memory nothing else holds, and it can be written to."""
-    if sys.getrefcount(arrays[k]) > _ALONE or 0 in arrays[k].strides or not arrays[k].flags.writeable:
+def _is_unshared(arrays: list[Any], k: int) -> bool:
+    """Whether array `k` is writable and held by this list alone, and so is the array that it may be a view of."""
+    if sys.getrefcount(arrays[k]) > _ONE_HOLDER or 0 in arrays[k].strides or not arrays[k].flags.writeable:
         return False
     if arrays[k].base is None:
         return True
-    if type(arrays[k].base) is not np.ndarray or sys.getrefcount(arrays[k].base) > _ALONE:
+    if type(arrays[k].base) is not np.ndarray or sys.getrefcount(arrays[k].base) > _ONE_HOLDER:
         return False
     owner = arrays[k].base
     return owner.base is None and arrays[k].nbytes <= owner.nbytes
 
 
-# References to an array that only a list holds, as `_is_free` counts them.
-_ALONE = sys.getrefcount([np.empty(1)][0]) + 1
+# References to an array that only a list holds, as `_is_unshared` counts them.
+_ONE_HOLDER = sys.getrefcount([np.empty(1)][0]) + 1

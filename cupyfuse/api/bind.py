@@ -1,4 +1,4 @@
-"""Fused functions with bound arguments, and the prepacked values computed from those alone."""
+"""Fused functions with bound arguments, and the prepacked values computed from these alone."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ class Bound:
         self._fused = fused
         self._fixed = dict(fixed)
         self._free = tuple(name for name in fused.names if name not in fixed)
-        self._constants: dict[str, Signature] = {}  # bound arguments that cannot change
-        # Of the others, as of the last call: how often their arrays were replaced, the caller's arrays, their imports.
-        self._mutables: dict[str, tuple[int, list[Any], list[Any], list[Any]]] = {}
+        self._immutable: dict[str, Signature] = {}  # bound arguments that cannot change
+        # Of the others, as of the last call: (how often their arrays were replaced, the caller's arrays, their imports,
+        # exporters).
+        self._mutable: dict[str, tuple[int, list[Any], list[Any], list[Any]]] = {}
         self._runnables = PlanCache()
+        # Plans over bound arrays: (execute, their inputs, their results).
         self._prepacked: dict[Hashable, tuple[Callable[..., Any], list[Any], list[Any]]] = {}
         functools.update_wrapper(self, fused.__wrapped__)
         self.__wrapped__ = functools.partial(fused.__wrapped__, **fixed)
@@ -45,10 +47,7 @@ class Bound:
         return f"<{self._fused!r} with {', '.join(self._fixed)} bound>"
 
     def _values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], set[str]]:
-        """Return the value of every parameter, in the order of the function's own signature.
-
-        With them, the names of the parameters that are bound or have their default values, which are constants.
-        """
+        """Return the value of each parameter, and the names of those that are bound or take their defaults."""
         given = dict(zip(self._free, args, strict=False))
         if len(args) > len(self._free):
             raise TypeError(f"expected at most {len(self._free)} arguments ({', '.join(self._free)}), got {len(args)}")
@@ -77,7 +76,7 @@ class Bound:
         if kwargs or len(args) != len(self._free):
             found, constants = self._values(args, kwargs)
             values = [v for name, v in zip(self._fused.names, found, strict=True) if name not in self._fixed]
-        signature = self._fused.environment.signature()
+        signature = self._fused.environment.new_signature()
         try:
             self._add_all(signature, values, constants)
         except (TracedArgument, TypeError) as error:
@@ -85,7 +84,7 @@ class Bound:
                 arguments = dict(zip(self._fused.names, self._values(args, kwargs)[0], strict=True))
                 return self._fused.inline((), arguments, out)
             raise
-        key = signature.whole_key(*self._fused.products)
+        key = signature.cache_key(*self._fused.product_settings)
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             all_values, _ = self._values(args, kwargs)
@@ -97,32 +96,32 @@ class Bound:
         """Add the bound arguments and the others, in the order of the function's parameters."""
         given = iter(values)
         for name in self._fused.names:
-            constant = self._constants.get(name)
-            if constant is not None:
-                signature.add_leaves_of(constant)
+            immutable = self._immutable.get(name)
+            if immutable is not None:
+                signature.add_leaves_of(immutable)
             elif name in self._fixed:
                 self._add_bound(name, signature)
             else:
-                self._fused.add(signature, next(given), name, name in constants)
+                self._fused.add_argument(signature, next(given), name, name in constants)
         self._fused.environment.add_to(signature)
 
     def _add_bound(self, name: str, signature: Signature) -> None:
-        """Add a bound argument: an immutable one is looked at once, another in every call."""
+        """Add a bound argument: an immutable one is read once, a mutable one in every call."""
         value = self._fixed[name]
-        own = self._fused.environment.signature()
-        self._fused.add(own, value, name, by_value=True)
-        if own.stable and not own.read_functions and not own.classes:
-            self._constants[name] = own
+        own = self._fused.environment.new_signature()
+        self._fused.add_argument(own, value, name, by_value=True)
+        if own.stable and not own.has_functions and not own.classes:
+            self._immutable[name] = own
             signature.add_leaves_of(own)
             return
         first = len(signature.leaves)
-        self._fused.add(signature, value, name, by_value=True)
+        self._fused.add_argument(signature, value, name, by_value=True)
         originals = [signature.originals.get(i, signature.leaves[i]) for i in range(first, len(signature.leaves))]
-        cached = self._mutables.get(name)
+        cached = self._mutable.get(name)
         if cached is not None:
             version, before, leaves, exporters = cached
             if len(before) == len(originals) and all(map(operator.is_, originals, before)):
-                # The same imports of arrays of other libraries, so that what is kept of them is found again.
+                # Prepacked values are found by the ids of the imports, which therefore stay the same.
                 signature.leaves[first:] = leaves
                 signature.exporters[first:] = exporters
                 signature.key.append(version)
@@ -130,7 +129,7 @@ class Bound:
             # Free the values computed from the replaced arrays.
             self._runnables, self._prepacked = PlanCache(), {}
         version = 0 if cached is None else cached[0] + 1
-        self._mutables[name] = (version, originals, signature.leaves[first:], signature.exporters[first:])
+        self._mutable[name] = (version, originals, signature.leaves[first:], signature.exporters[first:])
         signature.key.append(version)
 
     @property
@@ -144,19 +143,20 @@ class Bound:
         return self._fused.plan_for(values, devices.DEFAULT, constants, self._bound_positions(values))
 
     def _bound_positions(self, values: Sequence[Any]) -> frozenset[int]:
-        """Return the positions of the bound arrays among all arrays, without those that are an argument as well."""
+        """Return the positions of the bound arrays among the leaves, but those that are an argument as well."""
         positions: set[int] = set()
-        signature = self._fused.environment.signature(specs=True)
+        signature = self._fused.environment.new_signature(specs=True)
         for name, value in zip(self._fused.names, values, strict=True):
             first = len(signature.leaves)
-            self._fused.add(signature, value, name)
+            self._fused.add_argument(signature, value, name)
             if name in self._fixed:
                 positions.update(range(first, len(signature.leaves)))
         self._fused.environment.add_to(signature)
-        return frozenset(positions - {same for i, same in signature.repeated().items() if i not in positions})
+        shared = {earlier for i, earlier in signature.duplicates().items() if i not in positions}
+        return frozenset(positions - shared)
 
     def _prepack(self, plan: Plan, leaves: list[Any], engine: Callable[..., Any]) -> list[Any]:
-        """Run a plan over bound arrays; calls of other shapes share its results."""
+        """Run a plan over bound arrays, or return its results from an earlier call, of any shape."""
         needed = [leaves[node.argument] for node in plan.graph.inputs]
         key = (*graph_key(plan.graph), *map(id, needed))
         if key not in self._prepacked:
@@ -169,7 +169,7 @@ class Bound:
         return Bound, (self._fused, self._fixed)
 
     def refresh(self) -> None:
-        """Recompute, in place, what depends on the bound arrays, after they were changed."""
+        """Recompute the prepacked values in place, after bound arrays were changed."""
         for execute, leaves, results in list(self._prepacked.values()):
             execute(leaves, results)
 

@@ -1,4 +1,4 @@
-"""Plans that are ready to run, by the signatures of calls."""
+"""LRU cache of compiled plans, by the signatures of calls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ LIMIT = 1024  # plans kept for one function
 
 
 class PlanCache:
-    """Plans by key; the one that was used least recently makes room for a new one.
+    """LRU cache of runnables by key.
 
-    Where a function reads the values of some float arguments, a key leads to their positions, and the key together with
-    the values leads to a plan.
+    Where a function reads the values of some float arguments, the key maps to their positions, and the key with those
+    values maps to a runnable.
     """
 
     def __init__(self) -> None:
@@ -25,27 +25,27 @@ class PlanCache:
         return sum(type(found) is not tuple for found in list(self._found.values()))
 
     def values(self) -> list[Runnable]:
-        """List the plans, the newest last."""
+        """List the runnables, the newest last."""
         return [found for found in list(self._found.values()) if not isinstance(found, tuple)]
 
     def find(self, key: Hashable, numbers: Sequence[float]) -> Runnable | None:
-        """Return the plan for a key and float arguments."""
+        """Return the runnable for a key and the values of the float arguments, or None."""
         found = self._found.get(key)
         if type(found) is tuple:
-            self._use(key)
+            self._mark_used(key)
             key = _with_values(key, numbers, found)
             found = self._found.get(key)
         if found is not None:
-            self._use(key)
+            self._mark_used(key)
         return found  # type: ignore[return-value]
 
-    def _use(self, key: Hashable) -> None:
+    def _mark_used(self, key: Hashable) -> None:
         if len(self._found) > LIMIT // 2:  # until then the order does not matter
-            with contextlib.suppress(KeyError):  # another thread has just made room
+            with contextlib.suppress(KeyError):  # another thread has just evicted it
                 self._found.move_to_end(key)
 
     def add(self, key: Hashable, numbers: Sequence[float], read: Iterable[int], runnable: Runnable) -> None:
-        """Add a plan that holds for the values of the float arguments at the positions `read`, and any others."""
+        """Add a runnable; the values of the float arguments at the positions `read` become part of its key."""
         before = self._found.get(key)
         positions = tuple(sorted({*read, *(before if isinstance(before, tuple) else ())}))
         if positions:
@@ -58,4 +58,5 @@ class PlanCache:
 
 
 def _with_values(key: Hashable, numbers: Sequence[float], positions: tuple[int, ...]) -> Hashable:
+    """Extend a key by the values of the float arguments at some positions."""
     return key, tuple([numbers[i].hex() for i in positions])

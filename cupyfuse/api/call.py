@@ -23,14 +23,15 @@ from .structures import structure_of
 
 @dataclass(frozen=True)
 class Runnable:
-    """A plan loaded by an engine, and what belongs to it.
+    """A plan loaded by an engine, with the arrays and the result structure that a call needs.
 
     Attributes
     ----------
     plan : Plan
     results : Results
-        Their structure.
+        The structure of the results.
     execute : callable
+        Runs the plan on arrays, `out` arrays or None, and float arguments.
     kept : list of array
         Constants and prepacked values, which follow the arguments.
     as_written : AsWritten or None
@@ -45,11 +46,12 @@ class Runnable:
 
     @functools.cached_property
     def no_outs(self) -> list[None]:
+        """None for each output: the engine allocates all of them."""
         return [None] * len(self.plan.outputs)
 
 
 def tracer_in(value: Any, parents: tuple[int, ...] = ()) -> Tracer | None:
-    """Return a traced array that an argument is or contains: the call then is inlined into its trace."""
+    """Return the first traced array that an argument is or contains; `parents` are the ids of its containers."""
     if type(value) is Tracer:
         return value
     if id(value) in parents:
@@ -67,12 +69,12 @@ def contains_tracer(value: Any) -> bool:
 
 
 def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any]:
-    """Return the loader of plans for the device that the arrays are on.
+    """Return the function that loads plans for the device of the arrays, whose names are for the error messages.
 
     Raises
     ------
     TypeError
-        Arrays are on the CPU and on a GPU, or on several GPUs.
+        There is no array, or arrays are on the CPU and on a GPU, or on several GPUs.
     """
     places = [f"GPU {a.data.device_id}" if arrays.is_cupy(a) else "the CPU" for a in leaves]
     if len(set(places)) > 1:
@@ -91,7 +93,7 @@ def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any
 
 
 def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
-    """Return the GPU that the arrays are on, else the one named `default`, else None."""
+    """Return the GPU that the arrays are on; for arrays on the CPU the one named `default`, or None."""
     if leaves and arrays.is_cupy(leaves[0]):
         from ..cuda.runtime import on_device
 
@@ -100,9 +102,17 @@ def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
 
 
 def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any] = ()) -> Any:
-    """Run a plan, and return the results in the caller's structure and array library.
+    """Run a plan, and return the results in the function's structure and the caller's array library.
 
-    `values` are those of all parameters, for a function that runs as written.
+    Parameters
+    ----------
+    runnable : Runnable
+    signature : Signature
+        Of the call.
+    out : array, sequence of arrays, or None
+        Receives the results.
+    values : sequence
+        The value of each parameter, for a function that runs as written.
     """
     leaves = signature.leaves
     if runnable.plan.graph.effects:
@@ -123,7 +133,7 @@ def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any
 
 def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
     """Check that arguments modified in place are writable and share no memory with other arguments."""
-    spans = [arrays.span(leaf) for leaf in leaves]
+    spans = [arrays.address_range(leaf) for leaf in leaves]
     for arg, _ in plan.graph.effects:
         name = plan.graph.inputs[arg].name
         if isinstance(leaves[arg], np.ndarray) and not leaves[arg].flags.writeable:
@@ -138,8 +148,23 @@ def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
 
 
 def _run_into(runnable: Runnable, signature: Signature, out: Any) -> list[Any]:
-    """Run, and write the results to the caller's arrays: directly, or by a copy where they overlap other operands."""
-    outputs, leaves = runnable.plan.outputs, signature.leaves
+    """Run a plan, and write the results to `out`: directly, or by a copy where memory overlaps with other operands."""
+    targets = _import_targets(runnable.plan, signature.leaves[0], out)
+    operands = [*signature.leaves, *runnable.kept]
+    direct = [
+        None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
+        for i, target in enumerate(targets)
+    ]
+    results = runnable.execute(operands, direct, signature.numbers)
+    for target, passed, result in zip(targets, direct, results, strict=True):
+        if passed is None:
+            target[...] = result
+    return []
+
+
+def _import_targets(plan: Plan, argument: Any, out: Any) -> list[Any]:
+    """Import the arrays of `out`, and check them against the outputs of a plan and the device of an argument."""
+    outputs = plan.outputs
     given = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(given) != len(outputs):
         raise ValueError(f"out: expected {len(outputs)} array(s), one for each result, got {len(given)}")
@@ -149,7 +174,7 @@ def _run_into(runnable: Runnable, signature: Signature, out: Any) -> list[Any]:
         if not arrays.is_array(array) or isinstance(array, arrays.Spec):
             raise TypeError(f"{name}: expected an array, got {type(array).__name__}")
         target = arrays.import_array(array, name).array
-        if arrays.is_cupy(target) != arrays.is_cupy(leaves[0]):
+        if arrays.is_cupy(target) != arrays.is_cupy(argument):
             raise TypeError(f"{name}: expected an array in the same memory as the arguments; allocate it beside them")
         try:
             dtype = dtypes.name_of(target.dtype)
@@ -165,13 +190,4 @@ def _run_into(runnable: Runnable, signature: Signature, out: Any) -> list[Any]:
         if target.size and any(n > 1 and s == 0 for n, s in zip(target.shape, target.strides, strict=True)):
             raise ValueError(f"{name}: several elements of the array share one address; pass a plain array")
         targets.append(target)
-    operands = [*leaves, *runnable.kept]
-    direct = [
-        None if any(arrays.overlap(target, other) for other in (*operands, *targets[:i])) else target
-        for i, target in enumerate(targets)
-    ]
-    results = runnable.execute(operands, direct, signature.numbers)
-    for target, passed, result in zip(targets, direct, results, strict=True):
-        if passed is None:
-            target[...] = result
-    return []
+    return targets

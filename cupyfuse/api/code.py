@@ -1,4 +1,4 @@
-"""What a function's code reads beside its arguments: its free variables and globals, and which of their attributes."""
+"""Analysis of functions: the variables and attributes that their bytecode reads, and where their code comes from."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from typing import Any
 
 import numpy as np
 
-Chain = tuple[str, ...]
+AttributePath = tuple[str, ...]  # of config.model.eps: ("model", "eps")
 
 
 @dataclass(frozen=True)
 class Reads:
-    """What code reads beside its arguments, functions within it included.
+    """What code, with the functions nested in it, reads beside its arguments.
 
     Attributes
     ----------
     variables : dict
-        For each free variable or global, by name, the chains of attributes that are read of it: ``config.model.eps`` is
-        ("model", "eps"), and the value as a whole is ().
+        For each free variable or global, by name, the attribute paths that are read of it; () is the value as a whole.
     globals : tuple of str
-        Those of them that are no free variables.
+        The globals among the variables.
     attributes : frozenset of str
         The names of all attributes that are read of anything.
     assigned : tuple of str
         Free variables and globals that the code assigns.
     imported : tuple of str
-        Modules that it imports.
+        Modules that the code imports.
     """
 
-    variables: dict[str, frozenset[Chain]]
+    variables: dict[str, frozenset[AttributePath]]
     globals: tuple[str, ...]
     attributes: frozenset[str]
     assigned: tuple[str, ...]
@@ -52,52 +51,52 @@ _IGNORED = {"CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "RESUME"}
 
 @functools.lru_cache(maxsize=4096)
 def reads_of(code: types.CodeType) -> Reads:
-    """Find what code reads, from its instructions."""
-    variables: dict[str, set[Chain]] = {}
+    """Find what code reads, from its bytecode."""
+    variables: dict[str, set[AttributePath]] = {}
     attributes: set[str] = set()
     assigned: list[str] = []
     imported: list[str] = []
     for inner in _with_nested(code):
+        # A nested function may have a variable of its own by the name of one outside.
         outside = set(code.co_freevars) - (set(inner.co_cellvars) if inner is not code else set())
-        chain: list[str] | None = None  # attributes of the variable that was loaded last
+        path: list[str] | None = None  # attributes read so far of `variable`, which was loaded last
         variable = ""
-        names: Any = ()  # the constant that was loaded last: those of the attributes in a class pattern
+        constant: Any = ()  # loaded last; before MATCH_CLASS the names of the pattern's attributes
         for instruction in dis.get_instructions(inner):
             operation, name = instruction.opname, instruction.argval
             if operation in _ATTRIBUTES:
                 attributes.add(name)
-                if chain is not None:
-                    chain.append(name)
+                if path is not None:
+                    path.append(name)
                 continue
-            if chain is not None and operation not in _IGNORED:
-                variables.setdefault(variable, set()).add(tuple(chain))
-                chain = None
+            if path is not None and operation not in _IGNORED:
+                variables.setdefault(variable, set()).add(tuple(path))
+                path = None
             is_outside = "DEREF" not in operation or name in outside
             if operation in _VARIABLES and is_outside:
-                variable, chain = name, []
+                variable, path = name, []
             elif operation in _ASSIGNMENTS and is_outside:
                 assigned.append(name)
             elif operation == "IMPORT_NAME":
                 imported.append(name)
             elif operation == "LOAD_CONST":
-                names = name
+                constant = name
             elif operation == "MATCH_CLASS":
-                attributes.update(names, ("__match_args__",))
-    found = {name: frozenset(chains) for name, chains in variables.items()}
-    free = code.co_freevars
-    return Reads(
-        found, tuple(n for n in found if n not in free), frozenset(attributes), tuple(assigned), tuple(imported)
-    )
+                attributes.update(constant, ("__match_args__",))
+    found = {name: frozenset(paths) for name, paths in variables.items()}
+    global_names = tuple(name for name in found if name not in code.co_freevars)
+    return Reads(found, global_names, frozenset(attributes), tuple(assigned), tuple(imported))
 
 
 def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield code and the code of all functions nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _with_nested(constant)
 
 
-# Code that is taken not to change: the standard library, installed packages, this package.
+# Where code is that is taken not to change: the standard library, installed packages, this package.
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _PATHS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 _PATHS.add(os.path.dirname(os.path.dirname(os.path.abspath(np.__file__))))
@@ -116,13 +115,14 @@ def is_own(filename: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def is_library(filename: str, module: str, package: str) -> bool:
-    """Whether a file belongs to an installed package other than `package`, or to the standard library."""
+    """Whether a module's file belongs to the standard library, or to an installed package other than `package`."""
     if is_own(filename):
         return True
     return filename.startswith(_INSTALLED) and (package_of(module) != package or not package)
 
 
 def is_library_module(module: types.ModuleType, package: str) -> bool:
+    """Whether a module belongs to the standard library, or to an installed package other than `package`."""
     name = module.__name__
     if package_of(name) in sys.stdlib_module_names and name != "__main__":
         return True
@@ -135,5 +135,5 @@ def is_generated(code: types.CodeType) -> bool:
     if code.co_filename != "<string>":
         return False
     name = getattr(code, "co_qualname", None)
-    # Python 3.10 has no qualified names of code; there each method is the second line of a function of its own.
+    # Python 3.10 has no co_qualname; there each method is generated as the second line of a factory function.
     return code.co_firstlineno == 2 if name is None else name.startswith("__create_fn__.")

@@ -1,4 +1,4 @@
-"""Constants among the arguments: values that are part of the key of a plan, and how they are compared."""
+"""Keys of constants: values that are compared from call to call, and belong to the key of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..trace.numpy import is_distribution
 
 
 class Identity:
-    """A key that equals only that of the same object, and keeps the object alive."""
+    """A key that compares an object by identity, and keeps it alive."""
 
     __slots__ = ("value",)
 
@@ -34,7 +34,7 @@ _PLAIN = (int, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented
 
 
 def constant_key(value: Any) -> Hashable:
-    """Return a key that is equal for constants which no function can tell apart; None for what is no constant."""
+    """Return a key that is equal only for constants that no function can tell apart; None if not a constant."""
     cls = type(value)
     if cls in _PLAIN:
         return (cls, value)
@@ -45,20 +45,20 @@ def constant_key(value: Any) -> Hashable:
     if cls is range:
         return (cls, value.start, value.stop, value.step)
     if cls is slice:
-        return _all(cls, (value.start, value.stop, value.step))
+        return _combine_keys(cls, (value.start, value.stop, value.step), constant_key)
     if cls is frozenset:
-        return _all(cls, value, nested_key)  # in the order in which a function meets them
+        return _combine_keys(cls, value, nested_key)  # in the order in which a function would iterate
     if isinstance(value, np.dtype):
         return (cls, value, str(value.metadata))
-    if isinstance(value, np.generic) and _is_numpys(cls) and not value.dtype.hasobject:
+    if isinstance(value, np.generic) and _is_numpy_scalar(cls) and not value.dtype.hasobject:
         return (cls, value.dtype, value.tobytes())
-    if isinstance(value, enum.Enum) or is_lasting(value):
+    if isinstance(value, enum.Enum) or is_stateless(value):
         return Identity(value)
     return None
 
 
 def enums_in(value: Any) -> list[type]:
-    """Return the classes of the enums whose members a constant is or contains, or the keys of a dict."""
+    """Return the enum classes of the members in a constant, a nested tuple of constants, or the keys of a dict."""
     if isinstance(value, enum.Enum):
         return [type(value)]
     if isinstance(value, (tuple, frozenset, dict)):
@@ -67,28 +67,29 @@ def enums_in(value: Any) -> list[type]:
 
 
 def nested_key(value: Any) -> Hashable:
-    """Return such a key of constants, or tuples of them; None for what is none."""
-    return _all(tuple, value, nested_key) if type(value) is tuple else constant_key(value)
+    """Return the key of a constant or a nested tuple of constants; None for anything else."""
+    return _combine_keys(tuple, value, nested_key) if type(value) is tuple else constant_key(value)
 
 
-def _all(cls: type, items: Any, key: Callable[[Any], Hashable] = constant_key) -> Hashable:
+def _combine_keys(cls: type, items: Any, key: Callable[[Any], Hashable]) -> Hashable:
+    """Return the key of a container from those of its items; None if an item has none."""
     keys = tuple(map(key, items))
     return None if None in keys else (cls, keys)
 
 
-def _is_numpys(cls: type) -> bool:
-    """Whether a scalar type is one of NumPy's or of ml_dtypes', not derived from one."""
+def _is_numpy_scalar(cls: type) -> bool:
+    """Whether a scalar type is NumPy's or ml_dtypes' own, not a subclass that a user has defined."""
     return cls.__module__.partition(".")[0] in ("numpy", "ml_dtypes")
 
 
-def is_lasting(value: Any) -> bool:
-    """Whether the meaning of a value does not change: a ufunc, a distribution, a function in C bound to no object."""
+def is_stateless(value: Any) -> bool:
+    """Whether an object always behaves the same: a ufunc, a SciPy distribution, a C function bound to no instance."""
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, (types.ModuleType, type))
     if isinstance(value, np.ufunc):
         return True
     cls = type(value)
-    if cls in _SLOTS or cls is _NUMPY_FUNCTION or cls.__name__ == "cython_function_or_method":
+    if cls in _C_DESCRIPTORS or cls is _NUMPY_FUNCTION or cls.__name__ == "cython_function_or_method":
         return True
     if cls.__module__ == "typing" or is_distribution(value):
         return True
@@ -99,11 +100,10 @@ def is_lasting(value: Any) -> bool:
     )
 
 
-# Methods and members of classes that are written in C, and NumPy's functions, which dispatch.
-_SLOTS = (
+_C_DESCRIPTORS = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
     types.GetSetDescriptorType,
     types.MemberDescriptorType,
 )
-_NUMPY_FUNCTION = type(np.sum)
+_NUMPY_FUNCTION = type(np.sum)  # a function that dispatches by __array_function__

@@ -19,18 +19,18 @@ from . import arrays
 from .fuse import Fused
 
 F = TypeVar("F", bound=Callable[..., Any])
-Options = dict[str, Any]
+Arguments = dict[str, Any]
 
 
-def traceable(function: F, eager: Callable[[Fused, Options], Any] | None = None) -> F:
-    """Make a function on traced arrays callable on arrays too, as a fused function of its own.
+def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = None) -> F:
+    """Make a function on traced arrays callable on arrays too, where it runs as a fused function of its own.
 
     Parameters
     ----------
     function : callable
         Takes its array as the first parameter.
     eager : callable, optional
-        Runs the fused function on arrays, given all arguments by name. By default `along_axes` for a function with an
+        Called with the fused function and all arguments by name. By default `along_axes` for a function with an
         `axis`, and `by_rows` for others.
     """
     fused = Fused(function)
@@ -38,14 +38,15 @@ def traceable(function: F, eager: Callable[[Fused, Options], Any] | None = None)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        """Inline the function into the trace of a traced operand; else run it fused, on arrays."""
         operands = (*args, *kwargs.values())
         for operand in operands:
             if isinstance(operand, Tracer):
                 operand._trace.plain = False
-                with operand._trace.call(function.__name__, operands) as done:
+                with operand._trace.call(function.__name__, operands) as record:
                     result = function(*args, **kwargs)
-                    return result if isinstance(result, tuple) else done(result)
-        if eager is None and args and _is_direct(args[0]):
+                    return result if isinstance(result, tuple) else record(result)
+        if eager is None and args and _needs_no_conversion(args[0]):
             return fused(*args, **kwargs)
         out = kwargs.pop("out", None)
         bound = fused.signature.bind(*args, **kwargs)
@@ -55,20 +56,20 @@ def traceable(function: F, eager: Callable[[Fused, Options], Any] | None = None)
     return call  # type: ignore[return-value]
 
 
-def _is_direct(value: Any) -> bool:
-    """Whether the fused function takes an argument without conversion."""
+def _needs_no_conversion(value: Any) -> bool:
+    """Whether a value is a vector or matrix of floats, of NumPy or CuPy; bfloat16 is of kind "V"."""
     return (type(value) is np.ndarray or arrays.is_cupy(value)) and value.ndim in (1, 2) and value.dtype.kind in "fV"
 
 
 def import_operand(value: Any, name: str) -> arrays.Imported:
-    """Import an array, list or number; lists and numbers become NumPy arrays."""
+    """Import an array, or convert a list or number to a NumPy array."""
     if isinstance(value, arrays.Spec):
         raise TypeError(f"argument {name!r}: a spec has no values; pass an array")
     return arrays.import_array(value if arrays.is_array(value) else np.asarray(value), name)
 
 
 def promote_integers(array: Any, beside: Any = None) -> Any:
-    """Convert integers to float64, or to the float dtype that NumPy promotes them to beside a float array."""
+    """Convert bools and integers to float64; beside a float array, to the smallest float dtype that holds them."""
     if array.dtype.kind not in "iub":
         return array
     narrow = beside is not None and beside.dtype.kind in "fV"
@@ -85,7 +86,7 @@ def export(result: Any, imported: arrays.Imported) -> Any:
 
 
 def _copy_to(result: Any, out: Any) -> Any:
-    """Copy a result to the caller's arrays, if there are any."""
+    """Copy a result, or a tuple of them, to the arrays of `out`, and return `out`; the result itself if it is None."""
     if out is None:
         return result
     results = result if isinstance(result, tuple) else (result,)
@@ -107,24 +108,29 @@ def _copy_to(result: Any, out: Any) -> Any:
     return out
 
 
-def along_axes(fused: Fused, options: Options) -> Any:
-    """Run a function along axes; an array of more than two dimensions becomes rows x columns."""
-    name = next(iter(options))
-    imported = import_operand(options[name], name)
-    x = options[name] = promote_integers(imported.array)
-    return export(fused(**options) if x.ndim <= 2 else on_last(fused, options, [name], x.shape), imported)
+def along_axes(fused: Fused, arguments: Arguments) -> Any:
+    """Run a function that has an `axis` on an array of any rank."""
+    name = next(iter(arguments))
+    imported = import_operand(arguments[name], name)
+    x = arguments[name] = promote_integers(imported.array)
+    result = fused(**arguments) if x.ndim <= 2 else with_axes_last(fused, arguments, [name], x.shape)
+    return export(result, imported)
 
 
-def on_last(fused: Fused, options: Options, names: Sequence[str], shape: tuple[int, ...]) -> Any:
-    """Run a function on arguments of one shape, of any rank: `axis` moved last and merged into columns."""
-    axes = trace.normalize_axes(options["axis"], len(shape), fused.__wrapped__.__name__)
+def with_axes_last(fused: Fused, arguments: Arguments, names: Sequence[str], shape: tuple[int, ...]) -> Any:
+    """Run a function with `axis` moved last and merged into columns, the other axes merged into rows.
+
+    `names` are the arguments of this shape that are rearranged.
+    """
+    axes = trace.normalize_axes(arguments["axis"], len(shape), fused.__wrapped__.__name__)
     kept = tuple(i for i in range(len(shape)) if i not in axes)
     order = (*kept, *axes)
     rows, cols = (math.prod(shape[i] for i in group) for group in (kept, axes))
-    options = options | {name: options[name].transpose(*order).reshape(rows, cols) for name in names} | {"axis": 1}
-    reducing = "keepdims" in options
-    keepdims = options.pop("keepdims", False)
-    results = fused(**options)
+    matrices = {name: arguments[name].transpose(*order).reshape(rows, cols) for name in names}
+    arguments = {**arguments, **matrices, "axis": 1}
+    reducing = "keepdims" in arguments
+    keepdims = arguments.pop("keepdims", False)
+    results = fused(**arguments)
     if not reducing:
         return results.reshape(*(shape[i] for i in order)).transpose(*np.argsort(order).tolist())
     final = tuple(1 if i in axes else n for i, n in enumerate(shape)) if keepdims else tuple(shape[i] for i in kept)
@@ -133,19 +139,19 @@ def on_last(fused: Fused, options: Options, names: Sequence[str], shape: tuple[i
     return results.reshape(final)[()]
 
 
-def by_rows(fused: Fused, options: Options) -> Any:
-    """Run a function that maps rows to rows, with all leading dimensions merged into rows."""
-    name = next(iter(options))
-    imported = import_operand(options[name], name)
-    x = options[name] = promote_integers(imported.array)
+def by_rows(fused: Fused, arguments: Arguments) -> Any:
+    """Run a function of rows on an array of any rank, with all leading axes merged into rows."""
+    name = next(iter(arguments))
+    imported = import_operand(arguments[name], name)
+    x = arguments[name] = promote_integers(imported.array)
     if x.ndim > 2:
-        options[name] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    result = fused(**options)
+        arguments[name] = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    result = fused(**arguments)
     return export(result.reshape(*x.shape[:-1], result.shape[-1]) if x.ndim > 2 else result, imported)
 
 
-def as_matrix(fused: Fused, options: Options) -> Any:
-    """Run a function of a matrix; it checks the rank itself."""
-    name = next(iter(options))
-    imported = import_operand(options[name], name)
-    return export(fused(**options | {name: promote_integers(imported.array)}), imported)
+def as_matrix(fused: Fused, arguments: Arguments) -> Any:
+    """Run a function of one matrix, which checks the rank itself."""
+    name = next(iter(arguments))
+    imported = import_operand(arguments[name], name)
+    return export(fused(**arguments | {name: promote_integers(imported.array)}), imported)

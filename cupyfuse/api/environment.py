@@ -1,4 +1,4 @@
-"""What a fused function reads around it: recognised by identity in each call, and read anew where it can change."""
+"""The variables around a fused function: checked for changes in each call, and read again where they changed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import types
 from typing import Any, NamedTuple
 
 from .code import is_own
-from .members import written_bases
+from .members import user_bases
 from .signature import MISSING, Signature
 
-_CLASSES = 64  # combinations of classes that are remembered
+_MOST_CLASSES = 64  # combinations of argument classes whose snapshots are kept
 
 
-class _Hashed:
-    """A key that is hashed once."""
+class _HashedKey:
+    """A tuple as a key, whose hash is computed once."""
 
     __slots__ = ("_hash", "_parts")
 
@@ -25,38 +25,42 @@ class _Hashed:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is _Hashed and self._parts == other._parts)
+        return self is other or (type(other) is _HashedKey and self._parts == other._parts)
 
 
-class _Found(NamedTuple):
-    """What was found around functions and in classes, where it changes only if another object is put in its place.
+class _Snapshot(NamedTuple):
+    """Immutable values read around functions and in classes, with all that shows whether they are current.
 
     Attributes
     ----------
-    key : _Hashed
+    key : _HashedKey
     leaves, names : list
-        The arrays.
-    spaces, cells : list of tuple
-        Variables, and what they held.
-    functions : list of tuple
-        Functions with their code and default values.
-    orders, members : list of tuple
-        Classes with their bases, and with the numbers of their attributes, whose values are kept too.
-    containers : list of tuple
-        Lists, dicts and sets in functions of libraries, with the numbers of what they hold, which is kept too.
+        The arrays among them, and what they are called.
+    variables : list of (dict, name, object)
+        Globals and attributes, with what they held.
+    cells : list of (cell, object)
+        Closure cells, with what they held.
+    functions : list of (function, code, defaults, keyword defaults)
+    orders : list of (class, tuple of class)
+        Classes, with their method resolution orders.
+    members : list of (dict, names, ids, values)
+        Attributes of classes; the values are held so that their ids stay theirs.
+    containers : list of (container, ids, contents)
+        Containers in library functions; the contents are held likewise.
     attributes : set of str
-        The attributes that the code names.
+        The names of all attributes that the code reads.
     classes : dict
-        The classes and modules met, by name.
+        The classes and modules met, with their names.
     token : object
-        What stands for all that is registered as subclasses of abstract classes; None if none of those was met.
+        The cache token of `abc` if an abstract class was met, which changes when a virtual subclass is registered.
     captured : bool
+        As `Signature.captured`.
     """
 
-    key: _Hashed
+    key: _HashedKey
     leaves: list[Any]
     names: list[str]
-    spaces: list[tuple[dict[str, Any], str, Any]]
+    variables: list[tuple[dict[str, Any], str, Any]]
     cells: list[tuple[Any, Any]]
     functions: list[tuple[types.FunctionType, types.CodeType, Any, Any]]
     orders: list[tuple[type, tuple[type, ...]]]
@@ -68,32 +72,33 @@ class _Found(NamedTuple):
     captured: bool
 
     @classmethod
-    def of(cls, own: Signature, package: str) -> _Found:
-        """Return what a signature holds, all of it stable."""
-        spaces = [probe for probe in own.probes if isinstance(probe[0], dict)]
+    def of(cls, own: Signature, package: str) -> _Snapshot:
+        """Take the snapshot of a stable signature."""
+        variables = [probe for probe in own.probes if isinstance(probe[0], dict)]
         cells = [(cell, value) for cell, _, value in own.probes if not isinstance(cell, dict)]
         functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in own.functions]
         classes = [c for c in own.classes if isinstance(c, type)]
         orders = [(c, c.__mro__) for c in classes]
-        held = [vars(base) for c in classes for base in written_bases(c, package)]
+        held = [vars(base) for c in classes for base in user_bases(c, package)]
         members = [(space, list(space), list(map(id, space.values())), list(space.values())) for space in held]
         containers = [(c, list(map(id, held)), held) for c in own.containers for held in [_contents(c)]]
         token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
-        key = _Hashed(tuple(own.key))
+        key = _HashedKey(tuple(own.key))
         return cls(
-            *(key, own.leaves, own.names, spaces, cells, functions, orders, members, containers),
+            *(key, own.leaves, own.names, variables, cells, functions, orders, members, containers),
             *(own.attributes, own.classes, token, own.captured),
         )
 
     def is_current(self) -> bool:
-        for space, name, value in self.spaces:
+        """Whether every variable, function, class and container still holds the same objects."""
+        for space, name, value in self.variables:
             if space.get(name, MISSING) is not value:
                 return False
         try:
             for cell, value in self.cells:
                 if cell.cell_contents is not value:
                     return False
-        except ValueError:
+        except ValueError:  # the cell was emptied
             return False
         for function, code, defaults, by_name in self.functions:
             if (
@@ -114,6 +119,7 @@ class _Found(NamedTuple):
 
 
 def _contents(container: Any) -> list[Any]:
+    """List the items of a container; of a dict its keys and values."""
     return [*container, *container.values()] if hasattr(container, "values") else list(container)
 
 
@@ -126,77 +132,75 @@ class Environment:
     static : frozenset of str
         Names of variables that are compared by hash and equality.
     package : str
-        The top-level package of the function, which is not taken as a library.
+        The top-level package of the function, whose code is not taken as a library's.
     """
 
     def __init__(self, function: Any, static: frozenset[str], package: str):
         self.function, self.static, self.package = function, static, package
         self.is_own = isinstance(function, types.FunctionType) and is_own(function.__code__.co_filename)
-        self._found: _Found | None = None
-        # By the classes of arguments: what was found around the function then, and in them.
-        self._classes: dict[tuple[type, ...], tuple[_Found, _Found | None]] = {}
-        self._changes = False  # whether variables hold what can change, so that each call looks at all of them
+        self._snapshot: _Snapshot | None = None
+        # By the classes of arguments: the snapshot around the function at that time, and one that covers the classes.
+        self._class_snapshots: dict[tuple[type, ...], tuple[_Snapshot, _Snapshot | None]] = {}
+        self._mutable = False  # whether variables hold mutable values, so that each call reads all of them
 
-    def signature(self, specs: bool = False) -> Signature:
+    def new_signature(self, specs: bool = False) -> Signature:
         """Return a signature without arguments."""
         return Signature(self.static, self.package, specs)
 
     def add_to(self, signature: Signature) -> None:
-        """Add the variables to the signature of a call."""
+        """Add the variables to the signature of a call, which has all arguments."""
         if self.is_own:
-            signature.finish()
+            signature.add_members()
             return
-        found = self._found
-        if self._changes or signature.read_functions:  # functions among the arguments may read the same variables
-            found = None
-        elif found is None or not found.is_current():
-            found = self._found = self._look()
-            self._changes = found is None
-        if found is None:
-            self._add(signature)
+        snapshot = self._current_snapshot(signature)
+        if snapshot is None:
+            self._add_variables(signature)
+            signature.add_members()
+            return
+        signature.key.append(snapshot.key)
+        signature.captured = signature.captured or snapshot.captured
+        for leaf, name in zip(snapshot.leaves, snapshot.names, strict=True):
+            signature.add(leaf, name)
+        if signature.classes:
+            self._add_classes(signature, snapshot)
         else:
-            signature.key.append(found.key)
-            signature.captured = signature.captured or found.captured
-            for leaf, name in zip(found.leaves, found.names, strict=True):
-                signature.add(leaf, name)
-            if signature.classes:
-                self._add_classes(signature, found)
-                return
-            signature.stable = signature.stable and not found.classes
-            return
-        signature.finish()
+            signature.stable = signature.stable and not snapshot.classes
 
-    def _add_classes(self, signature: Signature, around: _Found) -> None:
-        """Add what the code finds in the classes of arguments, together with those around the function."""
+    def _current_snapshot(self, signature: Signature) -> _Snapshot | None:
+        """Return the snapshot of the variables; None where a call has to read all of them."""
+        if self._mutable or signature.has_functions:  # functions among the arguments may read the same variables
+            return None
+        if self._snapshot is None or not self._snapshot.is_current():
+            own = self.new_signature()
+            self._add_variables(own)
+            self._snapshot = self._take_snapshot(own) if own.stable else None
+            self._mutable = self._snapshot is None
+        return self._snapshot
+
+    def _take_snapshot(self, own: Signature) -> _Snapshot | None:
+        """Return the snapshot of a signature and of the members of its classes; None if some are mutable."""
+        return _Snapshot.of(own, self.package) if own.add_members() and not own.originals else None
+
+    def _add_classes(self, signature: Signature, around: _Snapshot) -> None:
+        """Add what the code reads of the classes of arguments, together with those met around the function."""
         classes = tuple(signature.classes)
-        before, found = self._classes.get(classes, (None, None))
-        if before is not around or (found is not None and not found.is_current()):
-            if len(self._classes) >= _CLASSES:
-                self._classes = {}
-            found = self._look_at(signature.classes, around)
-            self._classes[classes] = around, found
-        if found is None:
+        before, snapshot = self._class_snapshots.get(classes, (None, None))
+        if before is not around or (snapshot is not None and not snapshot.is_current()):
+            if len(self._class_snapshots) >= _MOST_CLASSES:
+                self._class_snapshots = {}
+            own = self.new_signature()
+            own.attributes, own.classes = set(around.attributes), {**around.classes, **signature.classes}
+            snapshot = self._take_snapshot(own)
+            self._class_snapshots[classes] = around, snapshot
+        if snapshot is None:
             signature.attributes |= around.attributes
             signature.classes = {**around.classes, **signature.classes}
-            signature.finish()
+            signature.add_members()
         else:
-            signature.key.append(found.key)
+            signature.key.append(snapshot.key)
             signature.stable = False
 
-    def _look_at(self, classes: dict[type, str], around: _Found) -> _Found | None:
-        """Look at all that code finds in classes; None if some of it can change."""
-        own = self.signature()
-        own.attributes, own.classes = set(around.attributes), {**around.classes, **classes}
-        return _Found.of(own, self.package) if own.finish() and not own.originals else None
-
-    def _look(self) -> _Found | None:
-        """Look at all variables; None if some hold what can change."""
-        own = self.signature()
-        self._add(own)
-        stable = own.stable
-        return _Found.of(own, self.package) if own.finish() and stable and not own.originals else None
-
-    def _add(self, signature: Signature) -> None:
+    def _add_variables(self, signature: Signature) -> None:
         if isinstance(self.function, types.FunctionType):
             signature.add_function(self.function, "fn", defaults=False)
         else:

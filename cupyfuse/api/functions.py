@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import trace
 from ..ir.slices import average_pool
-from ..trace import ScalarArgument, Tracer, apply, fail, reduce
+from ..trace import NamedConstant, Tracer, apply, fail, reduce
 from .eager import as_matrix, traceable
 from .row_functions import log_softmax, logsumexp, max, mean, min, prod, softmax, std, sum, var
 
@@ -65,6 +65,7 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _check_rank(name: str, value: Any, ndim: int, shape: str) -> None:
+    """Raise ValueError if an argument has another rank; `shape` describes the expected one."""
     if getattr(value, "ndim", None) != ndim:
         raise ValueError(f"{name}: expected an array of shape {shape}, got {getattr(value, 'shape', value)}")
 
@@ -150,7 +151,7 @@ def _update_statistics(
         factor = 1.0 / batches.astype("float64" if is_wide else "float32")
     else:
         factor = momentum
-    unbiased = ScalarArgument(x.shape[0] / (x.shape[0] - 1), "unbiased")
+    unbiased = NamedConstant(x.shape[0] / (x.shape[0] - 1), "unbiased")
     for running, batch in ((running_mean, mean), (running_var, var * unbiased)):
         if running is not None:
             running[...] = (running * (1.0 - factor) + batch * factor).astype(running.dtype)
@@ -186,6 +187,8 @@ def avg_pool1d(x: Any, kernel_size: int) -> Any:
 
 
 def _activation(op: str, summary: str) -> Callable[..., Any]:
+    """Return the public function of an activation without parameters, with its docstring."""
+
     def function(x: Any) -> Any:
         return apply(op, x)
 

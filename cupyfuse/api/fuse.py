@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from .. import devices
 from ..plan.plan import Plan
-from ..settings import DEFAULT_WORKSPACE, runs_plans_always
+from ..settings import DEFAULT_WORKSPACE, plans_are_forced
 from .bind import Bound
 from .call import contains_tracer, run
 from .planned_function import PlannedFunction
@@ -17,7 +17,7 @@ from .signature import TracedArgument
 
 
 class Fused(PlannedFunction):
-    """A function that is traced once for each combination of shapes and dtypes, and then runs fused.
+    """A function that is traced once for each combination of shapes and dtypes, and then runs as a plan.
 
     Created by `fuse`. `__wrapped__` is the plain function.
     """
@@ -26,7 +26,7 @@ class Fused(PlannedFunction):
         return self if instance is None else _Method(self, instance)
 
     def __reduce__(self) -> str:
-        # Pickled by name, as functions are.
+        # Pickled by qualified name, as functions are.
         return str(getattr(self, "__qualname__", None) or self.__wrapped__.__qualname__)
 
     def __call__(self, /, *args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ class Fused(PlannedFunction):
         *args, **kwargs
             The function's own arguments. Arrays are NumPy arrays, CuPy arrays, or arrays of any library with DLPack.
         out : array or sequence of arrays, optional
-            Receives the result; one array for each, where the function returns several.
+            Receives the result; one array for each result where the function returns several.
 
         Raises
         ------
@@ -47,11 +47,11 @@ class Fused(PlannedFunction):
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
         values, defaulted = self.bind_arguments(args, kwargs)
-        signature = self.environment.signature()
+        signature = self.environment.new_signature()
         try:
             if defaulted or self.environment.static:
                 for value, name in zip(values, self.names, strict=True):
-                    self.add(signature, value, name, name in defaulted)
+                    self.add_argument(signature, value, name, name in defaulted)
             else:
                 for value, name in zip(values, self.names, strict=True):
                     signature.add(value, name)
@@ -60,7 +60,7 @@ class Fused(PlannedFunction):
             if type(error) is TracedArgument or any(map(contains_tracer, values)):
                 return self.inline(args, kwargs, out)
             raise
-        key = signature.whole_key(*self.products, runs_plans_always())
+        key = signature.cache_key(*self.product_settings, plans_are_forced())
         runnable = self._runnables.find(key, signature.numbers)
         if runnable is None:
             runnable = self.compile(self._runnables, key, values, signature, defaulted)

@@ -1,4 +1,4 @@
-"""Losses, with PyTorch's names and semantics: of classes along the second axis, and element by element.
+"""Losses over classes along the second axis, with PyTorch's names and semantics.
 
 They are traced from ordinary operations, so that what a function computes beside a loss (log-probabilities, entropies,
 positions of maxima) shares its pass over the rows.
@@ -7,59 +7,49 @@ positions of maxima) shares its pass over the rows.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 from .. import dtypes, trace
 from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
 from ..trace.labels import pick
-from .eager import Options, export, import_operand, promote_integers, traceable
+from .eager import Arguments, export, import_operand, promote_integers, traceable
 from .fuse import Fused
 from .row_functions import stop_gradient
 
-__all__ = [
-    "binary_cross_entropy_with_logits",
-    "cross_entropy",
-    "hinge_loss",
-    "huber_loss",
-    "kl_div",
-    "mse_loss",
-    "nll_loss",
-    "sigmoid_focal_loss",
-]
+__all__ = ["cross_entropy", "nll_loss"]
 
 REDUCTIONS = ("none", "mean", "sum")
 
 
-def _together(fused: Fused, options: Options) -> Any:
+def _loss_eager(fused: Fused, arguments: Arguments) -> Any:
     """Run a loss on arrays of any library; numbers and lists become NumPy arrays."""
-    first = next(iter(options))
-    imported = import_operand(options[first], first)
-    options[first] = promote_integers(imported.array)
+    first = next(iter(arguments))
+    imported = import_operand(arguments[first], first)
+    arguments[first] = promote_integers(imported.array)
     for name in ("target", "weight", "pos_weight"):
-        if options.get(name) is not None:
-            options[name] = import_operand(options[name], name).array
-    return export(fused(**options), imported)
+        if arguments.get(name) is not None:
+            arguments[name] = import_operand(arguments[name], name).array
+    return export(fused(**arguments), imported)
 
 
-_loss = functools.partial(traceable, eager=_together)
+# Decorates losses on traced arrays, so that they can be called on arrays too.
+loss = functools.partial(traceable, eager=_loss_eager)
 
 
-def _check_reduction(reduction: Any, names: tuple[str, ...] = REDUCTIONS) -> None:
+def check_reduction(reduction: Any, names: tuple[str, ...] = REDUCTIONS) -> None:
+    """Raise ValueError if `reduction` is none of the names."""
     if reduction not in names:
         raise ValueError(f"reduction: expected one of {', '.join(map(repr, names))}, got {reduction!r}")
 
 
-def _reduced(values: Tracer, reduction: str) -> Tracer:
+def apply_reduction(values: Tracer, reduction: str) -> Tracer:
+    """Return the mean or sum of a loss's values, or the values themselves for "none"."""
     return values if reduction == "none" else reduce(reduction, values, None)
 
 
-# Of classes ---------------------------------------------------------------------------------------------------------
-
-
 def _class_axis(input: Any, weight: Any) -> int:
-    """Return the axis of the classes: the second, or the only one."""
+    """Return the axis of the classes, the second or the only one, and check the shapes of input and class weights."""
     if not input.ndim or not dtypes.is_float(input._node.dtype):
         raise ValueError(
             f"input: expected floats of shape (classes,) or (rows, classes, ...), got {input._node.dtype} of shape "
@@ -74,9 +64,16 @@ def _class_axis(input: Any, weight: Any) -> int:
 
 
 class _Labels:
-    """Integer labels of one axis and the weight of each; those equal to `ignore_index` do not count.
+    """Integer labels along the axis of the classes; those equal to `ignore_index` do not count.
 
-    Values keep an axis of length one in the place of the classes.
+    Values for each label have length one along that axis.
+
+    Attributes
+    ----------
+    counted : Tracer of bool
+        Which labels count.
+    weight : Tracer or None
+        The class weight at each label, 0 for labels that do not count.
     """
 
     def __init__(self, input: Tracer, target: Tracer, weight: Any, ignore_index: int, axis: int):
@@ -87,29 +84,29 @@ class _Labels:
                 f"{target._node.dtype} of shape {target.shape}"
             )
         self.axis, self.dtype = axis, input._node.dtype
-        index = target.astype("int64", copy=False)
-        self.index = index[(*[slice(None)] * axis, None)]
-        self.counted = apply("not_equal", self.index, ignore_index)
-        # A negative label chooses nothing here, where it counts from the end elsewhere.
-        self.place = apply("where", self.index < 0, input.shape[axis], self.index)
-        self.weight = None if weight is None else self.masked(self.pick(_along(weight, axis, input.ndim)))
+        index = target.astype("int64", copy=False)[(*[slice(None)] * axis, None)]
+        self.counted = apply("not_equal", index, ignore_index)
+        # A negative label is out of range here, where `pick` counts it from the end.
+        self.class_index = apply("where", index < 0, input.shape[axis], index)
+        self.weight = None if weight is None else self.masked(self.pick(_broadcast_along(weight, axis, input.ndim)))
 
     def pick(self, values: Tracer) -> Tracer:
-        """Return the value at each label; NaN at labels out of range."""
-        return pick(values, self.place, self.axis)
+        """Return the value of the class at each label; NaN for labels out of range."""
+        return pick(values, self.class_index, self.axis)
 
     def masked(self, values: Any) -> Tracer:
-        """Return the values of labels that count, 0 elsewhere."""
+        """Return values with 0 for labels that do not count."""
         return apply("where", self.counted, values, 0.0).astype(self.dtype, copy=False)
 
     def weighted(self, values: Tracer) -> Tracer:
+        """Return values times the weights of their labels, with 0 for labels that do not count."""
         return self.masked(values if self.weight is None else values * self.weight)
 
     def reduced(self, values: Tracer, reduction: str) -> Tracer:
-        """Reduce masked values; their mean is by the labels' weights, NaN where nothing counts."""
+        """Reduce masked values; "mean" divides by the sum of the weights, and is NaN if no label counts."""
         if reduction == "none":
             return values.squeeze(self.axis)
-        # As a row, so that a single step sums both the values and their weights.
+        # As rows, so that one step sums both the values and the weights.
         total = reduce("sum", _as_row(values), None)
         if reduction == "sum":
             return total
@@ -118,17 +115,17 @@ class _Labels:
 
 
 def _as_row(x: Tracer) -> Tracer:
-    """Hold a vector of several rows as one row."""
+    """Transpose the node of a column vector to one row, without changing the array."""
     node, axes = x._node, x._axes
     if node.shape[1] != 1:
         return x
     return x._trace.array(g.transpose(node), trace.Axes(axes.shape, axes.cols, axes.rows))
 
 
-def _along(vector: Any, axis: int, ndim: int) -> Tracer:
-    """Lay a vector along an axis, as a constant for gradients."""
-    laid: Tracer = stop_gradient(vector)[tuple(slice(None) if p == axis else None for p in range(ndim))]
-    return laid
+def _broadcast_along(vector: Any, axis: int, ndim: int) -> Tracer:
+    """Return a vector along an axis of an array of `ndim` dimensions, as a constant for gradients."""
+    broadcast: Tracer = stop_gradient(vector)[tuple(slice(None) if p == axis else None for p in range(ndim))]
+    return broadcast
 
 
 def _log_normalizer(x: Tracer, axis: int) -> tuple[Tracer, Tracer]:
@@ -137,7 +134,7 @@ def _log_normalizer(x: Tracer, axis: int) -> tuple[Tracer, Tracer]:
     return top, apply("log", reduce("expsum", x, axis, keepdims=True))
 
 
-@_loss
+@loss
 def cross_entropy(
     input: Any,
     target: Any,
@@ -194,7 +191,7 @@ def cross_entropy(
     >>> cf.cross_entropy(np.array([[0.0, 0.0], [3.0, 3.0]]), np.array([0, 1])).round(4)
     0.6931
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     axis = _class_axis(input, weight)
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
@@ -209,13 +206,13 @@ def cross_entropy(
     if target.shape == input.shape:
         if ignore_index >= 0:
             raise ValueError(f"ignore_index: labels are needed, but target has probabilities; got {ignore_index}")
-        return _of_probabilities(input, target, weight, label_smoothing, z_loss, reduction, axis)
+        return _cross_entropy_of_probabilities(input, target, weight, label_smoothing, z_loss, reduction, axis)
     labels = _Labels(input, target, weight, ignore_index, axis)
     top, total = _log_normalizer(input, axis)
     values = labels.weighted(-(labels.pick(input) - top - total))
     if label_smoothing:
         terms = input - top - total
-        terms = terms if weight is None else terms * _along(weight, axis, input.ndim)
+        terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
         smooth = labels.masked(-reduce("sum", terms, axis, keepdims=True))
         values = values * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
     if z_loss:
@@ -223,23 +220,24 @@ def cross_entropy(
     return labels.reduced(values, reduction)
 
 
-def _of_probabilities(
+def _cross_entropy_of_probabilities(
     input: Tracer, target: Tracer, weight: Any, label_smoothing: float, z_loss: float, reduction: str, axis: int
 ) -> Tracer:
+    """Compute the cross entropy of logits with target probabilities of the classes along `axis`."""
     if not dtypes.is_float(target._node.dtype):
         raise ValueError(f"target: expected probabilities as floats, got {target._node.dtype}; convert it with .astype")
     if label_smoothing:
         target = target * (1.0 - label_smoothing) + label_smoothing / input.shape[axis]
     top, total = _log_normalizer(input, axis)
     terms = (input - top - total) * target
-    terms = terms if weight is None else terms * _along(weight, axis, input.ndim)
+    terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
     values = -reduce("sum", terms, axis)
     if z_loss:
         values = values + apply("square", top + total).squeeze(axis) * z_loss
-    return _reduced(values, reduction)
+    return apply_reduction(values, reduction)
 
 
-@_loss
+@loss
 def nll_loss(input: Any, target: Any, *, weight: Any = None, ignore_index: int = -100, reduction: str = "mean") -> Any:
     """Negative log likelihood of labels, with `torch.nn.functional.nll_loss`'s semantics.
 
@@ -254,138 +252,7 @@ def nll_loss(input: Any, target: Any, *, weight: Any = None, ignore_index: int =
     -------
     array
     """
-    _check_reduction(reduction)
+    check_reduction(reduction)
     axis = _class_axis(input, weight)
     labels = _Labels(input, trace.as_tracer(target, input._trace), weight, ignore_index, axis)
     return labels.reduced(labels.weighted(-labels.pick(input)), reduction)
-
-
-# Element by element -------------------------------------------------------------------------------------------------
-
-
-def _pair(input: Any, target: Any) -> tuple[Tracer, Tracer]:
-    """Return operands of one shape, of which the input has floats."""
-    target = trace.as_tracer(target, input._trace)
-    if not dtypes.is_float(input._node.dtype):
-        raise ValueError(f"input: expected floats, got {input._node.dtype}; convert it with .astype")
-    if target.shape != input.shape:
-        raise ValueError(f"target: expected the shape of input, {input.shape}, got {target.shape}; broadcast it first")
-    return input, target
-
-
-@_loss
-def kl_div(input: Any, target: Any, *, reduction: str = "mean", log_target: bool = False) -> Any:
-    """Kullback-Leibler divergence, with `torch.nn.functional.kl_div`'s semantics.
-
-    Parameters
-    ----------
-    input : array
-        Log-probabilities.
-    target : array
-        Probabilities; their logarithms with `log_target`.
-    reduction : {"mean", "sum", "none", "batchmean"}
-        "batchmean" divides the sum by the first axis's length, and is the divergence proper.
-    log_target : bool
-
-    Returns
-    -------
-    array
-    """
-    _check_reduction(reduction, (*REDUCTIONS, "batchmean"))
-    input, target = _pair(input, target)
-    if log_target:
-        values = apply("exp", target) * (target - input)
-    else:
-        own = apply("where", apply("equal", target, 0.0), 0.0, target * apply("log", target))
-        values = own - target * input
-    if reduction != "batchmean":
-        return _reduced(values, reduction)
-    return reduce("sum", values, None) / float(input.shape[0] if input.ndim else 1)
-
-
-@_loss
-def binary_cross_entropy_with_logits(
-    input: Any, target: Any, *, weight: Any = None, pos_weight: Any = None, reduction: str = "mean"
-) -> Any:
-    """Binary cross entropy of logits, with `torch.nn.functional.binary_cross_entropy_with_logits`'s semantics.
-
-    Parameters
-    ----------
-    input : array
-        Logits.
-    target : array
-        Probabilities of the positive class.
-    weight, pos_weight : array, optional
-        Of each element, and of the positive class; they broadcast with `input` and have no gradient.
-    reduction : {"mean", "sum", "none"}
-
-    Returns
-    -------
-    array
-    """
-    _check_reduction(reduction)
-    input, target = _pair(input, target)
-    positive = 1.0 if pos_weight is None else (stop_gradient(pos_weight) - 1.0) * target + 1.0
-    values = (1.0 - target) * input - positive * apply("log_sigmoid", input)
-    return _reduced(values if weight is None else values * stop_gradient(weight), reduction)
-
-
-@_loss
-def sigmoid_focal_loss(
-    input: Any, target: Any, *, alpha: float = 0.25, gamma: float = 2.0, reduction: str = "none"
-) -> Any:
-    """Focal loss of logits (Lin et al. 2017), with `torchvision.ops.sigmoid_focal_loss`'s semantics.
-
-    Parameters
-    ----------
-    input : array
-        Logits.
-    target : array
-        0 or 1.
-    alpha : float
-        Weight of the positive class, 1 - alpha that of the other; negative for none.
-    gamma : float
-        Power of ``1 - p`` for the probability ``p`` of the target.
-    reduction : {"none", "mean", "sum"}
-
-    Returns
-    -------
-    array
-    """
-    _check_reduction(reduction)
-    input, target = _pair(input, target)
-    values = (1.0 - target) * input - apply("log_sigmoid", input)
-    probability = apply("sigmoid", input)
-    missed = probability * (1.0 - target) + (1.0 - probability) * target
-    values = values * (apply("square", missed) if gamma == 2.0 else apply("power", missed, gamma))
-    if alpha >= 0:
-        values = values * (target * alpha + (1.0 - target) * (1.0 - alpha))
-    return _reduced(values, reduction)
-
-
-@_loss
-def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Any:
-    """Squared error, as `torch.nn.functional.mse_loss` of operands of one shape."""
-    _check_reduction(reduction)
-    input, target = _pair(input, target)
-    return _reduced(apply("square", input - target), reduction)
-
-
-@_loss
-def huber_loss(input: Any, target: Any, *, delta: float = 1.0, reduction: str = "mean") -> Any:
-    """Error squared and halved up to `delta`, linear beyond, as `torch.nn.functional.huber_loss`."""
-    _check_reduction(reduction)
-    if not delta > 0:
-        raise ValueError(f"delta: expected a positive number, got {float(delta)}")
-    input, target = _pair(input, target)
-    error = apply("absolute", input - target)
-    near, far = apply("square", error) * 0.5, (error - 0.5 * delta) * delta
-    return _reduced(apply("where", error < delta, near, far), reduction)
-
-
-@_loss
-def hinge_loss(input: Any, target: Any, *, reduction: str = "none") -> Any:
-    """``max(0, 1 - input * target)`` for targets -1 and 1, as `optax.losses.hinge_loss`."""
-    _check_reduction(reduction)
-    input, target = _pair(input, target)
-    return _reduced(apply("clip", 1.0 - input * target, 0.0, math.inf), reduction)

@@ -1,4 +1,4 @@
-"""Attributes that code reads by name: where they lie, and which of them a class or module has."""
+"""Attributes that code reads of the user's classes and modules: which classes hold them, and their values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HEAP_TYPE = 1 << 9  # the flag of a class that Python code defines
 
 
 def is_library_class(cls: type, package: str) -> bool:
-    """Whether a class is one of a library's.
+    """Whether a class is defined by a library.
 
-    The module that it names must have it: a class made by a function of a library, such as `make_dataclass`, may name
-    the library's module, and one that `exec` makes names `builtins`.
+    Its `__module__` alone does not tell: a class from `make_dataclass` may name the library's module, and one from
+    `exec` names `builtins`. So the module has to hold the class by its qualified name.
     """
     module = sys.modules.get(cls.__module__)
     if module is None or not is_library_module(module, package):
@@ -26,16 +26,13 @@ def is_library_class(cls: type, package: str) -> bool:
     found: Any = module
     for name in cls.__qualname__.split("."):
         if name == "<locals>":
-            return found is not None  # a class within a function of the library
+            return found is not None  # a class local to a function of the library
         found = getattr(found, name, None)
     return found is cls
 
 
-def written_bases(cls: type, package: str) -> list[Any]:
-    """Return what holds the attributes of a class: it and its bases, and the members of an enum.
-
-    Those of Python, of libraries and of extensions are left out.
-    """
+def user_bases(cls: type, package: str) -> list[Any]:
+    """Return the user-defined classes in the method resolution order of a class, and the members of an enum."""
     bases: list[Any] = [b for b in cls.__mro__[:-1] if b.__flags__ & _HEAP_TYPE and not is_library_class(b, package)]
     if bases and isinstance(cls, enum.EnumMeta):
         bases += {id(m): m for m in (*cls.__members__.values(), *cls._value2member_map_.values())}.values()
@@ -43,23 +40,25 @@ def written_bases(cls: type, package: str) -> list[Any]:
 
 
 def named_members(holder: Any, names: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes in `holder` that code which reads these names can meet, with the functions in properties.
+    """Yield the attributes of a class or enum member that code reading these names can reach, with their names.
 
-    Special methods are read without being named.
+    Of properties and the like it is their functions. Special methods are reached without being named.
     """
     for name, attribute in list(vars(holder).items()):
         special = name[:2] == "__"
         if not special and name not in names and not (name == "_value_" and "value" in names):
             continue
-        value = _function_in(attribute)
+        value = _unwrap_descriptor(attribute)
         if special and name not in names and type(value) is not types.FunctionType:
             continue
-        if not _is_slot(value) and not (type(value) is types.FunctionType and is_generated(value.__code__)):
+        if not _is_builtin_descriptor(value) and not (
+            type(value) is types.FunctionType and is_generated(value.__code__)
+        ):
             yield name, value
 
 
-def _function_in(attribute: Any) -> Any:
-    """Return the function in a property or a static or class method; other attributes as they are."""
+def _unwrap_descriptor(attribute: Any) -> Any:
+    """Return the function of a property, or of a static or class method; other attributes unchanged."""
     if isinstance(attribute, (staticmethod, classmethod)):
         return attribute.__func__
     if isinstance(attribute, (property, types.DynamicClassAttribute)):
@@ -67,8 +66,8 @@ def _function_in(attribute: Any) -> Any:
     return attribute.func if isinstance(attribute, functools.cached_property) else attribute
 
 
-def _is_slot(attribute: Any) -> bool:
-    """Whether a class attribute is what Python puts there for a slot or a field."""
+def _is_builtin_descriptor(attribute: Any) -> bool:
+    """Whether a class attribute is what Python puts there for a slot or a namedtuple's field."""
     cls = type(attribute)
     return (
         hasattr(cls, "__get__")

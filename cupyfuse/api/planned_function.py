@@ -1,4 +1,4 @@
-"""A user's function with its fusing options: traces, plans and compiles it for a signature of arguments."""
+"""A user's function with its options: traced, planned and compiled for each signature of arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..settings import (
     check_workspace,
     current_epilogues,
     current_precision,
-    runs_plans_always,
+    plans_are_forced,
 )
 from ..trace import fail
 from . import arrays
@@ -32,31 +32,31 @@ from .cache import PlanCache
 from .call import Runnable, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
-from .results import Results
 from .signature import Signature
 from .tracing import Tracing, trace_function
 from .variables import variables_of
 
-# A child process may inherit a lock that another thread of its parent held: it gets new ones.
 _instances: weakref.WeakSet[PlannedFunction] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _renew_locks() -> None:
+    """Replace the locks in a forked process, which may have inherited them held by a thread of its parent."""
     for fused in list(_instances):
         fused._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_renew_locks)
 
 
-_NONE: frozenset[str] = frozenset()
+_NO_NAMES: frozenset[str] = frozenset()
 
+# Runs the plan over bound arrays, given the leaves and the engine's loader; returns the prepacked values.
 Prepack = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
 
 
 class PlannedFunction:
-    """A function, its signature, and the options that its plans are made with.
+    """A function, its signature, and the options of its plans.
 
     Attributes
     ----------
@@ -64,6 +64,8 @@ class PlannedFunction:
         The function's parameters.
     positional : bool
         Whether all of them can be passed by position.
+    environment : Environment
+        The variables around the function.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class PlannedFunction:
         _instances.add(self)
 
     def _check_static(self, static: Iterable[str]) -> frozenset[str]:
+        """Return `static` as a set, or raise if it names neither parameters nor variables around the function."""
         if isinstance(static, str) or not all(isinstance(name, str) for name in static):
             raise TypeError(f"static: expected a tuple of names, got {static!r}")
         function = self.__wrapped__
@@ -110,8 +113,8 @@ class PlannedFunction:
         return self._precision or current_precision()
 
     @property
-    def products(self) -> tuple[str, str]:
-        """What the choice of products depends on beside the arguments: the precision, and `Settings.epilogues`."""
+    def product_settings(self) -> tuple[str, str]:
+        """The settings by which matrix products are chosen: precision, and `Settings.epilogues`."""
         return self.precision, current_epilogues()
 
     @property
@@ -120,21 +123,18 @@ class PlannedFunction:
         return tuple(runnable.plan for runnable in self._runnables.values())
 
     def settings(self, device: Device | None) -> Settings:
-        """Return the settings of a plan for a GPU."""
-        precision, epilogues = self.products
+        """Return the settings of a plan for a GPU, or for none."""
+        precision, epilogues = self.product_settings
         return Settings(precision, device, self._max_workspace, self._keep_halves, epilogues)
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
     def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]]:
-        """Return the value of every parameter, in the order of the function's own signature.
-
-        With them, the names of the parameters that have their default values, which are constants.
-        """
+        """Return the value of each parameter, and the names of those that take their defaults."""
         if self.positional and not kwargs:
             if len(args) == len(self.names):
-                return args, _NONE
+                return args, _NO_NAMES
             defaults = self._defaults.get(len(args))
             if defaults is not None:
                 return (*args, *defaults[0]), defaults[1]
@@ -144,7 +144,7 @@ class PlannedFunction:
         return tuple(bound.arguments[name] for name in self.names), defaulted
 
     def _defaults_by_count(self) -> dict[int, tuple[tuple[Any, ...], frozenset[str]]]:
-        """Return the default values, and the names, of what follows so many positional arguments."""
+        """Map a count of positional arguments to the defaults and the names of the remaining parameters."""
         found: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
         parameters = list(self.signature.parameters.values())
         for count in reversed(range(len(parameters))):
@@ -162,16 +162,19 @@ class PlannedFunction:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
         return self.__wrapped__(*args, **kwargs)
 
-    def read(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
-        """Return the signature of a call with these values of all parameters."""
-        signature = self.environment.signature(specs)
+    def signature_of(self, values: Sequence[Any], specs: bool = False, by_value: Container[str] = ()) -> Signature:
+        """Return the signature of a call, given the value of each parameter.
+
+        `specs` allows specs in the place of arrays; `by_value` names the parameters whose floats are constants.
+        """
+        signature = self.environment.new_signature(specs)
         for name, value in zip(self.names, values, strict=True):
-            self.add(signature, value, name, name in by_value)
+            self.add_argument(signature, value, name, name in by_value)
         self.environment.add_to(signature)
         return signature
 
-    def add(self, signature: Signature, value: Any, name: str, by_value: bool = False) -> None:
-        """Add an argument to a signature, with its floats as numbers of the call or as constants."""
+    def add_argument(self, signature: Signature, value: Any, name: str, by_value: bool = False) -> None:
+        """Add an argument to a signature; with `by_value`, floats in it are constants."""
         if name in self.environment.static:
             signature.add_static(value, name)
         elif by_value:
@@ -179,39 +182,36 @@ class PlannedFunction:
         else:
             signature.add(value, name)
 
-    def trace(self, values: Sequence[Any]) -> tuple[Traced, Results]:
-        """Trace the function for the values of all parameters, arrays or specs."""
-        tracing = self._trace(values, self.read(values, specs=True))
-        return tracing.traced, tracing.results
+    def trace(self, values: Sequence[Any]) -> Traced:
+        """Trace the function for the value of each parameter, with arrays or specs."""
+        return self._trace(values, self.signature_of(values, specs=True)).traced
 
     def _trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
         return trace_function(self.environment, self.signature, values, signature, by_value, self._strict)
 
     def plan_for(
-        self, values: Sequence[Any], default: str, constants: Container[str], fixed: frozenset[int] = frozenset()
+        self, values: Sequence[Any], default: str, constants: Container[str], bound: frozenset[int] = frozenset()
     ) -> Plan:
-        """Return the plan for values among which specs stand for arrays, on the GPU `default` if on none.
+        """Return the plan for values that may include specs; for arrays on no GPU, on the GPU named `default`.
 
-        `constants` and `fixed` are as in `compile`.
+        `constants` and `bound` are as in `compile`.
         """
-        signature = self.read(values, specs=True, by_value=constants)
+        signature = self.signature_of(values, specs=True, by_value=constants)
         tracing = self._trace(values, signature, constants)
         leaves = [*signature.leaves, *tracing.constants]
         layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-        plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), fixed)
-        if not fixed:
-            self._may_run_as_written(plan, tracing, signature)
+        plan = build(tracing.traced, layouts, self.settings(device_of(signature.leaves, default)), bound)
+        if not bound:
+            self._set_as_written(plan, tracing, signature)
         return plan
 
-    def _may_run_as_written(self, plan: Plan, tracing: Tracing, signature: Signature) -> bool:
-        """Whether the function runs as written on NumPy arrays; notes in the plan why."""
+    def _set_as_written(self, plan: Plan, tracing: Tracing, signature: Signature) -> None:
+        """Set `plan.as_written` to the reason why the function runs as written, if there is one."""
         plain = all(type(leaf) is np.ndarray for leaf in signature.leaves) and not signature.originals
-        if not plain or runs_plans_always() or self.environment.is_own:
-            return False
-        from ..engines.host_time import reason_to_run_as_written
+        if plain and not plans_are_forced() and not self.environment.is_own:
+            from ..engines.host_time import reason_to_run_as_written
 
-        plan.as_written = reason_to_run_as_written(plan, tracing.traced)
-        return bool(plan.as_written)
+            plan.as_written = reason_to_run_as_written(plan, tracing.traced)
 
     def compile(
         self,
@@ -220,7 +220,7 @@ class PlannedFunction:
         values: Sequence[Any],
         signature: Signature,
         constants: Container[str],
-        fixed: frozenset[int] = frozenset(),
+        bound: frozenset[int] = frozenset(),
         prepack: Prepack | None = None,
     ) -> Runnable:
         """Trace, plan and compile the function for a new signature of arguments, and cache the result.
@@ -228,17 +228,19 @@ class PlannedFunction:
         Parameters
         ----------
         cache : PlanCache
-            Gets the new plan under `key`.
+            Gets the result under `key`.
+        key : hashable
+            Of the call.
         values : sequence
-            The values of all parameters.
+            The value of each parameter.
         signature : Signature
-            Of the call; has the arrays and the floats among the values.
+            Of the call.
         constants : container of str
-            The parameters that are bound or have their default values: floats in them are constants.
-        fixed : frozenset of int
-            Positions in the signature's leaves of the arrays that are bound.
+            The parameters that are bound or take their defaults: floats in them are constants.
+        bound : frozenset of int
+            Positions of bound arrays among the signature's leaves.
         prepack : callable, optional
-            Computes what depends on bound arrays alone, from its plan, the leaves and the engine.
+            Computes the values that depend on bound arrays alone.
         """
         with self._lock:
             found = cache.find(key, signature.numbers)
@@ -246,15 +248,15 @@ class PlannedFunction:
                 return found
             engine = engine_for(signature.leaves, signature.names)
             tracing = self._trace(values, signature, constants)
-            made = [arrays.beside(signature.leaves[0], c) for c in tracing.constants]
-            leaves = [*signature.leaves, *made]
+            created = [arrays.on_device_of(signature.leaves[0], c) for c in tracing.constants]
+            leaves = [*signature.leaves, *created]
             layouts = dict(enumerate(arrays.layout(leaf) for leaf in leaves))
-            plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), fixed)
+            plan = build(tracing.traced, layouts, self.settings(device_of(leaves)), bound)
             prepacked = prepack(plan.prepare, leaves, engine) if prepack and plan.prepare else []
-            kept = [*made, *prepacked]
-            as_written = None
-            if prepack is None and self._may_run_as_written(plan, tracing, signature):
-                as_written = AsWritten(self.__wrapped__, self.signature, self.positional)
+            kept = [*created, *prepacked]
+            if prepack is None:
+                self._set_as_written(plan, tracing, signature)
+            as_written = AsWritten(self.__wrapped__, self.signature, self.positional) if plan.as_written else None
             runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

@@ -1,4 +1,4 @@
-"""What is refused because a fused function cannot tell what it reads, or would do once what each call should do."""
+"""Errors for what a fused function cannot read, and for side effects that later calls would not repeat."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WAYS_OUT = (
 )
 
 
-def refusal(value: Any) -> str:
-    """Say why an object cannot be part of a fused call."""
+def describe_refusal(value: Any) -> str:
+    """Return the error message for an object that cannot be part of a fused call."""
     cls = type(value)
     return (
         f"expected an array, a number, a constant, or a tuple, list, dict or dataclass of these, got "
@@ -23,7 +23,8 @@ def refusal(value: Any) -> str:
     )
 
 
-def check_changes_nothing(function: types.FunctionType, reads: Reads, package: str) -> None:
+def check_no_side_effects(function: types.FunctionType, reads: Reads, package: str) -> None:
+    """Raise TypeError if a function assigns variables around it, or imports a module of the user's when called."""
     if reads.assigned:
         raise TypeError(
             f"{function.__qualname__} assigns the global or nonlocal variable {reads.assigned[0]!r}, which later calls "

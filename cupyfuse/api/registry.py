@@ -1,4 +1,4 @@
-"""Registered types: how objects of a user's class come apart into arrays and constants, and go together again."""
+"""Registered types: how to flatten objects of a class into arrays and constants, and to rebuild them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Registration(NamedTuple):
-    """How to take objects of a type apart, and to make them again."""
+    """How to flatten and rebuild objects of a type; `mutable` if they may change their children."""
 
     flatten: Callable[[Any], tuple[Iterable[Any], Any]]
     unflatten: Callable[[Any, list[Any]], Any]
@@ -71,9 +71,10 @@ def register(
 
 
 def register_own(cls: type, flatten: Any, unflatten: Any, mutable: bool) -> None:
-    """Register a type of this package; objects of an immutable one always hold the same children."""
+    """Register a type of this package; `mutable` is False if objects always hold the same children."""
     _registered[cls] = Registration(flatten, unflatten, mutable)
 
 
 def registration(cls: type) -> Registration | None:
+    """Return how objects of a type are flattened and rebuilt; None if it is not registered."""
     return _registered.get(cls)

@@ -1,4 +1,4 @@
-"""The nested results of a fused function."""
+"""Nested results of a fused function: flatten them when traced, rebuild them in each call."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .structures import structure_of
 
 
 class Results:
-    """The nested structure that a traced function returned, and the traced arrays in it.
+    """The flattened result of a traced function.
 
     Attributes
     ----------
     leaves : list of Tracer
-        The traced arrays, in order.
+        The traced arrays in it, in order.
     key : list
-        Everything else that was returned.
+        Everything else in it, to compare two traces.
     """
 
     def __init__(self, value: Any):
@@ -45,7 +45,7 @@ class Results:
             self.key.append(key)
             return lambda leaves: value
         if cls is np.ndarray or arrays.is_cupy(value):
-            # Made by the function; the caller may change what it gets.
+            # An array that the function created: each call returns a copy, which the caller may change.
             self.key.append((value.shape, str(value.dtype), value.tobytes()))
             kept = value.copy()
             return lambda leaves: kept.copy()
@@ -68,5 +68,5 @@ class Results:
 
 
 def _python_number(value: Any) -> Any:
-    """Return a Python number for NumPy's scalar; CuPy's functions return arrays, which stay on their device."""
+    """Convert a NumPy scalar to a Python number; CuPy's 0-d arrays stay on their device."""
     return value.item() if isinstance(value, np.generic) else value

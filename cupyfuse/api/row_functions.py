@@ -1,4 +1,4 @@
-"""Functions along axes: SciPy's logsumexp and softmax, NumPy's statistics."""
+"""Functions along axes: logsumexp and softmax as SciPy's, statistics as NumPy's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .. import trace
 from ..ir import graph as g
 from ..trace import Tracer, apply, reduce
 from . import arrays
-from .eager import Options, export, import_operand, on_last, promote_integers, traceable
+from .eager import Arguments, export, import_operand, promote_integers, traceable, with_axes_last
 from .fuse import Fused
 
 # Sums of exponentials -----------------------------------------------------------------------------------------------
@@ -22,60 +22,61 @@ from .fuse import Fused
 _NUMBERS = (bool, int, float, complex)  # weakly typed: they take the dtype of the array beside them
 
 
-def _logsumexp_eager(fused: Fused, options: Options) -> Any:
+def _logsumexp_eager(fused: Fused, arguments: Arguments) -> Any:
     """Run logsumexp on real or complex arrays of any rank, promoted and broadcast as SciPy does."""
-    a, b = options["a"], options["b"]
+    a, b = arguments["a"], arguments["b"]
     factors = None if b is None or type(b) in _NUMBERS else import_operand(b, "b").array
     # A real number takes the float dtype of the array beside it; the kind of bfloat16 is "V".
     if factors is not None and type(a) in _NUMBERS[:3] and factors.dtype.kind in "fV":
-        a = _library(factors).asarray(a, factors.dtype)
+        a = _array_module(factors).asarray(a, factors.dtype)
     imported = import_operand(a, "a")
     a = promote_integers(imported.array, factors)
     if factors is not None:
         if arrays.is_cupy(a) != arrays.is_cupy(factors):
             raise TypeError("a and b are on different devices; move them to one, for example with cupy.asarray")
         b = factors = promote_integers(factors, imported.array)
-    options |= {"a": a, "b": b}
+    arguments |= {"a": a, "b": b}
     if _is_complex(a) or _is_complex(b):
-        return export(_complex_logsumexp(**options), imported)
+        return export(_complex_logsumexp(**arguments), imported)
     names = ["a"] if factors is None else ["a", "b"]
-    shape = np.broadcast_shapes(*(options[name].shape for name in names))
+    shape = np.broadcast_shapes(*(arguments[name].shape for name in names))
     if len(shape) == 0:
         # With keepdims=True SciPy returns at least one dimension.
-        options["a"] = a.reshape(1)
+        arguments["a"] = a.reshape(1)
     if len(shape) > 2:
-        options |= {name: _spread(options[name], shape) for name in names}
-        return export(on_last(fused, options, names, shape), imported)
-    return export(fused(**options), imported)
+        arguments |= {name: _broadcast_to(arguments[name], shape) for name in names}
+        return export(with_axes_last(fused, arguments, names, shape), imported)
+    return export(fused(**arguments), imported)
 
 
 def _is_complex(value: Any) -> bool:
     return isinstance(value, complex) or getattr(getattr(value, "dtype", None), "kind", "") == "c"
 
 
-def _library(array: Any) -> Any:
+def _array_module(array: Any) -> Any:
+    """Return NumPy or CuPy."""
     return np if isinstance(array, np.ndarray) else sys.modules["cupy"]
 
 
-def _spread(array: Any, shape: tuple[int, ...]) -> Any:
+def _broadcast_to(array: Any, shape: tuple[int, ...]) -> Any:
     if isinstance(array, np.ndarray):
         return np.broadcast_to(array, shape, subok=True)
-    return _library(array).broadcast_to(array, shape)
+    return _array_module(array).broadcast_to(array, shape)
 
 
 def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
-    """Compute logsumexp of complex numbers by array operations; no kernel computes with them.
+    """Compute logsumexp of complex numbers by NumPy or CuPy, since no kernel computes with them.
 
     Exponentials are relative to the largest real part, which keeps the phase within (-pi, pi]. Where the result is not
     finite it is log(sum(b exp(a))) as written, as in SciPy.
     """
-    xp = _library(a)
+    xp = _array_module(a)
     dtype = np.result_type(a.dtype, 1.0 if b is None else getattr(b, "dtype", b))
     a = xp.broadcast_to(a, np.broadcast_shapes(a.shape, np.shape(b)) or (1,)).astype(dtype)
     axes = trace.normalize_axes(axis, a.ndim, "logsumexp")
     kept = tuple(1 if i in axes else n for i, n in enumerate(a.shape))
 
-    def total(a: Any) -> Any:
+    def weighted_sum(a: Any) -> Any:
         # A factor of 1 would turn a complex infinity into NaN.
         return (xp.exp(a) if b is None else b * xp.exp(a)).sum(axis=axes, keepdims=True)
 
@@ -86,10 +87,10 @@ def _complex_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: b
             relevant = a if b is None else xp.where(xp.asarray(b) == 0, xp.asarray(-np.inf, dtype), a)
             top = relevant.real.max(axis=axes, keepdims=True)
             top = xp.where(xp.isfinite(top), top, xp.zeros_like(top))
-            sums = total(relevant - top)
+            sums = weighted_sum(relevant - top)
             result = xp.log(sums) + top
             finite = xp.isfinite(result)
-            sums = xp.where(finite, sums, total(a))
+            sums = xp.where(finite, sums, weighted_sum(a))
             result = xp.where(finite, result, xp.log(sums))
     results = [result.real, _phase(sums, xp)] if return_sign else [result]
     if not keepdims:
@@ -106,7 +107,7 @@ def _phase(z: Any, xp: Any) -> Any:
 
 
 def _weighted_logsumexp(a: Any, axis: Any, b: Any, keepdims: bool, return_sign: bool) -> Any:
-    """Compute logsumexp with factors, on traced arrays."""
+    """Compute log(sum(b * exp(a))) on traced arrays."""
     current = next(value._trace for value in (a, b) if isinstance(value, Tracer))
     weights = trace.as_tracer(b, current)
     a = apply("where", apply("equal", weights, 0.0), -np.inf, a)
@@ -198,7 +199,7 @@ def stop_gradient(x: Tracer) -> Tracer:
 
 
 def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
-    """Compute sum(exp(x - top)); along a single axis in one pass with the maximum."""
+    """Compute sum(exp(x - top)) for the maximum `top`; along a single axis both are found in one pass."""
     if len(trace.normalize_axes(axis, x.ndim)) == 1:
         return reduce("expsum", x, axis, keepdims=True)
     return reduce("sum", apply("exp", x - top), axis, keepdims=True)
@@ -231,6 +232,8 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
 
 
 def _reduction(op: str, summary: str) -> Callable[..., Any]:
+    """Return the public function of a reduction, with its docstring."""
+
     def function(a: Any, axis: Any = None, keepdims: bool = False) -> Any:
         return reduce(op, a, axis, keepdims)
 

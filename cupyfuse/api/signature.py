@@ -1,7 +1,7 @@
 """The signature of a call: its arrays, and a key of everything else that its trace can read.
 
-What a function reads of its arguments and around it (closures, globals, class attributes) is walked in one order. The
-same walk, by `Substitution`, puts traced arrays in the places of arrays.
+Arguments, closures, globals and class attributes are walked in one order. `Substitution` walks in the same order to
+replace the arrays by traced ones.
 """
 
 from __future__ import annotations
@@ -16,81 +16,63 @@ import numpy as np
 from ..trace import TracedNumber, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
-from .code import Chain, is_library_module, reads_of
+from .code import AttributePath, is_library_module, reads_of
 from .constants import Identity, constant_key, enums_in
-from .members import named_members, written_bases
-from .refusals import check_changes_nothing, refusal
+from .members import named_members, user_bases
+from .refusals import check_no_side_effects, describe_refusal
 from .registry import registration
 from .structures import Structure, is_dataclass, is_namedtuple, structure_of
 from .variables import defaults_of, is_library_function, read_by_attribute, variables_of
 from .wrappers import held_by
 
 _IMMUTABLE = (int, bool, str, type(None))
+_DEEPEST = 100  # levels of containers
 MISSING = object()
 
 
 class TracedArgument(Exception):
-    """An argument is a traced array: the call belongs to the trace of another fused function."""
+    """An argument is a traced array: the call is inlined into the trace of another fused function."""
 
 
 class Signature:
-    """Arrays and key of a call.
+    """The arrays of a call, and a key of everything else that its trace can read.
 
     Attributes
     ----------
     leaves, names : list
         The arrays, and what they are called.
     key : list of hashable
-        Everything else that a trace can read.
+        Everything else that a trace can read, but the float arguments.
     exporters : list
         For each leaf the function that exports results to its library, or None.
     originals : dict
-        The caller's own arrays, by number of the leaf, where the leaf is an import of them.
-    stable : bool
-        Whether nothing that was added can change but by putting another object in its place.
+        The caller's own arrays of other libraries, by position of the leaf that was imported from each.
     numbers : list of float
-        The float arguments, which are no part of the key.
+        The float arguments.
+    stable : bool
+        Whether all that was added is immutable, so that it changes only where a variable is bound to another object.
+    captured : bool
+        Whether variables around functions hold arrays, mutable containers, or functions that traces replace: tracing
+        has to rebuild the functions.
     probes : list of (dict or cell, name, object)
         Variables around functions that were read, and what they held.
     containers : list of (list, dict, set or tuple)
-        Those in functions of libraries, where they may hold the user's.
+        Containers in library functions that may hold the user's objects.
     functions : list of function
-        Those that were added, whose code and default values were read.
-    captured : bool
-        Whether such variables hold arrays, or what may come to hold some, or functions that traces replace.
+        The user's functions that were added, with their code and default values.
     attributes : set of str
-        The attributes that functions read of anything.
+        The names of all attributes that functions read of anything.
     classes : dict
-        The classes and modules met, by name; `finish` adds those of their attributes that functions read.
+        The classes and modules met, with their names; `add_members` adds the attributes that functions read of them.
     """
 
+    # fmt: off
     __slots__ = (
-        *(
-            "_active",
-            "_as_it_is",
-            "_by_value",
-            "_kind",
-            "_package",
-            "_seen",
-            "_specs",
-            "_static",
-            "attributes",
-            "classes",
-        ),
-        *(
-            "captured",
-            "containers",
-            "exporters",
-            "functions",
-            "key",
-            "leaves",
-            "names",
-            "numbers",
-            "originals",
-            "probes",
-            "stable",
-        ),
+        "_active", "_by_value", "_compared_only", "_package", "_seen", "_specs", "_static", "_subject", "attributes",
+        "captured", "classes", "containers", "exporters", "functions", "key", "leaves", "names", "numbers", "originals",
+        "probes", "stable",
     )
+    # fmt: on
 
     def __init__(self, static: frozenset[str] = frozenset(), package: str = "", specs: bool = False):
         self.leaves: list[Any] = []
@@ -98,23 +80,23 @@ class Signature:
         self.key: list[Hashable] = []
         self.exporters: list[Any] = []
         self.originals: dict[int, Any] = {}
+        self.numbers: list[float] = []
         self.stable = True
+        self.captured = False
         self.probes: list[tuple[Any, str, Any]] = []
         self.containers: list[Any] = []
         self.functions: list[types.FunctionType] = []
-        self.captured = False
-        self.numbers: list[float] = []
-        self._by_value = False
-        self._as_it_is = False  # whether what is added is no part of what traces make again
-        self._static, self._package, self._specs = static, package, specs
-        self._seen: dict[Any, int] = {}
         self.attributes: set[str] = set()
         self.classes: dict[Any, str] = {}
-        self._active: set[int] = set()
-        self._kind = "argument"
+        self._static, self._package, self._specs = static, package, specs
+        self._by_value = False  # whether floats that are added belong to the key
+        self._compared_only = False  # whether tracing does not rebuild what is added
+        self._subject = "argument"  # of error messages
+        self._active: set[int] = set()  # containers whose children are being added
+        self._seen: dict[Any, int] = {}  # functions and variables that were added
 
     def add(self, value: Any, name: str) -> None:
-        """Add a value and all that it holds."""
+        """Add a value called `name`, and all that it holds."""
         cls = type(value)
         if cls is np.ndarray or cls is arrays.CUPY_ARRAY:
             self.leaves.append(value)
@@ -133,26 +115,29 @@ class Signature:
         elif cls is tuple or cls is list:
             self.stable = self.stable and cls is tuple
             self.key.append((cls, len(value)))
-            self._check_depth(value, name)
+            self._enter(value, name)
             for i, item in enumerate(value):
                 self.add(item, f"{name}[{i}]")
             self._active.discard(id(value))
         else:
-            self._add_other(value, name)
+            self._add_uncommon(value, name)
 
-    def _check_depth(self, value: Any, name: str) -> None:
-        if id(value) in self._active or len(self._active) > 100:
-            raise TypeError(f"{self._kind} {name!r}: a {type(value).__name__} that contains itself")
+    def _enter(self, value: Any, name: str) -> None:
+        """Note that the children of a container are being added, which must not contain it."""
+        if id(value) in self._active or len(self._active) > _DEEPEST:
+            found = f"a {type(value).__name__} that contains itself, or is nested more than {_DEEPEST} levels deep"
+            raise TypeError(f"{self._subject} {name!r}: {found}")
         self._active.add(id(value))
 
-    def _add_other(self, value: Any, name: str) -> None:
+    def _add_uncommon(self, value: Any, name: str) -> None:
+        """Add a value of none of the types that `add` tests first."""
         cls = type(value)
         if cls is Tracer:
             raise TracedArgument
         if cls is TracedNumber:
             value = float(value)
         if replacement_of(value) is not None:
-            self.captured = True  # the functions that hold it are made again, with another for it
+            self.captured = True
         if (key := constant_key(value)) is not None:
             self.key.append(key)
             for enum in enums_in(value):
@@ -166,8 +151,10 @@ class Signature:
             self.key.append(Identity(value))
             if not is_library_module(value, self._package):
                 self.classes.setdefault(value, name)
+        elif isinstance(value, arrays.Spec):
+            self._add_spec(value, name)
         elif arrays.is_array(value):
-            self._add_foreign(value, name)
+            self._add_imported(value, name)
         elif (structure := self._structure(value, name)) is not None:
             self.stable = self.stable and not structure.mutable
             self.key.append(structure.key)
@@ -176,37 +163,38 @@ class Signature:
             elif cls is dict:
                 for enum in enums_in(value):
                     self.classes.setdefault(enum, name)
-            self._check_depth(value, name)
+            self._enter(value, name)
             for label, child in zip(structure.labels, structure.children, strict=True):
                 self.add(child, name + label)
             self._active.discard(id(value))
         else:
-            raise TypeError(f"{self._kind} {name!r}: {refusal(value)}")
+            raise TypeError(f"{self._subject} {name!r}: {describe_refusal(value)}")
 
     def _structure(self, value: Any, name: str) -> Structure | None:
         try:
             return structure_of(value)
         except TypeError as error:
-            raise TypeError(f"{self._kind} {name!r}: {error}") from error
+            raise TypeError(f"{self._subject} {name!r}: {error}") from error
 
-    def _add_foreign(self, value: Any, name: str) -> None:
-        if isinstance(value, arrays.Spec):
-            if not self._specs:
-                raise TypeError(f"{self._kind} {name!r}: a spec has no values; use .plan() with it, or pass an array")
-            self.leaves.append(value)
-            self.names.append(name)
-            self.exporters.append(None)
-            self.key.append(value)
-            return
+    def _add_spec(self, value: arrays.Spec, name: str) -> None:
+        if not self._specs:
+            raise TypeError(f"{self._subject} {name!r}: a spec has no values; use .plan() with it, or pass an array")
+        self.leaves.append(value)
+        self.names.append(name)
+        self.exporters.append(None)
+        self.key.append(value)
+
+    def _add_imported(self, value: Any, name: str) -> None:
+        """Add an array of another library, or of a subclass of NumPy's."""
         imported = arrays.import_array(value, name)
         self.originals[len(self.leaves)] = value
         self.add(imported.array, name)
         self.exporters[-1] = imported.export
 
-    # What surrounds a function -------------------------------------------------------------------------------------
+    # Variables around functions ------------------------------------------------------------------------------------
 
     def add_function(self, function: types.FunctionType, name: str, defaults: bool = True) -> None:
-        """Add a function: its code, and what that reads of default values, closure cells and globals."""
+        """Add a function: its code, its default values, and the closure cells and globals that the code reads."""
         number = self._seen.get(function)
         if number is not None:
             self.key.append(("again", number))
@@ -214,15 +202,15 @@ class Signature:
         self._seen[function] = len(self._seen)
         if is_library_function(function, self._package):
             self.key.append(Identity(function))
-            self._add_held(function, name)
+            self._add_wrapped(function, name)
             return
         reads = reads_of(function.__code__)
-        check_changes_nothing(function, reads, self._package)
+        check_no_side_effects(function, reads, self._package)
         self.attributes |= reads.attributes
         self.key.append(Identity(function.__code__))
         self.functions.append(function)
         by_value, self._by_value = self._by_value, True
-        kind, self._kind = self._kind, f"in the function {function.__qualname__}, the variable"
+        subject, self._subject = self._subject, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
         if defaults and (function.__defaults__ or function.__kwdefaults__):
             self.stable = self.stable and not function.__kwdefaults__
@@ -242,13 +230,13 @@ class Signature:
                 self.key.append(label)
                 if not read_by_attribute(value, self._package):
                     self.add(value, label)
-                for chain in sorted(reads.variables.get(label, ())):
-                    self._add_attributes(value, label, chain)
+                for path in sorted(reads.variables.get(label, ())):
+                    self._add_attributes(value, label, path)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
-        self._kind, self._by_value = kind, by_value
+        self._subject, self._by_value = subject, by_value
 
     def add_static(self, value: Any, name: str) -> None:
-        """Add a value that is compared by its hash and equality."""
+        """Add the value of a static argument or variable, which is compared by its hash and equality."""
         try:
             hash(value)
         except TypeError as error:
@@ -257,14 +245,14 @@ class Signature:
             ) from error
         self.key.append(("static", type(value), value))
 
-    def _add_attributes(self, value: Any, name: str, chain: Chain) -> None:
-        """Add an attribute that is read of a module, of a function, or of an object of which nothing else is known."""
+    def _add_attributes(self, value: Any, name: str, path: AttributePath) -> None:
+        """Add the attribute at a path from a module, a function, or an object that cannot be compared as a whole."""
         known = len(self.leaves)
-        if not chain or not (read_by_attribute(value, self._package) or isinstance(value, types.FunctionType)):
+        if not path or not (read_by_attribute(value, self._package) or isinstance(value, types.FunctionType)):
             if read_by_attribute(value, self._package):
                 self.add(value, name)
             return
-        for attribute in chain:
+        for attribute in path:
             if isinstance(value, types.ModuleType):
                 if is_library_module(value, self._package):
                     break
@@ -277,7 +265,7 @@ class Signature:
                 value = space.get(attribute, MISSING)
                 self.probes.append((space, attribute, value))
                 if value is MISSING and constant_key(value := getattr(function, attribute, MISSING)) is not None:
-                    self.stable = False  # such as `__name__`
+                    self.stable = False  # an attribute such as `__name__`, which may be assigned
             elif read_by_attribute(value, self._package):
                 self.stable = False
                 self.key.append((type(value), attribute))
@@ -291,46 +279,49 @@ class Signature:
         self.add(value, name)
         if len(self.leaves) > known:
             raise TypeError(
-                f"{self._kind} {name!r}: an array among the attributes of a module or of another object cannot be read "
-                "anew in each call; make it an argument, or a variable of its own"
+                f"{self._subject} {name!r}: an array among the attributes of a module or of another object cannot be "
+                "read anew in each call; make it an argument, or a variable of its own"
             )
 
     def add_by_value(self, value: Any, name: str) -> None:
-        """Add a value with its floats as a part of the key."""
+        """Add a value whose floats belong to the key."""
         by_value, self._by_value = self._by_value, True
         self.add(value, name)
         self._by_value = by_value
 
     def add_leaves_of(self, other: Signature) -> None:
-        """Add the arrays of another signature, which keeps its key."""
+        """Add the arrays of another signature, not its key."""
         count = len(self.leaves)
         self.originals.update((count + i, original) for i, original in other.originals.items())
         self.leaves += other.leaves
         self.names += other.names
         self.exporters += other.exporters
 
-    def repeated(self) -> dict[int, int]:
-        """Return the leaves that are the same object as an earlier one, which a function may ask (``x is y``)."""
+    def duplicates(self) -> dict[int, int]:
+        """Map the positions of leaves that are the same object as an earlier leaf to that one's (``x is y``)."""
         if self.originals:
-            return arrays.repeated([self.originals.get(i, leaf) for i, leaf in enumerate(self.leaves)])
-        return arrays.repeated(self.leaves)
+            return arrays.duplicates([self.originals.get(i, leaf) for i, leaf in enumerate(self.leaves)])
+        return arrays.duplicates(self.leaves)
 
-    def whole_key(self, *settings: Hashable) -> tuple[Hashable, ...]:
-        """Return the key of a call, once all is added."""
+    def cache_key(self, *settings: Hashable) -> tuple[Hashable, ...]:
+        """Return the key of the call, once all is added, with settings that its plan depends on."""
         leaves = self.leaves
         if len(leaves) > 1 and (self.originals or len(set(map(id, leaves))) < len(leaves)):
-            return (*settings, *self.key, *self.repeated().items())
+            return (*settings, *self.key, *self.duplicates().items())
         return (*settings, *self.key)
 
     @property
-    def read_functions(self) -> bool:
+    def has_functions(self) -> bool:
         """Whether functions were added, which may read variables."""
         return bool(self._seen)
 
-    def finish(self) -> bool:
-        """Add the attributes of all classes and modules met that the code names, and what the methods among them read.
+    def add_members(self) -> bool:
+        """Add the attributes that functions read of all classes and modules met, and what the methods among them read.
 
-        Returns whether nothing that was added can change but by putting another object in its place.
+        Returns
+        -------
+        bool
+            Whether all that was added is immutable, as for `stable`.
         """
         if not self.classes and not any(map(vars, self.functions)):
             return True
@@ -339,21 +330,21 @@ class Signature:
         count = -1
         while count != (count := len(self.attributes) + len(self.classes) + len(self.functions)):
             for owner, name in list(self.classes.items()):
-                self._add_members(owner, name, done)
+                self._add_members_of(owner, name, done)
             for function in self.functions[:]:
-                self._add_members(function, function.__qualname__, done)
+                self._add_members_of(function, function.__qualname__, done)
         stable, self.stable = self.stable, False
         return stable
 
-    def _add_members(self, owner: Any, name: str, done: set[tuple[int, str]]) -> None:
-        """Add the attributes of a class, a module or a function that the code names."""
+    def _add_members_of(self, owner: Any, name: str, done: set[tuple[int, str]]) -> None:
+        """Add the attributes that functions read of a class, a module or a function, but those `done` before."""
         found: list[tuple[Any, str, Any]] = []
         if isinstance(owner, type):
             if isinstance(owner, abc.ABCMeta):
-                self.key.append(abc.get_cache_token())  # of what is registered as subclasses
-            for holder in written_bases(owner, self._package):
+                self.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass
+            for holder in user_bases(owner, self._package):
                 found += [(holder, label, value) for label, value in named_members(holder, self.attributes)]
-            if type(owner) is not type and written_bases(type(owner), self._package):
+            if type(owner) is not type and user_bases(type(owner), self._package):
                 self.classes.setdefault(type(owner), f"type({name})")
         else:
             space, is_module = vars(owner), isinstance(owner, types.ModuleType)
@@ -367,32 +358,33 @@ class Signature:
             if label == "__match_args__" and type(value) is tuple:
                 self.attributes.update(value)
         parts = [((Identity(holder), label), f"{name}.{label}", value) for holder, label, value in new]
-        self._add_as_it_is(parts, f"{type(owner).__name__} {owner.__name__}", name)
+        self._add_compared_only(parts, f"{type(owner).__name__} {owner.__name__}", name)
 
-    def _add_held(self, function: types.FunctionType, name: str) -> None:
-        """Add what a function of a library holds that is none of the library's, such as a function that it wraps."""
+    def _add_wrapped(self, function: types.FunctionType, name: str) -> None:
+        """Add the user's objects that a library function holds, such as a function that it wraps."""
         values, probes, containers = held_by(function, self._package, lambda f: is_library_function(f, self._package))
         if values:
             self.probes += probes
             self.containers += containers
-            self._add_as_it_is([(len(values), *value) for value in values], f"wrapper {function.__qualname__}", name)
+            parts = [(len(values), *value) for value in values]
+            self._add_compared_only(parts, f"wrapper {function.__qualname__}", name)
 
-    def _add_as_it_is(self, parts: Sequence[tuple[Hashable, str, Any]], holder: str, name: str) -> None:
-        """Add what traces do not make again: no traced arrays can stand for arrays in it, or for those that it reads.
+    def _add_compared_only(self, parts: Sequence[tuple[Hashable, str, Any]], holder: str, name: str) -> None:
+        """Add values that tracing compares but does not rebuild, so that arrays in them are an error.
 
-        Each part is a key, a name and a value.
+        Each part is (key, name, value).
         """
         known = len(self.leaves)
-        before = self._seen, self._as_it_is, self._by_value
-        # A function that is met elsewhere too is made again there.
-        self._seen, self._as_it_is, self._by_value = self._seen if self._as_it_is else {}, True, True
+        before = self._seen, self._compared_only, self._by_value
+        # A function that is met elsewhere too has to be added there again, since it is rebuilt there.
+        self._seen, self._compared_only, self._by_value = self._seen if self._compared_only else {}, True, True
         for key, label, value in parts:
             self.key.append(key)
             self.add(value, label)
-        self._seen, self._as_it_is, self._by_value = before
+        self._seen, self._compared_only, self._by_value = before
         if len(self.leaves) > known:
             raise TypeError(
-                f"{self._kind} {name!r}: the array {self.names[known]}, which the {holder} holds or its functions read "
-                "from outside, cannot be read anew in each call; make it an argument, an attribute of one, or a "
+                f"{self._subject} {name!r}: the array {self.names[known]}, which the {holder} holds or its functions "
+                "read from outside, cannot be read anew in each call; make it an argument, an attribute of one, or a "
                 "variable of the fused function"
             )

@@ -1,4 +1,4 @@
-"""Objects that hold others: how they come apart into children, and are made again of other ones."""
+"""Containers: flatten them into children, and rebuild them from other children."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .registry import registration
 
 
 class Structure(NamedTuple):
-    """An object that holds others.
+    """A container, flattened.
 
     Attributes
     ----------
     key : hashable
-        All that tells it apart from another with the same children.
+        Type and all else that tells it apart from another with the same children.
     labels : list of str
-        What follows the object's name in that of each child.
+        Of each child the suffix to the container's name, such as "[0]" or ".weight".
     children : list
     rebuild : callable
-        Makes the object again, of a list of other children.
+        Returns such a container of a list of other children.
     mutable : bool
-        Whether a function may put other children into it.
+        Whether a function may replace children in place.
     """
 
     key: Hashable
@@ -38,15 +38,21 @@ class Structure(NamedTuple):
 
 
 def structure_of(value: Any) -> Structure | None:
-    """Take an object apart; None if it is none of the types that can be."""
+    """Flatten a tuple, list, dict, namedtuple, dataclass, partial, bound method or registered object; None for others.
+
+    Raises
+    ------
+    TypeError
+        A key of a dict is not a constant, or constants of a registered object are not hashable.
+    """
     cls = type(value)
     if cls is tuple or cls is list:
         return Structure((cls, len(value)), [f"[{i}]" for i in range(len(value))], list(value), cls, cls is list)
     if cls is dict:
         keys = tuple(map(nested_key, value))
         if None in keys:
-            strange = next(k for k in value if nested_key(k) is None)
-            raise TypeError(f"a dict with a key of type {type(strange).__name__}: expected constants as keys")
+            unknown = next(k for k in value if nested_key(k) is None)
+            raise TypeError(f"a dict with a key of type {type(unknown).__name__}: expected constants as keys")
         labels = list(value)
         return Structure(
             (cls, keys), [f"[{k!r}]" for k in labels], list(value.values()), lambda c: dict(zip(labels, c, strict=True))
@@ -70,9 +76,8 @@ def structure_of(value: Any) -> Structure | None:
     if is_dataclass(cls):
         attributes = dict(_attributes(value))
         names = list(attributes)
-        return Structure(
-            (cls, tuple(names)), [f".{k}" for k in names], list(attributes.values()), lambda c: _remade(cls, names, c)
-        )
+        labels = [f".{k}" for k in names]
+        return Structure((cls, tuple(names)), labels, list(attributes.values()), lambda c: _dataclass(cls, names, c))
     if cls is functools.partial:
         if vars(value):
             raise TypeError("a functools.partial with attributes of its own: expected none")
@@ -85,31 +90,27 @@ def structure_of(value: Any) -> Structure | None:
             False,
         )
     if cls is types.MethodType:
-        return Structure(
-            (cls,), [".__func__", ".__self__"], [value.__func__, value.__self__], lambda c: _bound(*c), False
-        )
+        labels = [".__func__", ".__self__"]
+        return Structure((cls,), labels, [value.__func__, value.__self__], lambda c: types.MethodType(*c), False)
     return None
 
 
-def _bound(function: Any, instance: Any) -> Any:
-    return types.MethodType(function, instance)
-
-
 def is_namedtuple(cls: type) -> bool:
-    """Whether objects of a type are tuples with names and nothing else."""
+    """Whether a type is a namedtuple without further attributes."""
     return cls.__bases__ == (tuple,) and hasattr(cls, "_fields") and not cls.__dictoffset__
 
 
 def is_dataclass(cls: type) -> bool:
-    """Whether objects of a type are dataclasses whose attributes are all that they hold."""
-    return dataclasses.is_dataclass(cls) and not issubclass(cls, _WITH_VALUES)
+    """Whether a type is a dataclass whose attributes are all that its objects hold."""
+    return dataclasses.is_dataclass(cls) and not issubclass(cls, _VALUE_TYPES)
 
 
 # Types whose objects have a value beside their attributes.
-_WITH_VALUES = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, np.ndarray, np.generic, type)
+_VALUE_TYPES = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset, np.ndarray, np.generic, type)
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of an object, in its `__dict__` and in slots."""
     yield from getattr(value, "__dict__", {}).items()
     for base in type(value).__mro__[:-1]:
         for name, slot in vars(base).items():
@@ -117,8 +118,8 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
                 yield name, slot.__get__(value)
 
 
-def _remade(cls: type, names: list[str], children: list[Any]) -> Any:
-    """Make a dataclass of its attributes, without its `__init__`, which may compute others."""
+def _dataclass(cls: type, names: list[str], children: list[Any]) -> Any:
+    """Build a dataclass from its attributes, without its `__init__`, which may compute others."""
     made: Any = object.__new__(cls)
     for name, child in zip(names, children, strict=True):
         object.__setattr__(made, name, child)

@@ -1,6 +1,6 @@
-"""Traced arrays in the places of arrays: in arguments, and around functions.
+"""Substitute traced arrays for arrays in arguments and around functions.
 
-The walk is that of `Signature`, which numbers the arrays.
+The walk is in the order of `Signature`, which numbers the arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trace import Trace, TracedNumber, argument
+from ..trace import Trace, TracedNumber, float_argument
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
 from .code import reads_of
@@ -22,17 +22,21 @@ from .variables import defaults_of, is_library_function, read_by_attribute, vari
 
 
 class Substitution:
-    """Rebuild what a function reads, with traced arrays for arrays.
+    """Rebuilds arguments and functions with traced arrays for the arrays that they hold.
 
-    Containers that could be changed are always made again: a trace changes nothing of the user's.
+    Mutable containers are always rebuilt, so that tracing changes none of the user's.
 
     Parameters
     ----------
     trace : Trace
-    traced : iterator
+    traced : iterator of Tracer
         The traced arrays, in the order of the leaves of a `Signature`.
     captured : bool
-        Whether variables around functions hold arrays; otherwise functions stay as they are.
+        As `Signature.captured`: whether functions have to be rebuilt.
+    static : frozenset of str
+        Names of variables that stay as they are.
+    package : str
+        The user's package, whose functions are rebuilt.
     read : set of int
         Gets the positions of the float arguments whose values the function reads.
     """
@@ -42,36 +46,37 @@ class Substitution:
     ):
         self._trace = trace
         self._traced, self._captured, self._static, self._package = traced, captured, static, package
-        self._functions: dict[types.FunctionType, types.FunctionType] = {}
-        self._globals: dict[int, dict[str, Any]] = {}
-        self._cells: dict[int, Any] = {}
-        self._seen: set[tuple[int, str]] = set()
-        self._made: list[tuple[str, Any, Structure, list[Any]]] = []
-        self._numbers, self._count = True, 0
+        self._functions: dict[types.FunctionType, types.FunctionType] = {}  # rebuilt functions
+        self._globals: dict[int, dict[str, Any]] = {}  # rebuilt globals, by the ids of the user's
+        self._cells: dict[int, Any] = {}  # rebuilt closure cells, by the ids of the user's
+        self._seen: set[tuple[int, str]] = set()  # variables that were substituted
+        self._rebuilt: list[tuple[str, Any, Structure, list[Any]]] = []  # name, container, original, children
+        self._floats_are_arguments, self._count = True, 0
         self._read = read
 
-    def _number(self, value: float, name: str) -> TracedNumber:
+    def _float_argument(self, value: float, name: str) -> TracedNumber:
+        """Make the traced number of the next float argument."""
         self._count += 1
-        return argument(self._count - 1, name, value, self._read, self._trace)
+        return float_argument(self._count - 1, name, value, self._read, self._trace)
 
-    def by_value(self, value: Any, name: str) -> Any:
-        """Return such a value with its floats as constants."""
-        numbers, self._numbers = self._numbers, False
-        made = self.of(value, name)
-        self._numbers = numbers
-        return made
+    def value_with_constants(self, value: Any, name: str) -> Any:
+        """Return a value with traced arrays for the arrays in it, and floats as constants."""
+        before, self._floats_are_arguments = self._floats_are_arguments, False
+        substituted = self.value(value, name)
+        self._floats_are_arguments = before
+        return substituted
 
-    def of(self, value: Any, name: str) -> Any:
-        """Return the value with traced arrays for the arrays in it."""
+    def value(self, value: Any, name: str) -> Any:
+        """Return a value with traced arrays for the arrays in it, and traced numbers for floats."""
         cls = type(value)
         if cls is np.ndarray:
             return next(self._traced)
         if cls is float:
-            return self._number(value, name) if self._numbers else value
-        if cls is TracedNumber:  # of another trace, for which it is read
+            return self._float_argument(value, name) if self._floats_are_arguments else value
+        if cls is TracedNumber:  # of an outer trace, which notes that it is read
             return float(value)
-        if (replacing := replacement_of(value)) is not None:
-            return replacing
+        if (replacement := replacement_of(value)) is not None:
+            return replacement
         if constant_key(value) is not None or isinstance(value, (type, types.ModuleType)):
             return value
         if cls is types.FunctionType:
@@ -80,22 +85,22 @@ class Substitution:
             return next(self._traced)
         structure = structure_of(value)
         assert structure is not None
-        children = [self.of(c, name + label) for label, c in zip(structure.labels, structure.children, strict=True)]
+        children = [self.value(c, name + label) for label, c in zip(structure.labels, structure.children, strict=True)]
         if not structure.mutable and all(a is b for a, b in zip(children, structure.children, strict=True)):
             return value
-        made = structure.rebuild(children)
+        rebuilt = structure.rebuild(children)
         if structure.mutable:
-            self._made.append((name, made, structure, children))
-        return made
+            self._rebuilt.append((name, rebuilt, structure, children))
+        return rebuilt
 
-    def root(self, function: Any) -> Any:
-        """Return the fused function itself, reading traced arrays around it."""
+    def fused_function(self, function: Any) -> Any:
+        """Return the fused function itself, rebuilt; its default values are among the arguments."""
         if isinstance(function, types.FunctionType):
             return self.function(function, defaults=False)
-        return self.by_value(function, "fn")
+        return self.value_with_constants(function, "fn")
 
     def function(self, function: types.FunctionType, defaults: bool = True) -> types.FunctionType:
-        """Return a function that reads traced arrays around it."""
+        """Return a function with substituted closure cells and globals, and default values if `defaults`."""
         if function in self._functions:
             return self._functions[function]
         if not self._captured or is_library_function(function, self._package):
@@ -107,35 +112,36 @@ class Substitution:
         for label in reads_of(function.__code__).globals:
             if label in BUILTINS:
                 space.setdefault(label, BUILTINS[label])
-        made = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
-        functools.update_wrapper(made, function)
-        self._functions[function] = made
-        made.__kwdefaults__ = function.__kwdefaults__
-        numbers, self._numbers = self._numbers, False
+        rebuilt = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
+        functools.update_wrapper(rebuilt, function)
+        self._functions[function] = rebuilt
+        rebuilt.__kwdefaults__ = function.__kwdefaults__
+        before, self._floats_are_arguments = self._floats_are_arguments, False
         if defaults and (function.__defaults__ or function.__kwdefaults__):
-            values = [self.of(value, label) for label, value in defaults_of(function)]
+            values = [self.value(value, label) for label, value in defaults_of(function)]
             count = len(function.__defaults__ or ())
-            made.__defaults__ = tuple(values[:count])
-            made.__kwdefaults__ = dict(zip(function.__kwdefaults__ or (), values[count:], strict=True))
+            rebuilt.__defaults__ = tuple(values[:count])
+            rebuilt.__kwdefaults__ = dict(zip(function.__kwdefaults__ or (), values[count:], strict=True))
         for place, label, value in variables_of(function):
             if (id(place), label) in self._seen:
                 continue
             self._seen.add((id(place), label))
             if label not in self._static and not read_by_attribute(value, self._package):
-                value = self.of(value, label)
+                value = self.value(value, label)
             if isinstance(place, dict):
                 space[label] = value
             else:
                 self._cells[id(place)].cell_contents = value
-        self._numbers = numbers
-        return made
+        self._floats_are_arguments = before
+        return rebuilt
 
-    def changed(self) -> str | None:
-        """Return the name of a container that the function put something else into."""
-        for name, made, before, children in self._made:
-            after = structure_of(made)
+    def changed_container(self) -> str | None:
+        """Return the name of a rebuilt container that the function changed in place; None if there is none."""
+        for name, rebuilt, before, children in self._rebuilt:
+            after = structure_of(rebuilt)
             assert after is not None
-            was, now = _lasting(made, before.labels, children), _lasting(made, after.labels, after.children)
+            was = _without_cached_properties(rebuilt, before.labels, children)
+            now = _without_cached_properties(rebuilt, after.labels, after.children)
             if was.keys() != now.keys() or not all(map(_same, now.values(), was.values())):
                 return name
             if len(was) == len(children) and len(now) == len(after.children) and after.key != before.key:
@@ -143,8 +149,8 @@ class Substitution:
         return None
 
 
-def _lasting(value: Any, labels: list[str], children: list[Any]) -> dict[str, Any]:
-    """Return the children of an object, by label, without those that a cached property has computed."""
+def _without_cached_properties(value: Any, labels: list[str], children: list[Any]) -> dict[str, Any]:
+    """Return the children of an object by label, without the results of cached properties."""
     cls = type(value)
     return {
         label: child
@@ -154,10 +160,11 @@ def _lasting(value: Any, labels: list[str], children: list[Any]) -> dict[str, An
 
 
 def _same(a: Any, b: Any) -> bool:
+    """Whether two children are one object or equal constants, or may be."""
     if a is b:
         return True
     key = constant_key(a)
     if key is not None:
         return key == constant_key(b)
-    # Containers may be made anew by a registered type's `flatten`.
+    # The `flatten` of a registered type may create containers in each call.
     return type(a) is type(b) and structure_of(a) is not None

@@ -1,4 +1,4 @@
-"""Trace a function: run it on traced arrays, twice, and check that both runs did the same."""
+"""Trace a function: run it on traced arrays twice, and check that both runs did the same."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .substitution import Substitution
 
 @dataclass(frozen=True)
 class Tracing:
-    """What tracing a function found.
+    """A traced function.
 
     Attributes
     ----------
@@ -29,9 +29,9 @@ class Tracing:
         The graph; its inputs are the leaves of the signature, then the constants.
     results : Results
     constants : list of array
-        Arrays that the function made itself.
+        Arrays that the function created.
     read : set of int
-        Positions of the float arguments whose values it has read, so that the graph holds for these values only.
+        Positions of the float arguments whose values the function has read: the graph is valid for these values only.
     """
 
     traced: Traced
@@ -48,27 +48,43 @@ def trace_function(
     by_value: Container[str] = (),
     strict: bool = False,
 ) -> Tracing:
-    """Trace a function for the values of its parameters; those named in `by_value` have floats that are constants.
+    """Trace a function for the values of its parameters.
 
-    `strict` refuses library steps.
+    It is traced twice, because random numbers and the time, which later calls would repeat, differ between two traces.
 
-    It is traced twice: what it draws at random or reads from a clock would be the same in all later calls, and differs
-    between the two.
+    Parameters
+    ----------
+    environment : Environment
+        Of the function.
+    parameters : inspect.Signature
+    values : sequence
+        The value of each parameter.
+    signature : Signature
+        Of the call.
+    by_value : container of str
+        The parameters whose floats are constants.
+    strict : bool
+        Whether library steps are errors.
+
+    Raises
+    ------
+    TraceError
+        An operation cannot be traced, the traces differ, or the function returns no traced array.
     """
     name = str(getattr(environment.function, "__name__", type(environment.function).__name__))
     read: set[int] = set()
     first = Trace(captures=True, strict=strict)
     try:
-        results = _run(first, environment, parameters, values, signature, by_value, read)
+        results = _trace_once(first, environment, parameters, values, signature, by_value, read)
     except (TypeError, ValueError, IndexError):
-        # Something traced may have been written to an array that the function made.
-        if not first.made:
+        # The function may have assigned traced values to an array that it created.
+        if not first.has_created:
             raise
-        first = Trace(captures=True, strict=strict, makes=True)
-        results = _run(first, environment, parameters, values, signature, by_value, read)
-    second = Trace(repeats=first, captures=True, strict=strict, makes=first.makes)
-    again = _run(second, environment, parameters, values, signature, by_value, read)
-    if _key(first, results) != _key(second, again):
+        first = Trace(captures=True, strict=strict, traces_created=True)
+        results = _trace_once(first, environment, parameters, values, signature, by_value, read)
+    second = Trace(repeats=first, captures=True, strict=strict, traces_created=first.traces_created)
+    again = _trace_once(second, environment, parameters, values, signature, by_value, read)
+    if _trace_key(first, results) != _trace_key(second, again):
         raise TraceError(
             f"cannot fuse {name}: traced a second time it does something else, as if it drew random numbers or read "
             "the time; make what changes an argument"
@@ -76,19 +92,20 @@ def trace_function(
     if not results.leaves and not first.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
     axes = tuple(t._axes for t in results.leaves)
-    traced = Traced(name, _graph(first, results), axes, tuple(first.calls), first.plain)
+    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.plain)
     return Tracing(traced, results, first.constants, read)
 
 
-def _key(trace: Trace, results: Results) -> list[Hashable]:
-    return [*results.key, *(t._axes for t in results.leaves), *graph_key(_graph(trace, results))]
+def _trace_key(trace: Trace, results: Results) -> list[Hashable]:
+    """Return a key that two traces share if they did the same."""
+    return [*results.key, *(t._axes for t in results.leaves), *graph_key(_graph_of(trace, results))]
 
 
-def _graph(trace: Trace, results: Results) -> g.Graph:
+def _graph_of(trace: Trace, results: Results) -> g.Graph:
     return g.Graph(trace.inputs, [t._node for t in results.leaves], list(trace.effects.items()))
 
 
-def _run(
+def _trace_once(
     trace: Trace,
     environment: Environment,
     parameters: inspect.Signature,
@@ -97,21 +114,21 @@ def _run(
     by_value: Container[str],
     read: set[int],
 ) -> Results:
-    """Run the function once, and note in `read` which float arguments it has read."""
-    traced = [_argument(trace, leaf, name) for leaf, name in zip(signature.leaves, signature.names, strict=True)]
-    for i, same in signature.repeated().items():
-        traced[i] = traced[same]
+    """Run the function on traced arrays; add the positions of the float arguments that it reads to `read`."""
+    traced = [_trace_argument(trace, leaf, name) for leaf, name in zip(signature.leaves, signature.names, strict=True)]
+    for i, earlier in signature.duplicates().items():
+        traced[i] = traced[earlier]
     static = environment.static
     substitution = Substitution(trace, iter(traced), signature.captured, static, environment.package, read)
     bound = parameters.bind_partial()
     for name, value in zip(parameters.parameters, values, strict=True):
-        given = substitution.by_value if name in by_value else substitution.of
-        bound.arguments[name] = value if name in static else given(value, name)
-    function = substitution.root(environment.function)
+        substitute = substitution.value_with_constants if name in by_value else substitution.value
+        bound.arguments[name] = value if name in static else substitute(value, name)
+    function = substitution.fused_function(environment.function)
     try:
         with traced_conversions(trace):
             results = Results(function(*bound.args, **bound.kwargs))
-        changed = substitution.changed()
+        changed = substitution.changed_container()
     finally:
         trace.end()
     if changed is not None:
@@ -122,7 +139,8 @@ def _run(
     return results
 
 
-def _argument(trace: Trace, leaf: Any, name: str) -> Tracer:
+def _trace_argument(trace: Trace, leaf: Any, name: str) -> Tracer:
+    """Make the tracer of an array argument."""
     try:
         dtype = dtypes.name_of(leaf.dtype)
     except TypeError as error:
@@ -131,7 +149,7 @@ def _argument(trace: Trace, leaf: Any, name: str) -> Tracer:
 
 
 def graph_key(graph: g.Graph) -> list[Hashable]:
-    """Return a key that graphs share if they compute the same values from the same arguments."""
+    """Return a key that two graphs share if they compute the same values from the same arguments."""
     numbers: dict[g.Node, int] = {}
     lines: list[Hashable] = []
     for node in g.topological(graph.roots):

@@ -1,4 +1,4 @@
-"""What a function has around it: default values, closure cells, globals."""
+"""The variables around a function: default values, closure cells, globals."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from .structures import is_dataclass
 
 
 def is_library_function(function: types.FunctionType, package: str) -> bool:
+    """Whether a function belongs to the standard library, or to an installed package other than `package`."""
     return is_library(function.__code__.co_filename, function.__globals__.get("__name__") or "", package)
 
 
 def read_by_attribute(value: Any, package: str) -> bool:
-    """Whether nothing is known of an object as a whole, but of single attributes that code names."""
+    """Whether an object cannot be compared as a whole, but only the attributes that code reads of it."""
     if isinstance(value, types.ModuleType):
         return not is_library_module(value, package)
     if isinstance(value, (type, types.FunctionType, tuple, list, dict)) or constant_key(value) is not None:
@@ -31,14 +32,14 @@ def read_by_attribute(value: Any, package: str) -> bool:
 
 
 def defaults_of(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the default values of parameters."""
+    """Yield the default values of parameters, with a name for each."""
     for i, value in enumerate(function.__defaults__ or ()):
         yield f"__defaults__[{i}]", value
     yield from (function.__kwdefaults__ or {}).items()
 
 
 def variables_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the variables around a function that its code reads: (cell or dict of globals, name, value)."""
+    """Yield the closure cells and globals that a function's code reads: (cell or dict of globals, name, value)."""
     for cell, name in zip(function.__closure__ or (), function.__code__.co_freevars, strict=True):
         try:
             yield cell, name, cell.cell_contents

@@ -150,7 +150,7 @@ class Body:
             top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
             # Rounding to 16 bits hides the error of multiplying by the reciprocal.
             quotient = f"divide_by({top}, {bottom}, {bottom}_reciprocal)"
-            narrow = dtypes.compute(node.dtype) != node.dtype
+            narrow = dtypes.compute_dtype(node.dtype) != node.dtype
             self.line(f"const {kind} {name} = {f'{top} * {bottom}_reciprocal' if narrow else quotient};")
             self.checks.append(f"isfinite({name})")
         else:
@@ -240,7 +240,7 @@ class Body:
             if row.arity == 1 and row.result == "bool" and not dtypes.is_float(dtype):
                 dtype = "float32"  # CUDA's isfinite, isnan, ... take floats only
             operands = [self.operand(i, dtype) for i in node.inputs]
-        if node.op == "exp" and dtypes.compute(node.dtype) != node.dtype:
+        if node.op == "exp" and dtypes.compute_dtype(node.dtype) != node.dtype:
             return f"quick_exp({operands[0]})"
         if c_type(dtype) == "i64" and node.op in _WRAPPING:
             # C leaves the overflow of signed integers undefined; NumPy wraps.
@@ -259,7 +259,7 @@ class Body:
         value = self.operand(source, source.dtype)
         if node.dtype == source.dtype:
             return value
-        if dtypes.compute(node.dtype) != node.dtype:
+        if dtypes.compute_dtype(node.dtype) != node.dtype:
             if dtypes.is_integer(node.dtype):
                 value = f"static_cast<i64>({value})"
             elif not dtypes.is_float(source.dtype):

@@ -293,4 +293,4 @@ def stored_type(dtype: str) -> str:
 
 def c_type(dtype: str) -> str:
     """Return the C type in which a dtype is computed."""
-    return _C_TYPES[dtypes.compute(dtype)]
+    return _C_TYPES[dtypes.compute_dtype(dtype)]

@@ -131,7 +131,7 @@ def _batched_product(batches: Batches, *operands: Array) -> Array:
 
 def _widen(array: Array) -> Array:
     """Convert an array to the dtype in which its values are computed."""
-    dtype = dtypes.to_numpy(dtypes.compute(dtypes.name_of(array.dtype)))
+    dtype = dtypes.to_numpy(dtypes.compute_dtype(dtypes.name_of(array.dtype)))
     return array if array.dtype == dtype else array.astype(dtype)
 
 
@@ -285,8 +285,8 @@ class _Block:
         """Return a value in the dtype in which values of `dtype` are computed."""
         if node.op == "const":
             value = node.value if node.number is None else self.memory[node]
-            return np.asarray(value, dtypes.to_numpy(dtypes.compute(dtype)))
-        return self.value(node).astype(dtypes.to_numpy(dtypes.compute(dtype)), copy=False)
+            return np.asarray(value, dtypes.to_numpy(dtypes.compute_dtype(dtype)))
+        return self.value(node).astype(dtypes.to_numpy(dtypes.compute_dtype(dtype)), copy=False)
 
     def evaluate(self, node: Node) -> Array:
         """Apply a node's operator to its operands."""
@@ -311,9 +311,9 @@ class _Block:
     def pass_through(self, node: Node) -> Array:
         """Evaluate a cast, rounding to 16 bits where it says so, or a broadcast."""
         value = self.operand(node.inputs[0], node.inputs[0].dtype)
-        if dtypes.compute(node.dtype) != node.dtype and node.inputs[0].dtype != node.dtype:
+        if dtypes.compute_dtype(node.dtype) != node.dtype and node.inputs[0].dtype != node.dtype:
             value = value.astype(dtypes.to_numpy(node.dtype))
-        value = value.astype(dtypes.to_numpy(dtypes.compute(node.dtype)), copy=False)
+        value = value.astype(dtypes.to_numpy(dtypes.compute_dtype(node.dtype)), copy=False)
         shape = list(node.shape)
         blocked = 1 - self.along
         if node.shape[blocked] == self.step.domain[blocked] != 1:

@@ -171,7 +171,7 @@ class StraightLine:
         (inner,) = node.inputs
         operand = self._operand(inner, inner.dtype)
         kind = _computed_in(node.dtype)
-        narrow = dtypes.compute(node.dtype) != node.dtype and inner.dtype != node.dtype
+        narrow = dtypes.compute_dtype(node.dtype) != node.dtype and inner.dtype != node.dtype
         stored = dtypes.to_numpy(node.dtype)
         if inner.op != "const" and not narrow and inner.dtype == node.dtype and inner.shape == node.shape:
             return operand[0]
@@ -199,7 +199,7 @@ class StraightLine:
 
 def _computed_in(dtype: str) -> np.dtype[Any]:
     """Return the NumPy dtype in which values of a dtype are computed."""
-    return np.dtype(dtypes.to_numpy(dtypes.compute(dtype)))
+    return np.dtype(dtypes.to_numpy(dtypes.compute_dtype(dtype)))
 
 
 def _is_among(value: Array, others: Sequence[Array]) -> bool:

@@ -189,9 +189,9 @@ def pointwise(op: str, *inputs: Node) -> Node:
     values = inputs[1:] if op == "where" else inputs
     dtype = promoted_dtype(values)
     if row.result == "float":
-        dtype = dtypes.as_float(dtype, op)
+        dtype = dtypes.float_dtype(dtype, op)
     elif row.result == "bool":
-        if dtypes.compute(dtype) != dtype:
+        if dtypes.compute_dtype(dtype) != dtype:
             inputs = tuple(_round_constant(n, dtype) for n in inputs)
         dtype = "bool"
     return Node(op, inputs, broadcast_shapes(*(n.shape for n in inputs)), dtype)

@@ -10,7 +10,7 @@ from ..ir import graph as g
 from ..ir.graph import Graph, Node
 from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
-from ..trace import Axes, Labels
+from ..trace import Axes, AxisLabels
 from .plan import Blocks, Output, Plan, Source
 from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, scheduled_for, split_off
 from .schedule import (
@@ -39,7 +39,7 @@ class BlockPlanner:
     name : str
     graph : Graph
         Simplified, its products not chosen yet.
-    axes : sequence of Axes or Labels
+    axes : sequence of Axes or AxisLabels
         The user's axes in the results.
     layouts : dict
         Memory layouts of the arguments.
@@ -52,7 +52,7 @@ class BlockPlanner:
         self,
         name: str,
         graph: Graph,
-        axes: Sequence[Axes | Labels],
+        axes: Sequence[Axes | AxisLabels],
         layouts: dict[int, Layout],
         settings: Settings,
         bound: frozenset[int],
@@ -166,7 +166,7 @@ class BlockPlanner:
             return False
         in_order = axes.in_order if axes.folded else axes.labels[:1] == (0,)
         if node in parts.summed:
-            return dtypes.compute(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
+            return dtypes.compute_dtype(node.dtype) == node.dtype and axes.labels in ((0, 1), (1,))
         return node in parts.collected and node not in parts.transposed and in_order
 
     def _reason_to_keep(self, parts: Cut, node: Node) -> str:
@@ -245,7 +245,7 @@ class BlockPlanner:
         """Plan the zeros that the sums start from; None without sums."""
         if not parts.summed:
             return None
-        zeros = [g.broadcast(g.cast(g.const(0.0), dtypes.compute(n.dtype)), n.shape) for n in parts.summed]
+        zeros = [g.broadcast(g.cast(g.const(0.0), dtypes.compute_dtype(n.dtype)), n.shape) for n in parts.summed]
         scheduled = schedule(Graph([], zeros))
         outputs = []
         for node, source in zip(scheduled.graph.outputs, parts.summed, strict=True):
@@ -264,7 +264,7 @@ class BlockPlanner:
         done: dict[Node, Node] = {}
         for node in (*parts.collected, *parts.summed):
             transposed = node in parts.transposed
-            dtype = node.dtype if node in parts.collected else dtypes.compute(node.dtype)
+            dtype = node.dtype if node in parts.collected else dtypes.compute_dtype(node.dtype)
             shape = (node.shape[1], node.shape[0]) if transposed else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))
             done[node] = g.cast(g.transpose(inputs[-1]) if transposed else inputs[-1], node.dtype)

@@ -10,7 +10,7 @@ from .. import devices, dtypes
 from ..ir.graph import Graph, Node
 from ..rewrite import Note
 from ..settings import Settings
-from ..trace import Axes, Call, Labels
+from ..trace import Axes, AxisLabels, Call
 from .picture import notebook_html, svg
 from .report import record, report
 from .schedule import Schedule, Step, assign_offsets, base_of
@@ -74,7 +74,7 @@ class Traced:
 
     name: str
     graph: Graph
-    axes: tuple[Axes | Labels, ...]
+    axes: tuple[Axes | AxisLabels, ...]
     calls: tuple[Call, ...]
     numpy_only: bool = True
 

@@ -90,13 +90,15 @@ def split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) ->
     inputs = list(graph.inputs)
     mapping: dict[Node, Node] = {}
     for k, (node, own_dtype) in enumerate(boundary.items()):
-        dtype = node.dtype if own_dtype else dtypes.compute(node.dtype)
+        dtype = node.dtype if own_dtype else dtypes.compute_dtype(node.dtype)
         ndim = 2 if node.shape[0] > 1 else 1
         mapping[node] = g.argument(first + k, f"{name}{k}", node.shape, dtype, ndim)
         inputs.append(mapping[node])
     # Values that are stored rounded are rounded for the other static values that read them.
     read = {i for node in g.topological(boundary) for i in node.inputs}
-    narrow = {n for n, own_dtype in boundary.items() if own_dtype and n in read and dtypes.compute(n.dtype) != n.dtype}
+    narrow = {
+        n for n, own_dtype in boundary.items() if own_dtype and n in read and dtypes.compute_dtype(n.dtype) != n.dtype
+    }
     values = round_values(Graph(graph.inputs, list(boundary)), narrow).outputs
     outputs = [g.cast(node, mapping[n].dtype) for n, node in zip(boundary, values, strict=True)]
     done: dict[Node, Node] = dict(mapping)

@@ -43,7 +43,7 @@ class Format:
     @cached_property
     def computed(self) -> Format:
         """The format in which values of this one are computed."""
-        return FORMATS[dtypes.compute(self.name)]
+        return FORMATS[dtypes.compute_dtype(self.name)]
 
     @property
     def dtype(self) -> np.dtype[Any]:

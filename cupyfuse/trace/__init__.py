@@ -8,30 +8,30 @@ functions), `operations`, `products`, `labels`, `parts`, `masked` and `indexing`
 and ufuncs), and `trace`, which binds them together. `autodiff` and `saved` build backward passes.
 """
 
-from .axes import Axes, Labels, normalize_axes
+from .axes import Axes, AxisLabels, normalize_axes
 from .broadcasting import broadcast_to, matrix_node, reshape
-from .number import TracedNumber, argument
+from .number import TracedNumber, float_argument
 from .operations import apply, as_tracer, clip, power, reduce, variance
 from .products import matmul
 from .trace import Call, Trace
 from .tracer import Tracer
 from .user_code import fail, user_line
-from .value import ScalarArgument
+from .value import NamedConstant
 
 __all__ = [
     "Axes",
     "Call",
-    "Labels",
-    "ScalarArgument",
+    "AxisLabels",
+    "NamedConstant",
     "Trace",
     "TracedNumber",
     "Tracer",
     "apply",
-    "argument",
     "as_tracer",
     "broadcast_to",
     "clip",
     "fail",
+    "float_argument",
     "matmul",
     "matrix_node",
     "normalize_axes",

@@ -1,4 +1,4 @@
-"""`Arithmetic`: Python's operators on traced arrays, and their in-place forms."""
+"""`Arithmetic`: Python's operators on traced arrays, and in-place ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .value import TracedValue
 
 
 class Arithmetic(TracedValue):
-    """A traced value with Python's operators; `Tracer` says what a change in place is."""
+    """A traced value with Python's operators; `Tracer` implements the change of in-place ones."""
 
     __slots__ = ()
     __hash__ = object.__hash__
@@ -56,7 +56,7 @@ class Arithmetic(TracedValue):
     def __pos__(self) -> Any:
         if self._node.dtype == "bool":
             fail("positive of masks (bool arrays)", "NumPy refuses it as well; a copy is .copy()")
-        return self._value()
+        return self._as_result()
 
     def __abs__(self) -> Any:
         return self._trace.apply("absolute", self)
@@ -126,45 +126,45 @@ class Arithmetic(TracedValue):
         return self._trace.call_ufunc("right_shift", "__call__", (other, self), {})
 
     # In place
-    def _changed_to(self, value: Any) -> Any:
-        """Return the result of an in-place operator."""
+    def _updated(self, value: Any) -> Any:
+        """Return the result of an in-place operator, given the value it computes."""
         raise NotImplementedError
 
     def __iadd__(self, other: Any) -> Any:
-        return self._changed_to(self + other)
+        return self._updated(self + other)
 
     def __isub__(self, other: Any) -> Any:
-        return self._changed_to(self - other)
+        return self._updated(self - other)
 
     def __imul__(self, other: Any) -> Any:
-        return self._changed_to(self * other)
+        return self._updated(self * other)
 
     def __itruediv__(self, other: Any) -> Any:
-        return self._changed_to(self / other)
+        return self._updated(self / other)
 
     def __ipow__(self, other: Any) -> Any:
-        return self._changed_to(self._trace.power(self, other))
+        return self._updated(self._trace.power(self, other))
 
     def __iand__(self, other: Any) -> Any:
-        return self._changed_to(self & other)
+        return self._updated(self & other)
 
     def __ior__(self, other: Any) -> Any:
-        return self._changed_to(self | other)
+        return self._updated(self | other)
 
     def __imod__(self, other: Any) -> Any:
-        return self._changed_to(self % other)
+        return self._updated(self % other)
 
     def __ifloordiv__(self, other: Any) -> Any:
-        return self._changed_to(self // other)
+        return self._updated(self // other)
 
     def __ixor__(self, other: Any) -> Any:
-        return self._changed_to(self ^ other)
+        return self._updated(self ^ other)
 
     def __ilshift__(self, other: Any) -> Any:
-        return self._changed_to(self << other)
+        return self._updated(self << other)
 
     def __irshift__(self, other: Any) -> Any:
-        return self._changed_to(self >> other)
+        return self._updated(self >> other)
 
     def __imatmul__(self, other: Any) -> Any:
-        return self._changed_to(self @ other)
+        return self._updated(self @ other)

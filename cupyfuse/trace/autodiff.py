@@ -46,10 +46,10 @@ def gradients(outputs: Sequence[Node], cotangents: Sequence[Node | None], wanted
     """
     forward = list(g.topological(outputs))
     targets = set(wanted)
-    active: set[Node] = set()
+    active: set[Node] = set()  # float nodes that depend on the wanted ones
     for node in forward:
-        flows = dtypes.is_float(node.dtype) and node.op != "stop_gradient"
-        if dtypes.is_float(node.dtype) and (node in targets or (flows and any(i in active for i in node.inputs))):
+        depends = node.op != "stop_gradient" and any(i in active for i in node.inputs)
+        if dtypes.is_float(node.dtype) and (node in targets or depends):
             active.add(node)
     gathered: dict[Node, Node] = {}
 
@@ -77,7 +77,7 @@ def _reuse_forward(forward: Iterable[Node], roots: Sequence[Node | None]) -> lis
     for node in g.topological(r for r in roots if r is not None):
         if node not in done:
             fresh = g.with_inputs(node, [done[i] for i in node.inputs])
-            # Inputs are distinct even where their names and numbers agree.
+            # Inputs of the graph are distinct even where their names and positions agree.
             done[node] = seen.setdefault(g.expression_key(fresh), fresh) if node.inputs else node
     return [None if r is None else done[r] for r in roots]
 
@@ -109,7 +109,8 @@ def _vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
 
 
 def _pointwise_vjp(node: Node, cotangent: Node, active: set[Node]) -> list[Node | None]:
-    # Derivatives are computed in the dtype of the result, as the operator is.
+    """Return the cotangents of a pointwise operator's inputs, from the derivative in the table."""
+    # In the dtype of the result, as the operator is computed.
     operands = [
         i if i.op == "const" or (node.op == "where" and k == 0) else g.cast(i, node.dtype)
         for k, i in enumerate(node.inputs)
@@ -131,8 +132,8 @@ def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Nod
     """Multiply a cotangent by a partial derivative; None for zero.
 
     A derivative `where(c, a, b)` selects between products, so that an infinite cotangent of an excluded element gives
-    0; a quotient divides, which rounds once. Values of the chain itself (`given`) are plain factors, whose zeros times
-    infinity are NaN.
+    0. A quotient divides, which rounds once. Nodes in `given`, the values of the forward pass, are plain factors, whose
+    zeros times infinity are NaN.
     """
     if isinstance(partial, Node) and partial in given and (partial.op in _CHOICES or _is_zero(partial)):
         return g.pointwise("multiply", cotangent, partial)
@@ -168,6 +169,7 @@ def _is_zero(node: Node) -> bool:
 
 
 def _reduction_vjp(node: Node, cotangent: Node) -> Node | None:
+    """Return the cotangent of a reduction's input, by formula or from the derivative in the table."""
     x, axis = node.inputs[0], node.axis
     row = REDUCTIONS[node.op]
     if x.shape[axis] == 1 and row.identity_on_one:
@@ -191,7 +193,7 @@ class _Namespace:
 
     def __init__(self) -> None:
         self._trace = Trace()
-        self._trace._quiet = True  # derivatives are no calls of the user's
+        self._trace._quiet = True  # record no calls
 
     def value(self, node: Node) -> Tracer:
         return self._trace.array(node, (0, 1))
@@ -212,10 +214,11 @@ def _reshape_vjp(node: Node, cotangent: Node) -> list[Node | None]:
 
 
 def _custom_derivative_vjp(node: Node, cotangent: Node) -> list[Node | None]:
+    """Multiply the cotangent by the partial derivatives that a `custom_derivative` node holds."""
     value, *rest = node.inputs
     operands, slopes = rest[::2], rest[1::2]
     given = {value, *operands}
-    result: list[Node | None] = [None]  # in the order of the inputs, of which only each x has a gradient
+    result: list[Node | None] = [None]  # the value and the derivatives have no gradient
     for x, slope in zip(operands, slopes, strict=True):
         scaled = scale_cotangent(cotangent, slope, given)
         result += [None if scaled is None else sum_to_shape(scaled, x.shape, node.shape), None]

@@ -13,21 +13,21 @@ import numpy as np
 from .user_code import user_line
 
 # For each axis of the user's array: 0 if it is along the rows of the node, 1 along the columns, None for neither.
-Labels = tuple["int | None", ...]
+AxisLabels = tuple["int | None", ...]
 
 
 @dataclass(frozen=True)
 class Axes:
-    """How an array of any number of dimensions is held as rows x columns.
+    """The map from the axes of an array of any rank to the rows and columns of its node.
 
-    One-dimensional arrays, transposes, new axes and all but two dimensions exist only here, not in the graph.
+    Vectors, transposes, new axes and ranks above two exist only here, not in the graph.
 
     Attributes
     ----------
     shape : tuple of int
-        The user's.
+        Of the array.
     rows, cols : tuple of int
-        The user's axes along the rows and along the columns of the node, the slowest first. An axis in neither has
+        The array's axes along the rows and along the columns of the node, the slowest first. An axis in neither has
         length one.
     """
 
@@ -36,10 +36,10 @@ class Axes:
     cols: tuple[int, ...]
 
     @classmethod
-    def of(cls, labels: Axes | Labels, shape: tuple[int, int]) -> Axes:
-        """Make axes for a node of a shape, of which each user's axis is all rows, all columns, or neither.
+    def of(cls, labels: Axes | AxisLabels, shape: tuple[int, int]) -> Axes:
+        """Return the axes of a node of a shape, from labels, or from the axes of a node that may have more rows.
 
-        Axes of another number of rows, as of a block of them, are those of a matrix if several are folded.
+        Folded axes of a node with more rows become those of a matrix.
         """
         if isinstance(labels, Axes):
             if labels.node_shape == shape:
@@ -50,7 +50,7 @@ class Axes:
 
     @classmethod
     def by_rows(cls, shape: tuple[int, ...]) -> Axes:
-        """Fold all axes but the last into rows, as they are in C-contiguous memory; a vector is one row."""
+        """Fold all axes but the last into rows, as in C-contiguous memory; a vector is one row."""
         order = tuple(range(len(shape)))
         return cls(shape, order[:-1], order[-1:])
 
@@ -59,51 +59,56 @@ class Axes:
         return self.length(self.rows), self.length(self.cols)
 
     @property
-    def labels(self) -> Labels:
+    def labels(self) -> AxisLabels:
         return tuple(0 if p in self.rows else 1 if p in self.cols else None for p in range(len(self.shape)))
 
     @property
     def long(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes along rows and along columns that are not of length one."""
-        return self._long(self.rows), self._long(self.cols)
+        """The axes along rows and along columns whose length is not one."""
+        rows, cols = (tuple(p for p in axes if self.shape[p] != 1) for axes in (self.rows, self.cols))
+        return rows, cols
 
     @property
     def single(self) -> bool:
-        """Whether rows and columns are one axis each at most, not counting those of length one."""
+        """Whether rows and columns are at most one axis each, not counting those of length one."""
         return max(map(len, self.long)) <= 1
 
     @property
     def folded(self) -> bool:
-        """Whether rows or columns are several axes."""
+        """Whether several axes are along the rows or along the columns."""
         return max(len(self.rows), len(self.cols)) > 1
 
     @property
     def in_order(self) -> bool:
-        """Whether the elements are in memory as in a C-contiguous array of the user's shape."""
+        """Whether the elements of the node, row by row, are those of the array in C order."""
         rows, cols = self.long
         return list(rows + cols) == sorted(rows + cols)
 
-    def _long(self, axes: Iterable[int]) -> tuple[int, ...]:
-        return tuple(p for p in axes if self.shape[p] != 1)
-
     def length(self, axes: Iterable[int]) -> int:
+        """Return the number of elements along some axes together."""
         return math.prod(self.shape[p] for p in axes)
 
     def picked(self, order: Sequence[int | None]) -> Axes:
-        """Permute axes, drop those of length one, and add new ones (None)."""
-        place = {old: new for new, old in enumerate(order) if old is not None}
+        """Return the axes in another order, with new axes for None; those left out must have length one."""
+        new_place = {old: new for new, old in enumerate(order) if old is not None}
         shape = tuple(1 if p is None else self.shape[p] for p in order)
-        return Axes(shape, *(tuple(place[p] for p in axes if p in place) for axes in (self.rows, self.cols)))
+        return Axes(shape, *(tuple(new_place[p] for p in axes if p in new_place) for axes in (self.rows, self.cols)))
 
     def reduced(self, positions: Iterable[int], keepdims: bool) -> Axes:
-        """Return the axes after a reduction."""
+        """Return the axes after a reduction along some of them."""
         positions = set(positions)
         ones = Axes(tuple(1 if p in positions else n for p, n in enumerate(self.shape)), self.rows, self.cols)
         return ones if keepdims else ones.picked([p for p in range(len(self.shape)) if p not in positions])
 
 
 def normalize_axes(axis: Any, ndim: int, operation: str = "axis") -> tuple[int, ...]:
-    """Resolve an `axis` argument to a tuple of non-negative axes."""
+    """Resolve an `axis` argument to a tuple of non-negative axes; None is all axes.
+
+    Raises
+    ------
+    TypeError, AxisError, ValueError
+        An axis is not an integer, is out of bounds, or is given twice; messages name the operation.
+    """
     if axis is None:
         return tuple(range(ndim))
     axes = axis if isinstance(axis, tuple) else (axis,)

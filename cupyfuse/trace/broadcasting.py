@@ -10,16 +10,16 @@ import math
 import numpy as np
 
 from ..ir import graph as g
-from .axes import Axes, Labels
+from .axes import Axes, AxisLabels
 from .folds import choose_fold, in_fold, refolded
 from .tracer import Tracer
 from .user_code import fail, user_line
 
-# Below, p is the position of an axis in the user's array, and a its place in the node: 0 for rows, 1 for columns.
+# Below, p is an axis of the user's array, and a its label: 0 for the rows of the node, 1 for the columns.
 
 
 def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
-    """Bring operands to common rows and columns; return their nodes and the axes of the result."""
+    """Broadcast operands to common rows and columns; return their nodes and the axes of the result."""
     rank = max(t.ndim for t in operands)
     shapes = [t.shape for t in operands]
     try:
@@ -34,8 +34,8 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
         return [in_fold(t, fold) for t in operands], fold
     assigned: list[int | None] = [None] * rank
     long = [p for p, n in enumerate(result) if n != 1]
-    if len(long) == 2 and all(_turns_freely(t) for t in operands):
-        assigned[long[0]], assigned[long[1]] = 0, 1  # as matrices lie
+    if len(long) == 2 and all(_transposes_freely(t) for t in operands):
+        assigned[long[0]], assigned[long[1]] = 0, 1  # an outer operation of two vectors: as a matrix
     order = sorted(range(len(operands)), key=lambda i: _precedence(operands[i]))
     nodes = [t._node for t in operands]
     for i in order:
@@ -47,28 +47,28 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
             nodes[i] = g.transpose(nodes[i])
         for p, a in own.items():
             assigned[p] = a
-    labels = _complete(assigned, operands)
+    labels = _label_unit_axes(assigned, operands)
     return nodes, Axes(result, *(tuple(p for p, a in enumerate(labels) if a == k) for k in (0, 1)))
 
 
 def _precedence(x: Tracer) -> tuple[int, int]:
-    """Rank an operand: matrices keep their orientation before vectors, computed values before arguments.
+    """Rank an operand, lowest first: matrices keep their orientation before vectors, computed values before arguments.
 
-    The transpose of an argument is free, and that of pointwise work on arguments is work on their transposes.
+    Transposing an argument is free, and pointwise work on arguments can be computed on their transposes.
     """
     return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_from_arguments(x._node))
 
 
-def _turns_freely(x: Tracer) -> bool:
-    """Whether the transpose of a value costs nothing: that of a vector of arguments, or of one element."""
+def _transposes_freely(x: Tracer) -> bool:
+    """Whether a value is a vector or one element, and an argument or cheap to compute from arguments."""
     return sum(n != 1 for n in x.shape) <= 1 and (g.is_leaf(x._node) or _from_arguments(x._node))
 
 
-_CHEAP = 24  # operators on arguments, which a transposed value recomputes
+_CHEAP = 24  # operators that a transposed value may recompute from arguments
 
 
 def _from_arguments(node: g.Node) -> bool:
-    """Whether a vector is a little pointwise work on arguments."""
+    """Whether a value is a vector that few pointwise operators compute from arguments."""
     if 1 not in node.shape:
         return False
     for k, each in enumerate(g.topological([node])):
@@ -93,8 +93,8 @@ def _consistent(labels: dict[int, int], assigned: list[int | None]) -> bool:
     return True
 
 
-def _complete(assigned: list[int | None], operands: list[Tracer]) -> Labels:
-    """Label axes of length one as operands of full rank do."""
+def _label_unit_axes(assigned: list[int | None], operands: list[Tracer]) -> AxisLabels:
+    """Complete labels for axes of length one by those that operands of full rank have."""
     for tracer in operands:
         if tracer.ndim == len(assigned):
             for p, a in enumerate(tracer._axes.labels):
@@ -103,22 +103,17 @@ def _complete(assigned: list[int | None], operands: list[Tracer]) -> Labels:
     return tuple(assigned)
 
 
-def relabel(tracer: Tracer, axes: Axes) -> Tracer:
-    """Map an array to the given axes."""
-    return refolded(tracer, axes)
-
-
 def broadcast_to(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
-    """`numpy.broadcast_to`: another view of the same memory."""
+    """Broadcast an array to a shape, as a view of the same memory."""
     view = expand(tracer, shape)
-    tracer._share()
-    view._share()
+    tracer._mark_shared()
+    view._mark_shared()
     view._is_array = True
     return view
 
 
 def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
-    """Broadcast a value to a larger shape."""
+    """Broadcast a value to a shape, as a new array."""
     try:
         fits = np.broadcast_shapes(tracer.shape, shape) == shape
     except ValueError:
@@ -142,7 +137,7 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 
 def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
-    """Reshape to another arrangement of the same axes, to a vector, or to a matrix."""
+    """Reshape as `numpy.reshape`; the result may share memory with the array."""
     rest = math.prod(n for n in shape if n != -1)
     wanted = shape
     if shape.count(-1) == 1 and rest > 0:
@@ -160,34 +155,34 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
         return x._view([kept.pop(0) if n != 1 else None for n in shape])
     lengths = [n for n in shape if n != 1]
     if len(lengths) > 2 or not x._axes.single:
-        return _refolded(x, shape)
+        return _reshape_folded(x, shape)
     array = x
     if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix
         x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes.labels))
     rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
     labels = [0, 1] if len(lengths) == 2 else [1]
-    return array._aliased(
+    return array._add_alias(
         x._trace.array(
             g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
         )
     )
 
 
-def _refolded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
-    """Reshape an array of several axes along rows or columns: under its own rows and columns, if they fit the shape."""
+def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """Reshape an array to or from more than two axes; its node is kept where axes of the new shape fit its rows."""
     array, order = x, tuple(p for p, n in enumerate(x.shape) if n != 1)
     rows, cols = x._axes.long
     if rows + cols != order:
         x = refolded(x, Axes(x.shape, order[:-1], order[-1:]))
     long = tuple(p for p, n in enumerate(shape) if n != 1)
     splits = [Axes(shape, long[:k], long[k:]) for k in reversed(range(len(long) + 1))]
-    own = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
-    fold = own or splits[min(1, len(splits) - 1)]
-    return array._aliased(x._trace.array(g.reshape(x._node, fold.node_shape), fold))
+    same_node = next((fold for fold in splits if fold.node_shape == x._node.shape), None)
+    fold = same_node or splits[min(1, len(splits) - 1)]
+    return array._add_alias(x._trace.array(g.reshape(x._node, fold.node_shape), fold))
 
 
 def matrix_node(x: Tracer) -> g.Node:
-    """Return the node of a two-dimensional tracer, with its first axis as rows."""
+    """Return the node of a matrix with its first axis along the rows."""
     labels = axis_labels(x, 2)
     transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
     return g.transpose(x._node) if transposed else x._node

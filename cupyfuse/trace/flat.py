@@ -1,4 +1,4 @@
-"""`x.flat`: the elements of a traced array in order."""
+"""`Flat`: the iterator `x.flat` over the elements of a traced array."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .user_code import fail
 
 
 class Flat:
-    """`x.flat`: the elements of an array in order, also to assign to."""
+    """The elements of an array in C order, which can be indexed and assigned to, as `numpy.flatiter`."""
 
     def __init__(self, array: Tracer):
         self._array, self._position = array, 0
@@ -19,8 +19,8 @@ class Flat:
     @property
     def coords(self) -> tuple[int, ...]:
         """The index of the next element."""
-        place = min(self._position, len(self) - 1)  # at the end there is none
-        return tuple(int(i) for i in np.unravel_index(place, self._array.shape))
+        position = min(self._position, len(self) - 1)  # at the end, of the last one
+        return tuple(int(i) for i in np.unravel_index(position, self._array.shape))
 
     def __len__(self) -> int:
         return self._array.size

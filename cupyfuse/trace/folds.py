@@ -1,13 +1,12 @@
-"""Folds: arrays of any number of dimensions as rows x columns that operations can share.
+"""Folds: how the axes of arrays of any rank are folded into the rows and columns of their nodes.
 
-An array of more dimensions than two is held with several of its axes folded into rows, or into columns. Operands of one
-operation need one fold. Refolding an argument, or any value that is in memory anyway, is a view as long as the axes
-keep their order; what else there is costs a copy, a step of its own in the plan. So each operation chooses the fold for
-which the least memory is written and read again.
+The operands of an operation need one fold. Refolding a value in memory, such as an argument, is a view as long as the
+axes keep their order; otherwise it is a copy, a step of its own in the plan. So each operation chooses the fold for
+which the fewest elements are written and read again.
 
-Axes are numbered as in the broadcast shape of all operands. An operand under a fold has length one, or all elements,
-along the rows, and so along the columns: one that varies along some of the axes of the rows is repeated along the
-others, by a copy.
+Axes are numbered as in the broadcast shape of all operands. Under a fold an operand has length one or the full length
+along the rows, and so along the columns: one that varies along some axes of the rows is repeated along the others, by a
+copy.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from ..ir import slices
 from .axes import Axes
 from .tracer import Tracer
 
-_FREE = 1e-3  # of an element: what decides between views
+_VIEW_COST = 1e-3  # elements; decides between folds that differ in the number of views
 
-# Up to so many operations on arguments are recomputed under another fold rather than written to memory and read back.
-_CHEAP = 8
+_CHEAP = 8  # pointwise operators on arguments that are recomputed on reshaped ones rather than stored and read back
 
 
-def refold(node: g.Node, shape: g.Shape) -> g.Node | None:
-    """Reshape a value by recomputing pointwise work on arguments; None for anything else."""
+def reshape_by_recomputing(node: g.Node, shape: g.Shape) -> g.Node | None:
+    """Reshape a value by computing it from reshaped arguments; None if it is not cheap pointwise work on these."""
     done: dict[g.Node, g.Node] = {}
     for each in g.topological([node]):
         if each.size == 1 != shape[0] * shape[1]:
@@ -44,14 +42,17 @@ def refold(node: g.Node, shape: g.Shape) -> g.Node | None:
 
 
 def in_memory(node: g.Node) -> bool:
-    """Whether a value is in memory however it is read."""
+    """Whether a value is always stored in memory, never computed as it is read."""
     while node.op in g.VIEWS:
         node = node.inputs[0]
     return node.op in ("input", "const", "strided", "put") or g.is_product(node) or (node.reduction and node.axis == 0)
 
 
 def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
-    """Return what is in memory beneath an array, and the strides in it of the axes that are not of length one."""
+    """Return the stored node of which an array's node may be the transpose, and the strides of axes in its elements.
+
+    Axes of length one have no stride.
+    """
     rows, cols = x._axes.long
     node, order = x._node, rows + cols
     if node.op == "transpose":
@@ -66,14 +67,15 @@ def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
 
 @dataclass(frozen=True)
 class Conversion:
-    """The way of an operand, broadcast to a shape, to a fold of that shape.
+    """The conversion of an operand to a fold of a shape that it broadcasts to.
 
     Attributes
     ----------
     x : Tracer
+        The operand.
     shape : tuple of int
     rows, cols : tuple of int
-        The axes along rows and columns of the converted operand, none where it has length one.
+        The axes along rows and columns of the converted operand; () where that has length one.
     """
 
     x: Tracer
@@ -83,6 +85,7 @@ class Conversion:
 
     @classmethod
     def to(cls, x: Tracer, fold: Axes) -> Conversion:
+        """Return the conversion of an operand to a fold."""
         extra = len(fold.shape) - x.ndim
         own = {p + extra for p, n in enumerate(x.shape) if n != 1}
         rows, cols = (axes if own.intersection(axes) else () for axes in fold.long)
@@ -90,7 +93,7 @@ class Conversion:
 
     @property
     def held(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The axes along rows and columns of the operand as it is."""
+        """The axes along rows and columns of the operand before the conversion."""
         extra = len(self.shape) - self.x.ndim
         rows, cols = self.x._axes.long
         return tuple(p + extra for p in rows), tuple(p + extra for p in cols)
@@ -103,8 +106,8 @@ class Conversion:
         return Axes(self.shape, (), ()).length(axes)
 
     @property
-    def way(self) -> str:
-        """What the conversion is: nothing, or the name of an operator."""
+    def op(self) -> str:
+        """The operator that converts: "transpose", "reshape", "strided" (a copy), or "" for none."""
         rows, cols = self.held
         if (rows, cols) == (self.rows, self.cols):
             return ""
@@ -114,45 +117,47 @@ class Conversion:
 
     def cost(self) -> float:
         """Count the elements that the conversion writes and reads again."""
-        way, node = self.way, self.x._node
-        if not way:
+        op, node = self.op, self.x._node
+        if not op:
             return 0.0
-        if way == "strided":
+        if op == "strided":
             if self._key in self.x._trace.folded:
-                return _FREE
+                return _VIEW_COST
             rows, cols = self.node_shape
-            return 2.0 * rows * cols + self._storing
-        if way == "transpose":
-            return _FREE if 1 in node.shape else 2.0 * node.size + self._storing
-        if self._storing and refold(node, self.node_shape) is not None:
-            return 2 * _FREE
-        return _FREE + self._storing
+            return 2.0 * rows * cols + self._store_cost
+        if op == "transpose":
+            return _VIEW_COST if 1 in node.shape else 2.0 * node.size + self._store_cost
+        if self._store_cost and reshape_by_recomputing(node, self.node_shape) is not None:
+            return 2 * _VIEW_COST
+        return _VIEW_COST + self._store_cost
 
     @property
-    def _storing(self) -> float:
+    def _store_cost(self) -> float:
+        """The elements written and read where the operand has to be stored first."""
         return 0.0 if in_memory(self.x._node) else 2.0 * self.x._node.size
 
     @property
     def _key(self) -> tuple[object, ...]:
+        """What a strided copy is found by in `Trace.folded`."""
         dims, base = self._dims
         return base, dims, self.node_shape
 
     @property
     def _dims(self) -> tuple[tuple[tuple[int, int], ...], g.Node]:
-        """The dimensions of the converted operand, each with its stride in memory; and what is in memory."""
+        """The (length, stride) pairs of the converted operand's dimensions, and the node that they stride over."""
         extra = len(self.shape) - self.x.ndim
         node, strides = strides_of(self.x)
         return tuple((self.shape[p], strides.get(p - extra, 0)) for p in self.rows + self.cols), node
 
     def node(self) -> g.Node:
-        """Convert."""
-        way, node = self.way, self.x._node
-        if not way:
+        """Return the node of the converted operand."""
+        op, node = self.op, self.x._node
+        if not op:
             return node
-        if way == "transpose":
+        if op == "transpose":
             return g.transpose(node)
-        if way == "reshape":
-            recomputed = None if in_memory(node) else refold(node, self.node_shape)
+        if op == "reshape":
+            recomputed = None if in_memory(node) else reshape_by_recomputing(node, self.node_shape)
             return g.reshape(node, self.node_shape) if recomputed is None else recomputed
         folded = self.x._trace.folded
         if self._key not in folded:
@@ -162,7 +167,7 @@ class Conversion:
 
 
 def choose_fold(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Axes:
-    """Choose the fold of a shape to which operands come with the least traffic."""
+    """Choose the fold of a shape to which the operands are converted with the least memory traffic."""
     axes = tuple(p for p, n in enumerate(shape) if n != 1)
     candidates = [fold for x in operands for fold in _extended(x, shape, axes)]
     candidates += [Axes(shape, axes[:k], axes[k:]) for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)) if k >= 0]
@@ -170,20 +175,21 @@ def choose_fold(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Axes:
 
 
 def cheapest(operands: Sequence[Tracer], folds: Iterable[Axes]) -> Axes:
-    """Return the fold to which operands come with the least traffic; the first of several."""
+    """Return the fold to which the operands are converted with the least memory traffic; the first of equals."""
     return min(dict.fromkeys(folds), key=lambda fold: sum(Conversion.to(x, fold).cost() for x in operands))
 
 
 def _extended(x: Tracer, shape: tuple[int, ...], axes: tuple[int, ...]) -> Iterator[Axes]:
-    """Yield the fold of an operand, with the axes that it is broadcast along among the rows, and among the columns."""
+    """Yield the two folds that extend an operand's own by the axes it is broadcast along, to rows and to columns."""
     extra = len(shape) - x.ndim
     rows, cols = (tuple(p + extra for p in held) for held in x._axes.long)
     missing = [p for p in axes if p not in rows + cols]
-    yield Axes(shape, _inserted(rows, missing), cols)
-    yield Axes(shape, rows, _inserted(cols, missing))
+    yield Axes(shape, _insert(rows, missing), cols)
+    yield Axes(shape, rows, _insert(cols, missing))
 
 
-def _inserted(axes: tuple[int, ...], missing: Iterable[int]) -> tuple[int, ...]:
+def _insert(axes: tuple[int, ...], missing: Iterable[int]) -> tuple[int, ...]:
+    """Insert each missing axis before the first that follows it."""
     result = list(axes)
     for p in missing:
         before = next((k for k, other in enumerate(result) if other > p), len(result))
@@ -192,12 +198,12 @@ def _inserted(axes: tuple[int, ...], missing: Iterable[int]) -> tuple[int, ...]:
 
 
 def in_fold(x: Tracer, fold: Axes) -> g.Node:
-    """Return an operand's node under a fold of a shape that it broadcasts to."""
+    """Return an operand's node, converted to a fold of a shape that it broadcasts to."""
     return Conversion.to(x, fold).node()
 
 
 def fold_along(x: Tracer, positions: Iterable[int]) -> Axes:
-    """Choose a fold whose rows have either some of the given axes, or others, not both; and so its columns."""
+    """Choose a fold, for a reduction, in which rows are all given axes or all others, and so are columns."""
     inside = {p for p in positions if x.shape[p] != 1}
     held = x._axes.long
     if all(inside.isdisjoint(axes) or inside.issuperset(axes) for axes in held):
@@ -211,5 +217,5 @@ def fold_along(x: Tracer, positions: Iterable[int]) -> Axes:
 
 
 def refolded(x: Tracer, fold: Axes) -> Tracer:
-    """Return an array under another fold of its shape."""
+    """Return an array converted to another fold of its shape."""
     return x if fold is x._axes else x._trace.array(in_fold(x, fold), fold)

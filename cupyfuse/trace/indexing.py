@@ -19,16 +19,16 @@ from .user_code import fail, user_line
 
 
 def get(x: Tracer, index: Any) -> Any:
-    """`x[index]`."""
+    """Return `x[index]`: a view, masked elements, or gathered ones."""
     mask = _mask_of(x, index)
     if mask is not None:
         return Masked(x.copy(), mask.full, mask.ndim)
-    if any(_is_array(i) for i in _as_tuple(index)):
+    if any(_is_array_index(i) for i in _as_tuple(index)):
         return _gather(x, _as_tuple(index))
     selection = select(index, x.shape)
     if selection.scalar:
         return part(x, selection)
-    found = x._view(selection.order) if selection.whole(x.shape) else x._linked(part, put, selection)
+    found = x._view(selection.order) if selection.whole(x.shape) else x._make_view(part, put, selection)
     found._is_array = True
     return found
 
@@ -37,12 +37,12 @@ def _as_tuple(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
-def _is_array(item: Any) -> bool:
+def _is_array_index(item: Any) -> bool:
     return isinstance(item, (Tracer, list, range)) or (isinstance(item, np.ndarray) and item.ndim > 0)
 
 
 def _gather(x: Tracer, items: tuple[Any, ...]) -> Tracer:
-    """`x[items]` with arrays among the items: one element of each row natively, else by a library step."""
+    """Return `x[items]` with arrays among the items: one element of each row natively, else by a library step."""
     picked = gather(x, items)
     if picked is not None:
         return picked
@@ -51,15 +51,21 @@ def _gather(x: Tracer, items: tuple[Any, ...]) -> Tracer:
             "indexing with a mask beside other indices",
             "the number of elements that it selects depends on values; choose with np.where",
         )
-    selected: Tracer = call_library("getitem", [x, _resolved(x, items)])
+    selected: Tracer = call_library("getitem", [x, _resolve(x, items)])
     return selected
 
 
-def _resolved(x: Tracer, items: tuple[Any, ...]) -> Any:
-    """Return an index with integers for the masks, lists and ranges in it whose values are known, and check these."""
+def _resolve(x: Tracer, items: tuple[Any, ...]) -> Any:
+    """Return an index with integer arrays for the masks, lists and ranges in it whose values are known.
+
+    Raises
+    ------
+    IndexError
+        The index is out of bounds, as far as its values are known.
+    """
     found: list[Any] = []
     for item in items:
-        if isinstance(item, Tracer) or not _is_array(item) or _holds_tracers(item):
+        if isinstance(item, Tracer) or not _is_array_index(item) or _holds_tracers(item):
             found.append(np.asarray(item) if _holds_tracers(item) else item)
             continue
         array = np.asarray(item)
@@ -78,14 +84,22 @@ def _holds_tracers(item: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Mask:
-    """A mask of leading axes: with length one along the others, and how many axes it has."""
+    """A mask of the leading axes of an array.
+
+    Attributes
+    ----------
+    full : Tracer
+        The mask with axes of length one for the array's other axes.
+    ndim : int
+        Axes of the mask itself.
+    """
 
     full: Tracer
     ndim: int
 
 
 def _mask_of(x: Tracer, index: Any) -> _Mask | None:
-    """Return the mask that an index is; None for another index."""
+    """Return the mask that an index consists of; None for any other index."""
     if isinstance(index, tuple) and len(index) == 1:
         (index,) = index
     if not isinstance(index, Tracer) or index._node.dtype != "bool":
@@ -102,29 +116,29 @@ def _mask_of(x: Tracer, index: Any) -> _Mask | None:
 
 
 def assign(x: Tracer, index: Any, value: Any) -> None:
-    """`x[index] = value`."""
+    """Assign `x[index] = value`."""
     mask = _mask_of(x, index)
     if mask is not None:
-        x._assign(_masked_value(x, mask, value), assigned=True)
+        x._assign(_masked_value(x, mask, value))
         return
-    if any(_is_array(i) for i in _as_tuple(index)):
+    if any(_is_array_index(i) for i in _as_tuple(index)):
         if isinstance(value, Masked):
             fail("assignment of masked elements at an index array", "choose with np.where")
-        x._assign(call_library("setitem", [x, _resolved(x, _as_tuple(index)), value]), assigned=True)
+        x._assign(call_library("setitem", [x, _resolve(x, _as_tuple(index)), value]))
         return
     selection = select(index, x.shape)
     if isinstance(value, Tracer) and value._is_view(x, selection):
         return  # as in x[1:] *= 2, which changed the array already
     if selection.whole(x.shape) and selection.order == tuple(range(x.ndim)):
-        x._assign(value, assigned=True)
+        x._assign(value)
     else:
-        x._assign(put(x, selection, as_tracer(value, x._trace)), assigned=True)
+        x._assign(put(x, selection, as_tracer(value, x._trace)))
 
 
 def _masked_value(x: Tracer, mask: _Mask, value: Any) -> Tracer:
-    """Return the array with another value where a mask is true."""
+    """Return the array with a value where a mask is true."""
     if isinstance(value, Masked):
-        if not value.selects_as(mask.full) or value.whole.shape != x.shape:
+        if not value.has_mask(mask.full) or value.whole.shape != x.shape:
             fail("assignment of elements of another mask", "use one mask for both, or choose with np.where")
         new = value.whole
     else:

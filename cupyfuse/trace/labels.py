@@ -1,4 +1,4 @@
-"""Labels: elements picked by integer arrays, one along an axis for each index of the other axes."""
+"""Elements gathered by integer labels: one along an axis for each index of the other axes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from .user_code import user_line
 
 
 def gather(x: Tracer, items: Sequence[Any]) -> Tracer | None:
-    """`y[np.arange(n), labels]`: one element of each row, at an axis indexed by labels; None for another index."""
+    """Return `x[np.arange(n), labels]`, one element of each row, or None if the index is not of that form.
+
+    The labels may index any axis; the others are indexed by ranges over their full length.
+    """
     labels = [p for p, i in enumerate(items) if isinstance(i, Tracer)]
     if len(items) != x.ndim or len(labels) != 1 or not dtypes.is_float(x._node.dtype):
         return None
@@ -39,6 +42,7 @@ def gather(x: Tracer, items: Sequence[Any]) -> Tracer | None:
 
 
 def _is_range(indices: np.ndarray[Any, Any], axis: int, shape: tuple[int, ...]) -> bool:
+    """Whether indices, broadcast to a shape, are 0, 1, 2, ... along an axis."""
     expected = np.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
     return indices.dtype.kind in "iu" and bool((np.broadcast_to(indices, shape) == expected).all())
 
@@ -46,16 +50,16 @@ def _is_range(indices: np.ndarray[Any, Any], axis: int, shape: tuple[int, ...]) 
 def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
     """Return the element at a label along an axis, which keeps length one.
 
-    A label is compared with the positions along its axis, and what it chooses is summed among zeros: infinities and NaN
-    elsewhere stay out, and a gradient goes to the chosen element alone. A label that is out of range chooses NaN, where
-    NumPy raises an error.
+    Labels are compared with the positions along the axis, and all other elements are summed as zeros: infinities and
+    NaN among them stay out, and the gradient goes to the chosen element alone. A negative label counts from the end; a
+    label out of range gives NaN, where NumPy raises an error.
     """
     n = x.shape[axis]
     index = index.astype("int64", copy=False)
-    place = apply("where", index < 0, index + n, index)
-    here = positions(x._trace, x.ndim, axis, n)
-    found = reduce("sum", apply("where", apply("equal", here, place), x, 0.0), axis, keepdims=True)
-    return apply("where", apply("logical_and", place >= 0, place < n), found, np.nan).astype(x._node.dtype)
+    label = apply("where", index < 0, index + n, index)
+    is_chosen = apply("equal", positions(x._trace, x.ndim, axis, n), label)
+    found = reduce("sum", apply("where", is_chosen, x, 0.0), axis, keepdims=True)
+    return apply("where", apply("logical_and", label >= 0, label < n), found, np.nan).astype(x._node.dtype)
 
 
 def positions(trace: TraceProtocol, ndim: int, axis: int, n: int) -> Tracer:
@@ -65,11 +69,11 @@ def positions(trace: TraceProtocol, ndim: int, axis: int, n: int) -> Tracer:
 
 
 def take_along_axis(x: Tracer, indices: Any, axis: Any = -1) -> Tracer:
-    """`numpy.take_along_axis`: for one index in each row of floats natively, else by a library step."""
+    """Gather as `numpy.take_along_axis`: one float of each row natively, else by a library step."""
     if axis is None:
         return call_library("take_along_axis", [x, indices], {"axis": None})
     (p,) = normalize_axes(axis, x.ndim, "take_along_axis")
-    fused = isinstance(indices, Tracer) and dtypes.is_integer(indices._node.dtype) and dtypes.is_float(x._node.dtype)
-    if not fused or indices.ndim != x.ndim or indices.shape[p] != 1:
+    native = isinstance(indices, Tracer) and dtypes.is_integer(indices._node.dtype) and dtypes.is_float(x._node.dtype)
+    if not native or indices.ndim != x.ndim or indices.shape[p] != 1:
         return call_library("take_along_axis", [x, indices], {"axis": axis})
     return pick(x, indices, p)

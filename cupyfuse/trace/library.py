@@ -1,8 +1,8 @@
-"""Library steps: calls of functions that run through NumPy's or CuPy's own code, on whole arrays in memory.
+"""Library steps: calls of NumPy's or CuPy's own functions on whole arrays in memory.
 
-Shapes and dtypes of the results are NumPy's own for arrays of zeros (identity matrices for `np.linalg`), and for arrays
-that the function made as they are, asked once while tracing; `SHAPES` answers for the expensive functions. Functions
-whose shapes depend on values are refused.
+The shapes and dtypes of the results are found by calling NumPy's function once, while tracing: on sample arrays of
+zeros (identity matrices for `np.linalg`) for traced arrays, and on arrays that the function created as they are.
+`SHAPES` has rules for expensive functions. Functions whose results' shapes depend on values are refused.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .broadcasting import axis_labels
 from .folds import in_fold
 from .tracer import TraceProtocol, Tracer
 from .user_code import fail, user_line
-from .value import ScalarArgument
+from .value import NamedConstant
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Result:
-    """Shape and dtype of a result, before it is computed; whether NumPy's is a view, an array, a Python number."""
+    """Shape and dtype of a future result, and whether NumPy's is a view, an array (not a scalar), a Python number."""
 
     shape: Shape
     dtype: str
@@ -43,12 +43,20 @@ _CONSTANTS = (bool, int, float, complex, str, slice, type, np.dtype, np.generic,
 
 
 def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any] | None = None) -> Any:
-    """Add a call of a function, by its name in a `LibraryCall`, to the graph; returns its results in NumPy's structure.
+    """Add a library step to the graph, and return its results in NumPy's structure.
+
+    Parameters
+    ----------
+    function : str
+        Its name in a `LibraryCall`, as "sort", "linalg.inv" or "scipy.fft.fft".
+    arguments : sequence
+        Traced arrays, constants, and nested lists and tuples of these.
+    options : dict, optional
 
     Raises
     ------
     TraceError
-        The trace is strict, an argument is no constant, or a result cannot be traced.
+        The trace is strict, an argument is neither an array nor a constant, or a result cannot be traced.
     """
     name, options = display_name(function), options or {}
     first = next(tracers_in((tuple(arguments), options)), None)
@@ -56,34 +64,32 @@ def call_library(function: str, arguments: Sequence[Any], options: dict[str, Any
         fail(name, "none of its operands is an array")
     trace = first._trace
     found = _Operands(name, trace)
-    template, named = found.constants(tuple(arguments)), found.constants(options)
+    template, named = found.replace_arrays(tuple(arguments)), found.replace_arrays(options)
     if trace.strict:
         fail(
             name,
             "it runs through the array library's own function, which strict=True refuses; compute it outside of the "
             "fused function, or leave strict out",
         )
-    results = _results(function, template, named, found)
-    nodes = tuple(_in_memory(t) for t in found.tracers)
-    own = function.startswith(_OF_SPACING)
-    wide = [n if own or (n.dtype == "float16" and _is_stored(n)) else _widened(n) for n in nodes]
+    results = _infer_results(function, template, named, found)
+    nodes = tuple(_c_order_node(t) for t in found.tracers)
+    keep_dtype = function.startswith(_OF_SPACING)
+    wide = [n if keep_dtype or (n.dtype == "float16" and _is_stored(n)) else _widen(n) for n in nodes]
     every = [results] if isinstance(results, Result) else list(results)
     shapes = tuple(t.shape for t in found.tracers)
     call = LibraryCall(function, template, named, shapes, tuple(r.shape for r in every), tuple(r.dtype for r in every))
-    with trace.call(name, found.tracers) as done:
-        made = [done(_result(trace, call, wide, k, r.shape, r.dtype)) for k, r in enumerate(every)]
-    for t, r in zip(made, every, strict=True):
-        t._is_array, t._is_python = r.is_array, r.is_python
-    if any(r.is_view for r in every):  # ours is a copy: neither may change from here on
-        for t in (*found.tracers, *made):
-            t._share()
+    with trace.call(name, found.tracers) as record:
+        tracers = [record(_result_tracer(trace, call, wide, k, r)) for k, r in enumerate(every)]
+    if any(r.is_view for r in every):  # the step copies, so that changes in place would not reach the other array
+        for t in (*found.tracers, *tracers):
+            t._mark_shared()
     if isinstance(results, Result):
-        return made[0]
-    return _with_fields(type(results), made) if hasattr(results, "_fields") else type(results)(made)
+        return tracers[0]
+    return _namedtuple(type(results), tracers) if hasattr(results, "_fields") else type(results)(tracers)
 
 
-def _with_fields(cls: type, values: list[Any]) -> Any:
-    """Make a named tuple; of SciPy's result classes, which hold more than their fields, a plain one of their name."""
+def _namedtuple(cls: type, values: list[Any]) -> Any:
+    """Make a namedtuple; for SciPy's result classes, which hold more than their fields, a plain one of their name."""
     fields: tuple[str, ...] = cls._fields  # type: ignore[attr-defined]
     if cls.__new__ is not tuple.__new__ and cls.__module__.startswith("scipy."):
         return namedtuple(cls.__name__, fields)(*values)
@@ -100,90 +106,92 @@ def tracers_in(value: Any) -> Iterator[Tracer]:
 
 
 class _Operands:
-    """The arrays in the arguments of a call."""
+    """The arrays in the arguments of the function `name`, collected as `tracers`."""
 
     def __init__(self, name: str, trace: TraceProtocol):
         self.name = name
         self.trace = trace
         self.tracers: list[Tracer] = []
 
-    def constants(self, value: Any) -> Any:
-        """Return arguments with operands in the places of arrays."""
+    def replace_arrays(self, value: Any) -> Any:
+        """Return arguments with an `Operand` in the place of each array, which becomes one of the tracers."""
         if isinstance(value, Tracer):
             self.tracers.append(self.trace.tracer_of(value))
             return Operand(len(self.tracers) - 1)
         if isinstance(value, (tuple, list)):
-            return type(value)([self.constants(v) for v in value])
+            return type(value)([self.replace_arrays(v) for v in value])
         if isinstance(value, dict):
-            return {k: self.constants(v) for k, v in value.items()}
-        if isinstance(value, ScalarArgument):
+            return {k: self.replace_arrays(v) for k, v in value.items()}
+        if isinstance(value, NamedConstant):
             return float(value)
-        if isinstance(value, np.ndarray) and value.ndim:
-            return self.constants(self.trace.tracer_of(value))
-        if isinstance(value, np.ndarray) and not value.ndim:
-            return value[()]
+        if isinstance(value, np.ndarray):
+            return self.replace_arrays(self.trace.tracer_of(value)) if value.ndim else value[()]
         if not isinstance(value, _CONSTANTS):
             fail(self.name, f"its argument {value!r} is neither an array nor a constant; pass plain Python values")
         return value
 
 
-def _in_memory(x: Tracer) -> g.Node:
-    """Return a node whose elements, row by row, are those of the user's array."""
+def _c_order_node(x: Tracer) -> g.Node:
+    """Return a node whose elements, row by row, are those of the array in C order."""
     if x.ndim > 2 or not x._axes.single:
         return in_fold(x, Axes.by_rows(x.shape))
-    turned = list(axis_labels(x, x.ndim).values()) == [1, 0]
-    node = g.transpose(x._node) if turned else x._node
+    transposed = list(axis_labels(x, x.ndim).values()) == [1, 0]
+    node = g.transpose(x._node) if transposed else x._node
     return g.cast(node, node.dtype) if node.op == "const" else node
 
 
-def _widened(node: g.Node) -> g.Node:
-    """Return 16-bit floats as kernels compute with them; CuPy has no bfloat16."""
+def _widen(node: g.Node) -> g.Node:
+    """Cast 16-bit floats to float32, in which kernels compute them; CuPy has no bfloat16."""
     return g.cast(node, "float32") if node.dtype in ("float16", "bfloat16") else node
 
 
 def _is_stored(node: g.Node) -> bool:
-    """Whether a value is one that is in memory before the call, in its own dtype."""
+    """Whether a value is an argument or a copy of elements of one, which is in memory in its own dtype."""
     while node.op in (*g.VIEWS, "copy", "strided"):
         node = node.inputs[0]
     return node.op == "input"
 
 
-# The results of these depend on the dtype that they compute in.
+# Functions of the distance between floats, whose results depend on the dtype.
 _OF_SPACING = ("nextafter", "spacing")
 
 
-def _result(
-    trace: TraceProtocol, call: LibraryCall, inputs: Sequence[g.Node], number: int, shape: Shape, dtype: str
+def _result_tracer(
+    trace: TraceProtocol, call: LibraryCall, inputs: Sequence[g.Node], number: int, result: Result
 ) -> Tracer:
-    """Make a tracer of one result, which the step writes in C order."""
-    axes = Axes.by_rows(shape)
-    return trace.array(g.Node("library", tuple(inputs), axes.node_shape, dtype, call=call, result=number), axes)
+    """Make the tracer of a step's result of some number, which the step writes in C order."""
+    axes = Axes.by_rows(result.shape)
+    node = g.Node("library", tuple(inputs), axes.node_shape, result.dtype, call=call, result=number)
+    tracer = trace.array(node, axes)
+    tracer._is_array, tracer._is_python = result.is_array, result.is_python
+    return tracer
 
 
 # Shapes and dtypes of results ---------------------------------------------------------------------------------------
 
 
-def _results(function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands) -> Any:
-    """Find shape and dtype of each result, in NumPy's structure."""
+def _infer_results(function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands) -> Any:
+    """Return a `Result` for each result, in NumPy's structure."""
     metadata = [(t.shape, t.dtype) for t in found.tracers]
     rule = SHAPES.get(function)
     known = None if rule is None else rule(metadata, arguments, options)
     if known is not None:
         shape, dtype = known
         return Result(shape, _name_of(found.name, dtype))
-    zeros = _tried(function, arguments, options, found, 0)
+    zeros = _call_on_samples(function, arguments, options, found, 0)
     if len(metadata) == 1 or _is_linear_algebra(function):
         return zeros
     try:
-        ones = _tried(function, arguments, options, found, 1)
+        ones = _call_on_samples(function, arguments, options, found, 1)
     except (TypeError, ValueError, IndexError):
-        return zeros  # such as an index of 1 beyond the end: the shape is checked again when the step runs
+        return zeros  # ones are invalid, as an index beyond the end; the step checks the shape again when it runs
     if ones != zeros:
         fail(found.name, "the shape of its result depends on values; call it outside of the fused function")
     return zeros
 
 
-def _described(name: str, result: Any, samples: Sequence[Any]) -> Result:
+def _describe(name: str, result: Any, samples: Sequence[Any]) -> Result:
+    """Return the `Result` for what a function returned for sample arrays."""
     if not isinstance(result, (np.ndarray, np.generic, bool, int, float)):
         fail(name, f"it returns a {type(result).__name__}, not arrays; call it outside of the fused function")
     array = np.asarray(result)
@@ -194,14 +202,17 @@ def _described(name: str, result: Any, samples: Sequence[Any]) -> Result:
 
 
 def _name_of(name: str, dtype: Any) -> str:
+    """Return the name of the dtype of a function's result, or raise if it is not supported."""
     try:
         return dtypes.name_of(dtype)
     except TypeError as error:
         fail(name, f"its result: {error}")
 
 
-def _tried(function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands, value: int) -> Any:
-    """Call the function on arrays of these shapes; its errors name the user's line."""
+def _call_on_samples(
+    function: str, arguments: tuple[Any, ...], options: dict[str, Any], found: _Operands, value: int
+) -> Any:
+    """Call NumPy's function on arrays full of a value, and describe what it returns; errors name the user's line."""
     name = found.name
     samples = [_sample(function, t, value) for t in found.tracers]
     numpy = resolve_function(function, np)
@@ -212,17 +223,17 @@ def _tried(function: str, arguments: tuple[Any, ...], options: dict[str, Any], f
         except Exception as error:
             reraise(name, error)
     if hasattr(result, "_fields"):
-        return _with_fields(type(result), [_described(name, r, samples) for r in result])
+        return _namedtuple(type(result), [_describe(name, r, samples) for r in result])
     if isinstance(result, (tuple, list)):
-        return type(result)([_described(name, r, samples) for r in result])
-    return _described(name, result, samples)
+        return type(result)([_describe(name, r, samples) for r in result])
+    return _describe(name, result, samples)
 
 
 _ERRORS = (TypeError, ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError, np.linalg.LinAlgError)
 
 
 def reraise(name: str, error: Exception) -> NoReturn:
-    """Raise NumPy's error with the user's line."""
+    """Raise an error of NumPy's again, with the name of the function and the user's line."""
     kind = type(error) if type(error) in _ERRORS else ValueError if isinstance(error, ValueError) else TypeError
     raise kind(f"{name}: {error}\n  at {user_line()}") from error
 
@@ -232,46 +243,47 @@ def _is_linear_algebra(function: str) -> bool:
 
 
 def _sample(function: str, operand: Tracer, value: int) -> Any:
+    """Return an array in the place of an operand: its known values, else full of a value, or an identity matrix."""
     known = operand._trace.known(operand)
     if known is not None:
         return known.copy()
     shape = operand.shape
     array = np.full(shape, value, operand.dtype)
     if _is_linear_algebra(function) and len(shape) >= 2:
-        array[...] = np.eye(shape[-2], shape[-1])  # which can be inverted and decomposed
+        array[...] = np.eye(shape[-2], shape[-1])  # it can be inverted and decomposed
     elif _is_linear_algebra(function) and shape and shape[0]:
         array[0] = 1  # the first column of the identity
     return array
 
 
-def _decomposed(dtype: Any) -> Any:
-    """Return the dtype in which `np.linalg` works on arrays of another one; None where it refuses."""
+def _linalg_dtype(dtype: Any) -> Any:
+    """Return the dtype in which `np.linalg` computes with arrays of a dtype; None if it refuses them."""
     name = np.dtype(dtype).name
     if name in ("float32", "float64", "complex64", "complex128"):
         return np.dtype(name)
     return np.dtype(np.float64) if np.dtype(dtype).kind in "iub" else None
 
 
-def _square(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """np.linalg.inv: the shape of its operand."""
+def _like_square_matrix(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Shape and dtype of np.linalg.inv and cholesky: those of the operand."""
     shape, dtype = metadata[0]
-    dtype = _decomposed(dtype)
+    dtype = _linalg_dtype(dtype)
     fits = len(metadata) == 1 == len(arguments) and len(shape) >= 2 and shape[-1] == shape[-2]
     return (shape, dtype) if fits and dtype is not None and not options else None
 
 
-def _solution(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """np.linalg.solve of one system, with one right side or several."""
+def _of_solve(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Shape and dtype of np.linalg.solve for one matrix, with one right-hand side or several."""
     if len(metadata) != 2 or len(arguments) != 2 or options:
         return None
     (matrix, first), (right, second) = metadata
-    dtypes_of = [_decomposed(d) for d in (first, second)]
+    computed = [_linalg_dtype(d) for d in (first, second)]
     fits = len(matrix) == 2 and matrix[0] == matrix[1] and len(right) in (1, 2) and right[0] == matrix[0]
-    return (right, np.result_type(*dtypes_of)) if fits and None not in dtypes_of else None
+    return (right, np.result_type(*computed)) if fits and None not in computed else None
 
 
-def _polynomial(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """np.polyfit without more results than the coefficients."""
+def _of_polyfit(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Shape and dtype of np.polyfit where it returns the coefficients alone."""
     degree = options.get("deg", arguments[2] if len(arguments) > 2 else None)
     if not isinstance(degree, int) or len(arguments) > 3 or not set(options) <= {"deg", "w"} or len(arguments) < 2:
         return None
@@ -280,17 +292,18 @@ def _polynomial(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], o
     return None if not isinstance(values, Operand) else ((degree + 1, *shape[1:]), np.result_type(dtype, np.float64))
 
 
-def _scalar(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """np.linalg.det: one number for each matrix."""
-    whole = _square(metadata, arguments, options)
-    return None if whole is None else (whole[0][:-2], whole[1])
+def _of_det(metadata: list[tuple[Shape, Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Shape and dtype of np.linalg.det: one number for each matrix."""
+    known = _like_square_matrix(metadata, arguments, options)
+    return None if known is None else (known[0][:-2], known[1])
 
 
-# Functions whose work grows faster than their operands; None where a rule does not know, and NumPy is asked.
+# Rules for functions whose work grows faster than their operands: (shape, dtype) of the result, from those of the
+# operands, the arguments and the options; None where a rule does not know, and NumPy's function is called.
 SHAPES: dict[str, Callable[[list[tuple[Shape, Any]], tuple[Any, ...], dict[str, Any]], Any]] = {
-    "linalg.inv": _square,
-    "linalg.cholesky": _square,
-    "linalg.solve": _solution,
-    "linalg.det": _scalar,
-    "polyfit": _polynomial,
+    "linalg.inv": _like_square_matrix,
+    "linalg.cholesky": _like_square_matrix,
+    "linalg.solve": _of_solve,
+    "linalg.det": _of_det,
+    "polyfit": _of_polyfit,
 }

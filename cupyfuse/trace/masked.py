@@ -1,4 +1,4 @@
-"""Elements that a mask selects: how many there are depends on values, so that only some operations can use them."""
+"""Elements that a mask selects, whose number depends on values, so that only some operations can use them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _REDUCTIONS = {getattr(np, name): name for name in ("sum", "mean", "var", "std",
 
 
 class Masked:
-    """`x[mask]`: pointwise work on it, its reductions, and assignment to the same elements of an array.
+    """`x[mask]`: the operand of pointwise work, of reductions, and of assignment to the same elements of an array.
 
     Attributes
     ----------
     whole : Tracer
-        The array, of which the elements outside of the mask are not used.
+        The array, whose elements outside of the mask are unused.
     mask : Tracer
-        The mask, with an axis of length one for each axis of the array that it does not have.
+        The mask, with axes of length one for the array's other axes.
     ndim : int
-        Axes that the mask has.
+        Axes of the mask itself.
     """
 
     __slots__ = ("mask", "ndim", "whole")
@@ -36,15 +36,16 @@ class Masked:
     def __init__(self, whole: Tracer, mask: Tracer, ndim: int):
         self.whole, self.mask, self.ndim = whole, mask, ndim
 
-    def selects_as(self, mask: Tracer) -> bool:
+    def has_mask(self, mask: Tracer) -> bool:
+        """Whether a mask, with all axes of its array, is this one."""
         return self.mask._axes == mask._axes and _are_equal(self.mask._node, mask._node)
 
     def _apply(self, function: Callable[..., Any], operands: tuple[Any, ...]) -> Masked:
-        """Apply pointwise work to the whole arrays."""
+        """Apply a pointwise function to the whole arrays."""
         wholes = []
         for o in operands:
             if isinstance(o, Masked):
-                if not o.selects_as(self.mask) or o.whole.shape != self.whole.shape:
+                if not o.has_mask(self.mask) or o.whole.shape != self.whole.shape:
                     _refuse("an operation on elements of different masks")
                 wholes.append(o.whole)
             elif (o.ndim if isinstance(o, Tracer) else np.ndim(o)) <= self.whole.ndim - self.ndim:
@@ -91,17 +92,25 @@ class Masked:
         chosen = apply("where", self.mask, self.whole, zero)
         return reduce("sum", chosen, None if axis is None else tuple(range(self.ndim)))
 
+    @property
+    def _float_dtype(self) -> str:
+        """The dtype in which means and variances are computed."""
+        name = self.whole._node.dtype
+        if dtypes.is_complex(name):
+            fail("a mean or variance of masked complex numbers", "it is fused for reals; choose with np.where")
+        return name if dtypes.is_float(name) else "float64"
+
     def mean(self, axis: Any = None, keepdims: Any = False) -> Tracer:
-        dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
+        dtype = self._float_dtype
         total = Masked(self.whole.astype(dtype), self.mask, self.ndim).sum(axis, keepdims)
-        return (total / self._number(axis).astype("float64")).astype(dtype)
+        return (total / self._count(axis).astype("float64")).astype(dtype)
 
     def var(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
         self._check_axis("var", axis, keepdims)
-        dtype = self.whole._node.dtype if dtypes.is_float(self.whole._node.dtype) else "float64"
+        dtype = self._float_dtype
         wide = Masked(self.whole.astype(dtype), self.mask, self.ndim)
         deviations = wide._apply(lambda x: (x - wide.mean(axis)) ** 2, (wide,))
-        return (deviations.sum(axis) / (self._number(axis) - ddof).astype("float64")).astype(dtype)
+        return (deviations.sum(axis) / (self._count(axis) - ddof).astype("float64")).astype(dtype)
 
     def std(self, axis: Any = None, keepdims: Any = False, ddof: float = 0) -> Tracer:
         return apply("sqrt", self.var(axis, keepdims, ddof))
@@ -113,16 +122,16 @@ class Masked:
         return self._extreme("min", axis, keepdims)
 
     def _extreme(self, op: str, axis: Any, keepdims: Any) -> Tracer:
-        """Return the extremum; of no elements, for which NumPy raises an error, NaN."""
+        """Return the largest or smallest element; NaN if none is selected, where NumPy raises an error."""
         self._check_axis(op, axis, keepdims)
         if not dtypes.is_float(self.whole._node.dtype):
             _refuse(f"{op} of masked integers")
         others = apply("where", self.mask, self.whole, -np.inf if op == "max" else np.inf)
         found = reduce(op, others, None if axis is None else tuple(range(self.ndim)))
-        return apply("where", self._number(axis) > 0, found, np.nan)
+        return apply("where", self._count(axis) > 0, found, np.nan)
 
-    def _number(self, axis: Any) -> Tracer:
-        """Return how many elements are selected, or how many along the axes of the mask."""
+    def _count(self, axis: Any) -> Tracer:
+        """Count the selected elements; with axis 0, those of the mask."""
         selected = reduce("sum", self.mask, None)
         return selected * (self.whole.size // self.mask.size) if axis is None and self.mask.size else selected
 
@@ -132,11 +141,11 @@ class Masked:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        return (self._number(0), *self.whole.shape[self.ndim :])
+        return (self._count(0), *self.whole.shape[self.ndim :])
 
     @property
     def size(self) -> Tracer:
-        return self._number(None)
+        return self._count(None)
 
     def _check_axis(self, name: str, axis: Any, keepdims: Any) -> None:
         if keepdims or not (axis is None or (axis == 0 and type(axis) is int)):
@@ -154,7 +163,7 @@ class Masked:
 
 
 class MaskedColumns:
-    """The transpose of selected rows: `x[mask].T @ y[mask]` is a product of whole arrays with zeros for other rows."""
+    """The transpose of selected rows: `x[mask].T @ y[mask]` multiplies whole arrays with zeros for the other rows."""
 
     __array_priority__ = 1001.0
     __array_ufunc__ = None
@@ -163,7 +172,7 @@ class MaskedColumns:
         self.T = rows
 
     def __matmul__(self, other: Any) -> Tracer:
-        if not isinstance(other, Masked) or not other.selects_as(
+        if not isinstance(other, Masked) or not other.has_mask(
             self.T.mask if other.whole.ndim == 2 else self.T.mask[:, 0]
         ):
             _refuse("a product of masked elements with others than those of the same mask")
@@ -175,7 +184,7 @@ class MaskedColumns:
 
 
 def _are_equal(a: g.Node, b: g.Node) -> bool:
-    """Whether two values are computed in the same way from the same ones."""
+    """Whether two nodes are the same computation of the same inputs."""
     first: dict[object, g.Node] = {}
     done: dict[g.Node, g.Node] = {}
     for node in g.topological((a, b)):
@@ -185,6 +194,7 @@ def _are_equal(a: g.Node, b: g.Node) -> bool:
 
 
 def _refuse(operation: str) -> NoReturn:
+    """Raise a TraceError for an operation on masked elements."""
     fail(
         operation,
         "their number depends on values; pointwise work with numbers and with elements of the same mask, sums, means, "
@@ -193,6 +203,8 @@ def _refuse(operation: str) -> NoReturn:
 
 
 def _operator(name: str, reflected: bool) -> Callable[[Masked, Any], Masked]:
+    """Return the method of a Python operator, which applies NumPy's ufunc of that name."""
+
     def method(self: Masked, other: Any) -> Masked:
         operands = (other, self) if reflected else (self, other)
         return self._apply(lambda a, b: getattr(np, name)(a, b), operands)

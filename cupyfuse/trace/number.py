@@ -1,4 +1,4 @@
-"""`TracedNumber`: a float argument of the fused function, whose value differs from call to call of one plan."""
+"""`TracedNumber`: a float argument of a fused function, whose calls share a plan for all its values."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NUMBERS = (int, float, bool)
 
 
 class TracedNumber:
-    """A Python float to the user's code; a parameter of the kernels.
+    """A float to the user's code, and a parameter of the kernels.
 
-    Arithmetic with other Python numbers is computed in each call. Whatever else needs the value reads it, and the plan
-    then serves calls with that value only.
+    Arithmetic with Python numbers gives another traced number, computed in each call. Every other use reads the value,
+    and the plan is then valid for that value only.
     """
 
     __slots__ = ("_number", "_trace", "name")
@@ -41,24 +41,25 @@ class TracedNumber:
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if any(type(i) is Tracer for i in inputs):
-            return NotImplemented  # the traced array takes the call
+            return NotImplemented  # Tracer.__array_ufunc__ takes the call
         return getattr(ufunc, method)(*(float(i) if type(i) is TracedNumber else i for i in inputs), **options)
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
 
 
-def argument(position: int, name: str, value: float, read: set[int], trace: Any) -> TracedNumber:
-    """Return the float argument at a position; reading its value adds the position to `read`."""
+def float_argument(position: int, name: str, value: float, read: set[int], trace: Any) -> TracedNumber:
+    """Make the traced number of a float argument; reading its value adds its position to `read`."""
 
-    def concrete() -> float:
+    def read_value() -> float:
         read.add(position)
         return value
 
-    return TracedNumber(Number(f"n{position}", lambda numbers: numbers[position], concrete), name, trace)
+    return TracedNumber(Number(f"n{position}", lambda numbers: numbers[position], read_value), name, trace)
 
 
 def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
+    """Return a binary operator's method, or its reflected one, which computes with traced numbers."""
     function = getattr(operator, name)
 
     def method(self: TracedNumber, other: Any) -> Any:
@@ -71,7 +72,15 @@ def _arithmetic(name: str, swapped: bool) -> Callable[[TracedNumber, Any], Any]:
     return method
 
 
+def _unary_arithmetic(name: str) -> Callable[[TracedNumber], TracedNumber]:
+    """Return a unary operator's method, which computes with traced numbers."""
+    function = getattr(operator, name)
+    return lambda self: TracedNumber(function_of_numbers(name, function, (self._number,)), self.name, self._trace)
+
+
 def _reading(name: str) -> Callable[..., Any]:
+    """Return a method of float, which reads the value."""
+
     def method(self: TracedNumber, *others: Any) -> Any:
         return getattr(float(self), name)(*(float(o) if type(o) is TracedNumber else o for o in others))
 
@@ -82,14 +91,7 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
     setattr(TracedNumber, f"__{_name}__", _arithmetic(_name, swapped=False))
     setattr(TracedNumber, f"__r{_name}__", _arithmetic(_name, swapped=True))
 for _name in ("neg", "pos", "abs"):
-    _unary = getattr(operator, _name)
-    setattr(
-        TracedNumber,
-        f"__{_name}__",
-        lambda self, name=_name, function=_unary: TracedNumber(
-            function_of_numbers(name, function, (self._number,)), self.name, self._trace
-        ),
-    )
+    setattr(TracedNumber, f"__{_name}__", _unary_arithmetic(_name))
 for _name in ("bool", "int", "trunc", "floor", "ceil", "round", "hash", "repr", "str", "format", "divmod", "rdivmod"):
     setattr(TracedNumber, f"__{_name}__", _reading(f"__{_name}__"))
 for _name in ("eq", "ne", "lt", "le", "gt", "ge"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
@@ -18,12 +19,18 @@ from .library import call_library
 from .number import TracedNumber
 from .promotion import UFUNCS, convert, integer_form
 from .tracer import TraceProtocol, Tracer
-from .user_code import fail, user_line
-from .value import ScalarArgument
+from .user_code import fail, refuse_options, user_line
+from .value import NamedConstant
 
 
 def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
-    """Make a tracer of a number; arrays have to be arguments of the fused function."""
+    """Return a value as a tracer: a number, or an array that the function created.
+
+    Raises
+    ------
+    TraceError
+        The value belongs to another trace, is an array from outside of the function, or is neither array nor number.
+    """
     if isinstance(value, Tracer):
         if value._trace is not trace:
             fail("an array of another fused function's trace", "pass it as an argument instead of through a closure")
@@ -32,7 +39,7 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
         if value._trace is not trace:
             fail("a number of another fused function's trace", "pass it as an argument")
         return trace.array(g.number(value._number, value.name), ())
-    if isinstance(value, ScalarArgument):
+    if isinstance(value, NamedConstant):
         return trace.array(g.const(float(value), value.name), ())
     if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
         return trace.array(g.const(value), ())
@@ -53,20 +60,22 @@ def as_tracer(value: Any, trace: TraceProtocol) -> Tracer:
 
 
 def recorded(function: Callable[..., Tracer]) -> Callable[..., Tracer]:
-    """Record each call of a function as one operation under the function's name."""
+    """Record each call of a function in its trace as one operation: of its name, or of the operator it applies."""
     name = function.__name__
 
     @wraps(function)
     def call(*operands: Any, **options: Any) -> Tracer:
-        named = operands[0] if name in ("apply", "reduce") else name
+        """Call the function within a recorded call."""
+        operation = operands[0] if name in ("apply", "reduce") else name
         trace = trace_of((*operands, *options.values()))
-        with trace.call(named, (*operands, *options.values())) as done:
-            return done(function(*operands, **options))
+        with trace.call(operation, (*operands, *options.values())) as record:
+            return record(function(*operands, **options))
 
     return call
 
 
 def trace_of(values: Iterable[Any]) -> TraceProtocol:
+    """Return the trace of the first traced array among operands."""
     for value in values:
         if isinstance(value, Tracer):
             return value._trace
@@ -75,20 +84,19 @@ def trace_of(values: Iterable[Any]) -> TraceProtocol:
 
 @recorded
 def apply(op: str, *operands: Any) -> Tracer:
-    """Apply a pointwise operator with NumPy's broadcasting and promotion."""
+    """Apply a pointwise operator of the table with NumPy's broadcasting and promotion."""
     trace = trace_of(operands)
     given = [as_tracer(o, trace) for o in operands]
     converted = convert(op, given)
     if converted.library:
         if op not in UFUNCS and op not in ("where", "clip"):
             fail(f"{op} of {given[0].dtype} arrays", "it works on real floats; convert them with .astype first")
-        return call_library(op, [_as_argument(t) for t in given])
-    traced = converted.operands
-    form = integer_form(op, traced)
+        return call_library(op, [_as_library_argument(t) for t in given])
+    form = integer_form(op, converted.operands)
     if form is not None:
-        result = form(traced[0])
+        result = form(converted.operands[0])
     else:
-        nodes, axes = align(traced, op)
+        nodes, axes = align(converted.operands, op)
         try:
             result = trace.array(g.pointwise(op, *nodes), axes)
         except TraceError as error:
@@ -96,8 +104,8 @@ def apply(op: str, *operands: Any) -> Tracer:
     return trace.array(g.cast(result._node, converted.result), result._axes) if converted.result else result
 
 
-def _as_argument(x: Tracer) -> Any:
-    """Return a number as such: Python's, which is weak in promotion, or NumPy's; and an array as itself."""
+def _as_library_argument(x: Tracer) -> Any:
+    """Return the tracer of a constant as a Python number, which is weak in promotion, or NumPy scalar; arrays as is."""
     node = x._node
     if node.op == "const":
         return node.value
@@ -109,16 +117,10 @@ def _as_argument(x: Tracer) -> Any:
 _AXIS_OF_SCALARS = ("sum", "prod", "max", "min")
 
 
-def _refuse_options(operation: str, **options: Any) -> None:
-    for name, value in options.items():
-        if value is not None:
-            fail(f"{operation} with {name}=", "that option is not supported in a fused function")
-
-
 @recorded
 def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = None, **options: Any) -> Tracer:
     """Reduce along one axis, several, or all of them."""
-    _refuse_options(op, **options)
+    refuse_options(op, **options)
     if x.ndim == 0 and op in _AXIS_OF_SCALARS and isinstance(axis, (int, np.integer)) and axis in (0, -1):
         axis = ()
     positions = normalize_axes(axis, x.ndim, op)
@@ -132,8 +134,8 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
     fold = fold_along(x, positions)
     if op in _IN_PARTS and _covered(x, positions) and Conversion.to(x, fold).cost() > x.size:
-        # What is left is smaller to copy.
-        x = _reduced(op, x, _covered(x, positions), positions)
+        # Refolding copies, so reduce first what needs none, and copy the smaller result.
+        x = _reduce_covered(op, x, positions)
         fold = fold_along(x, positions)
     x = refolded(x, fold)
     labels = _covered(x, positions)
@@ -149,13 +151,13 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
     return x._trace.array(node, x._axes.reduced(positions, keepdims))
 
 
-# Reductions of which those of parts can be reduced again.
+# Reductions that can be computed as reductions of partial ones.
 _IN_PARTS = ("sum", "prod", "mean", "max", "min", "logsumexp")
 
 
-def _reduced(op: str, x: Tracer, labels: list[int], positions: tuple[int, ...]) -> Tracer:
-    """Reduce along all rows (0) or all columns (1) alone, and keep the axes."""
-    node = x._node
+def _reduce_covered(op: str, x: Tracer, positions: tuple[int, ...]) -> Tracer:
+    """Reduce along the rows or columns that the given axes cover; the reduced axes stay, with length one."""
+    node, labels = x._node, _covered(x, positions)
     for label in labels:
         node = g.reduce(op, node, label)
     done = [p for label in labels for p in (x._axes.rows, x._axes.cols)[label] if p in positions]
@@ -163,19 +165,20 @@ def _reduced(op: str, x: Tracer, labels: list[int], positions: tuple[int, ...]) 
 
 
 def _covered(x: Tracer, positions: tuple[int, ...]) -> list[int]:
-    """Return which of rows (0) and columns (1) have no axes but those given, columns first."""
-    held = enumerate(zip(x._axes.long, (x._axes.rows, x._axes.cols), strict=True))
-    return [a for a, (long, axes) in held if set(long) <= set(positions) & set(axes) and set(axes) & set(positions)][
-        ::-1
-    ]
+    """Return which of columns (1) and rows (0), in this order, have some of the given axes and no others."""
+    rows, cols = x._axes.long
+    wanted = set(positions)
+    sides = ((1, cols, x._axes.cols), (0, rows, x._axes.rows))
+    return [label for label, long, axes in sides if wanted.issuperset(long) and not wanted.isdisjoint(axes)]
 
 
+# The largest magnitudes of dtypes.
 _LARGEST = {"bool": 1, **{name: int(np.iinfo(name).max) + 1 for name in dtypes.NARROW}}
 _EXACT_IN_FLOAT64 = 1 << 53
 
 
 def _reduce_integers(op: str, x: Tracer, axis: Any, keepdims: bool, dtype: Any) -> Tracer:
-    """Reduce bool, integer or complex values, or to such a dtype: in float64 where exact, else by a library step."""
+    """Reduce bools, integers or complex numbers, or to such a dtype: in float64 if exact, else by a library step."""
     own = x._node.dtype
     options = {"axis": axis, "keepdims": keepdims} | ({} if dtype is None else {"dtype": dtype})
     if op == "mean" and dtype is None and not dtypes.is_opaque(own):
@@ -193,18 +196,15 @@ def _reduce_integers(op: str, x: Tracer, axis: Any, keepdims: bool, dtype: Any) 
     return call_library(op, [x], options)
 
 
-def count(x: Tracer, axis: Any) -> int:
-    """Count the elements that a reduction along `axis` combines."""
-    total = 1
-    for p in normalize_axes(axis, x.ndim):
-        total *= x.shape[p]
-    return total
+def count(a: Tracer, axis: Any = None) -> int:
+    """Return the number of elements along axes, as `numpy.size`."""
+    return math.prod(a.shape[p] for p in normalize_axes(axis, a.ndim))
 
 
 @recorded
 def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **options: Any) -> Tracer:
-    """Compute the variance with `ddof` fewer degrees of freedom."""
-    _refuse_options("var", **options)
+    """Compute the variance along axes with `ddof` fewer degrees of freedom."""
+    refuse_options("var", **options)
     if dtypes.is_complex(x._node.dtype):
         return call_library("var", [x], {"axis": axis, "ddof": ddof, "keepdims": keepdims})
     if not dtypes.is_float(x._node.dtype):
@@ -219,18 +219,18 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
     if ddof == 0:
         return result
     degrees = max(n - ddof, 0)
-    return result * (n / degrees) if degrees else result * float(n) / 0.0
+    return result * (n / degrees) if degrees else result * float(n) / 0.0  # NaN or infinity, as NumPy's
 
 
 def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
-    """Clip as `numpy.clip`, which takes Python integers beyond the limits of an integer dtype."""
-    _refuse_options("clip", **options)
+    """Clip as `numpy.clip`; Python integers beyond the limits of an integer dtype are no limits."""
+    refuse_options("clip", **options)
     if isinstance(x, Tracer) and dtypes.is_integer(x._node.dtype):
         limits = np.iinfo(x._node.dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
-        return x._value()
+        return x._as_result()
     if low is None:
         return apply("minimum", x, high)
     if high is None:
@@ -239,30 +239,25 @@ def clip(x: Any, low: Any = None, high: Any = None, **options: Any) -> Tracer:
 
 
 def power(base: Any, exponent: Any) -> Tracer:
-    """Raise to a power as `numpy.power`, with its special cases for the exponents 2, 1/2, 1, -1."""
-    if isinstance(exponent, (int, float)) and not (
-        isinstance(exponent, (bool, ScalarArgument, np.generic)) or type(exponent) is TracedNumber
-    ):
-        if isinstance(base, Tracer) and not dtypes.is_float(base._node.dtype):
-            return _integer_power(base, exponent)
-        short: dict[float, Callable[[], Tracer]] = {
-            2.0: lambda: apply("square", base),
-            1.0: lambda: base._value(),
-            0.5: lambda: apply("sqrt", base),
-            -1.0: lambda: apply("reciprocal", base),
-        }
-        if float(exponent) in short and isinstance(base, Tracer):
-            return short[float(exponent)]()
-    return apply("power", base, exponent)
+    """Raise to a power as `numpy.power`, with its special cases for the Python numbers 2, 1/2, 1 and -1."""
+    is_number = isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, NamedConstant, np.generic))
+    if not isinstance(base, Tracer) or not is_number or type(exponent) is TracedNumber:
+        return apply("power", base, exponent)
+    if not dtypes.is_float(base._node.dtype):
+        return _integer_power(base, exponent)
+    if exponent == 1:
+        return base._as_result()
+    special = {2.0: "square", 0.5: "sqrt", -1.0: "reciprocal"}.get(exponent)
+    return apply("power", base, exponent) if special is None else apply(special, base)
 
 
 def _integer_power(base: Tracer, exponent: float) -> Tracer:
-    """Raise integers to a power: small ones by products, float exponents in float64 as NumPy does."""
+    """Raise integers to a power: small integer exponents by products, float exponents in float64 as NumPy does."""
     if isinstance(exponent, float):
         return apply("power", base, exponent)
     if not dtypes.is_integer(base._node.dtype) or not 1 <= exponent <= 8:
         return call_library("power", [base, exponent])
-    result = base._value()
+    result = base._as_result()
     for _ in range(exponent - 1):
         result = result * base
     return result

@@ -1,4 +1,4 @@
-"""Products of traced arrays: vectors, matrices, and batches of matrices."""
+"""Matrix products of traced arrays: of vectors, matrices, and batches of matrices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .user_code import user_line
 
 @recorded
 def matmul(a: Any, b: Any) -> Tracer:
-    """Multiply vectors, matrices, and batches as `numpy.matmul`; a product with a vector becomes a weighted sum."""
+    """Multiply vectors, matrices and batches as `numpy.matmul`; a product with a vector becomes a weighted sum."""
     trace = trace_of((a, b))
     a, b = as_tracer(a, trace), as_tracer(b, trace)
     for operand in (a, b):
@@ -55,7 +55,7 @@ def matmul(a: Any, b: Any) -> Tracer:
 
 
 def _multiply_batches(a: Tracer, b: Tracer) -> Tracer:
-    """Multiply matrices of several batches; an operand of one matrix for all batches is not repeated."""
+    """Multiply batches of matrices as one product of the graph; one matrix for all batches is not repeated."""
     try:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
@@ -66,15 +66,14 @@ def _multiply_batches(a: Tracer, b: Tracer) -> Tracer:
     nodes, transposed, shared = [], [], []
     for x in (a.astype(dtype, copy=False), b.astype(dtype, copy=False)):
         matrix = x.shape[-2:]
-        one = all(n == 1 for n in x.shape[:-2])
-        shape = (*((1,) * len(batch) if one else batch), *matrix)
-        leading, (down, across) = tuple(range(len(batch))), (len(batch), len(batch) + 1)
-        straight, turned = Axes(shape, (*leading, down), (across,)), Axes(shape, (*leading, across), (down,))
-        fold = cheapest([x], [straight, turned])
-        node = in_fold(x, fold)
-        nodes.append(g.broadcast(node, fold.node_shape))
-        transposed.append(fold is turned)
-        shared.append(one)
+        is_shared = all(n == 1 for n in x.shape[:-2])
+        shape = (*((1,) * len(batch) if is_shared else batch), *matrix)
+        leading, (row, col) = tuple(range(len(batch))), (len(batch), len(batch) + 1)
+        plain, transpose = Axes(shape, (*leading, row), (col,)), Axes(shape, (*leading, col), (row,))
+        fold = cheapest([x], [plain, transpose])
+        nodes.append(g.broadcast(in_fold(x, fold), fold.node_shape))
+        transposed.append(fold is transpose)
+        shared.append(is_shared)
     count, rows, depth, cols = int(np.prod(batch)), a.shape[-2], a.shape[-1], b.shape[-1]
     left, right = transposed
     batches = Batches(count, rows, depth, cols, (left, right), (shared[0], shared[1]))
@@ -82,14 +81,14 @@ def _multiply_batches(a: Tracer, b: Tracer) -> Tracer:
 
 
 def dot(a: Any, b: Any) -> Tracer:
-    """`numpy.dot`; numbers take part in promotion as arrays do."""
+    """Multiply as `numpy.dot`; numbers are arrays in promotion."""
     trace = trace_of((a, b))
     a, b = (o if isinstance(o, Tracer) else as_tracer(np.asarray(o), trace) for o in (a, b))
     if not (a.ndim and b.ndim):
         return apply("multiply", a, b)
     if b.ndim <= 2:
         return matmul(a, b)
-    # The sum runs along the last axis but one of b: all its others are columns.
+    # The sum is along the last axis but one of b: its other axes become columns of one matrix.
     others = (*range(b.ndim - 2), b.ndim - 1)
     columns = trace.array(b._node, b._axes.picked((b.ndim - 2, *others)))
     shape = tuple(b.shape[p] for p in others)

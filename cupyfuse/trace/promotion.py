@@ -1,7 +1,8 @@
-"""Operands that are not floats: the dtypes in which NumPy computes with them, and what kernels make of them.
+"""Promotion of operands: the dtypes in which NumPy computes with bools, integers and complex numbers.
 
-Kernels compute with bool, int64 and floats. Narrower integers are computed as int64 and cast back, which wraps as NumPy
-does; where neither holds (powers of integers, complex numbers) NumPy's or CuPy's own ufunc is a library step.
+Kernels compute with bool, int64 and floats. Narrower integers are computed as int64 and cast back, which wraps around
+as in NumPy. Where that does not serve (powers of integers, complex numbers) NumPy's or CuPy's own ufunc is a library
+step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .user_code import fail, user_line
 UFUNCS: dict[str, np.ufunc] = {
     name: ufunc for name in POINTWISE if isinstance(ufunc := getattr(np, name, None), np.ufunc)
 }
-# Operators of the table that are exact in int64 too; beside them all that give bool.
+# Operators of the table that are exact in int64 too; so are all with bool results.
 _EXACT_IN_INTEGERS = ("add", "subtract", "multiply", "negative", "square", "maximum", "minimum", "clip", "where")
 _UNCHANGED_INTEGERS = ("floor", "ceil", "trunc")
 _ADVICE = {
@@ -31,13 +32,13 @@ _ADVICE = {
 
 @dataclass(frozen=True)
 class Converted:
-    """Operands as an operator takes them.
+    """Operands in the dtypes in which an operator computes.
 
     Attributes
     ----------
     operands : list of Tracer
     result : str
-        The dtype to cast the result to; empty for none.
+        The dtype to cast the result to; empty for no cast.
     library : bool
         Whether a library step computes the result from the original operands.
     """
@@ -73,7 +74,7 @@ def convert(op: str, operands: list[Tracer]) -> Converted:
 
 
 def _by_loop(op: str, operands: list[Tracer], dtype: str) -> Converted:
-    """Convert operands without floats to the dtypes of the loop that NumPy chooses."""
+    """Convert bools and integers, of a promoted dtype, to the dtypes of the ufunc loop that NumPy chooses."""
     kinds = [type(t._node.value) if t._node.op == "const" else t.dtype for t in operands]
     given = [np.dtype(bool) if k is bool else k for k in kinds]
     try:
@@ -89,7 +90,7 @@ def _by_loop(op: str, operands: list[Tracer], dtype: str) -> Converted:
             _check_range(operands, dtype)
         integers = _as_int64(operands)
         if op == "square" and result == "int8":
-            integers = [_cast(t, "int64") for t in operands]  # a bool's square is a number
+            integers = [_cast(t, "int64") for t in operands]  # of bools
         return Converted(integers, result if result in dtypes.NARROW else "")
     if op in _UNCHANGED_INTEGERS or op in _INTEGER_FORMS:
         return Converted(_as_int64(operands), result if result in dtypes.NARROW else "")
@@ -100,15 +101,17 @@ _NO_LOOP = "NumPy refuses it as well; convert the operands with .astype first"
 
 
 def _cast(x: Tracer, dtype: str) -> Tracer:
+    """Cast an array; numbers stay as they are."""
     return x if x._node.op == "const" else x._trace.array(g.cast(x._node, dtype), x._axes)
 
 
 def _as_int64(operands: Sequence[Tracer]) -> list[Tracer]:
+    """Cast the operands of narrow integer dtypes to int64."""
     return [_cast(t, "int64") if t._node.dtype in dtypes.NARROW else t for t in operands]
 
 
 def _check_range(operands: Sequence[Tracer], dtype: str) -> None:
-    """Check that Python integers fit into the dtype of the arrays beside them, as NumPy does."""
+    """Raise OverflowError if a Python integer does not fit into the dtype of the arrays, as NumPy does."""
     if not dtypes.is_integer(dtype):
         return
     limits = np.iinfo(dtype)
@@ -122,14 +125,14 @@ def _sign(x: Tracer) -> Tracer:
     return (x > 0).astype("int64") - (x < 0).astype("int64")
 
 
-# Integer forms of operators whose table rows are float functions; operands are bool or int64.
+# Operators on bool or int64, where the row of the table is a function of floats.
 _INTEGER_FORMS: dict[str, Callable[[Tracer], Tracer]] = {
-    "absolute": lambda x: x._value() if x._node.dtype == "bool" else x._trace.apply("maximum", x, -x),
+    "absolute": lambda x: x._as_result() if x._node.dtype == "bool" else x._trace.apply("maximum", x, -x),
     "sign": _sign,
     **dict.fromkeys(_UNCHANGED_INTEGERS, Tracer.copy),
 }
 
 
 def integer_form(op: str, operands: list[Tracer]) -> Callable[[Tracer], Tracer] | None:
-    """Return the form of an operator for bool or int64 operands, where the table's does not serve."""
+    """Return the form of a unary operator for bool and int64 where the table's is for floats only; else None."""
     return None if dtypes.is_float(operands[0]._node.dtype) else _INTEGER_FORMS.get(op)

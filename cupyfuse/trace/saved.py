@@ -1,4 +1,4 @@
-"""The values that a forward pass saves for its backward pass, and graphs cut at them."""
+"""Choice of the values that a forward pass saves for its backward pass, and extraction of the two graphs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
     kept: set[Node] = set()
 
     def saved(node: Node) -> bool:
+        """Whether to save a value where gradients need it, reductions of products along rows aside."""
         column_reduction = node.reduction and node.axis == 0 and node not in compared
         product = node.op == "matmul" and (products or node in forward)
         return node in computed and (product or column_reduction or node in kept)
@@ -37,20 +38,21 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
     for extremum in compared:
         kept.update(_inputs_to_save([extremum.inputs[0]], saved))
 
-    dependent: set[Node] = set()  # on products
+    needs_product: set[Node] = set()
     for node in computed:
-        if node.op == "matmul" or any(i in dependent for i in node.inputs):
-            dependent.add(node)
+        if node.op == "matmul" or any(i in needs_product for i in node.inputs):
+            needs_product.add(node)
 
     def row_reduction(node: Node) -> bool:
-        return node in dependent and node.reduction and node.axis == 1 and node not in compared
+        """Whether a value is a reduction of products along their rows, which may be saved instead of these."""
+        return node in needs_product and node.reduction and node.axis == 1 and node not in compared
 
     needed = _reachable(gradients, lambda n: saved(n) or row_reduction(n))
     read = {n for n in needed if n.op == "matmul"}
 
     @cache
     def instead_of_product(reduction: Node) -> bool:
-        """Whether to save a row reduction: gradients need none of the products beneath it for anything else."""
+        """Whether to save a row reduction, since gradients need the products beneath it for nothing else."""
         return not products or read.isdisjoint(_reachable([reduction.inputs[0]], saved))
 
     def chosen(node: Node) -> bool:
@@ -60,17 +62,17 @@ def saved_values(forward: Sequence[Node], gradients: Sequence[Node], products: b
 
 
 def _compared_extremes(computed: Collection[Node], gradients: Sequence[Node]) -> set[Node]:
-    """Find the maxima and minima that gradients compare with the elements they were taken of."""
+    """Find the maxima and minima of the forward pass that gradients compare with the elements they were taken of."""
 
-    def stop(node: Node) -> bool:
+    def is_not_recomputed(node: Node) -> bool:
         return node in computed and (node.op == "matmul" or (node.reduction and node.op not in _EXTREMES))
 
-    pairs = [n.inputs for n in _reachable(gradients, stop) if n.op == "equal"]
+    pairs = [n.inputs for n in _reachable(gradients, is_not_recomputed) if n.op == "equal"]
     return {b for a, b in pairs if b in computed and b.op in _EXTREMES and b.inputs[0] is a}
 
 
 _EXTREMES = ("max", "min")
-# Operators without rounding: recomputing them in another kernel gives the same bits.
+# Operators that do not round.
 _EXACT_OPS = {
     *("broadcast", "stop_gradient", "transpose", "reshape", "where", "isnan", "negative", "absolute", "relu"),
     *(*_EXTREMES, "maximum", "minimum", "clip", "logical_and", "logical_or", "logical_not"),
@@ -79,6 +81,7 @@ _EXACT_OPS = {
 
 
 def _is_exact(node: Node) -> bool:
+    """Whether recomputing a node from the same inputs, in another kernel, gives the same bits."""
     if node.op == "cast":
         source = node.inputs[0]
         return source.op == "const" or dtypes.promote(source.dtype, node.dtype) == node.dtype
@@ -86,23 +89,25 @@ def _is_exact(node: Node) -> bool:
 
 
 def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
-    """Choose the values to save so that the roots can be recomputed bit for bit."""
+    """Choose the fewest elements to save from which the roots can be recomputed bit for bit."""
     found = [n for n in _reachable(roots, lambda n: saved(n) or not _is_exact(n)) if not saved(n) and not _is_exact(n)]
     return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
 
 
 def stored(node: Node) -> Node:
-    """Return the form in which a value is saved: 16-bit reductions in float32, as they were computed."""
-    return g.cast(node, dtypes.compute(node.dtype)) if node.reduction else node
+    """Return the node to save for a value: 16-bit reductions in float32, as they are computed."""
+    return g.cast(node, dtypes.compute_dtype(node.dtype)) if node.reduction else node
 
 
 def _is_stored(node: Node) -> bool:
+    """Whether a node is the `stored` form of a reduction."""
     if node.op != "cast" or not node.inputs[0].reduction:
         return False
     return g.expression_key(node) == g.expression_key(stored(node.inputs[0]))
 
 
 def _reachable(roots: Iterable[Node], stop: Callable[[Node], bool]) -> list[Node]:
+    """List the nodes beneath some roots in topological order, without the inputs of nodes that stop the search."""
     return list(g.topological(roots, lambda n: () if stop(n) else n.inputs))
 
 

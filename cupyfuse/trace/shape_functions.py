@@ -1,4 +1,4 @@
-"""NumPy functions that rearrange the axes of traced arrays, or pick elements of them."""
+"""Native forms of NumPy's functions that rearrange axes, and of diagonals, splits and flips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..ir import graph as g
 from ..ir import slices
 from .axes import Axes, normalize_axes
 from .broadcasting import broadcast_to, expand
-from .folds import in_fold, strides_of
+from .folds import refolded, strides_of
 from .labels import positions, take_along_axis
 from .library import call_library, reraise
 from .operations import apply, as_tracer, trace_of
@@ -42,23 +42,24 @@ def _rollaxis(a: Tracer, axis: int, start: int = 0) -> Tracer:
 
 
 def _diagonal(x: Tracer, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tracer:
-    """`numpy.diagonal`: a view that cannot be assigned to."""
+    """Return the diagonal as `numpy.diagonal`: a read-only view."""
     if x.ndim < 2:
         raise ValueError(f"diag requires an array of at least two dimensions\n  at {user_line()}")
     (a,), (b,) = (normalize_axes(axis, x.ndim, "diagonal") for axis in (axis1, axis2))
     if a == b:
         raise ValueError(f"diagonal: axis1 and axis2 cannot be the same\n  at {user_line()}")
-    return x._linked(_pick_diagonal, _refuse_assignment, (offset, a, b))
+    return x._make_view(_pick_diagonal, _refuse_assignment, (offset, a, b))
 
 
-def _refuse_assignment(x: Tracer, place: tuple[int, int, int], value: Tracer) -> Tracer:
+def _refuse_assignment(x: Tracer, selection: tuple[int, int, int], value: Tracer) -> Tracer:
     raise ValueError(f"assignment destination is read-only: the diagonal of an array\n  at {user_line()}")
 
 
-def _pick_diagonal(x: Tracer, place: tuple[int, int, int]) -> Tracer:
-    offset, a, b = place
+def _pick_diagonal(x: Tracer, selection: tuple[int, int, int]) -> Tracer:
+    """Copy the diagonal of two axes, which becomes the last axis; `selection` is (offset, axis, axis)."""
+    offset, a, b = selection
     kept = [p for p in range(x.ndim) if p not in (a, b)]
-    base, strides = strides_of(x._trace.array(in_fold(x, Axes.by_rows(x.shape)), Axes.by_rows(x.shape)))
+    base, strides = strides_of(refolded(x, Axes.by_rows(x.shape)))
     down, across = strides.get(a, 0), strides.get(b, 0)
     count = max(0, min(x.shape[a] + min(offset, 0), x.shape[b] - max(offset, 0)))
     shape = (*(x.shape[p] for p in kept), count)
@@ -68,10 +69,11 @@ def _pick_diagonal(x: Tracer, place: tuple[int, int, int]) -> Tracer:
     return x._trace.array(slices.strided_copy(base, dims, axes.node_shape, first), axes)
 
 
-def _as_numpy(function: Any) -> Callable[..., Any]:
-    """NumPy's own Python code, which slices the array that it is given."""
+def _python_code_of(function: Any) -> Callable[..., Any]:
+    """Return NumPy's own Python code of a function, which slices the array that it is given."""
 
     def call(*args: Any, **options: Any) -> Any:
+        """Run NumPy's Python code on traced arrays; its errors get the user's line."""
         try:
             return function._implementation(*args, **options)
         except (TypeError, ValueError, IndexError) as error:
@@ -82,14 +84,14 @@ def _as_numpy(function: Any) -> Callable[..., Any]:
     return call
 
 
-_flip = _as_numpy(np.flip)
+_flip = _python_code_of(np.flip)
 
 
 def _rot90(m: Tracer, k: int = 1, axes: Any = (0, 1)) -> Tracer:
     first, second = normalize_axes(tuple(axes), m.ndim, "rot90")
-    turned: Tracer = m.swapaxes(first, second) if k % 2 else m[...]
+    swapped: Tracer = m.swapaxes(first, second) if k % 2 else m[...]
     flipped = ((), first, (first, second), second)[k % 4]
-    return turned[...] if flipped == () else _flip(turned, flipped)
+    return swapped[...] if flipped == () else _flip(swapped, flipped)
 
 
 def _unstack(x: Tracer, /, *, axis: int = 0) -> tuple[Tracer, ...]:
@@ -108,7 +110,7 @@ def _broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Tracer, ...]:
 
 
 def _diag(v: Tracer, k: int = 0) -> Tracer:
-    """`numpy.diag`: the diagonal of a matrix, or a matrix with a vector on its diagonal."""
+    """Return the diagonal of a matrix, or a matrix with a vector on its diagonal, as `numpy.diag`."""
     if v.ndim == 2:
         return _diagonal(v, k)
     if dtypes.is_opaque(v._node.dtype):
@@ -131,7 +133,7 @@ def _zeros(like: Tracer, n: int) -> Tracer:
 SHAPE_FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.diag: _diag,
     np.diagonal: _diagonal,
-    **{function: _as_numpy(function) for function in (np.split, np.array_split, np.hsplit, np.vsplit, np.dsplit)},
+    **{function: _python_code_of(function) for function in (np.split, np.array_split, np.hsplit, np.vsplit, np.dsplit)},
     np.flip: _flip,
     np.flipud: lambda m: _flip(m, 0),
     np.fliplr: lambda m: _flip(m, 1),

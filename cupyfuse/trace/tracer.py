@@ -1,4 +1,4 @@
-"""`Tracer`: a traced array with Python's operators, NumPy's methods, and NumPy's and CuPy's protocols."""
+"""`Tracer`: a traced array with NumPy's attributes, methods and protocols, changes in place, and views."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from .. import dtypes
 from ..ir import graph as g
 from .arithmetic import Arithmetic
-from .axes import Axes, Labels, normalize_axes
+from .axes import Axes, AxisLabels, normalize_axes
 from .user_code import fail, user_line
 
 LONGEST_ITERATION = 64  # rows, each of which is traced by itself
@@ -24,10 +24,10 @@ class TraceProtocol(Protocol):
     folded: dict[tuple[object, ...], g.Node]
     strict: bool
     plain: bool
-    makes: bool
-    made: bool
+    traces_created: bool
+    has_created: bool
 
-    def array(self, node: g.Node, axes: Axes | Labels) -> Tracer: ...
+    def array(self, node: g.Node, axes: Axes | AxisLabels) -> Tracer: ...
     def tracer_of(self, value: Any) -> Tracer: ...
     def constant(self, value: Any) -> Tracer: ...
     def known(self, tracer: Tracer) -> Any: ...
@@ -43,7 +43,7 @@ class TraceProtocol(Protocol):
     def mask_logic(self, op: str, symbol: str, *operands: Any) -> Tracer: ...
     def reshape(self, x: Tracer, shape: tuple[int, ...], order: str) -> Tracer: ...
     def expand(self, x: Tracer, shape: tuple[int, ...]) -> Tracer: ...
-    def relabel(self, x: Tracer, axes: Axes) -> Tracer: ...
+    def refolded(self, x: Tracer, fold: Axes) -> Tracer: ...
     def get(self, x: Tracer, index: Any) -> Any: ...
     def assign(self, x: Tracer, index: Any, value: Any) -> None: ...
     def flat(self, x: Tracer) -> Any: ...
@@ -56,21 +56,12 @@ class TraceProtocol(Protocol):
 class Tracer(Arithmetic):
     """A traced array: each operation on it adds a node to the graph."""
 
+    # fmt: off
     __slots__ = (
-        *(
-            "_aliases",
-            "_get",
-            "_is_array",
-            "_is_python",
-            "_origin",
-            "_parent",
-            "_put",
-            "_read_only",
-            "_selection",
-            "_shared",
-        ),
-        *("_strides", "_views"),
+        "_aliases", "_get", "_is_array", "_is_python", "_origin", "_parent", "_put", "_read_only", "_selection",
+        "_shared", "_strides", "_views",
     )
+    # fmt: on
     _get: Callable[[Tracer, Any], Tracer]
     _put: Callable[[Tracer, Any, Tracer], Tracer]
     __array_priority__ = 1000.0
@@ -82,27 +73,23 @@ class Tracer(Arithmetic):
         self._trace = trace
         self._node = node
         self._axes = axes
-        # The argument that an in-place operation on this array changes.
-        self._origin: g.Node | None = None
-        self._shared = False
-        # Reshaped arrays, of which it may be a view or a copy, itself among them; None without any.
-        self._aliases: list[Tracer] | None = None
-        # Of a view: what it is a view of, and how its value and that one's are had from each other.
-        self._parent: Tracer | None = None
-        self._selection: Any = None
+        self._origin: g.Node | None = None  # the argument that a change in place of this array changes
+        self._parent: Tracer | None = None  # of a view the array that it is a view of
+        self._selection: Any = None  # of a view what `_get` and `_put` need
         self._views: list[Tracer] = []
-        # Whether a value without dimensions is an array, which can be changed in place, instead of a NumPy scalar.
-        self._is_array = False
-        self._is_python = False  # whether NumPy returns a Python number
+        # This array and those reshaped from it, which NumPy may make views or copies; None if there are none.
+        self._aliases: list[Tracer] | None = None
+        self._shared = False  # whether another array may share this memory, so that no change in place is possible
         self._read_only = False
-        # Of an argument, in bytes, and of what permutes its axes; None where it is not known.
-        self._strides: tuple[int, ...] | None = None
+        self._is_array = False  # whether a 0-d value is an array, which can be changed in place, not a NumPy scalar
+        self._is_python = False  # whether NumPy returns a Python number
+        self._strides: tuple[int, ...] | None = None  # in bytes, of arguments and their transposes; None if unknown
 
     @property
     def _is_scalar(self) -> bool:
         return not self._axes.shape and not self._is_array
 
-    # isinstance tells a traced array from a traced scalar as NumPy's own.
+    # What `isinstance` reads: np.ndarray, or the type of a NumPy scalar.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return self.dtype.type if self._is_scalar else np.ndarray
@@ -125,70 +112,81 @@ class Tracer(Arithmetic):
     def imag(self) -> Any:
         if dtypes.is_complex(self._node.dtype):
             return self._trace.call_library("imag", [self])
-        zeros = self._trace.call_function(np.zeros_like, (self,), {})._like(self)
+        zeros = self._trace.call_function(np.zeros_like, (self,), {})._with_kind_of(self)
         zeros._read_only = not zeros._is_scalar
         return zeros
 
-    # Changes in place are changes of the tracer itself, since other names of the user's function may refer to it.
-    def _assign(self, value: Any, assigned: bool = False) -> Tracer:
+    # Changes in place change the tracer itself, since other variables of the user's function may refer to it.
+    def _assign(self, value: Any) -> None:
+        """Assign all elements, as `x[...] = value` does: cast to this dtype, without leading axes of length one."""
         new = self._trace.tracer_of(value)
+        extra = new.ndim - self.ndim
+        if extra > 0 and new.shape[:extra] == (1,) * extra:
+            new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
+        self._replace(new)
+
+    def _update(self, value: Any) -> Tracer:
+        """Assign all elements, as in-place operators and out= do: cast to this dtype within the same kind."""
+        new = self._trace.tracer_of(value)
+        if not self._is_scalar and not dtypes.can_assign(new._node.dtype, self._node.dtype):
+            fail(
+                f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
+                "NumPy refuses it as well; convert the value with .astype first",
+            )
+        self._replace(new)
+        return self
+
+    def _replace(self, new: Tracer) -> None:
+        """Replace the value of a writable array, and invalidate arrays that may share its memory."""
+        root = self._root
         if self._is_scalar:
             raise TypeError(
                 f"a NumPy scalar ({self._node.dtype}), as reductions to a single value return it, cannot be changed in "
                 f"place\n  at {user_line()}"
             )
-        if self._root._read_only:
+        if root._read_only:
             raise ValueError(f"assignment destination is read-only: the imaginary part of reals\n  at {user_line()}")
-        aliases = self._root._aliases or ()
-        if self._shared or self._root._shared or any(a._origin is not None for a in aliases):
+        aliases = root._aliases or ()
+        if self._shared or root._shared or any(a._origin is not None for a in aliases):
             fail(
                 "an in-place change of an array that may share memory with a reshaped, broadcast or converted one",
                 "write y = y + 1 instead of y += 1, or reshape later",
             )
         for alias in aliases:
-            if alias is not self._root:
-                alias._forget()
-        self._root._aliases = None
-        extra = new.ndim - self.ndim
-        if assigned and extra > 0 and new.shape[:extra] == (1,) * extra:
-            new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
+            if alias is not root:
+                alias._invalidate()
+        root._aliases = None
         if new.shape != self.shape:
             new = self._trace.expand(new, self.shape)
-        if not assigned and not dtypes.can_assign(new._node.dtype, self._node.dtype):
-            fail(
-                f"an in-place change of a {self._node.dtype} array to {new._node.dtype} values",
-                "NumPy refuses it as well; convert the value with .astype first",
-            )
         self._store(self._trace.array(g.cast(new._node, self._node.dtype), new._axes))
-        return self
 
     def _store(self, new: Tracer) -> None:
-        """Take the value of an array of the same shape; a view passes it on to the array that it is a view of."""
+        """Take the value of an array of the same shape; a view writes it to the array that it is a view of."""
         if self._parent is not None:
             self._parent._store(self._put(self._parent, self._selection, new))
             return
-        self._set(self._trace.relabel(new, self._axes))
+        self._set(self._trace.refolded(new, self._axes))
         if self._origin is not None:
             self._trace.effects[self._origin.argument] = self._node
 
     def _set(self, new: Tracer) -> None:
-        """Take a value, and let views take theirs from it."""
+        """Take a value, and update all views."""
         self._node, self._axes = new._node, new._axes
         for view in self._views:
             view._set(view._get(self, view._selection))
 
     @property
     def _root(self) -> Tracer:
-        """The array that this one is a view of, through any number of views; itself if it is none."""
+        """The array that this one is a view of, through any number of views; itself if it is no view."""
         root = self
         while root._parent is not None:
             root = root._parent
         return root
 
-    def _linked(self, get: Any, put: Any, selection: Any) -> Tracer:
-        """Make a view: `get(array, selection)`, which is assigned to by `put(array, selection, value)`.
+    def _make_view(self, get: Any, put: Any, selection: Any) -> Tracer:
+        """Make a view, which is `get(array, selection)`; an assignment to it is one of `put(array, selection, value)`.
 
-        Of a scalar, which cannot change, a copy.
+        Of a scalar, which cannot change, a copy is made.
         """
         view: Tracer = get(self, selection)
         if self._is_scalar:
@@ -198,13 +196,13 @@ class Tracer(Arithmetic):
         self._views.append(view)
         return view
 
-    def _share(self) -> None:
-        """Note that another array may share memory with this one; neither can be changed in place then."""
+    def _mark_shared(self) -> None:
+        """Mark this array as possibly sharing memory with another, so that it cannot be changed in place."""
         for array in (self, self._root, *(self._root._aliases or ())):
             array._shared = True
 
-    def _aliased(self, reshaped: Tracer) -> Tracer:
-        """Note that another array is this one reshaped; after a change in place of one, the others cannot be used."""
+    def _add_alias(self, reshaped: Tracer) -> Tracer:
+        """Note that another array is this one reshaped: a change in place of one invalidates the others."""
         root = self._root
         if root._aliases is None:
             root._aliases = [root]
@@ -213,19 +211,19 @@ class Tracer(Arithmetic):
         reshaped._shared = self._shared or root._shared
         return reshaped
 
-    def _forget(self) -> None:
-        """Forget the value, which memory that this array may share no longer holds."""
+    def _invalidate(self) -> None:
+        """Delete the value, since shared memory may hold another now; using the array is an error."""
         del self._node
         for view in self._views:
-            view._forget()
+            view._invalidate()
 
     def _is_view(self, array: Tracer, selection: Any) -> bool:
-        """Whether this is that part of an array, so that it follows all changes of the array."""
+        """Whether this is the view of an array by a selection."""
         return self._parent is array and self._selection == selection
 
-    def _changed_to(self, value: Tracer) -> Tracer:
-        """Return the result of an in-place operator: the array itself, or a new scalar, since scalars do not change."""
-        return value if self._is_scalar else self._assign(value)
+    def _updated(self, value: Tracer) -> Tracer:
+        """Return the result of an in-place operator: the updated array itself, or the new value of a scalar."""
+        return value if self._is_scalar else self._update(value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._trace.assign(self, index, value)
@@ -245,13 +243,13 @@ class Tracer(Arithmetic):
         return iter([self[i] for i in range(len(self))])
 
     def _view(self, order: Sequence[int | None]) -> Tracer:
-        """Permute axes, drop those of length one, and add new ones (None)."""
-        view = self._linked(_pick_axes, _put_back_axes, tuple(order))
+        """Return a view with permuted axes, without some of length one, and with new ones (None)."""
+        view = self._make_view(_pick_axes, _put_back_axes, tuple(order))
         view._strides = self._strides and tuple(0 if p is None else self._strides[p] for p in order)
         return view
 
     def _is_contiguous(self, order: str) -> bool | None:
-        """Whether the elements lie in memory one after another, in the order "C" or "F"; None where it is not known."""
+        """Whether the array is contiguous in the order "C" or "F"; None if unknown."""
         if self._strides is None or self.size <= 1:
             return None if self.size > 1 else True
         held = [(n, s) for n, s in zip(self.shape, self._strides, strict=True) if n != 1]
@@ -263,9 +261,10 @@ class Tracer(Arithmetic):
         return True
 
     def transpose(self, *order: Any) -> Tracer:
-        if len(order) == 1 and (order[0] is None or isinstance(order[0], (tuple, list))):
-            order = tuple(order[0] or ())
-        order = tuple(order) or tuple(reversed(range(self.ndim)))
+        if order in ((), (None,)):
+            order = tuple(reversed(range(self.ndim)))
+        elif len(order) == 1 and isinstance(order[0], (tuple, list)):
+            order = tuple(order[0])
         if sorted(i + self.ndim * (i < 0) for i in order) != list(range(self.ndim)):
             raise ValueError(f"axes {order} do not match an array of {self.ndim} dimensions\n  at {user_line()}")
         return self._view([i % self.ndim for i in order])
@@ -293,13 +292,13 @@ class Tracer(Arithmetic):
         return self._trace.reshape(self, tuple(int(n) for n in shape), order)
 
     def ravel(self, order: str = "C") -> Tracer:
-        """Return a vector, which is contiguous: NumPy copies other ones."""
+        """Return a contiguous vector: a view of a contiguous array, else a copy."""
         flat = self._trace.reshape(self, (-1,), order)
-        contiguous = self._is_contiguous("C")  # a view of this array has one axis, which has any order
+        contiguous = self._is_contiguous("C")
         if contiguous or flat._root is not self._root:
             return flat
         copy = flat.copy()
-        return copy if contiguous is False else self._aliased(copy)
+        return copy if contiguous is False else self._add_alias(copy)
 
     def fill(self, value: Any) -> None:
         self[...] = value
@@ -318,10 +317,10 @@ class Tracer(Arithmetic):
             return self.copy() if copy else self
         if dtypes.is_opaque(name) or dtypes.is_opaque(self._node.dtype):
             return self._trace.call_library("asarray", [self], {"dtype": dtypes.to_numpy(name)})
-        return self._trace.array(g.cast(self._node, name), self._axes)._like(self)
+        return self._trace.array(g.cast(self._node, name), self._axes)._with_kind_of(self)
 
     def copy(self, order: str = "C") -> Tracer:
-        return self._trace.array(self._node, self._axes)._like(self)
+        return self._trace.array(self._node, self._axes)._with_kind_of(self)
 
     def __copy__(self) -> Tracer:
         return self.copy()
@@ -329,11 +328,12 @@ class Tracer(Arithmetic):
     def __deepcopy__(self, memo: Any) -> Tracer:
         return self.copy()
 
-    def _value(self) -> Tracer:
-        """Return the value as operations do: a copy, which is a scalar without dimensions."""
+    def _as_result(self) -> Tracer:
+        """Return the value as a result of an operation: a new array, or a scalar if it is 0-d."""
         return self._trace.array(self._node, self._axes)
 
-    def _like(self, other: Tracer) -> Tracer:
+    def _with_kind_of(self, other: Tracer) -> Tracer:
+        """Return this value as an array or as a scalar, whichever another one is."""
         self._is_array = other._is_array
         return self
 
@@ -344,20 +344,20 @@ class Tracer(Arithmetic):
         return self._reduce_truth("prod" if 0 in self.shape else "min", axis, out, keepdims)
 
     def _reduce_truth(self, op: str, axis: Any, out: Any, keepdims: bool) -> Tracer:
+        """Reduce the elements' truth values, as 0 and 1."""
         truth = self._trace.apply("where", self._trace.apply("not_equal", self, 0), 1.0, 0.0).astype("float32")
         return self._trace.apply("greater", self._trace.reduce(op, truth, axis, keepdims, out=out), 0.0)
 
     def flatten(self, order: str = "C") -> Tracer:
         return self.copy().ravel(order).copy()
 
-    def conjugate(self) -> Tracer:
-        return self.conj()
-
     def conj(self) -> Tracer:
-        """Return the array itself if it is real, as NumPy's method does, unlike its function."""
+        """Conjugate; a real array is returned itself, not a copy, unlike by `numpy.conj`."""
         if not dtypes.is_complex(self._node.dtype):
             return self
         return self._trace.call_ufunc("conjugate", "__call__", (self,), {})
+
+    conjugate = conj
 
     def clip(self, min: Any = None, max: Any = None, out: Any = None) -> Tracer:
         return self._trace.clip(self, min, max, out=out)
@@ -367,7 +367,7 @@ class Tracer(Arithmetic):
 
     # The protocols of NumPy, CuPy and the array API standard
     def __array_namespace__(self, *, api_version: str | None = None) -> Any:
-        """Return NumPy itself, whose functions dispatch to the trace, as the standard's namespace."""
+        """Return NumPy, whose functions dispatch to the trace."""
         if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
             raise ValueError(f"api_version: expected at most '2024.12', got {api_version!r}")
         return np
@@ -394,6 +394,6 @@ def _pick_axes(x: Tracer, order: Sequence[int | None]) -> Tracer:
 
 
 def _put_back_axes(x: Tracer, order: Sequence[int | None], value: Tracer) -> Tracer:
-    """Return an array of which `value` is the view with its axes in another order."""
-    aligned = x._trace.relabel(value, x._axes.picked(order))
+    """Return an array like `x` whose view by `_pick_axes` is `value`."""
+    aligned = x._trace.refolded(value, x._axes.picked(order))
     return x._trace.array(aligned._node, x._axes)

@@ -1,4 +1,4 @@
-"""Traced values: array attributes that are known while tracing, and errors for those that are not."""
+"""`TracedValue`: array attributes that are known while tracing, and errors for those that need values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..ir import graph as g
 from .axes import Axes
 from .user_code import fail, user_line
 
-# Array methods that are functions of NumPy's of the same name, and those of them that change the array.
+# Array methods that are NumPy's functions of the same name, and those of them that change the array in place.
 METHODS = (
     *("sum", "prod", "mean", "max", "min", "var", "std", "argmax", "argmin", "cumsum", "cumprod", "round"),
     *("sort", "argsort", "partition", "argpartition", "searchsorted"),
@@ -20,20 +20,20 @@ METHODS = (
 IN_PLACE_METHODS = ("sort", "partition")
 
 
-class ScalarArgument(float):
-    """A float argument of the fused function: a number to Python, a kernel parameter to the emitted code."""
+class NamedConstant(float):
+    """A float constant with a name: a parameter of the kernels, which therefore do not depend on its value."""
 
     __slots__ = ("name",)
     name: str
 
-    def __new__(cls, value: float, name: str) -> ScalarArgument:
+    def __new__(cls, value: float, name: str) -> NamedConstant:
         self = super().__new__(cls, value)
         self.name = name
         return self
 
 
 class TracedValue:
-    """A value of the graph with the axes of the user's array."""
+    """A node with the axes of the user's array, and the attributes that are known while tracing."""
 
     __slots__ = ("_axes", "_node", "_trace")
     __hash__ = object.__hash__
@@ -68,7 +68,7 @@ class TracedValue:
 
     @property
     def device(self) -> str:
-        """Where the array is, as far as the array API standard asks: functions make arrays beside the arguments."""
+        """The device, for the array API standard; arrays are created on that of the arguments, whatever it says."""
         return "cpu"
 
     def __len__(self) -> int:

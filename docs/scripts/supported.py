@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 import cupyfuse as cf
-from cupyfuse.api import functions, losses
+from cupyfuse.api import elementwise_losses, functions, losses
 from cupyfuse.ir.operators import POINTWISE, REDUCTIONS
 from cupyfuse.torch.rules import RULES
 from cupyfuse.trace.numpy import FUNCTIONS
@@ -48,7 +48,13 @@ def page() -> str:
         "distribution functions and quantiles of the distributions in `scipy.stats`.",
         *(f"**`{module}`**: {_listed(names.split())}." for module, names in SCIPY.items()),
         "## cupyfuse\nThese work in fused functions and on arrays of any rank.",
-        _table(("function", ""), ((f"`cf.{name}`", _summary(name)) for name in (*functions.__all__, *losses.__all__))),
+        _table(
+            ("function", ""),
+            (
+                (f"`cf.{name}`", _summary(name))
+                for name in (*functions.__all__, *losses.__all__, *elementwise_losses.__all__)
+            ),
+        ),
         "## PyTorch\nIn fused modules and compiled models, as functions, tensor methods, operators, in-place forms and "
         "`torch.nn` modules. Operations outside this list run as PyTorch runs them; [torch.md](torch.md) says why.",
         *(f"**{group.capitalize()}**: {_listed(names)}." for group, names in torch_operations().items()),
@@ -78,7 +84,7 @@ def numpy_functions() -> Iterator[tuple[str, str, str]]:
     """Yield the public functions of NumPy that take arrays, how each runs, and why it does not."""
     fused = {public_name(f) for f in FUNCTIONS} | set(CONVERSIONS)
     for name in sorted({*dispatched_functions(), *CONVERSIONS}):
-        both = " (some options: library step)" if name in fused & LIBRARY else ""
+        both = " (some dtypes or options: library step)" if name in fused & LIBRARY else ""
         if name in fused:
             yield f"`np.{name}`", f"fused{both}", ""
         elif name in LIBRARY:

@@ -13,7 +13,7 @@ import pytest
 from support import HOST
 
 import cupyfuse as cf
-from cupyfuse.settings import plans_always
+from cupyfuse.settings import force_plans
 
 RNG = np.random.default_rng(5)
 X = RNG.standard_normal((8, 6)).astype(np.float32)
@@ -245,6 +245,6 @@ def test_a_function_that_tells_traced_arrays_apart_does_as_it_does_plain() -> No
 def test_plans_can_run_always() -> None:
     fused = cf.fuse(softmax)
     fused(X)
-    with plans_always():
+    with force_plans():
         fused(X)
     assert [bool(plan.as_written) for plan in fused.plans] == [True, False]

@@ -194,7 +194,7 @@ def test_the_least_recently_used_plan_makes_room(monkeypatch: pytest.MonkeyPatch
     for k in range(30):
         fused(ONES, k)
         fused(ONES, 0)
-        plans[k] = fused._runnables.find(("highest", *fused.read((ONES, 0)).key), ())
+        plans[k] = fused._runnables.find(("highest", *fused.signature_of((ONES, 0)).key), ())
     assert len({id(p) for p in plans.values()}) == 1, "the one in use stays"
     assert len(fused._runnables) <= 8
 

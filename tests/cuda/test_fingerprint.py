@@ -227,7 +227,7 @@ def plans(device: Engine) -> Iterator[tuple[str, Any, list[Any]]]:
         ("very long rows", lambda x, w: x + cf.logsumexp(w, axis=1), [(3, 2), (2, 40000)]),
     ):
         arrays = [np.abs(normal(rng, shape)) + np.float32(0.5) for shape in shapes]
-        traced, _ = cf.fuse(function).trace([cf.spec(a.shape, "float32") for a in arrays])
+        traced = cf.fuse(function).trace([cf.spec(a.shape, "float32") for a in arrays])
         plan = build(traced, None, Settings(), frozenset(range(1, len(arrays)))).prepare
         assert plan is not None, name
         yield name, plan, [device.array(arrays[n.argument]) for n in plan.graph.inputs]
@@ -279,6 +279,6 @@ def test_conditional_splits(device: Engine, by: str, rng: np.random.Generator) -
 
 def test_plans_with_products_of_cublas_are_not_conditional() -> None:
     function = cf.fuse(lambda x, a, b: cf.softmax(x + a @ b, axis=1))
-    traced, _ = function.trace([cf.spec((4, 8)), cf.spec((4, 5)), cf.spec((5, 8))])
+    traced = function.trace([cf.spec((4, 8)), cf.spec((4, 5)), cf.spec((5, 8))])
     plan = build(traced, None, Settings(), frozenset((1, 2))).prepare
     assert plan is not None and not plan.conditional

@@ -158,7 +158,7 @@ def test_the_algebra_speeds_up_the_processor_too(rng: np.random.Generator) -> No
 
 
 def test_compute_types() -> None:
-    assert [cf.dtypes.compute(d) for d in FLOATS] == [compute(d) for d in FLOATS]
+    assert [cf.dtypes.compute_dtype(d) for d in FLOATS] == [compute(d) for d in FLOATS]
 
 
 def test_what_is_guarded_within_a_guarded_sum(engine: Engine) -> None:

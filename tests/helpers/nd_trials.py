@@ -18,7 +18,7 @@ from cupyfuse.api import planned_function
 from cupyfuse.ir import graph as g
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import MOST_FLOPS, base_of, cost_of, unfused_cost
-from cupyfuse.settings import plans_always
+from cupyfuse.settings import force_plans
 
 Array = np.ndarray[Any, Any]
 
@@ -107,7 +107,7 @@ def trial(program: Program, way: Way, rng: np.random.Generator, calls: int = 2) 
     for _ in range(calls):
         arguments = placed(way.engine, program.arguments(rng), way.layouts, not program.changes)
         expected, after = program.expected(way.engine.host(arguments))
-        with recorded() as built, plans_always() if way.planned else contextlib.nullcontext():
+        with recorded() as built, force_plans() if way.planned else contextlib.nullcontext():
             if way.bound:
                 named = dict(zip(program.names, arguments, strict=True))
                 serve = fused.bind(**{n: named[n] for n in way.bound})
@@ -152,7 +152,7 @@ def costs_hold(graph: Any, plan: Plan) -> None:
     for node in g.topological(plan.graph.roots):
         if node.op in ("cast", "broadcast", "library"):
             free += 2 * max(node.nbytes, *(i.nbytes for i in node.inputs))
-        elif (g.is_product(node) or node.reduction) and dtypes.compute(node.dtype) != node.dtype:
+        elif (g.is_product(node) or node.reduction) and dtypes.compute_dtype(node.dtype) != node.dtype:
             free += 4 * node.nbytes  # for the step that writes it, and for three that read it
     products, flops, moved = (max(f) for f in zip(*((w.products, w.repeatable, w.bytes) for w in forms), strict=True))
     assert cost.products <= products, f"products: {cost.products} > {products}"

@@ -39,7 +39,7 @@ class Passes:
         settings: Settings = Settings(),  # noqa: B008
         products: bool = True,
     ):
-        traced, _ = cf.fuse(function).trace(tuple(examples))
+        traced = cf.fuse(function).trace(tuple(examples))
         graph = traced.graph
         self.outputs, self.axes = graph.outputs, tuple(axes.labels for axes in traced.axes)
         self.wanted = range(len(graph.inputs)) if wanted is None else wanted

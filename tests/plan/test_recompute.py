@@ -16,7 +16,7 @@ from support import Engine, normal, unit
 import cupyfuse as cf
 from cupyfuse.plan.plan import Plan
 from cupyfuse.plan.schedule import MOST_FLOPS, cost_of, recompute, unfused_cost
-from cupyfuse.settings import plans_always
+from cupyfuse.settings import force_plans
 
 
 def sinkhorn(k: Any, iterations: int) -> Any:
@@ -169,7 +169,7 @@ def test_column_steps_read_vectors_that_other_steps_of_their_layer_store(
         return x.sum(axis=0) * y, x * y, x[1:] * y
 
     function, arguments = cf.fuse(program), [normal(rng, (3, 5), "float64"), normal(rng, 5, "float64")]
-    with plans_always():
+    with force_plans():
         results = engine.host(function(*engine.arrays(arguments)))
     for result, value in zip(results, program(*arguments), strict=True):
         np.testing.assert_allclose(result, value, rtol=1e-12)
@@ -187,7 +187,7 @@ def test_parts_that_are_assigned_to_are_computed_once(engine: Engine) -> None:
         return y - x
 
     x, y = engine.arrays([np.ones((3, 5)), np.arange(5.0)])
-    with plans_always():
+    with force_plans():
         np.testing.assert_array_equal(engine.host(cf.fuse(program)(x, y)), [[0, 0, 0, 2, 0]] * 3)
     np.testing.assert_array_equal(engine.host(y), [1, 1, 1, 3, 1])
 
@@ -246,7 +246,7 @@ def test_no_plan_costs_more_than_its_operations(program: tuple[str, int], shape:
     columns = shape[1]
     fused = cf.fuse(compiled(source))
     arguments = cf.spec(shape, dtype), cf.spec(columns, dtype), cf.spec((columns, columns), dtype)
-    plan, (traced, _) = fused.plan(*arguments), fused.trace(arguments)
+    plan, traced = fused.plan(*arguments), fused.trace(arguments)
     written, cost = unfused_cost(traced.graph), cost_of(plan.steps)
     # A mean's division is not in its count.
     divisions = 2 * sum(shape) * len(plan.calls)
@@ -297,7 +297,7 @@ def test_a_partition_that_stores_everything_computes_nothing_twice(
     columns = shape[1]
     arguments = [rng.standard_normal(s) for s in (shape, (columns,), (columns, columns))]
     function = compiled(program[0])
-    with mock.patch.object(recompute, "_candidates", lambda graph, once: iter(())), plans_always():
+    with mock.patch.object(recompute, "_candidates", lambda graph, once: iter(())), force_plans():
         fused = cf.fuse(function)
         plan = fused.plan(*arguments)
         results = fused(*arguments)

@@ -121,7 +121,7 @@ def test_bytes_and_flops(text: str, reads: list[int], writes: list[int], flops: 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_16_bit_values_are_kept_wide_between_steps(dtype: str) -> None:
     x, w = cf.spec((64, 32), dtype), cf.spec((48, 32), dtype)
-    size, wide = dtypes.ITEMSIZE[dtype], dtypes.ITEMSIZE[dtypes.compute(dtype)]
+    size, wide = dtypes.ITEMSIZE[dtype], dtypes.ITEMSIZE[dtypes.compute_dtype(dtype)]
     gemm, row = cf.fuse(lambda x, w: cf.softmax(x @ w.T, axis=1)).plan(x, w).steps
     assert gemm.writes == row.reads == 64 * 48 * wide and row.writes == 64 * 48 * size
     gemm, row = cf.fuse(lambda x, w: (x @ w.T, cf.softmax(x @ w.T, axis=1))).plan(x, w).steps

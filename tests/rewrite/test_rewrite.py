@@ -32,7 +32,7 @@ SPECS = {
 def traced(text: str) -> g.Graph:
     """The graph of `lambda x, w, b, r, z, h, d: text`, as it was written."""
     function = eval(f"lambda {', '.join(SPECS)}: {text}", {"np": np, "cf": cf})
-    trace, _ = cf.fuse(function).trace(tuple(SPECS.values()))
+    trace = cf.fuse(function).trace(tuple(SPECS.values()))
     return trace.graph
 
 
@@ -98,7 +98,7 @@ def test_long_chains_of_vectors_are_transposed(step: str) -> None:
             r = advance(r)
         return x + r[:, None]
 
-    graph, _ = rewrite.simplify(cf.fuse(chain).trace((cf.spec((4, 3)), cf.spec(4)))[0].graph)
+    graph, _ = rewrite.simplify(cf.fuse(chain).trace((cf.spec((4, 3)), cf.spec(4))).graph)
     assert sum(ops(graph).values()) <= 2 * 2000 + 2
     assert all(n.inputs[0].op == "input" for n in g.topological(graph.roots) if n.op == "transpose")
 
@@ -423,7 +423,7 @@ def test_a_pool_above_the_product_of_another_pool_is_pooled_too() -> None:
     def twice(x: Any, w: Any, v: Any) -> Any:
         return cf.avg_pool1d(cf.avg_pool1d(x @ w.T, 2) @ v.T, 3)
 
-    _, notes = rewrite.simplify(cf.fuse(twice).trace((cf.spec((8, 5)), cf.spec((12, 5)), cf.spec((9, 6))))[0].graph)
+    _, notes = rewrite.simplify(cf.fuse(twice).trace((cf.spec((8, 5)), cf.spec((12, 5)), cf.spec((9, 6)))).graph)
     assert [n.what for n in notes] == [
         "means of 2 columns of (8 x 5) @ (5 x 12)",
         "means of 3 columns of (8 x 6) @ (6 x 9)",
@@ -589,8 +589,9 @@ def test_simplifying_is_idempotent() -> None:
     for head in HEADS:
         columns = [cf.spec(7)] * (len(head.bound) - 3) + [cf.spec(1)] * (len(head.bound) > 2)
         fused = cf.fuse(head.function)
-        trace, _ = fused.trace(fused.bind_arguments((SPECS["x"], SPECS["w"], SPECS["b"], *columns), {})[0])
-        once, _ = rewrite.simplify(trace.graph)
+        values, _ = fused.bind_arguments((SPECS["x"], SPECS["w"], SPECS["b"], *columns), {})
+        traced = fused.trace(values)
+        once, _ = rewrite.simplify(traced.graph)
         twice, _ = rewrite.simplify(once)
         assert ops(once) == ops(twice)
 

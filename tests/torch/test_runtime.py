@@ -48,7 +48,7 @@ class Place:
         max_workspace: int = DEFAULT_WORKSPACE,
         bound: frozenset[int] = frozenset(),
     ) -> Plan:
-        traced, _ = cf.fuse(function).trace([cf.spec(tuple(t.shape), dtype_name(t.dtype)) for t in tensors])
+        traced = cf.fuse(function).trace([cf.spec(tuple(t.shape), dtype_name(t.dtype)) for t in tensors])
         settings = Settings(precision, device_of(tensors[0]), max_workspace)
         return build(traced, dict(enumerate(map(layout_of, tensors))), settings, bound)
 

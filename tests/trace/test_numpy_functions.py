@@ -353,6 +353,66 @@ def test_plans_with_library_steps_over_rows_are_not_cut_into_blocks() -> None:
     np.testing.assert_allclose(fused(x, w), ranked(x, w))
 
 
+COMPLEX = {
+    **{f"nan{op}": getattr(np, f"nan{op}") for op in ("sum", "prod", "mean", "var", "std", "max", "min")},
+    "nan_to_num": np.nan_to_num,
+    "average": lambda x: np.average(np.where(np.isfinite(x), x, 7), axis=1, weights=[1.0, 2.0, 5.0]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+@pytest.mark.parametrize("name", COMPLEX)
+def test_functions_with_forms_for_reals_keep_complex_numbers(name: str, dtype: str) -> None:
+    """Their forms for floats took them for integers: NaN stayed in, and imaginary parts were dropped."""
+    x = np.array([[1 + 1j, complex(NAN, 2), 3 - 1j], [2, 5j, complex(-1, INF)]], dtype)
+    result, expected = cf.fuse(lambda x: COMPLEX[name](x))(x), plain(COMPLEX[name], x)
+    assert result.dtype == expected.dtype
+    np.testing.assert_array_max_ulp(result.real, expected.real, 4)
+    np.testing.assert_array_max_ulp(result.imag, expected.imag, 4)
+
+
+def test_extremes_of_complex_numbers_are_refused_as_by_numpy() -> None:
+    with pytest.raises(TypeError, match="ambiguous"):
+        cf.fuse(lambda x: np.isposinf(x))(np.ones(2, "complex128"))
+    with pytest.raises(cf.TraceError, match="masked complex"):
+        cf.fuse(lambda x: x[x != 1].mean())(np.ones(2, "complex128"))
+
+
+def test_an_initial_value_is_combined_once_beside_a_mask() -> None:
+    """It took the place of each element that the mask leaves out."""
+    x = np.arange(1.0, 7.0).reshape(2, 3)
+    for function in (np.sum, np.prod):
+        fused = cf.fuse(lambda x, function=function: function(x, axis=1, initial=3, where=x > 2))
+        assert_equal(fused(x), function(x, axis=1, initial=3, where=x > 2))
+    highest = cf.fuse(lambda x: np.max(x, axis=0, initial=4.5, where=x > 2))
+    assert_equal(highest(x), np.max(x, axis=0, initial=4.5, where=x > 2))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_ufuncs_take_a_dtype_beside_a_mask(dtype: str) -> None:
+    """The mask was ignored where a library step computes in the dtype."""
+    x = np.arange(6, dtype="int32" if dtype == "int64" else dtype)
+    fused = cf.fuse(lambda x, y: np.add(x, 1, dtype=dtype, out=y, where=x > 2) * 1)
+    assert_equal(fused(x, np.full(6, 9, dtype)), np.where(x > 2, x + 1, 9).astype(dtype))
+
+
+def test_compress_takes_short_conditions() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    assert_equal(cf.fuse(lambda x: np.compress([False, True], x))(x), np.compress([False, True], x))
+
+
+def test_options_left_out_explicitly() -> None:
+    """NumPy's own code passes `np._NoValue` and `None` on."""
+    x = np.arange(6.0).reshape(2, 3)
+    for function in (np.mean, np.var):
+        fused = cf.fuse(lambda x, function=function: function(x, axis=0, keepdims=np._NoValue))
+        assert_equal(fused(x), function(x, axis=0))
+    assert_equal(cf.fuse(lambda x: np.logical_and.reduce(x > 0, 0, None))(x), np.all(x > 0, axis=0))
+    assert_equal(cf.fuse(lambda x: x / np.size(x, (0, 1)))(x), x / 6)
+    with pytest.raises(ValueError, match="do not match"):
+        cf.fuse(lambda x: x.transpose(()))(x)
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int64"])
 def test_clip_takes_numbers_beyond_an_integer_dtype(dtype: str) -> None:
     x = values(dtype)

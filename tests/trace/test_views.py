@@ -9,7 +9,7 @@ import pytest
 from support import Engine
 
 import cupyfuse as cf
-from cupyfuse.settings import plans_always
+from cupyfuse.settings import force_plans
 
 X = np.arange(1.0, 17).reshape(4, 4) + 0.25
 VIEWS = (
@@ -128,7 +128,7 @@ def test_changes_of_arguments_of_any_layout_are_numpys_or_refused(text: str, lay
             with pytest.raises((TypeError, ValueError, IndexError, AttributeError)):
                 cf.fuse(scope["function"])(there)
             continue
-        with plans_always():
+        with force_plans():
             try:
                 result = cf.fuse(scope["function"])(there)
             except (cf.TraceError, TypeError, ValueError):
@@ -163,7 +163,7 @@ def test_python_numbers_are_returned_as_such() -> None:
     for text in ("np.allclose(x, x + 1)", "np.array_equal(x, x)", "[np.allclose(x, x), x]"):
         scope: dict[str, Any] = {"np": np}
         exec(f"def function(x):\n    return {text}", scope)
-        with plans_always():
+        with force_plans():
             result, expected = cf.fuse(scope["function"])(X), scope["function"](X)
         first = [r[0] if isinstance(r, list) else r for r in (result, expected)]
         assert first[0] is first[1]

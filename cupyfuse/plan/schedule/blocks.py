@@ -190,7 +190,7 @@ class _Cutter:
                 done[part] = g.with_inputs(node, [done[p] for p in operands(part)])
         transposed = {n for n, mode in roots if mode == COLUMNS}
         outputs = [g.transpose(done[part]) if part[0] in transposed else done[part] for part in roots]
-        outputs[len(collected) :] = [g.cast(n, dtypes.compute(n.dtype)) for n in outputs[len(collected) :]]
+        outputs[len(collected) :] = [g.cast(n, dtypes.compute_dtype(n.dtype)) for n in outputs[len(collected) :]]
         return Cut(self.rows, Graph(inputs, outputs), sources, collected, transposed, summed)
 
 

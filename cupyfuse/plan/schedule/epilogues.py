@@ -228,7 +228,7 @@ def _cut_behind_first_stage(tail: Step, product: Node) -> tuple[Step, Step | Non
     inputs = [*between, *(i for i in tail.inputs if i in read)]
     outputs = [o for o in tail.outputs if stages.get(o, 0) > 0]
     rest = step_of("RowProgram", tail.domain, [*again, *later], inputs, outputs, [])
-    return first, rest, {n: dtypes.compute(n.dtype) for n in between if n not in tail.outputs}
+    return first, rest, {n: dtypes.compute_dtype(n.dtype) for n in between if n not in tail.outputs}
 
 
 def _needed(roots: Sequence[Node], nodes: Sequence[Node]) -> list[Node]:

@@ -184,7 +184,7 @@ class Scheduler:
                 summed.setdefault(group, {})[node.inputs[0]] = None
         found: set[Node] = set()
         for operands in summed.values():
-            if all(n in stored and n.pointwise and dtypes.compute(n.dtype) == n.dtype for n in operands):
+            if all(n in stored and n.pointwise and dtypes.compute_dtype(n.dtype) == n.dtype for n in operands):
                 sources = {f for n in operands for f in self.frontier(n)}
                 if sum(n.nbytes for n in operands) < sum(n.nbytes for n in sources):
                     found.update(operands)
@@ -348,12 +348,12 @@ class Scheduler:
                     found[node] = found[base_of(node.inputs[0])]
                 else:
                     exact = node in self.rounded or node.op == "input"
-                    found[node] = node.dtype if exact else dtypes.compute(node.dtype)
+                    found[node] = node.dtype if exact else dtypes.compute_dtype(node.dtype)
         return found
 
     def values_rounded_for_some(self, steps: list[Step]) -> set[Node]:
         """Find 16-bit values that some steps read from memory, where they are rounded, and others recompute."""
-        own = {n for n in self.rounded if dtypes.compute(n.dtype) != n.dtype and not _is_own_rounding(n)}
+        own = {n for n in self.rounded if dtypes.compute_dtype(n.dtype) != n.dtype and not _is_own_rounding(n)}
         if not own:
             return own
         read: set[Node] = set()

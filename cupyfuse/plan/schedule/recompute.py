@@ -128,4 +128,4 @@ def _narrows_computed(node: Node, scheduler: Scheduler) -> bool:
     """Whether a value is a cast of a computed one that takes no more memory, and so is the better one to store."""
     if node.op != "cast" or scheduler.in_memory(node.inputs[0]):
         return False
-    return dtypes.ITEMSIZE[node.dtype] <= dtypes.ITEMSIZE[dtypes.compute(node.inputs[0].dtype)]
+    return dtypes.ITEMSIZE[node.dtype] <= dtypes.ITEMSIZE[dtypes.compute_dtype(node.inputs[0].dtype)]

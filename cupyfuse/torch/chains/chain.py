@@ -17,7 +17,7 @@ import torch
 from ...errors import TraceError
 from ...ir import graph as g
 from ...plan.plan import Traced
-from ...trace import Axes, Labels, Trace
+from ...trace import Axes, AxisLabels, Trace
 from ...trace.saved import stored
 from ..rules import RULES
 from ..rules.symbols import Ref, Size, substitute
@@ -183,7 +183,7 @@ class TracedChain:
 
     def as_traced(self, saved: Sequence[g.Node] = (), in_place: bool = True) -> Traced:
         """Return the graph to plan: it yields outputs, then updates unless these are made in place, then `saved`."""
-        results: list[tuple[g.Node, Axes | Labels]] = [(v.tracer._node, v.tracer._axes) for v in self.outputs]
+        results: list[tuple[g.Node, Axes | AxisLabels]] = [(v.tracer._node, v.tracer._axes) for v in self.outputs]
         effects: list[tuple[int, g.Node]] = []
         for k, n in self.chain.updates:
             node = _like_target(self.values[n], self.inputs[k])

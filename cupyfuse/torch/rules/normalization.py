@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ... import trace
-from ...dtypes import compute, is_float
-from ...trace import ScalarArgument
+from ...dtypes import compute_dtype, is_float
+from ...trace import NamedConstant
 from .axes import matrix_along
 from .reductions import refused_order, vector_norm
 from .table import F, Refused, overload, rule
@@ -69,7 +69,7 @@ def rms_norm(
 ) -> Value:
     first = _first_normalized_dim("rms_norm", input, normalized_shape, weight)
     if eps is None:
-        eps = torch.finfo(getattr(torch, compute(require_float(input, "rms_norm").dtype))).eps
+        eps = torch.finfo(getattr(torch, compute_dtype(require_float(input, "rms_norm").dtype))).eps
     y = _standardize(input, first, eps, "rms_norm", centred=False)
     return _scale_and_shift(y, weight, None, input.dtype)
 
@@ -180,7 +180,7 @@ def batch_norm(
             refuse("batch_norm", f"a training batch of {rows} rows")
         x = value.as_matrix()
         mean, var = (Value(t, (columns,)) for t in (trace.reduce("mean", x, 0), trace.variance(x, 0)))
-        unbiased = Value(var.tracer * ScalarArgument(rows / (rows - 1), "unbiased"), var.shape)
+        unbiased = Value(var.tracer * NamedConstant(rows / (rows - 1), "unbiased"), var.shape)
     elif running_mean is None or running_var is None:
         refuse("batch_norm", "running statistics are missing")
     else:

@@ -1,9 +1,9 @@
 """NumPy's functions and ufuncs on traced arrays.
 
-`dispatch` looks a function up: native forms (`functions`, `reductions`, `products`, `writing`, `callbacks`), which
-fuse; library steps (`steps`); or an error that says why neither serves. `ufuncs` does the same for ufuncs and their
-methods. `conversions` stands in for functions that offer traced arrays no protocol, while a function is traced:
-`np.asarray` and its like, those that make arrays (`creation`), and SciPy's compiled ones (`scipy`).
+`dispatch` looks a function up: a native form (`functions`, `reductions`, `products`, `writing`, `callbacks`), which
+fuses; a library step (`steps`); or an error that says why there is neither. `ufuncs` does the same for ufuncs and their
+methods. While a function is traced, `conversions` replaces functions that dispatch to no protocol: `np.asarray` and its
+like, `choices` among Python's and NumPy's own, creation functions (`creation`), and SciPy's compiled ones (`scipy`).
 """
 
 from .choices import BUILTINS

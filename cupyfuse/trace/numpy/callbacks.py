@@ -1,4 +1,4 @@
-"""NumPy's functions that call a Python function: it is traced on rows, or on masked elements."""
+"""NumPy's functions that call a Python function, which is traced on each row, or on masked elements."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from ..user_code import fail, user_line
 
 
 def _apply_along_axis(func1d: Any, axis: Any, arr: Tracer, *args: Any, **kwargs: Any) -> Any:
-    (place,) = normalize_axes(axis, arr.ndim, "apply_along_axis")
-    others = tuple(n for p, n in enumerate(arr.shape) if p != place)
-    places = list(np.ndindex(*others))
-    if not 0 < len(places) <= LONGEST_ITERATION:
+    """Apply a function to each vector along an axis, which the axes of its result replace."""
+    (along,) = normalize_axes(axis, arr.ndim, "apply_along_axis")
+    others = tuple(n for p, n in enumerate(arr.shape) if p != along)
+    indices = list(np.ndindex(*others))
+    if not 0 < len(indices) <= LONGEST_ITERATION:
         fail(
-            f"np.apply_along_axis over {len(places)} rows",
+            f"np.apply_along_axis over {len(indices)} rows",
             "each would be traced by itself; write it for the whole array, as in x.sum(axis=0)",
         )
-    order = [p for p in range(arr.ndim) if p != place]
-    turned = arr.transpose(*order, place)
-    rows = [as_tracer(func1d(turned[i], *args, **kwargs), arr._trace) for i in places]
-    result = as_tracer(np.stack(rows), arr._trace).reshape(*others, *rows[0].shape)
-    ours, after = range(len(others), result.ndim), range(place, len(others))
-    return result.transpose(*range(place), *ours, *after)
+    moved = arr.transpose(*(p for p in range(arr.ndim) if p != along), along)
+    results = [as_tracer(func1d(moved[i], *args, **kwargs), arr._trace) for i in indices]
+    result = as_tracer(np.stack(results), arr._trace).reshape(*others, *results[0].shape)
+    new, after = range(len(others), result.ndim), range(along, len(others))
+    return result.transpose(*range(along), *new, *after)
 
 
 def _piecewise(x: Tracer, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Any:
-    """`np.piecewise`: of conditions that hold together, the last one chooses."""
+    """Evaluate a function on the elements of each condition, as `numpy.piecewise`; the last true condition decides."""
     several = isinstance(condlist, (list, tuple)) or condlist.ndim > 1
     conditions = [as_tracer(c, x._trace) for c in (condlist if several else [condlist])]
     conditions = [c if c._node.dtype == "bool" else c != 0 for c in conditions]

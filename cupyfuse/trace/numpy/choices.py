@@ -1,4 +1,4 @@
-"""Python's `min` and `max` of traced scalars, and `np.r_` and `np.c_`, while a function is traced."""
+"""Replacements of the builtins `min` and `max`, and of `np.r_` and `np.c_`, while a function is traced."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from ..user_code import fail
 
 
 def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any]:
-    """Return Python's function, which chooses by `np.where` among traced scalars, the first of equals."""
+    """Return `min` or `max`, which chooses among traced scalars by `np.where`; of equal ones the first."""
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Choose among two or more scalars, some traced; call Python's function for all else."""
         items = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple, Tracer)) else list(args)
         traced = any(isinstance(i, Tracer) for i in items)
         if options or len(items) < 2 or not traced or any(np.ndim(i) for i in items if not isinstance(i, Tracer)):
@@ -34,8 +35,8 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
     return call
 
 
-class _Joined:
-    """`np.r_` or `np.c_`, which join the arrays that they are indexed with."""
+class _Concatenator:
+    """`np.r_` or `np.c_`, which concatenate the arrays that they are indexed with."""
 
     def __init__(self, original: Any, name: str, join: Callable[[list[Any]], Any]):
         self.original, self._name, self._join = original, name, join
@@ -48,8 +49,8 @@ class _Joined:
             fail(f"np.{self._name} with a directive", "arrays, numbers and slices are expected; use np.concatenate")
         arrays = [self.original[i] if isinstance(i, slice) else i for i in items]
         kinds = [a.dtype if isinstance(a, Tracer) else a for a in arrays]
-        number = np.result_type(*kinds)  # numbers take the dtype of the arrays, as in other operations
-        return self._join([a if isinstance(a, Tracer) or np.ndim(a) else np.asarray([a], number) for a in arrays])
+        dtype = np.result_type(*kinds)  # which numbers take
+        return self._join([a if isinstance(a, Tracer) or np.ndim(a) else np.asarray([a], dtype) for a in arrays])
 
     def __len__(self) -> int:
         return 0
@@ -63,8 +64,9 @@ def _columns(arrays: list[Any]) -> Any:
     return np.concatenate([np.atleast_1d(a)[:, None] if np.ndim(a) < 2 else a for a in arrays], axis=-1)
 
 
+# (module, name, replacement)
 REPLACED = [
-    (np, "r_", _Joined(np.r_, "r_", _rows)),
-    (np, "c_", _Joined(np.c_, "c_", _columns)),
+    (np, "r_", _Concatenator(np.r_, "r_", _rows)),
+    (np, "c_", _Concatenator(np.c_, "c_", _columns)),
 ]
 BUILTINS = {"min": _extreme(builtins.min, "less"), "max": _extreme(builtins.max, "greater")}

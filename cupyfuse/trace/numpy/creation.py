@@ -1,7 +1,7 @@
-"""Arrays that a traced function makes, as of `np.zeros`.
+"""Arrays that a traced function creates, for example by `np.zeros`.
 
-They are NumPy's own arrays, whose values the function may read, as long as nothing traced is written to them. Where
-that fails, the function is traced again by a `Trace` with `makes`, in which they are traced arrays themselves.
+They are NumPy arrays, whose values the function may read. If the function assigns traced values to one, which fails, it
+is traced again by a `Trace` with `traces_created`, in which they are traced arrays.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from ... import dtypes
 from ..broadcasting import expand
 from ..tracer import TraceProtocol, Tracer
-from ..user_code import is_users
+from ..user_code import is_user_frame
 
 CREATION = ("zeros", "ones", "empty", "full", "eye", "identity", "tri", "linspace")
 _UNIFORM = ("zeros", "ones", "empty", "full")
 
 
 class _Traces(threading.local):
-    """The traces that run in a thread, the innermost last."""
+    """The traces that run in this thread, the innermost last."""
 
     def __init__(self) -> None:
         self.running: list[TraceProtocol] = []
@@ -36,7 +36,7 @@ _traces = _Traces()
 
 @contextmanager
 def for_trace(trace: TraceProtocol) -> Iterator[None]:
-    """Make arrays for a trace within a `with` block, in this thread."""
+    """Let creation functions create arrays for a trace within a `with` block, in this thread."""
     _traces.running.append(trace)
     try:
         yield
@@ -44,53 +44,67 @@ def for_trace(trace: TraceProtocol) -> Iterator[None]:
         _traces.running.pop()
 
 
-def making(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes arrays of `original`'s for the trace that runs, where the user's code calls it."""
+def creating(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a creation function whose results are traced, where a trace asks for it and the user's code calls."""
     name = original.__name__
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Create an array; `np.full` with a traced value is traced in any case."""
         if name == "full":
             fill = options.get("fill_value", args[1] if len(args) > 1 else None)
             if isinstance(fill, Tracer):
-                return _filled(fill, *args, **options)
-        return _made(original(*args, **options), name in _UNIFORM, name == "empty")
+                return _full(fill, *args, **options)
+        return _trace_created(original(*args, **options), name in _UNIFORM, name == "empty")
 
     return call
 
 
-def holding(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `np.array` or a function like it, which makes arrays of lists of numbers."""
+def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `np.array` or a function like it, whose results are traced likewise if it is given a list or tuple."""
 
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Create an array of a list or tuple, or convert another value."""
         result = original(*args, **options)
-        return _made(result, depth=3) if args and type(args[0]) in (list, tuple) else result
+        return _trace_created(result, depth=3) if args and type(args[0]) in (list, tuple) else result
 
     return call
 
 
-def _filled(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
-    """`np.full` with a traced value."""
+def _full(fill: Tracer, shape: Any, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
+    """Create an array with a traced fill value, as `numpy.full`."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     result = expand(fill if dtype is None else fill.astype(dtype), shape).copy()
     result._is_array = True
     return result
 
 
-def _made(array: Any, uniform: bool = False, undefined: bool = False, depth: int = 2) -> Any:
+def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, depth: int = 2) -> Any:
+    """Return a created array, traced if the running trace asks for it.
+
+    Parameters
+    ----------
+    array : array
+    uniform : bool
+        Whether all elements are equal.
+    undefined : bool
+        Whether the elements are undefined; traced ones are 0.
+    depth : int
+        How many frames up the caller is that has to be the user's code.
+    """
     trace = _traces.running[-1] if _traces.running else None
     if trace is None or type(array) is not np.ndarray or array.dtype.name not in dtypes.ITEMSIZE:
         return array
-    if not is_users(sys._getframe(depth)):
+    if not is_user_frame(sys._getframe(depth)):
         return array
-    trace.made = True
-    if not trace.makes:
+    trace.has_created = True
+    if not trace.traces_created:
         return array
     if not (uniform and array.size) or dtypes.is_opaque(array.dtype.name):
-        made = trace.constant(np.zeros_like(array) if undefined else array)
+        traced = trace.constant(np.zeros_like(array) if undefined else array)
     else:
         value = trace.tracer_of(array.dtype.type(0) if undefined else array.flat[0])
-        made = expand(value, array.shape)
-    made._is_array = True
-    return made
+        traced = expand(value, array.shape)
+    traced._is_array = True
+    return traced

@@ -1,4 +1,4 @@
-"""Look a NumPy function up: a native form, a library step, or an error that says why neither serves."""
+"""Dispatch of NumPy's functions: to a native form, a library step, or an error that says why there is neither."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from ... import dtypes
 from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail, user_line
 from ..value import IN_PLACE_METHODS, METHODS
 from . import callbacks, functions, products, reductions, writing
-from .steps import LIBRARY, REFUSED, public_name
+from .steps import LIBRARY, NATIVE_FOR_REALS, REFUSED, public_name
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **functions.FUNCTIONS,
@@ -26,12 +27,18 @@ _METHODS = {name: getattr(np, name) for name in METHODS}
 
 
 def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """Call a NumPy function on traced arrays."""
+    """Call a NumPy function on traced arrays, natively or by a library step.
+
+    Raises
+    ------
+    TraceError
+        The function has neither form, or these arguments cannot be traced.
+    """
     name = public_name(func)
-    if func in FUNCTIONS:
+    if func in FUNCTIONS and not (name in NATIVE_FOR_REALS and any(map(_is_complex, tracers_in((args, options))))):
         out = options.get("out")
         if out is not None:
-            return _written_to(out, name, call_function(func, args, {k: v for k, v in options.items() if k != "out"}))
+            return _assign_out(out, name, call_function(func, args, {k: v for k, v in options.items() if k != "out"}))
         return _call_native(func, name, args, options)
     if name in REFUSED:
         fail(f"np.{name}", REFUSED[name])
@@ -44,26 +51,32 @@ def call_function(func: Any, args: tuple[Any, ...], options: dict[str, Any]) -> 
     out = options.pop("out", None)
     if out is None:
         return call_library(name, args, options)
-    return _written_to(out, name, call_library(name, args, options))
+    return _assign_out(out, name, call_library(name, args, options))
 
 
-def _written_to(out: Any, name: str, result: Tracer) -> Tracer:
+def _is_complex(x: Tracer) -> bool:
+    return dtypes.is_complex(x._node.dtype)
+
+
+def _assign_out(out: Any, name: str, result: Tracer) -> Tracer:
+    """Assign the result of a function to its `out` array."""
     if not isinstance(out, Tracer):
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     if out.shape != result.shape:
         raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
-    return out._assign(result)
+    return out._update(result)
 
 
 def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Call a native form, recorded as one call; TypeErrors about arguments name the user's line."""
     operands = list(tracers_in((args, options)))
     try:
         if not operands:
             return FUNCTIONS[func](*args, **options)
-        with operands[0]._trace.call(name, operands) as done:
+        with operands[0]._trace.call(name, operands) as record:
             result = FUNCTIONS[func](*args, **options)
             for tracer in tracers_in(result):
-                done(tracer)
+                record(tracer)
             return result
     except TypeError as error:
         if type(error) is TypeError and "\n  at " not in str(error):
@@ -72,9 +85,9 @@ def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str,
 
 
 def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:
-    """Call an array method that is a function of NumPy's; `sort` and `partition` change the array."""
+    """Call an array method by NumPy's function of the same name; `sort` and `partition` change the array."""
     result = call_function(_METHODS[name], (x, *args), options)
     if name not in IN_PLACE_METHODS:
         return result
-    x._assign(result)
+    x._update(result)
     return None

@@ -1,10 +1,11 @@
-"""NumPy's functions of elements and shapes on traced arrays."""
+"""Native forms of NumPy's elementwise, shape, mask and dtype functions."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,26 +15,19 @@ from ...ir import graph as g
 from ..axes import normalize_axes
 from ..broadcasting import broadcast_to, expand, reshape
 from ..library import call_library
-from ..operations import apply, as_tracer, clip, trace_of
+from ..operations import apply, as_tracer, clip, count, trace_of
 from ..shape_functions import SHAPE_FUNCTIONS
 from ..tracer import Tracer
-from ..user_code import fail, user_line
+from ..user_code import fail, refuse_options, user_line
 
 
-def _like(fill: Callable[[Tracer, Any], float]) -> Callable[..., Tracer]:
-    def call(x: Tracer, fill_value: Any = None, dtype: Any = None, **options: Any) -> Tracer:
-        if options.get("shape") is not None:
-            fail("np.full_like and the like with shape=", "that option is not supported in a fused function")
-        value = fill_value if fill_value is not None else fill(x, fill_value)
-        if dtypes.is_opaque(x._node.dtype if dtype is None else dtypes.name_of(dtype)) and not isinstance(
-            value, Tracer
-        ):
-            return x._trace.constant(np.full(x.shape, value, x.dtype if dtype is None else dtype))
-        constant = as_tracer(value, x._trace)
-        node = g.cast(constant._node, x._node.dtype if dtype is None else dtypes.name_of(dtype))
-        return _as_array(expand(x._trace.array(node, constant._axes), x.shape))
-
-    return call
+def _full_like(a: Tracer, fill_value: Any, dtype: Any = None, **options: Any) -> Tracer:
+    refuse_options("np.full_like and the like", shape=options.get("shape"))
+    name = a._node.dtype if dtype is None else dtypes.name_of(dtype)
+    if dtypes.is_opaque(name) and not isinstance(fill_value, Tracer):
+        return a._trace.constant(np.full(a.shape, fill_value, name))
+    constant = as_tracer(fill_value, a._trace)
+    return _as_array(expand(a._trace.array(g.cast(constant._node, name), constant._axes), a.shape))
 
 
 def _where(condition: Any, *choices: Any) -> Tracer:
@@ -47,7 +41,7 @@ def _where(condition: Any, *choices: Any) -> Tracer:
 
 
 def _as_array(x: Tracer) -> Tracer:
-    """Without dimensions, return an array and no scalar, as some functions do."""
+    """Return a result as an array even if it is 0-d, where NumPy's other functions return scalars."""
     x._is_array = True
     return x
 
@@ -55,7 +49,7 @@ def _as_array(x: Tracer) -> Tracer:
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
     dtype = x._node.dtype
     if not dtypes.is_float(dtype):
-        return x._value() if copy else x
+        return x._as_result() if copy else x
     largest = float.fromhex("0x1.fep127") if dtype == "bfloat16" else float(np.finfo(x.dtype).max)
     top, bottom = (largest if posinf is None else posinf), (-largest if neginf is None else neginf)
     infinite = apply("where", apply("greater", x, 0.0), float(top), float(bottom))
@@ -63,7 +57,7 @@ def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = No
     result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
     if copy:
         return result
-    return x._assign(result) if x.ndim else x._changed_to(result)._value()
+    return x._update(result) if x.ndim else x._updated(result)._as_result()
 
 
 def _expand_dims(x: Tracer, axis: Any) -> Tracer:
@@ -82,15 +76,14 @@ def _reshape(a: Tracer, shape: Any, order: str = "C", *, copy: Any = None) -> Tr
 
 
 def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
-    """`np.round`: scale by a power of ten, round to even, scale back, as NumPy does."""
-    if out is not None:
-        fail("np.round with out=", "that option is not supported in a fused function")
+    """Scale by a power of ten, round to even, and scale back, as `numpy.round` does."""
+    refuse_options("np.round", out=out)
     decimals = operator.index(decimals)
     if a._node.dtype == "bool" and decimals == 0:
         return apply("rint", a)
     if not dtypes.is_float(a._node.dtype):
         keeps = decimals >= 0 and dtypes.is_integer(a._node.dtype)
-        return a._value() if keeps else call_library("round", [a, decimals])
+        return a._as_result() if keeps else call_library("round", [a, decimals])
     if decimals == 0:
         return apply("rint", a)
     scale = 10.0 ** abs(decimals)
@@ -98,8 +91,7 @@ def _round(a: Tracer, decimals: int = 0, out: Any = None) -> Any:
 
 
 def _fix(x: Tracer, out: Any = None) -> Any:
-    if out is not None:
-        fail("np.fix with out=", "that option is not supported in a fused function")
+    refuse_options("np.fix", out=out)
     return apply("trunc", x)
 
 
@@ -124,29 +116,26 @@ def _allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: boo
     return result
 
 
-def _infinite(sign: float) -> Callable[..., Tracer]:
-    def call(x: Tracer, out: Any = None) -> Tracer:
-        if out is not None:
-            fail("np.isposinf and np.isneginf with out=", "that option is not supported in a fused function")
-        return apply("equal", x, sign)
-
-    return call
+def _is_infinity(infinity: float, x: Tracer, out: Any = None) -> Tracer:
+    """Compare with one infinity, as `np.isposinf` or `np.isneginf`."""
+    refuse_options("np.isposinf and np.isneginf", out=out)
+    return apply("equal", x, infinity)
 
 
-def _at_least(rank: int) -> Callable[..., Any]:
-    def one(x: Tracer) -> Tracer:
-        if x.ndim >= rank:
-            return x
-        if rank == 3:
-            return x[None, :, None] if x.ndim == 1 else x[..., None] if x.ndim == 2 else x[None, None, None]
-        return x[(None,) * (rank - x.ndim)]
+def _at_least(rank: int, *arrays: Any) -> Any:
+    """Return arrays with axes added up to a rank, as `np.atleast_1d`, `np.atleast_2d` or `np.atleast_3d`."""
+    trace = trace_of(arrays)
+    found = tuple(_with_rank(rank, as_tracer(a, trace)) for a in arrays)
+    return found[0] if len(found) == 1 else found
 
-    def call(*arrays: Any) -> Any:
-        trace = trace_of(arrays)
-        found = tuple(one(as_tracer(a, trace)) for a in arrays)
-        return found[0] if len(found) == 1 else found
 
-    return call
+def _with_rank(rank: int, x: Tracer) -> Tracer:
+    """Add axes to one array; of rank 3, after the last axis too."""
+    if x.ndim >= rank:
+        return x
+    if rank == 3:
+        return x[None, :, None] if x.ndim == 1 else x[..., None] if x.ndim == 2 else x[None, None, None]
+    return x[(None,) * (rank - x.ndim)]
 
 
 def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
@@ -159,20 +148,21 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
     if indexing == "xy" and len(found) > 1:
         order[:2] = 1, 0
     shape = tuple(found[k].shape[0] for k in order)
-    spread = [x[tuple(slice(None) if place == k else None for place in order)] for k, x in enumerate(found)]
-    return tuple(spread) if sparse else tuple((expand if copy else broadcast_to)(x, shape) for x in spread)
+    open_grid = [x[tuple(slice(None) if axis == k else None for axis in order)] for k, x in enumerate(found)]
+    return tuple(open_grid) if sparse else tuple((expand if copy else broadcast_to)(x, shape) for x in open_grid)
 
 
 def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
-    """`np.compress`: what a condition of known values selects; along no axis, what a traced one does."""
-    if axis is None:
-        return _extract(condition, a)
-    if isinstance(condition, Tracer):
+    """Select elements as `numpy.compress`; along an axis, only by a condition whose values are known."""
+    if not isinstance(condition, Tracer):
+        return np.take(a, np.flatnonzero(condition), axis=axis)
+    if axis is not None:
         fail("np.compress along an axis", "the number of elements that it selects depends on values; use np.where")
-    return np.take(a, np.flatnonzero(condition), axis=axis)
+    return _extract(condition, a)
 
 
 def _extract(condition: Any, arr: Any) -> Any:
+    """Return the masked elements of a flattened array."""
     return as_tracer(arr, trace_of((condition, arr))).ravel()[np.ravel(condition) != 0]
 
 
@@ -184,16 +174,9 @@ def _ix(*vectors: Any) -> tuple[Tracer, ...]:
     return tuple(x[(None,) * k + (..., *(None,) * (len(found) - 1 - k))] for k, x in enumerate(found))
 
 
-def _dtype_function(name: str) -> Callable[..., Any]:
-    """Return a function of dtypes alone, which are known while tracing."""
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        if name == "result_type":
-            return np.result_type(*(a.dtype if isinstance(a, Tracer) else a for a in arguments))
-        given = [np.zeros((), a.dtype) if isinstance(a, Tracer) else a for a in arguments]
-        return getattr(np, name)(*given, **options)
-
-    return call
+def _call_on_dtypes(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a NumPy function that depends on the dtypes of arrays alone, which are known while tracing."""
+    return function(*(np.zeros((), a.dtype) if isinstance(a, Tracer) else a for a in arguments))
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -202,20 +185,20 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.fix: _fix,
     np.isclose: _isclose,
     np.allclose: _allclose,
-    np.isposinf: _infinite(math.inf),
-    np.isneginf: _infinite(-math.inf),
-    np.atleast_1d: _at_least(1),
-    np.atleast_2d: _at_least(2),
-    np.atleast_3d: _at_least(3),
+    np.isposinf: partial(_is_infinity, math.inf),
+    np.isneginf: partial(_is_infinity, -math.inf),
+    np.atleast_1d: partial(_at_least, 1),
+    np.atleast_2d: partial(_at_least, 2),
+    np.atleast_3d: partial(_at_least, 3),
     np.meshgrid: _meshgrid,
     np.ix_: _ix,
     np.compress: _compress,
     np.extract: _extract,
-    np.result_type: _dtype_function("result_type"),
-    np.common_type: _dtype_function("common_type"),
-    np.iscomplexobj: _dtype_function("iscomplexobj"),
-    np.isrealobj: _dtype_function("isrealobj"),
-    np.can_cast: lambda from_, to, casting="safe": _dtype_function("can_cast")(from_.dtype, to, casting),
+    np.result_type: lambda *arguments: np.result_type(*(a.dtype if isinstance(a, Tracer) else a for a in arguments)),
+    np.common_type: partial(_call_on_dtypes, np.common_type),
+    np.iscomplexobj: partial(_call_on_dtypes, np.iscomplexobj),
+    np.isrealobj: partial(_call_on_dtypes, np.isrealobj),
+    np.can_cast: lambda from_, to, casting="safe": np.can_cast(from_.dtype, to, casting),
     np.min_scalar_type: lambda a, /: a.dtype,
     np.diag_indices_from: lambda arr: np.diag_indices(arr.shape[0], arr.ndim),
     np.tril_indices_from: lambda arr, k=0: np.tril_indices(arr.shape[-2], k, arr.shape[-1]),
@@ -225,7 +208,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.astype: lambda x, dtype, /, *, copy=True, device=None: x.astype(dtype, copy=copy),
     np.real: lambda val: val.real,
     np.imag: lambda val: val.imag,
-    np.empty_like: lambda prototype, dtype=None, **options: _like(lambda x, _: 0.0)(prototype, None, dtype, **options),
+    np.empty_like: lambda prototype, dtype=None, **options: _full_like(prototype, 0.0, dtype, **options),
     np.where: _where,
     np.clip: lambda a, a_min=None, a_max=None, out=None, *, min=None, max=None: clip(
         a, a_min if min is None else min, a_max if max is None else max, out=out
@@ -239,12 +222,12 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.broadcast_to: lambda array, shape, subok=False: broadcast_to(
         array, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     ),
-    np.zeros_like: lambda a, dtype=None, **options: _like(lambda x, _: 0.0)(a, None, dtype, **options),
-    np.ones_like: lambda a, dtype=None, **options: _like(lambda x, _: 1.0)(a, None, dtype, **options),
-    np.full_like: _like(lambda x, value: value),
+    np.zeros_like: lambda a, dtype=None, **options: _full_like(a, 0.0, dtype, **options),
+    np.ones_like: lambda a, dtype=None, **options: _full_like(a, 1.0, dtype, **options),
+    np.full_like: _full_like,
     np.copy: lambda a, order="K", subok=False: _as_array(a.copy()),
     np.shape: lambda a: a.shape,
     np.ndim: lambda a: a.ndim,
-    np.size: lambda a, axis=None: a.size if axis is None else a.shape[axis],
+    np.size: count,
     **SHAPE_FUNCTIONS,
 }

@@ -1,4 +1,4 @@
-"""NumPy's products and sums of products: as matrix products or weighted sums where they are of floats."""
+"""Native forms of NumPy's products and einsum: matrix products and weighted sums; what is neither is a library step."""
 
 from __future__ import annotations
 
@@ -16,21 +16,17 @@ from ..library import call_library
 from ..operations import apply, as_tracer, reduce, trace_of
 from ..products import dot, matmul
 from ..tracer import Tracer
-from ..user_code import fail, user_line
+from ..user_code import refuse_options, user_line
 
 
 def _operands(*values: Any) -> list[Tracer]:
+    """Return operands as traced arrays; numbers are arrays in promotion."""
     trace = trace_of(values)
     return [v if isinstance(v, Tracer) else as_tracer(np.asarray(v), trace) for v in values]
 
 
-def _refuse_out(name: str, out: Any) -> None:
-    if out is not None:
-        fail(f"np.{name} with out=", "that option is not supported in a fused function")
-
-
 def _dot(a: Any, b: Any, out: Any = None) -> Any:
-    _refuse_out("dot", out)
+    refuse_options("np.dot", out=out)
     return dot(*_operands(a, b))
 
 
@@ -44,7 +40,7 @@ def _inner(a: Any, b: Any, /) -> Any:
 
 
 def _outer(a: Any, b: Any, out: Any = None) -> Any:
-    _refuse_out("outer", out)
+    refuse_options("np.outer", out=out)
     a, b = _operands(a, b)
     return apply("multiply", a.flatten()[:, None], b.flatten()[None, :])
 
@@ -65,6 +61,7 @@ def _vdot(a: Any, b: Any, /) -> Any:
 
 
 def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
+    """Sum products over pairs of axes: of floats as an einsum, else by a library step."""
     a, b = _operands(a, b)
     if isinstance(axes, (int, np.integer)):
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
@@ -86,19 +83,22 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
 
 
 def _multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
-    """Multiply in the order of least work, as `np.linalg.multi_dot` does."""
-    _refuse_out("linalg.multi_dot", out)
+    """Multiply a chain of matrices in the order with the fewest multiplications."""
+    refuse_options("np.linalg.multi_dot", out=out)
     given = _operands(*arrays)
     shapes = [t.shape for t in given]
     ranks = [len(s) for s in shapes]
     if len(given) < 2 or any(r != 2 for r in ranks[1:-1]) or {ranks[0], ranks[-1]} - {1, 2}:
         return call_library("linalg.multi_dot", [list(given)])
     sizes = [shapes[0][0] if ranks[0] == 2 else 1, *(s[0] for s in shapes[1:]), shapes[-1][-1] if ranks[-1] == 2 else 1]
-    return _in_order(given, _best_splits(sizes), 0, len(given) - 1)
+    return _multiply_range(given, _best_splits(sizes), 0, len(given) - 1)
 
 
 def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
-    """Return where to split each range of matrices, by dynamic programming over the number of multiplications."""
+    """Return the last matrix of the left factor for each range (first, last) of matrices, by dynamic programming.
+
+    Matrix i has the shape (sizes[i], sizes[i + 1]).
+    """
     count = len(sizes) - 1
     cost = {(i, i): 0 for i in range(count)}
     split: dict[tuple[int, int], int] = {}
@@ -111,33 +111,37 @@ def _best_splits(sizes: list[int]) -> dict[tuple[int, int], int]:
     return split
 
 
-def _in_order(matrices: list[Tracer], split: dict[tuple[int, int], int], i: int, j: int) -> Tracer:
+def _multiply_range(matrices: list[Tracer], splits: dict[tuple[int, int], int], i: int, j: int) -> Tracer:
+    """Multiply the matrices i to j."""
     if i == j:
         return matrices[i]
-    k = split[i, j]
-    return matmul(_in_order(matrices, split, i, k), _in_order(matrices, split, k + 1, j))
+    k = splits[i, j]
+    return matmul(_multiply_range(matrices, splits, i, k), _multiply_range(matrices, splits, k + 1, j))
 
 
 # einsum -------------------------------------------------------------------------------------------------------------
 
-_Labelled = tuple[str, Tracer]  # a letter for each axis
+_Term = tuple[str, Tracer]  # an operand, with a letter for each axis
 
 
 def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: Any) -> Any:
-    _refuse_out("einsum", out)
+    refuse_options("np.einsum", out=out)
     if options:
         return call_library("einsum", operands, options)
     given = operands
     if isinstance(operands[0], str):
         given = (operands[0], *_operands(*operands[1:]))
-        found = _parsed(operands[0], list(given[1:]))
+        found = _parse(operands[0], list(given[1:]))
         if found is not None:
             return _contract_all(*found)
     return call_library("einsum", given, {"optimize": bool(optimize)})
 
 
-def _parsed(subscripts: str, operands: list[Tracer]) -> tuple[list[_Labelled], str] | None:
-    """Return the letters of operands and result; None for repeated letters, integers and what does not fit."""
+def _parse(subscripts: str, operands: list[Tracer]) -> tuple[list[_Term], str] | None:
+    """Parse subscripts, with letters for the axes of ellipses.
+
+    Returns None for what has no native form: repeated letters, dtypes other than floats, shapes that do not fit.
+    """
     left, arrow, result = subscripts.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(operands) or not all(dtypes.is_float(x._node.dtype) for x in operands):
@@ -146,91 +150,92 @@ def _parsed(subscripts: str, operands: list[Tracer]) -> tuple[list[_Labelled], s
     if min(counts, default=0) < 0:
         return None
     unused = [c for c in string.ascii_letters if c not in subscripts]
-    spread = "".join(unused[: max(counts, default=0)])  # the axes of an ellipsis, the last of which is everybody's last
+    ellipsis = "".join(unused[: max(counts, default=0)])  # its axes; an operand with fewer has the last of them
     terms = [
-        t.replace("...", spread[len(spread) - (x.ndim - len(t) + 3) :]) for t, x in zip(terms, operands, strict=True)
+        t.replace("...", ellipsis[len(ellipsis) - (x.ndim - len(t) + 3) :])
+        for t, x in zip(terms, operands, strict=True)
     ]
     letters = "".join(terms)
     if arrow:
-        result = result.replace("...", spread)
+        result = result.replace("...", ellipsis)
     else:
-        result = spread + "".join(sorted(c for c in set(letters) - set(spread) if letters.count(c) == 1))
+        result = ellipsis + "".join(sorted(c for c in set(letters) - set(ellipsis) if letters.count(c) == 1))
     sizes: dict[str, int] = {}
-    fits = len(set(result)) == len(result) and set(spread) <= set(result) <= set(letters)
+    fits = len(set(result)) == len(result) and set(ellipsis) <= set(result) <= set(letters)
     for term, x in zip(terms, operands, strict=True):
         fits = fits and len(term) == x.ndim == len(set(term)) and (term.isalpha() or not term)
         fits = fits and all(sizes.setdefault(c, n) == n for c, n in zip(term, x.shape, strict=False))
     return (list(zip(terms, operands, strict=True)), result) if fits else None
 
 
-def _contract_all(operands: list[_Labelled], result: str) -> Tracer:
-    """Multiply operands two by two, in the order of least work, and sum over the letters that the result lacks."""
-    dtype = g.promoted_dtype(x._node for _, x in operands)  # in which NumPy computes the sums of one operand, too
+def _contract_all(operands: list[_Term], result: str) -> Tracer:
+    """Compute an einsum of floats: multiply two operands at a time, and sum over the letters that the result lacks."""
+    dtype = g.promoted_dtype(x._node for _, x in operands)  # in which NumPy also sums each operand
     sizes = {c: n for term, x in operands for c, n in zip(term, x.shape, strict=True)}
     if any(n == 0 and c not in result for c, n in sizes.items()):
-        # Sums of no terms are 0, also where the other operand is infinite, and where NumPy's einsum gives NaN.
+        # A sum of no terms is 0, even times infinity, where NumPy's einsum gives NaN.
         zero = g.cast(g.const(0.0), dtype)
         return expand(operands[0][1]._trace.array(zero, ()), tuple(sizes[c] for c in result))
     operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     for number in range(len(operands)):
         others = "".join(term for k, (term, _) in enumerate(operands) if k != number)
-        operands[number] = _summed(*operands[number], {*result, *others})
+        operands[number] = _sum_over(*operands[number], {*result, *others})
     for pair in _pairs(operands, result):
         second, first = (operands.pop(k) for k in sorted(pair, reverse=True))
         kept = {*result, *(c for term, _ in operands for c in term)}
         operands.append(_contract(first, second, kept))
-    return _ordered(*operands[0], result)
+    return _transpose_to(*operands[0], result)
 
 
-def _pairs(operands: list[_Labelled], result: str) -> Sequence[tuple[int, ...]]:
-    """Return which operands to multiply next, until one is left, as `np.einsum_path` numbers them."""
+def _pairs(operands: list[_Term], result: str) -> Sequence[tuple[int, ...]]:
+    """Return the positions of the operands to multiply at each step, as `np.einsum_path` numbers what is left."""
     if len(operands) <= 2:
         return [(0, 1)] * (len(operands) - 1)
     text = ",".join(term for term, _ in operands) + "->" + result
     shapes = [np.broadcast_to(np.float32(0), x.shape) for _, x in operands]
     found: list[tuple[int, ...]] = np.einsum_path(text, *shapes, optimize="greedy")[0][1:]
-    if any(len(step) > 2 for step in found):  # where no order saves work
+    if any(len(step) > 2 for step in found):  # no order saves work
         return [(0, 1)] * (len(operands) - 1)
     return [step for step in found if len(step) == 2]
 
 
-def _contract(first: _Labelled, second: _Labelled, kept: set[str]) -> _Labelled:
-    """Multiply two operands and sum over the letters of both that are not kept."""
+def _contract(first: _Term, second: _Term, kept: set[str]) -> _Term:
+    """Multiply two operands, and sum over the letters that are not kept."""
     (left, a), (right, b) = first, second
     summed = [c for c in left if c in right and c not in kept]
     rows, cols = [c for c in left if c not in right], [c for c in right if c not in left]
     if not (summed and rows and cols):
         letters = [*left, *cols]
-        return _summed("".join(letters), apply("multiply", _spread(left, a, letters), _spread(right, b, letters)), kept)
+        return _sum_over("".join(letters), apply("multiply", _align(left, a, letters), _align(right, b, letters)), kept)
     batch = [c for c in left if c in right and c in kept]
     sizes = dict(zip(left + right, a.shape + b.shape, strict=True))
-    product = matmul(_matrices(first, (batch, rows, summed)), _matrices(second, (batch, summed, cols)))
+    product = matmul(_as_matrices(first, (batch, rows, summed)), _as_matrices(second, (batch, summed, cols)))
     letters = [*batch, *rows, *cols]
     return "".join(letters), product.reshape(tuple(sizes[c] for c in letters))
 
 
-def _matrices(labelled: _Labelled, groups: tuple[list[str], list[str], list[str]]) -> Tracer:
-    """Return an operand with an axis for each letter of the first group, and one for all of each other group."""
-    term, x = labelled
+def _as_matrices(operand: _Term, groups: tuple[list[str], list[str], list[str]]) -> Tracer:
+    """Reshape an operand to an axis for each letter of the batch, one for all letters of rows, and one for columns."""
+    term, x = operand
     sizes = dict(zip(term, x.shape, strict=True))
     batch, rows, cols = groups
     shape = (*(sizes[c] for c in batch), math.prod(sizes[c] for c in rows), math.prod(sizes[c] for c in cols))
-    return _ordered(term, x, "".join([*batch, *rows, *cols])).reshape(shape)
+    return _transpose_to(term, x, "".join([*batch, *rows, *cols])).reshape(shape)
 
 
-def _summed(term: str, x: Tracer, kept: set[str]) -> _Labelled:
-    """Sum over the letters that neither the result nor the other operand has."""
+def _sum_over(term: str, x: Tracer, kept: set[str]) -> _Term:
+    """Sum over the letters of an operand that are not kept."""
     axes = tuple(p for p, c in enumerate(term) if c not in kept)
     return ("".join(c for c in term if c in kept), reduce("sum", x, axes)) if axes else (term, x)
 
 
-def _spread(term: str, x: Tracer, letters: list[str]) -> Tracer:
+def _align(term: str, x: Tracer, letters: list[str]) -> Tracer:
     """Permute axes to the order of `letters`, with axes of length one for those that the operand lacks."""
-    x = _ordered(term, x, "".join(c for c in letters if c in term))
+    x = _transpose_to(term, x, "".join(c for c in letters if c in term))
     return x[tuple(slice(None) if c in term else None for c in letters)] if letters else x
 
 
-def _ordered(term: str, x: Tracer, result: str) -> Tracer:
+def _transpose_to(term: str, x: Tracer, result: str) -> Tracer:
     return x if term == result else x.transpose(tuple(term.index(c) for c in result))
 
 

@@ -1,9 +1,10 @@
-"""NumPy's reductions: with masks and initial values, ignoring NaN, positions of extrema, averages, norms."""
+"""Native forms of NumPy's reductions, nan-reductions, argmax and argmin, averages and norms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,64 +15,64 @@ from ..axes import normalize_axes
 from ..library import call_library
 from ..operations import apply, as_tracer, count, reduce, variance
 from ..tracer import Tracer
-from ..user_code import fail, user_line
+from ..user_code import fail, refuse_options, user_line
 
 _NEUTRAL = {"sum": 0, "prod": 1}
 _COMBINED_BY = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
-_NO_VALUE = type(np._NoValue)
+_NO_VALUE = type(np._NoValue)  # of options that are left out
 
 
-def reduction(op: str) -> Callable[..., Any]:
-    """Return `np.<op>` for traced arrays."""
-
-    def call(
-        a: Tracer,
-        axis: Any = None,
-        dtype: Any = None,
-        out: Any = None,
-        keepdims: Any = False,
-        initial: Any = None,
-        where: Any = True,
-    ) -> Any:
-        if isinstance(initial, _NO_VALUE):
-            initial = None
-        keepdims = False if isinstance(keepdims, _NO_VALUE) else bool(keepdims)
-        if where is not True and not isinstance(where, _NO_VALUE):
-            neutral = _NEUTRAL.get(op) if initial is None else initial
-            if neutral is None:
-                raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
-            own = a._node.dtype
-            # A mask chooses between values of the array's own dtype, as NumPy leaves elements out.
-            a = apply("where", where, a, neutral if own != "bool" else bool(neutral))
-        if initial is not None and op in ("max", "min") and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim)):
-            fail(f"np.{op} of an empty array with initial=", "it is that number; write it down")
-        result = reduce(op, a, axis, keepdims, dtype=dtype, out=out)
-        return result if initial is None else apply(_COMBINED_BY[op], result, initial)
-
-    return call
+def _flag(keepdims: Any) -> bool:
+    return not isinstance(keepdims, _NO_VALUE) and bool(keepdims)
 
 
-def extremum(op: str) -> Callable[..., Any]:
-    """Return `np.max` or `np.min`, which take no dtype."""
-    general = reduction(op)
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are not left out."""
+    return {k: v for k, v in options.items() if not isinstance(v, _NO_VALUE)}
 
-    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
-        return general(a, axis, None, out, keepdims, **more)
 
-    return call
+def reduction(
+    op: str,
+    a: Tracer,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = None,
+    where: Any = True,
+) -> Any:
+    """Reduce as `np.sum`, `np.prod`, `np.max` or `np.min`, for that op."""
+    if isinstance(initial, _NO_VALUE):
+        initial = None
+    if where is not True and not isinstance(where, _NO_VALUE):
+        neutral = _NEUTRAL.get(op, initial)
+        if neutral is None:
+            raise ValueError(f"np.{op}: where= needs initial=, as NumPy asks for\n  at {user_line()}")
+        # In the array's own dtype, since NumPy leaves elements out without promoting the others.
+        a = apply("where", where, a, bool(neutral) if a._node.dtype == "bool" else neutral)
+    if initial is not None and op in ("max", "min") and any(a.shape[p] == 0 for p in normalize_axes(axis, a.ndim)):
+        fail(f"np.{op} of an empty array with initial=", "it is that number; write it down")
+    result = reduce(op, a, axis, _flag(keepdims), dtype=dtype, out=out)
+    return result if initial is None else apply(_COMBINED_BY[op], result, initial)
+
+
+def extremum(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
+    """Reduce as `np.max` or `np.min`, which have no parameter `dtype`."""
+    return reduction(op, a, axis, None, out, keepdims, **options)
 
 
 def mean(
     a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True
 ) -> Any:
     if where is True or isinstance(where, _NO_VALUE):
-        return reduce("mean", a, axis, bool(keepdims), dtype=dtype, out=out)
+        return reduce("mean", a, axis, _flag(keepdims), dtype=dtype, out=out)
     mask = _full_mask(where, a)
-    total = reduction("sum")(a, axis, dtype, out, keepdims, where=where)
-    return total / reduce("sum", mask, axis, bool(keepdims)).astype(total._node.dtype)
+    total = reduction("sum", a, axis, dtype, out, keepdims, where=where)
+    return total / reduce("sum", mask, axis, _flag(keepdims)).astype(total._node.dtype)
 
 
 def _full_mask(where: Any, a: Tracer) -> Tracer:
+    """Return a mask broadcast to the shape of an array."""
     mask = as_tracer(where, a._trace)
     return a._trace.expand(mask, a.shape) if mask.shape != a.shape else mask
 
@@ -87,49 +88,43 @@ def var(
     correction: Any = None,
     **more: Any,
 ) -> Any:
-    for key, value in more.items():
-        if value is not True and not isinstance(value, _NO_VALUE):
-            fail(f"np.var with {key}=", "that option is not supported in a fused function")
+    refuse_options("np.var", **{key: value for key, value in _given(more).items() if value is not True})
     if correction is not None and not isinstance(correction, _NO_VALUE):
         ddof = correction
-    return variance(a, axis, ddof, bool(keepdims), dtype=dtype, out=out)
+    return variance(a, axis, ddof, _flag(keepdims), dtype=dtype, out=out)
 
 
 def std(*args: Any, **options: Any) -> Any:
     return apply("sqrt", var(*args, **options))
 
 
-def truth(name: str) -> Callable[..., Any]:
-    """Return `np.any` or `np.all`."""
-
-    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
-        if where is not True and not isinstance(where, _NO_VALUE):
-            a = apply("where", where, apply("not_equal", a, 0), name == "all")
-        return getattr(a, name)(axis, out, bool(keepdims))
-
-    return call
+def truth(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
+    """Reduce as `np.any` or `np.all`."""
+    if where is not True and not isinstance(where, _NO_VALUE):
+        a = apply("where", where, apply("not_equal", a, 0), op == "all")
+    return getattr(a, op)(axis, out, _flag(keepdims))
 
 
 def count_nonzero(a: Tracer, axis: Any = None, *, keepdims: bool = False) -> Tracer:
-    return reduce("sum", apply("not_equal", a, 0), axis, bool(keepdims))
+    return reduce("sum", apply("not_equal", a, 0), axis, _flag(keepdims))
 
 
 def ptp(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False) -> Tracer:
-    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    keepdims = _flag(keepdims)
     high = reduce("max", a, axis, keepdims, out=out)
     return high - reduce("min", a, axis, keepdims)
 
 
 def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: Any = False) -> Any:
-    """`np.average`; weights that sum to zero give NaN or infinity instead of ZeroDivisionError."""
+    """Compute `numpy.average`; weights that sum to zero give NaN or infinity instead of ZeroDivisionError."""
     trace = a._trace if isinstance(a, Tracer) else weights._trace
     a = as_tracer(a, trace)
-    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    keepdims = _flag(keepdims)
     if weights is None:
         mean = reduce("mean", a, axis, keepdims)
         total = mean * 0 + float(count(a, axis))
     else:
-        w = as_tracer(weights, trace)
+        w = weights if isinstance(weights, Tracer) else as_tracer(np.asarray(weights), trace)
         if w.shape != a.shape:
             if axis is None or w.ndim != 1 or isinstance(axis, tuple):
                 fail("np.average", f"weights of shape {w.shape} for an array of shape {a.shape} need one axis")
@@ -137,7 +132,7 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
             if w.shape[0] != a.shape[p]:
                 raise ValueError(f"average: {w.shape[0]} weights for {a.shape[p]} elements\n  at {user_line()}")
             w = w[tuple(slice(None) if q == p else None for q in range(a.ndim))]
-        if not dtypes.is_float(a._node.dtype):
+        if not dtypes.is_float(a._node.dtype) and not dtypes.is_complex(a._node.dtype):
             a = a.astype("float64")
         total = reduce("sum", trace.expand(w, a.shape).astype((a * w)._node.dtype), axis, keepdims)
         mean = reduce("sum", a * w, axis, keepdims) / total
@@ -147,56 +142,43 @@ def average(a: Tracer, axis: Any = None, weights: Any = None, returned: bool = F
 # Ignoring NaN -------------------------------------------------------------------------------------------------------
 
 
-def _options(options: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if not isinstance(v, _NO_VALUE)}
+def nan_reduction(op: str, a: Tracer, axis: Any = None, *args: Any, **options: Any) -> Any:
+    """Reduce as `np.nansum` or `np.nanprod`."""
+    if dtypes.is_float(a._node.dtype):
+        a = apply("where", apply("isnan", a), float(_NEUTRAL[op]), a)
+    return reduction(op, a, axis, *args, **_given(options))
 
 
-def nan_reduction(op: str, neutral: float) -> Callable[..., Any]:
-    """Return `np.nansum` or `np.nanprod`."""
-    general = reduction(op)
-
-    def call(a: Tracer, axis: Any = None, *args: Any, **options: Any) -> Any:
-        if dtypes.is_float(a._node.dtype):
-            a = apply("where", apply("isnan", a), neutral, a)
-        return general(a, axis, *args, **_options(options))
-
-    return call
-
-
-def _valid(a: Tracer) -> Tracer:
+def _not_nan(a: Tracer) -> Tracer:
     return apply("logical_not", apply("isnan", a))
 
 
-def nan_extreme(op: str) -> Callable[..., Any]:
-    """Return `np.nanmax` or `np.nanmin`; NaN where all elements are NaN."""
+def nan_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **options: Any) -> Any:
+    """Reduce as `np.nanmax` or `np.nanmin`; NaN where all elements are NaN."""
+    keepdims = _flag(keepdims)
+    if _given(options) or not dtypes.is_float(a._node.dtype):
+        return extremum(op, a, axis, out, keepdims, **_given(options))
     limit = -math.inf if op == "max" else math.inf
-
-    def call(a: Tracer, axis: Any = None, out: Any = None, keepdims: Any = False, **more: Any) -> Any:
-        keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
-        if _options(more) or not dtypes.is_float(a._node.dtype):
-            return extremum(op)(a, axis, out, keepdims, **_options(more))
-        found = reduce(op, apply("where", apply("isnan", a), limit, a), axis, keepdims, out=out)
-        some = reduce("sum", _valid(a), axis, keepdims)
-        return apply("where", some > 0, found, math.nan)
-
-    return call
+    found = reduce(op, apply("where", apply("isnan", a), limit, a), axis, keepdims, out=out)
+    valid = reduce("sum", _not_nan(a), axis, keepdims)
+    return apply("where", valid > 0, found, math.nan)
 
 
 def nanmean(a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False) -> Any:
-    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    keepdims = _flag(keepdims)
     if not dtypes.is_float(a._node.dtype):
         return reduce("mean", a, axis, keepdims, dtype=dtype, out=out)
-    total = nan_reduction("sum", 0.0)(a, axis, dtype, out, keepdims)
-    return total / reduce("sum", _valid(a), axis, keepdims).astype(total._node.dtype)
+    total = nan_reduction("sum", a, axis, dtype, out, keepdims)
+    return total / reduce("sum", _not_nan(a), axis, keepdims).astype(total._node.dtype)
 
 
 def nanvar(
     a: Tracer, axis: Any = None, dtype: Any = None, out: Any = None, ddof: float = 0, keepdims: Any = False
 ) -> Any:
-    keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
+    keepdims = _flag(keepdims)
     if not dtypes.is_float(a._node.dtype) or dtype is not None or out is not None:
         return variance(a, axis, ddof, keepdims, dtype=dtype, out=out)
-    valid = _valid(a)
+    valid = _not_nan(a)
     centred = apply("where", valid, a - nanmean(a, axis, keepdims=True), 0.0)
     total = reduce("sum", apply("square", centred), axis, keepdims)
     degrees = (reduce("sum", valid, axis, keepdims).astype("float64") - float(ddof)).astype(total._node.dtype)
@@ -209,42 +191,37 @@ def nanstd(*args: Any, **options: Any) -> Any:
 
 # Positions of extrema -----------------------------------------------------------------------------------------------
 
-_EXACT_POSITIONS = 1 << 24  # of float32
+_EXACT_IN_FLOAT32 = 1 << 24  # integers up to this one
 
 
-def arg_extreme(op: str) -> Callable[..., Any]:
-    """Return `np.argmax` or `np.argmin`: the first position of the extremum, or of NaN."""
-
-    def call(a: Tracer, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-        keepdims = bool(keepdims) and not isinstance(keepdims, _NO_VALUE)
-        if out is not None:
-            fail(f"np.arg{op} with out=", "that option is not supported in a fused function")
-        if axis is None or a._node.dtype in ("int64", *dtypes.OPAQUE) or a.ndim == 0:
-            if axis is not None or a._node.dtype in ("int64", *dtypes.OPAQUE) or a.ndim == 0:
-                return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
-            flat = call(a.flatten(), 0, keepdims=True)
-            return flat.reshape((1,) * a.ndim) if keepdims else flat[0]
-        (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
-        n = a.shape[p]
-        if n == 0:
-            raise ValueError(f"arg{op}: attempt to get arg{op} of an empty sequence\n  at {user_line()}")
-        if not dtypes.is_float(a._node.dtype):
-            a = a.astype("float64")
-        top = reduce(op, a, axis, keepdims=True)
-        hit = apply("where", apply("isnan", top), apply("isnan", a), apply("equal", a, top))
-        places = a._trace.array(g.positions(n, 1, "float32" if n <= _EXACT_POSITIONS else "float64"), (1,))
-        places = places[tuple(slice(None) if q == p else None for q in range(a.ndim))]
-        first = reduce("min", apply("where", hit, places, float(n)), axis, keepdims)
-        return first.astype("int64")
-
-    return call
+def arg_extreme(op: str, a: Tracer, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
+    """Find the first position of the extreme, or of NaN, as `np.argmax` or `np.argmin` for op "max" or "min"."""
+    keepdims = _flag(keepdims)
+    refuse_options(f"np.arg{op}", out=out)
+    if a.ndim == 0 or a._node.dtype in ("int64", *dtypes.OPAQUE):
+        return call_library(f"arg{op}", [a], {"axis": axis, "keepdims": keepdims})
+    if axis is None:
+        flat = arg_extreme(op, a.flatten(), 0, keepdims=True)
+        return flat.reshape((1,) * a.ndim) if keepdims else flat[0]
+    (p,) = normalize_axes(axis, a.ndim, f"arg{op}")
+    n = a.shape[p]
+    if n == 0:
+        raise ValueError(f"arg{op}: attempt to get arg{op} of an empty sequence\n  at {user_line()}")
+    if not dtypes.is_float(a._node.dtype):
+        a = a.astype("float64")
+    top = reduce(op, a, axis, keepdims=True)
+    hit = apply("where", apply("isnan", top), apply("isnan", a), apply("equal", a, top))
+    positions = a._trace.array(g.positions(n, 1, "float32" if n <= _EXACT_IN_FLOAT32 else "float64"), (1,))
+    positions = positions[tuple(slice(None) if q == p else None for q in range(a.ndim))]
+    first = reduce("min", apply("where", hit, positions, float(n)), axis, keepdims)
+    return first.astype("int64")
 
 
 # Norms --------------------------------------------------------------------------------------------------------------
 
 
 def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """`np.linalg.norm`: of vectors natively, matrix norms of singular values by a library step."""
+    """Compute `numpy.linalg.norm`; norms that need singular values are a library step."""
     if dtypes.is_opaque(x._node.dtype):
         return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
     x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
@@ -257,11 +234,12 @@ def norm(x: Tracer, ord: Any = None, axis: Any = None, keepdims: bool = False) -
         first, second = (axes[0], axes[1]) if abs(ord) == 1 else (axes[1], axes[0])
         sums = reduce("sum", apply("absolute", x), first, True)
         result = reduce("max" if ord > 0 else "min", sums, second, True)
-        return result if keepdims else result.squeeze(axes)._value()
+        return result if keepdims else result.squeeze(axes)._as_result()
     return call_library("linalg.norm", [x], {"ord": ord, "axis": axis, "keepdims": keepdims})
 
 
 def _vector_norm(size: Tracer, ord: float, axis: Any, keepdims: bool) -> Tracer:
+    """Compute the vector norm of some order along an axis, given absolute values."""
     if ord == 1:
         return reduce("sum", size, axis, keepdims)
     if ord in (np.inf, -np.inf):
@@ -271,7 +249,7 @@ def _vector_norm(size: Tracer, ord: float, axis: Any, keepdims: bool) -> Tracer:
     return apply("power", reduce("sum", apply("power", size, float(ord)), axis, keepdims), 1.0 / float(ord))
 
 
-def vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+def linalg_vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
     axes = normalize_axes(axis, x.ndim, "vector_norm")
     if len(axes) != 1:
         if ord != 2 or dtypes.is_opaque(x._node.dtype):
@@ -282,29 +260,29 @@ def vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: 
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
-    np.sum: reduction("sum"),
-    np.prod: reduction("prod"),
+    np.sum: partial(reduction, "sum"),
+    np.prod: partial(reduction, "prod"),
     np.mean: mean,
-    np.max: extremum("max"),
-    np.min: extremum("min"),
-    np.amax: extremum("max"),
-    np.amin: extremum("min"),
+    np.max: partial(extremum, "max"),
+    np.min: partial(extremum, "min"),
+    np.amax: partial(extremum, "max"),
+    np.amin: partial(extremum, "min"),
     np.var: var,
     np.std: std,
-    np.any: truth("any"),
-    np.all: truth("all"),
+    np.any: partial(truth, "any"),
+    np.all: partial(truth, "all"),
     np.count_nonzero: count_nonzero,
     np.ptp: ptp,
     np.average: average,
-    np.nansum: nan_reduction("sum", 0.0),
-    np.nanprod: nan_reduction("prod", 1.0),
-    np.nanmax: nan_extreme("max"),
-    np.nanmin: nan_extreme("min"),
+    np.nansum: partial(nan_reduction, "sum"),
+    np.nanprod: partial(nan_reduction, "prod"),
+    np.nanmax: partial(nan_extreme, "max"),
+    np.nanmin: partial(nan_extreme, "min"),
     np.nanmean: nanmean,
     np.nanvar: nanvar,
     np.nanstd: nanstd,
-    np.argmax: arg_extreme("max"),
-    np.argmin: arg_extreme("min"),
+    np.argmax: partial(arg_extreme, "max"),
+    np.argmin: partial(arg_extreme, "min"),
     np.linalg.norm: norm,
-    np.linalg.vector_norm: vector_norm,
+    np.linalg.vector_norm: linalg_vector_norm,
 }

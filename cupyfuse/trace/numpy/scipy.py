@@ -1,7 +1,7 @@
-"""SciPy's functions on traced arrays: library steps, which run SciPy's own, or those of `cupyx.scipy`.
+"""SciPy's functions while a function is traced: library steps, which run SciPy's own or `cupyx.scipy`'s.
 
 SciPy's ufuncs dispatch as NumPy's do, and functions such as `scipy.special.logsumexp` are NumPy code, which traces. The
-functions here call compiled code. None of SciPy is imported that the user has not imported.
+functions here call compiled code. Only modules that the user has imported are touched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..library import call_library, tracers_in
 from ..tracer import Tracer
 from ..user_code import fail
 
-# The shapes and dtypes of the results of these follow from the shapes and dtypes of the operands, and from constants.
+# Functions whose results' shapes and dtypes follow from those of the operands and from constants.
 FUNCTIONS: dict[str, str] = {
     "scipy.special": "binom comb multigammaln polygamma zeta",
     "scipy.linalg": """
@@ -54,7 +54,7 @@ FUNCTIONS: dict[str, str] = {
         ttest_ind ttest_rel tvar variation wasserstein_distance wilcoxon zmap zscore
     """,
 }
-# The methods of the distributions of scipy.stats, whose objects have names there.
+# Methods of the classes of scipy.stats' named distributions.
 _METHODS: dict[str, str] = {
     "rv_continuous": "pdf logpdf cdf logcdf sf logsf ppf isf",
     "rv_discrete": "pmf logpmf cdf logcdf sf logsf ppf isf",
@@ -63,23 +63,29 @@ _METHODS: dict[str, str] = {
 }
 
 
-def _stepping(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is a library step for traced arrays, and `original` for all else."""
+
     @wraps(original)
     def call(*args: Any, **options: Any) -> Any:
+        """Add a library step if an argument is traced, else call SciPy's function."""
         if next(tracers_in((args, options)), None) is None:
             return original(*args, **options)
         for label in ("out", "output"):
             if isinstance(options.get(label), Tracer):
                 fail(f"{name} with {label}=", "assign its result instead, as in y[...] = f(x)")
-        # Operands are the caller's arrays, or read by other steps too.
+        # overwrite_a and the like: the operands may be the caller's, and other steps read them.
         return call_library(name, args, {k: v for k, v in options.items() if not k.startswith("overwrite_")})
 
     return call
 
 
-def _stepping_method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _method_as_library_step(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of distributions that is a library step for traced arrays, and `original` for all else."""
+
     @wraps(original)
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        """Add a library step if an argument is traced, else call SciPy's method."""
         if next(tracers_in((args, options)), None) is None:
             return original(self, *args, **options)
         return call_library(f"scipy.stats.{_name_of(self)}.{name}", args, options)
@@ -88,12 +94,13 @@ def _stepping_method(name: str, original: Callable[..., Any]) -> Callable[..., A
 
 
 def _name_of(distribution: Any) -> str:
+    """Return the name of a distribution in scipy.stats."""
     named: str = getattr(distribution, "name", None) or type(distribution).__name__.removesuffix("_gen")
     return named
 
 
 def is_distribution(value: Any) -> bool:
-    """Whether an object is one of the distributions that scipy.stats has names for, which do not change."""
+    """Whether an object is one of the named distributions of scipy.stats, which do not change."""
     if not type(value).__module__.startswith("scipy.stats."):
         return False
     named = getattr(sys.modules.get("scipy.stats"), _name_of(value), None)
@@ -101,7 +108,7 @@ def is_distribution(value: Any) -> bool:
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Yield the modules and classes of SciPy that are imported, the names in them, and what stands for these."""
+    """Yield SciPy's functions and methods that are replaced: (imported module or class, name, replacement)."""
     for module in FUNCTIONS:
         space = sys.modules.get(module)
         if space is not None:
@@ -112,7 +119,7 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
 
 
 def replacement_of(function: Any) -> Any:
-    """Return what stands for a function of SciPy's; None for another function."""
+    """Return the replacement of a function of SciPy's; None if there is none."""
     module = str(getattr(function, "__module__", None) or "")
     if not module.startswith("scipy."):
         return None
@@ -127,7 +134,7 @@ def replacement_of(function: Any) -> Any:
 @cache
 def _in_module(space: Any) -> list[tuple[Any, str, Any]]:
     names = [n for n in FUNCTIONS[space.__name__].split() if hasattr(space, n)]
-    return [(space, n, _stepping(f"{space.__name__}.{n}", getattr(space, n))) for n in names]
+    return [(space, n, _as_library_step(f"{space.__name__}.{n}", getattr(space, n))) for n in names]
 
 
 @cache
@@ -136,5 +143,5 @@ def _in_stats(stats: Any) -> list[tuple[Any, str, Any]]:
     for path, names in _METHODS.items():
         module, _, name = path.rpartition(".")
         cls = getattr(getattr(stats, module) if module else stats, name)
-        found += [(cls, n, _stepping_method(n, getattr(cls, n))) for n in names.split()]
+        found += [(cls, n, _method_as_library_step(n, getattr(cls, n))) for n in names.split()]
     return found

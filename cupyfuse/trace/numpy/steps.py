@@ -1,10 +1,10 @@
-"""NumPy's functions that run as library steps, and those that cannot be part of a plan, with the reason."""
+"""Tables of NumPy's functions: those that run as library steps, and those that are refused, with the reason."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# Functions whose results' shapes follow from the shapes of the operands and constants, by their public names.
+# Functions whose results' shapes follow from those of the operands and from constants, by their public names.
 _NAMES = """
     sort argsort partition argpartition lexsort searchsorted digitize isin median percentile quantile nanmedian
     nanpercentile nanquantile nanargmax nanargmin argmax argmin cumsum cumprod nancumsum nancumprod cumulative_sum
@@ -23,19 +23,24 @@ _NAMES = """
     polyint polyfit bincount linalg.lstsq lib.stride_tricks.sliding_window_view
     packbits unpackbits sort_complex isreal iscomplex unravel_index ravel_multi_index
 """
-LIBRARY = frozenset(_NAMES.split())
+# Functions whose native forms are for real numbers only: of complex ones they are library steps.
+_REALS = "nansum nanprod nanmean nanvar nanstd nanmax nanmin nan_to_num isposinf isneginf"
+NATIVE_FOR_REALS = frozenset(_REALS.split())
+LIBRARY = frozenset(_NAMES.split()) | NATIVE_FOR_REALS
 
-_SHAPE = "the shape of its result depends on values; call it outside of the fused function"
+_UNKNOWN_SHAPE = "the shape of its result depends on values; call it outside of the fused function"
 _CALLS_BACK = "it calls a Python function on values; write it with array operations"
-_TEXT = "it needs values, which are not known while the function is traced; call it outside of the fused function"
+_NEEDS_VALUES = (
+    "it needs values, which are not known while the function is traced; call it outside of the fused function"
+)
 _REASONS = {
-    _SHAPE: """
+    _UNKNOWN_SHAPE: """
         argwhere nonzero flatnonzero unique unique_all unique_counts unique_inverse unique_values
         trim_zeros union1d intersect1d setdiff1d setxor1d histogram_bin_edges histogramdd real_if_close poly
         roots polydiv polyadd polysub polymul
     """,
     _CALLS_BACK: "apply_over_axes",
-    _TEXT: """
+    _NEEDS_VALUES: """
         array2string array_repr array_str save savetxt savez savez_compressed datetime_as_string
         busday_count busday_offset is_busday datetime_data may_share_memory shares_memory einsum_path
     """,

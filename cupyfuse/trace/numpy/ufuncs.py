@@ -1,10 +1,11 @@
-"""NumPy's ufuncs, and SciPy's and CuPy's of the same protocol, and their methods."""
+"""Ufuncs of NumPy, and of SciPy and CuPy by the same protocol, with their methods."""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from ..library import call_library
 from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
 from ..products import matmul
 from ..tracer import Tracer
-from ..user_code import fail
+from ..user_code import fail, refuse_options
 
-# Names of NumPy, SciPy and CuPy that differ from the operator table's.
+# NumPy's, SciPy's and CuPy's names of operators that are called otherwise in the operator table.
 _ALIASES = {
     "true_divide": "divide",
     "abs": "absolute",
@@ -35,7 +36,7 @@ _BITWISE = {
     "bitwise_xor": ("not_equal", "^"),
     "invert": ("logical_not", "~"),
 }
-REDUCING = {
+REDUCTIONS = {
     "add": "sum",
     "multiply": "prod",
     "maximum": "max",
@@ -62,37 +63,40 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
         result = call_library(f"{_numpy_name(name)}.{method}", inputs, options)
     else:
         result = _call(name, inputs, options, target)
-    return result if target is None else target._assign(result)
+    return result if target is None else target._update(result)
 
 
 def _at(name: str, inputs: tuple[Any, ...]) -> None:
+    """Change an array in place as `ufunc.at`, by a library step."""
     x, index, *values = inputs
     if not isinstance(x, Tracer):
         fail(f"np.{name}.at", "the array that it changes has to be an argument of the fused function or computed in it")
-    x._assign(call_library(f"{WRITING}{_numpy_name(name)}.at", [x, index, *values]), assigned=True)
+    x._assign(call_library(f"{WRITING}{_numpy_name(name)}.at", [x, index, *values]))
 
 
 def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Reduce as `ufunc.reduce`; its options may be positional."""
     x, *rest = inputs
     options = {"axis": 0} | dict(zip(("axis", "dtype", "out", "keepdims"), rest, strict=False)) | options
     if name in ("logical_and", "logical_or"):
-        return getattr(x, REDUCING[name])(**options)
-    if name in REDUCING:
+        refuse_options(f"np.{name}.reduce", dtype=options.pop("dtype", None))
+        return getattr(x, REDUCTIONS[name])(**options)
+    if name in REDUCTIONS:
         axis, keepdims = options.pop("axis"), options.pop("keepdims", False)
-        return reduce(REDUCING[name], x, axis, bool(keepdims), **options)
-    if options.pop("out", None) is not None:
-        fail(f"np.{name}.reduce with out=", "that option is not supported in a fused function")
+        return reduce(REDUCTIONS[name], x, axis, bool(keepdims), **options)
+    refuse_options(f"np.{name}.reduce", out=options.pop("out", None))
     return call_library(f"{_numpy_name(name)}.reduce", [x], options)
 
 
 def _outer(name: str, a: Any, b: Any) -> Any:
+    """Apply a ufunc to all pairs of elements, as `ufunc.outer`."""
     trace = trace_of((a, b))
     a, b = as_tracer(a, trace), as_tracer(b, trace)
-    return _value(name, (a[(..., *(None,) * b.ndim)], b))
+    return _apply(name, (a[(..., *(None,) * b.ndim)], b))
 
 
 def _numpy_name(name: str) -> str:
-    """Return the name by which a library step finds a ufunc of NumPy's, or of SciPy's."""
+    """Return the name by which a library step finds a ufunc of NumPy's or of `scipy.special`."""
     if isinstance(getattr(np, name, None), np.ufunc):
         return name
     special = sys.modules.get("scipy.special")
@@ -102,19 +106,21 @@ def _numpy_name(name: str) -> str:
 
 
 def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: Tracer | None) -> Any:
+    """Call a ufunc with its options; where `where` is false, elements are those of `target`."""
     where = options.pop("where", True)
     if options.pop("casting", "same_kind") != "same_kind":
         fail(f"np.{name} with casting=", "that option is not supported; convert with .astype first")
     options = {k: v for k, v in options.items() if k not in ("order", "subok") and v is not None}
     dtype = options.pop("dtype", None)
-    for key in options:
-        fail(f"np.{name} with {key}=", "that option is not supported in a fused function")
-    if dtype is not None:
-        row = POINTWISE.get(_ALIASES.get(name, name))
-        if row is None or row.result == "bool" or not dtypes.is_float(dtypes.name_of(dtype)):
-            return call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype)})
-        inputs = tuple(i.astype(dtype) if isinstance(i, Tracer) else np.asarray(i, dtype)[()] for i in inputs)
-    result = _value(name, inputs)
+    refuse_options(f"np.{name}", **options)
+    row = POINTWISE.get(_ALIASES.get(name, name))
+    if dtype is None:
+        result = _apply(name, inputs)
+    elif row is None or row.result == "bool" or not dtypes.is_float(dtypes.name_of(dtype)):
+        result = call_library(_numpy_name(name), inputs, {"dtype": np.dtype(dtype)})
+    else:
+        cast = (i.astype(dtype) if isinstance(i, Tracer) else np.asarray(i, dtype)[()] for i in inputs)
+        result = _apply(name, tuple(cast))
     if where is True:
         return result
     if target is None:
@@ -122,7 +128,8 @@ def _call(name: str, inputs: tuple[Any, ...], options: dict[str, Any], target: T
     return apply("where", where, result, target)
 
 
-def _value(name: str, inputs: tuple[Any, ...]) -> Any:
+def _apply(name: str, inputs: tuple[Any, ...]) -> Any:
+    """Apply a ufunc without options: by operators of the table, or by a library step."""
     name = _ALIASES.get(name, name)
     trace = trace_of(inputs)
     if name == "matmul":
@@ -143,11 +150,11 @@ def _value(name: str, inputs: tuple[Any, ...]) -> Any:
     return call_library(_numpy_name(name), inputs)
 
 
-# Ufuncs as several operators ----------------------------------------------------------------------------------------
+# Ufuncs composed of several operators ---------------------------------------------------------------------------------
 
 
 def loop_float(x: Tracer) -> Tracer:
-    """Convert integers and masks to the floats in which NumPy's float functions compute with them."""
+    """Convert bools and integers to the float dtype in which NumPy's float ufuncs compute with them."""
     name = x._node.dtype
     if dtypes.is_float(name):
         return x
@@ -155,29 +162,22 @@ def loop_float(x: Tracer) -> Tracer:
     return x.astype(small.get(name, "float64"))
 
 
-def _together(operation: Callable[..., Tracer]) -> Callable[..., Tracer]:
-    """Convert operands to one float dtype before an operation that uses each several times."""
-
-    def call(*operands: Tracer) -> Tracer:
-        strong = [o._node.dtype for o in operands if o._node.op != "const"]
-        dtype = strong[0] if len(strong) == 1 else dtypes.promote(*strong)
-        scalars = [o._node.value for o in operands if o._node.op == "const"]
-        dtype = dtypes.promote_weak([dtype], scalars)
-        floats = [o if o._node.op == "const" else loop_float(o.astype(dtype)) for o in operands]
-        # Choices between numbers alone are float64.
-        return operation(*floats).astype(next(f for f in floats if f._node.op != "const").dtype, copy=False)
-
-    return call
+def _apply_promoted(operation: Callable[..., Tracer], *operands: Tracer) -> Tracer:
+    """Promote operands to one float dtype before an operation that uses each several times."""
+    strong = [o._node.dtype for o in operands if o._node.op != "const"]
+    scalars = [o._node.value for o in operands if o._node.op == "const"]
+    dtype = dtypes.promote_weak([dtypes.promote(*strong)], scalars)
+    floats = [o if o._node.op == "const" else loop_float(o.astype(dtype)) for o in operands]
+    # An operation may end in a choice between numbers, which are float64.
+    return operation(*floats).astype(next(f for f in floats if f._node.op != "const").dtype, copy=False)
 
 
-def _ignoring_nan(op: str) -> Callable[[Tracer, Tracer], Tracer]:
-    def call(a: Tracer, b: Tracer) -> Tracer:
-        if not any(dtypes.is_float(o._node.dtype) for o in (a, b)):
-            return apply(op, a, b)
-        inner = apply("where", apply("isnan", a), b, apply(op, a, b))
-        return apply("where", apply("isnan", b), a, inner)
-
-    return call
+def _ignoring_nan(op: str, a: Tracer, b: Tracer) -> Tracer:
+    """Choose the maximum or minimum as `np.fmax` or `np.fmin`, which ignore a NaN beside a number."""
+    if not any(dtypes.is_float(o._node.dtype) for o in (a, b)):
+        return apply(op, a, b)
+    inner = apply("where", apply("isnan", a), b, apply(op, a, b))
+    return apply("where", apply("isnan", b), a, inner)
 
 
 def _heaviside(x: Tracer, half: Tracer) -> Tracer:
@@ -186,13 +186,13 @@ def _heaviside(x: Tracer, half: Tracer) -> Tracer:
 
 
 def _xlogy(x: Tracer, y: Tracer) -> Tracer:
-    nothing = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
-    return apply("where", nothing, 0.0, x * apply("log", apply("where", nothing, 1.0, y)))
+    is_zero = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
+    return apply("where", is_zero, 0.0, x * apply("log", apply("where", is_zero, 1.0, y)))
 
 
 def _xlog1py(x: Tracer, y: Tracer) -> Tracer:
-    nothing = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
-    return apply("where", nothing, 0.0, x * apply("log1p", apply("where", nothing, 0.0, y)))
+    is_zero = apply("logical_and", x == 0, apply("logical_not", apply("isnan", y)))
+    return apply("where", is_zero, 0.0, x * apply("log1p", apply("where", is_zero, 0.0, y)))
 
 
 def _entr(x: Tracer) -> Tracer:
@@ -202,10 +202,10 @@ def _entr(x: Tracer) -> Tracer:
 
 
 def _rel_entr(x: Tracer, y: Tracer) -> Tracer:
-    both = apply("logical_and", x > 0, y > 0)
-    inner = x * apply("log", apply("where", both, x, 1.0) / apply("where", both, y, 1.0))
+    both_positive = apply("logical_and", x > 0, y > 0)
+    inner = x * apply("log", apply("where", both_positive, x, 1.0) / apply("where", both_positive, y, 1.0))
     rest = apply("where", apply("logical_and", x == 0, y >= 0), 0.0, math.inf)
-    value = apply("where", both, inner, rest)
+    value = apply("where", both_positive, inner, rest)
     return apply("where", apply("logical_or", apply("isnan", x), apply("isnan", y)), math.nan, value)
 
 
@@ -224,19 +224,19 @@ def _logical_xor(a: Tracer, b: Tracer) -> Tracer:
 COMPOSED: dict[str, Callable[..., Any]] = {
     "fabs": _fabs,
     "logical_xor": _logical_xor,
-    "conjugate": lambda x: +x if x._node.dtype != "bool" else x._value(),
+    "conjugate": lambda x: +x if x._node.dtype != "bool" else x._as_result(),
     "deg2rad": lambda x: loop_float(x) * (math.pi / 180),
     "radians": lambda x: loop_float(x) * (math.pi / 180),
     "rad2deg": lambda x: loop_float(x) * (180 / math.pi),
     "degrees": lambda x: loop_float(x) * (180 / math.pi),
-    "fmax": _ignoring_nan("maximum"),
-    "fmin": _ignoring_nan("minimum"),
-    "heaviside": _together(_heaviside),
+    "fmax": partial(_ignoring_nan, "maximum"),
+    "fmin": partial(_ignoring_nan, "minimum"),
+    "heaviside": partial(_apply_promoted, _heaviside),
     "divmod": lambda a, b: (a // b, a % b),
     "vecdot": lambda a, b: reduce("sum", a * b, -1),
-    "xlogy": _together(_xlogy),
-    "xlog1py": _together(_xlog1py),
-    "entr": _together(_entr),
-    "rel_entr": _together(_rel_entr),
-    "logit": _together(_logit),
+    "xlogy": partial(_apply_promoted, _xlogy),
+    "xlog1py": partial(_apply_promoted, _xlog1py),
+    "entr": partial(_apply_promoted, _entr),
+    "rel_entr": partial(_apply_promoted, _rel_entr),
+    "logit": partial(_apply_promoted, _logit),
 }

@@ -196,7 +196,7 @@ class HostRuntime(NumpyLikeArrays):
         accumulate: bool = False,
     ) -> Callable[..., None]:
         kind, out_kind = dtypes.to_numpy(dtype), dtypes.to_numpy(out_dtype)
-        wide = dtypes.to_numpy(dtypes.compute(dtype))
+        wide = dtypes.to_numpy(dtypes.compute_dtype(dtype))
 
         def multiply(a: int, b: int, c: int, stream: Any = None) -> None:
             if self.dry:
