@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from .constants import constant_key
+from .parameters import Parameters
 from .structures import structure_of
 
 
 class AsWritten:
     """A function called as written, whose results share memory with no other array."""
 
-    def __init__(self, function: Callable[..., Any], signature: inspect.Signature, positional: bool):
-        self._function, self._signature, self._positional = function, signature, positional
+    def __init__(self, function: Callable[..., Any], parameters: Parameters):
+        self._function, self._parameters = function, parameters
 
     def __call__(self, values: Sequence[Any]) -> Any:
         """Return what the function returns for the values of all parameters.
@@ -26,11 +26,7 @@ class AsWritten:
         other; containers are rebuilt.
         """
         with np.errstate(all="ignore"):
-            if self._positional:
-                return _copy_shared_arrays(self._function(*values))
-            bound = self._signature.bind_partial()
-            bound.arguments.update(zip(self._signature.parameters, values, strict=True))
-            return _copy_shared_arrays(self._function(*bound.args, **bound.kwargs))
+            return _copy_shared_arrays(self._parameters.call(self._function, values))
 
 
 def _copy_shared_arrays(returned: Any) -> Any:

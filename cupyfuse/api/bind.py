@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 from collections.abc import Callable, Container, Hashable, Sequence
 from typing import Any
@@ -56,15 +55,15 @@ class Bound:
                 what = "is bound" if name in self._fixed else "was given twice" if name in given else "is unknown"
                 raise TypeError(f"argument {name!r} {what}")
             given[name] = value
-        parameters = self._fused.signature.parameters
+        defaults = self._fused.parameters.defaults()
         values = []
         for name in self._fused.names:
             if name in self._fixed:
                 values.append(self._fixed[name])
             elif name in given:
                 values.append(given[name])
-            elif parameters[name].default is not inspect.Parameter.empty:
-                values.append(parameters[name].default)
+            elif name in defaults:
+                values.append(defaults[name])
             else:
                 raise TypeError(f"missing argument {name!r}")
         return values, {name for name in self._fused.names if name not in given}

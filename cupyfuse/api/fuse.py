@@ -46,7 +46,7 @@ class Fused(PlannedFunction):
         TypeError, ValueError
             An argument has the wrong type, dtype or shape, or is on another device than the rest.
         """
-        values, defaulted = self.bind_arguments(args, kwargs)
+        values, defaulted = self.parameters.bind(args, kwargs)
         signature = self.environment.new_signature()
         try:
             if defaulted or self.environment.static:
@@ -72,7 +72,7 @@ class Fused(PlannedFunction):
         The plan is for the GPU that CuPy arrays are on, otherwise for the default GPU of `Plan.best_time`. NumPy arrays
         run through the same steps, with NumPy's matrix product.
         """
-        values, defaulted = self.bind_arguments(args, kwargs)
+        values, defaulted = self.parameters.bind(args, kwargs)
         return self.plan_for(values, devices.DEFAULT, defaulted)
 
     def bind(self, /, **fixed: Any) -> Bound:

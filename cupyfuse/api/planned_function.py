@@ -32,6 +32,7 @@ from .cache import PlanCache
 from .call import Runnable, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
+from .parameters import Parameters
 from .signature import Signature
 from .tracing import Tracing, trace_function
 from .variables import variables_of
@@ -49,8 +50,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_locks)
 
 
-_NO_NAMES: frozenset[str] = frozenset()
-
 # Runs the plan over bound arrays, given the leaves and the engine's loader; returns the prepacked values.
 Prepack = Callable[[Plan, "list[Any]", Callable[..., Any]], "list[Any]"]
 
@@ -60,10 +59,10 @@ class PlannedFunction:
 
     Attributes
     ----------
+    parameters : Parameters
+        The function's.
     names : tuple of str
-        The function's parameters.
-    positional : bool
-        Whether all of them can be passed by position.
+        Of its parameters.
     environment : Environment
         The variables around the function.
     """
@@ -79,10 +78,8 @@ class PlannedFunction:
     ):
         functools.update_wrapper(cast(Any, self), function)
         self.__wrapped__ = function
-        self.signature = inspect.signature(function)
-        parameters = self.signature.parameters.values()
-        self.positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-        self.names = tuple(self.signature.parameters)
+        self.parameters = Parameters(function)
+        self.names = self.parameters.names
         if "out" in self.names:
             raise TypeError("fn: a fused function cannot have a parameter named 'out', which fuse adds; rename it")
         package = package_of(getattr(function, "__module__", None))
@@ -92,7 +89,6 @@ class PlannedFunction:
         self._keep_halves = bool(keep_halves)
         self._strict = bool(strict)
         self._runnables = PlanCache()
-        self._defaults = self._defaults_by_count() if self.positional else {}
         self._lock = threading.RLock()
         _instances.add(self)
 
@@ -130,28 +126,10 @@ class PlannedFunction:
     def __repr__(self) -> str:
         return f"<fused {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
 
-    def bind_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]]:
-        """Return the value of each parameter, and the names of those that take their defaults."""
-        if self.positional and not kwargs:
-            if len(args) == len(self.names):
-                return args, _NO_NAMES
-            defaults = self._defaults.get(len(args))
-            if defaults is not None:
-                return (*args, *defaults[0]), defaults[1]
-        bound = self.signature.bind(*args, **kwargs)
-        defaulted = frozenset(name for name in self.names if name not in bound.arguments)
-        bound.apply_defaults()
-        return tuple(bound.arguments[name] for name in self.names), defaulted
-
-    def _defaults_by_count(self) -> dict[int, tuple[tuple[Any, ...], frozenset[str]]]:
-        """Map a count of positional arguments to the defaults and the names of the remaining parameters."""
-        found: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
-        parameters = list(self.signature.parameters.values())
-        for count in reversed(range(len(parameters))):
-            if parameters[count].default is inspect.Parameter.empty:
-                break
-            found[count] = tuple(p.default for p in parameters[count:]), frozenset(self.names[count:])
-        return found
+    @property
+    def signature(self) -> inspect.Signature:
+        """The function's signature, with the default values that it has now."""
+        return self.parameters.signature
 
     def inline(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """Call the plain function within the trace of another fused function."""
@@ -187,7 +165,7 @@ class PlannedFunction:
         return self._trace(values, self.signature_of(values, specs=True)).traced
 
     def _trace(self, values: Sequence[Any], signature: Signature, by_value: Container[str] = ()) -> Tracing:
-        return trace_function(self.environment, self.signature, values, signature, by_value, self._strict)
+        return trace_function(self.environment, self.parameters, values, signature, by_value, self._strict)
 
     def plan_for(
         self, values: Sequence[Any], default: str, constants: Container[str], bound: frozenset[int] = frozenset()
@@ -256,7 +234,7 @@ class PlannedFunction:
             kept = [*created, *prepacked]
             if prepack is None:
                 self._set_as_written(plan, tracing, signature)
-            as_written = AsWritten(self.__wrapped__, self.signature, self.positional) if plan.as_written else None
+            as_written = AsWritten(self.__wrapped__, self.parameters) if plan.as_written else None
             runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from ..plan.plan import Traced
 from ..trace import Trace, Tracer
 from ..trace.numpy import traced_conversions
 from .environment import Environment
+from .parameters import Parameters
 from .results import Results
 from .signature import Signature
 from .substitution import Substitution
@@ -42,7 +42,7 @@ class Tracing:
 
 def trace_function(
     environment: Environment,
-    parameters: inspect.Signature,
+    parameters: Parameters,
     values: Sequence[Any],
     signature: Signature,
     by_value: Container[str] = (),
@@ -56,7 +56,7 @@ def trace_function(
     ----------
     environment : Environment
         Of the function.
-    parameters : inspect.Signature
+    parameters : Parameters
     values : sequence
         The value of each parameter.
     signature : Signature
@@ -108,7 +108,7 @@ def _graph_of(trace: Trace, results: Results) -> g.Graph:
 def _trace_once(
     trace: Trace,
     environment: Environment,
-    parameters: inspect.Signature,
+    parameters: Parameters,
     values: Sequence[Any],
     signature: Signature,
     by_value: Container[str],
@@ -120,14 +120,14 @@ def _trace_once(
         traced[i] = traced[earlier]
     static = environment.static
     substitution = Substitution(trace, iter(traced), signature.captured, static, environment.package, read)
-    bound = parameters.bind_partial()
-    for name, value in zip(parameters.parameters, values, strict=True):
+    arguments = []
+    for name, value in zip(parameters.names, values, strict=True):
         substitute = substitution.value_with_constants if name in by_value else substitution.value
-        bound.arguments[name] = value if name in static else substitute(value, name)
+        arguments.append(value if name in static else substitute(value, name))
     function = substitution.fused_function(environment.function)
     try:
         with traced_conversions(trace):
-            results = Results(function(*bound.args, **bound.kwargs))
+            results = Results(parameters.call(function, arguments))
         changed = substitution.changed_container()
     finally:
         trace.end()

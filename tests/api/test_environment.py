@@ -119,3 +119,22 @@ def test_what_cannot_change_is_not_walked_again(function: Any) -> None:
         fused(argument)
     # Default values by name are in a dict, which may change.
     assert bool(walked) == (function.__code__.co_names == ("helper",))
+
+
+def test_default_values_that_are_replaced() -> None:
+    """A call takes the default values that the function has then, of a bound function too."""
+
+    def scale(x: Any, factor: float = 2.0, *, shift: float = 0.0) -> Any:
+        return x * factor + shift
+
+    fused, bound = cf.fuse(scale), cf.fuse(scale).bind(shift=1.0)
+    x = np.ones(3)
+    assert fused(x)[0] == 2.0 and bound(x)[0] == 3.0
+    scale.__defaults__ = (5.0,)
+    assert fused(x)[0] == 5.0 and bound(x)[0] == 6.0 and fused(x, shift=1.0)[0] == 6.0
+    assert scale.__kwdefaults__ is not None
+    scale.__kwdefaults__["shift"] = 3.0
+    assert fused(x)[0] == 8.0 and fused(x, 1.0)[0] == 4.0 and bound(x)[0] == 6.0
+    scale.__defaults__ = None
+    with pytest.raises(TypeError, match="factor"):
+        fused(x)

@@ -1,0 +1,86 @@
+"""The parameters of a function, and the values that a call gives them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+_NO_NAMES: frozenset[str] = frozenset()
+
+
+class Parameters:
+    """The parameters of a function.
+
+    Default values are those that the function has when it is called, as in Python: `function.__defaults__` may be
+    replaced.
+
+    Attributes
+    ----------
+    names : tuple of str
+    positional : bool
+        Whether all of them can be passed by position.
+    signature : inspect.Signature
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
+        plain = inspect.unwrap(function)
+        plain = getattr(plain, "__func__", plain)
+        self._plain = plain if isinstance(plain, FunctionType) else None
+        self._read()
+        parameters = self.signature.parameters.values()
+        self.names = tuple(self.signature.parameters)
+        self.positional = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+
+    def _read(self) -> None:
+        """Read the function's signature, and note the default values that it has now."""
+        self.signature = inspect.signature(self._function)
+        self._defaults = self._defaults_now()
+        self._by_count: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
+        parameters = list(self.signature.parameters.values())
+        for count in reversed(range(len(parameters))):
+            if parameters[count].default is inspect.Parameter.empty:
+                break
+            rest = parameters[count:]
+            self._by_count[count] = tuple(p.default for p in rest), frozenset(p.name for p in rest)
+
+    def _defaults_now(self) -> list[Any]:
+        """Return the default values that the function has now, with the names of those by name only."""
+        if self._plain is None:
+            return []
+        by_name = self._plain.__kwdefaults__ or {}
+        return [*(self._plain.__defaults__ or ()), *by_name, *by_name.values()]
+
+    def _read_if_replaced(self) -> None:
+        now = self._defaults_now()
+        if len(now) != len(self._defaults) or any(a is not b for a, b in zip(now, self._defaults, strict=True)):
+            self._read()
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default values by the names of their parameters."""
+        self._read_if_replaced()
+        parameters = self.signature.parameters.values()
+        return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], frozenset[str]]:
+        """Return the value of each parameter, and the names of those that take their defaults."""
+        if self.positional and not kwargs and len(args) == len(self.names):
+            return args, _NO_NAMES
+        self._read_if_replaced()
+        if self.positional and not kwargs and len(args) in self._by_count:
+            values, names = self._by_count[len(args)]
+            return (*args, *values), names
+        bound = self.signature.bind(*args, **kwargs)
+        defaulted = frozenset(name for name in self.names if name not in bound.arguments)
+        bound.apply_defaults()
+        return tuple(bound.arguments[name] for name in self.names), defaulted
+
+    def call(self, function: Callable[..., Any], values: Sequence[Any]) -> Any:
+        """Call a function that has these parameters with the value of each."""
+        if self.positional:
+            return function(*values)
+        bound = self.signature.bind_partial()
+        bound.arguments.update(zip(self.names, values, strict=True))
+        return function(*bound.args, **bound.kwargs)
