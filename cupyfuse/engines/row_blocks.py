@@ -1,4 +1,4 @@
-"""Run a plan in blocks of rows, so that intermediate values never exist for all rows at once."""
+"""Run a plan whose rows are taken in blocks, on either engine: load the plans of its blocks, and call them in turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..plan.plan import Output, Plan
-from ..plan.schedule.blocks import COLUMNS, WHOLE
+from ..plan.schedule.cut import COLUMNS, WHOLE
 
 Engine = Callable[[Plan, Sequence[Any]], Any]  # loads a plan for arrays like those given
 
@@ -40,8 +40,9 @@ class RowBlocks:
             self._last = engine(blocks.last, [*self._cut_inputs(given, slice(self._starts[-1], None)), *sums])
         self._after: Any = None
         if blocks.after is not None:
-            kept = [self._block.empty((blocks.total, o.node.shape[1]), o.dtype) for o in blocks.plan.outputs]
-            self._after = engine(blocks.after, _arguments_of(blocks.after, [*arrays[: blocks.arguments], *kept, *sums]))
+            collected = map(self._empty_rows, blocks.plan.outputs)
+            after = _arguments_of(blocks.after, [*arrays[: blocks.arguments], *collected, *sums])
+            self._after = engine(blocks.after, after)
 
     def _block_sources(self, arrays: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
         """Return the arrays that blocks read, whole or in parts: arguments, and what is computed before the blocks."""
@@ -49,7 +50,7 @@ class RowBlocks:
         if self._before is not None:
             plan = self._before.plan
             before = self._before(_arguments_of(plan, arrays), [None] * len(plan.outputs), numbers)
-        return [arrays[s.number] if s.number >= 0 else before[-1 - s.number] for s in self._blocks.sources]
+        return [before[s.number] if s.before else arrays[s.number] for s in self._blocks.sources]
 
     def _with_common(self, given: list[Any], numbers: Sequence[float]) -> list[Any]:
         """Compute the values that all blocks share, and append them to the arrays that blocks read."""
@@ -67,42 +68,79 @@ class RowBlocks:
         """Return the sums at zero; those that are results, in the arrays given for results."""
         if self._zeros is None:
             return []
-        sums: list[Any] = self._zeros([], [outs[k] if k >= 0 else None for k in self._blocks.summed])
+        sums: list[Any] = self._zeros([], [None if k is None else outs[k] for k in self._blocks.summed])
         return sums
 
     def __call__(self, arrays: Sequence[Any], outs: Sequence[Any], numbers: Sequence[float] = ()) -> list[Any]:
         """Run all blocks; the arguments are those of `NumpyExecutable.__call__`."""
-        blocks, results = self._blocks, list(outs)
-        kept = []
-        for k, o in zip(blocks.collected, blocks.plan.outputs, strict=True):
-            if k < 0:
-                kept.append(self._block.empty((blocks.total, o.node.shape[1]), o.dtype))
+        results = list(outs)
+        collected = self._allocate_collected(outs, results)
+        given = self._with_common(self._block_sources(arrays, numbers), numbers)
+        sums = self._zero_sums([out if _is_contiguous(out) else None for out in outs])
+        for k, value in zip(self._blocks.summed, sums, strict=True):
+            if k is not None:
+                results[k] = value
+        self._run_blocks(given, collected, sums, numbers)
+        after = self._run_after(arrays, collected, sums, outs, numbers)
+        for k, value in zip(self._blocks.following, after, strict=True):
+            results[k] = value
+        return _copied_to_outs(results, outs)
+
+    def _allocate_collected(self, outs: Sequence[Any], results: list[Any]) -> list[Any]:
+        """Return the arrays whose rows the blocks write; those that are results also become such.
+
+        Blocks write to an array of `outs` if its rows can be sliced.
+        """
+        blocks, collected = self._blocks, []
+        for k, block_output in zip(blocks.collected, blocks.plan.outputs, strict=True):
+            if k is None:
+                collected.append(self._empty_rows(block_output))
                 continue
             output, out = self.plan.outputs[k], outs[k]
             if out is None or (output.axes.folded and not _is_contiguous(out)):
                 results[k] = self._block.empty(output.shape, output.dtype)
-            kept.append(_as_rows(output, results[k]))
-        given = self._with_common(self._block_sources(arrays, numbers), numbers)
-        sums = self._zero_sums([out if _is_contiguous(out) else None for out in outs])
-        for k, value in zip(blocks.summed, sums, strict=True):
-            if k >= 0:
-                results[k] = value
+            collected.append(_as_rows(output, results[k]))
+        return collected
+
+    def _empty_rows(self, output: Output) -> Any:
+        """Allocate an array for the rows that all blocks write of one output."""
+        return self._block.empty((self._blocks.total, output.node.shape[1]), output.dtype)
+
+    def _run_blocks(
+        self, given: Sequence[Any], collected: Sequence[Any], sums: Sequence[Any], numbers: Sequence[float]
+    ) -> None:
+        """Run one block after the other: each writes its rows of the collected values, and adds to the sums."""
         for start in self._starts:
-            rows = slice(start, start + self._starts.step)
+            rows = slice(start, start + self._blocks.rows)
             execute = self._last if start == self._starts[-1] else self._block
-            execute([*self._cut_inputs(given, rows), *sums], [r[rows] for r in kept], numbers)
-        if self._after is not None:
-            plan = self._after.plan
-            values = [r.reshape(blocks.total, -1) for r in kept]
-            after = _arguments_of(plan, [*arrays[: blocks.arguments], *values, *sums])
-            found = self._after(after, [outs[k] for k in blocks.following], numbers)
-            for k, value in zip(blocks.following, found, strict=True):
-                results[k] = value
-        for k, out in enumerate(outs):
-            if out is not None and results[k] is not out:
-                out[...] = results[k]
-                results[k] = out
-        return results
+            execute([*self._cut_inputs(given, rows), *sums], [array[rows] for array in collected], numbers)
+
+    def _run_after(
+        self,
+        arrays: Sequence[Any],
+        collected: Sequence[Any],
+        sums: Sequence[Any],
+        outs: Sequence[Any],
+        numbers: Sequence[float],
+    ) -> Sequence[Any]:
+        """Compute the results `Blocks.following`, which need all blocks."""
+        if self._after is None:
+            return []
+        blocks, plan = self._blocks, self._after.plan
+        matrices = [array.reshape(blocks.total, -1) for array in collected]
+        given = _arguments_of(plan, [*arrays[: blocks.arguments], *matrices, *sums])
+        found: Sequence[Any] = self._after(given, [outs[k] for k in blocks.following], numbers)
+        return found
+
+
+def _copied_to_outs(results: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+    """Copy results to the arrays given for them where they are not there yet; return each result."""
+    found = []
+    for result, out in zip(results, outs, strict=True):
+        if out is not None and result is not out:
+            out[...] = result
+        found.append(result if out is None else out)
+    return found
 
 
 def _as_rows(output: Output, result: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Plan a graph in blocks of rows: what runs before the blocks, one block, and what follows them."""
+"""Plan a graph that `schedule.cut` cuts into blocks of rows: the plan of a block, and those before and after it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from .. import dtypes
 from ..ir import graph as g
@@ -12,7 +12,15 @@ from ..rewrite.reductions import drop_unit_reductions
 from ..settings import Settings
 from ..trace import Axes, AxisLabels
 from .plan import Blocks, Output, Plan, Source
-from .prepacking import computed_from, fixed_values, plan_inputs, prepackable, scheduled_for, split_off
+from .prepacking import (
+    computed_from,
+    fixed_values,
+    plan_inputs,
+    prepackable,
+    scheduled_for,
+    split_off,
+    with_used_inputs,
+)
 from .schedule import (
     Layout,
     NotRowwise,
@@ -22,13 +30,39 @@ from .schedule import (
     schedule,
     takes_epilogues,
 )
-from .schedule.blocks import LEAST_ROWS, ROWS, WHOLE, Cut, Mode, across_rows, cut, modes_of, with_rows
+from .schedule.cut import ROWS, WHOLE, Cut, Mode, Part, across_rows, cut, modes_of, rows_within, with_rows
 from .schedule.memory import insert_copies
 
 # How many numbers of rows are tried, those of the largest matrices first.
 _CANDIDATES = 3
 # Matrices smaller by this factor than the largest one with as many rows may be read as a whole.
 _SMALLER = 8
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """The graph of a block, and what is computed apart from it.
+
+    Attributes
+    ----------
+    graph : Graph
+        Of a block that has all rows.
+    modes : dict
+        What a block has of each value of the graph.
+    sources : list of (Node, Mode)
+        What the inputs of the graph hold, before the common values: parts of arguments, of prepacked values, and of
+        values that are computed before the blocks.
+    prepare : Plan or None
+        Prepacks values of the bound arguments.
+    common : Plan or None
+        For the values that all blocks share, which are the last inputs of the graph.
+    """
+
+    graph: Graph
+    modes: dict[Node, Mode]
+    sources: list[Part]
+    prepare: Plan | None
+    common: Plan | None
 
 
 class BlockPlanner:
@@ -83,7 +117,7 @@ class BlockPlanner:
         """
         reasons: list[NotRowwise] = []
         best: tuple[Blocks, Plan | None] | None = None
-        for anchors in self._anchors():
+        for anchors in self._candidate_anchor_sets():
             try:
                 blocks, prepare = self._plan_cut(cut(self.graph, anchors))
             except NotRowwise as reason:
@@ -97,67 +131,105 @@ class BlockPlanner:
             return best
         raise reasons[0] if reasons else NotRowwise("blocks of rows would take no less")
 
-    def _anchors(self) -> list[set[Node]]:
-        """List sets of matrices of as many rows to cut, the largest first: products and their computed operands."""
+    def _candidate_anchor_sets(self) -> list[set[Node]]:
+        """For each row count, the large matrices with that many rows: products and computed operands of products.
+
+        The row counts of the largest matrices come first. Without such a matrix the only candidate is the empty set,
+        for which `cut` takes the rows of the results.
+        """
         products = [n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"]
-        found = dict.fromkeys([*products, *(base_of(i) for n in products for i in n.inputs)])
+        matrices = dict.fromkeys([*products, *(base_of(i) for n in products for i in n.inputs)])
         by_rows: dict[int, list[Node]] = {}
-        for node in sorted(found, key=lambda n: -n.nbytes):
+        for node in sorted(matrices, key=lambda n: -n.nbytes):
             if node.inputs and 1 not in node.shape and node not in self.graph.roots:
                 by_rows.setdefault(node.shape[0], []).append(node)
-        large = [{n for n in among if _SMALLER * n.nbytes >= among[0].nbytes} for among in by_rows.values()]
-        return large[:_CANDIDATES] or [set()]
+        found = []
+        for largest, *others in list(by_rows.values())[:_CANDIDATES]:
+            found.append({largest, *(n for n in others if _SMALLER * n.nbytes >= largest.nbytes)})
+        return found or [set()]
 
     def _plan_cut(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
         """Plan the blocks of one cut, see `plan`."""
-        most = self.settings.max_workspace
-        results = [self._is_direct(k, parts) for k in range(len(self.graph.outputs))]
-        direct = {n for n, found in zip(self.graph.outputs, results, strict=True) if found}
-        kept = [n for n in parts.collected if n not in direct]
-        rows_kept = sum(n.nbytes for n in kept)
-        if rows_kept > most:
-            raise NotRowwise(self._reason_to_keep(parts, max(kept, key=lambda n: n.nbytes)))
-        graph, modes, common, sources, prepare = self._split_off_shared(parts)
+        direct = [self._is_direct(k, parts) for k in range(len(self.graph.outputs))]
+        kept = self._bytes_kept(parts, direct)
+        block = self._split_block(parts)
 
         def plan_of(rows: int) -> Plan:
-            return self._plan_block(with_rows(graph, modes, rows), parts, results)
+            return self._plan_block(with_rows(block.graph, block.modes, rows), parts, direct)
 
-        whole, one = plan_of(parts.rows).workspace, plan_of(1).workspace
-        if whole <= most and not parts.summed:
-            return None, prepare
+        def workspace(rows: int) -> int:
+            return plan_of(rows).workspace
+
+        whole = workspace(parts.rows)
+        if whole <= self.settings.max_workspace and not parts.summed:
+            return None, block.prepare
+        rows = self._choose_rows(block.graph, parts, kept, whole, workspace)
+        rest = parts.rows % rows
+        before = list(dict.fromkeys(n for n, _ in block.sources if n.op != "input"))
+        blocks = Blocks(
+            total=parts.rows,
+            rows=rows,
+            plan=plan_of(rows),
+            last=plan_of(rest) if rest else None,
+            before=self._plan_before(before),
+            common=block.common,
+            zeros=self._plan_zeros(parts, direct),
+            after=self._plan_after(parts, direct),
+            arguments=self.arguments,
+            sources=tuple(
+                Source(n.argument, mode) if n.op == "input" else Source(before.index(n), mode, before=True)
+                for n, mode in block.sources
+            ),
+            collected=tuple(self._result_index(n, direct) for n in parts.collected),
+            summed=tuple(self._result_index(n, direct) for n in parts.summed),
+            following=tuple(k for k in range(len(self.graph.outputs)) if not direct[k]),
+        )
+        return blocks, block.prepare
+
+    def _bytes_kept(self, parts: Cut, direct: Sequence[bool]) -> int:
+        """Return the bytes of the values of which all rows are kept for what follows the blocks.
+
+        Raises
+        ------
+        NotRowwise
+            They exceed the workspace.
+        """
+        results = {self.graph.outputs[k] for k in range(len(direct)) if direct[k]}
+        kept = [n for n in parts.collected if n not in results]
+        found = sum(n.nbytes for n in kept)
+        if found > self.settings.max_workspace:
+            raise NotRowwise(self._reason_to_keep(parts, max(kept, key=lambda n: n.nbytes)))
+        return found
+
+    def _choose_rows(self, block: Graph, parts: Cut, kept: int, whole: int, workspace: Callable[[int], int]) -> int:
+        """Choose the rows of a block, so that it fits beside the `kept` bytes; NotRowwise if one row does not.
+
+        `block` is the graph of one block that has all rows, which take `whole` bytes, and `workspace(rows)` returns the
+        bytes that a block of some rows takes.
+        """
         # Addends that no product adds to the sums by itself do not shrink with the rows.
-        users = g.users(graph.roots)
-        addends = graph.outputs[len(parts.collected) :]
-        most += sum(n.nbytes for n in addends if not _accumulating_product(n, users))
+        users = g.users(block.roots)
+        addends = block.outputs[len(parts.collected) :]
+        most = self.settings.max_workspace + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
+        one = workspace(1)
         if one > most:
             raise NotRowwise("one row takes more than that")
-        most = max(one, most - rows_kept)
-        rows = _rows_within(most, parts.rows, whole, one, lambda n: plan_of(n).workspace)
-        rest = parts.rows % rows
-        before = list(dict.fromkeys(n for n, _ in sources.values() if n.op != "input"))
-        blocks = Blocks(
-            parts.rows,
-            rows,
-            plan_of(rows),
-            plan_of(rest) if rest else None,
-            self._plan_before(before),
-            common,
-            self._plan_zeros(parts, results),
-            self._plan_after(parts, results),
-            self.arguments,
-            tuple(
-                Source(n.argument if n.op == "input" else -1 - before.index(n), mode) for n, mode in sources.values()
-            ),
-            tuple(self._result_index(n, results) for n in parts.collected),
-            tuple(self._result_index(n, results) for n in parts.summed),
-            tuple(k for k, n in enumerate(self.graph.outputs) if not results[k]),
-        )
-        return blocks, prepare
+        return rows_within(max(one, most - kept), parts.rows, whole, one, workspace)
 
-    def _result_index(self, node: Node, results: Sequence[bool]) -> int:
-        """Return the index of the direct result that a value of the blocks is; -1 if it is none."""
-        pairs = enumerate(zip(self.graph.outputs, results, strict=True))
-        return next((k for k, (n, direct) in pairs if direct and n is node), -1)
+    def _result_index(self, node: Node, direct: Sequence[bool]) -> int | None:
+        """Return the index of the result that blocks write directly, if a value is one; else None."""
+        for k, output in enumerate(self.graph.outputs):
+            if direct[k] and output is node:
+                return k
+        return None
+
+    def _outputs(self, nodes: Sequence[Node], values: Sequence[Node], direct: Sequence[bool]) -> tuple[Output, ...]:
+        """Return the nodes of a plan as its outputs: those that are direct results of `values` with the user's axes."""
+        found = []
+        for node, value in zip(nodes, values, strict=True):
+            k = self._result_index(value, direct)
+            found.append(Output(node, Axes.of((0, 1) if k is None else self.axes[k], node.shape)))
+        return tuple(found)
 
     def _is_direct(self, number: int, parts: Cut) -> bool:
         """Whether the blocks write a result directly to the memory that the caller gets."""
@@ -180,47 +252,60 @@ class BlockPlanner:
         return f"{across_rows(reader)} takes all of a value of {node.shape[0]} x {node.shape[1]}"
 
     # The block
-    def _split_off_shared(
-        self, parts: Cut
-    ) -> tuple[Graph, dict[Node, Mode], Plan | None, dict[int, tuple[Node, Mode]], Plan | None]:
-        """Choose the products of a block, and split off what is prepacked or computed once for all blocks.
-
-        Returns the graph of a block and the modes of its values, the plan of the shared values, the sources of the
-        block's inputs by number, and the plan that prepacks.
-        """
-        sources = dict(enumerate(parts.sources))
-        block = parts.block
-        layouts = {k: self._layout(*source) for k, source in sources.items()}
-        bound = frozenset(k for k, (n, mode) in sources.items() if mode == WHOLE and n.argument in self.bound)
-        graph = choose_products(block, self.settings, fixed_values(block, bound))
+    def _split_block(self, parts: Cut) -> BlockParts:
+        """Choose the products of a block, and split off what is prepacked or computed once for all blocks."""
+        sources = parts.sources
+        layouts = {k: self._layout(*source) for k, source in enumerate(sources)}
+        bound = frozenset(k for k, (n, mode) in enumerate(sources) if mode == WHOLE and n.argument in self.bound)
+        graph = choose_products(parts.block, self.settings, fixed_values(parts.block, bound))
         graph = one_pass_variances(graph) if takes_epilogues(self.settings) else graph
         graph = insert_copies(graph, layouts)
-        prepare = None
-        if bound:
-            fixed = prepackable(graph, fixed_values(graph, bound), self.settings)
-            graph, prepacking = split_off(graph, fixed, "prepacked")
-            for k, node in enumerate(graph.inputs[len(sources) :]):
-                sources[len(sources)] = (replace(node, argument=self.arguments + k), WHOLE)
-            prepacking = _renumbered(prepacking, lambda n: sources[n.argument][0].argument)
-            prepare = plan_inputs(f"{self.name}: prepacked once", prepacking, self.layouts, self.settings)
+        graph, sources, prepare = self._prepack(graph, sources, bound)
+        graph, modes, common = self._split_common(graph, sources, layouts, parts)
+        if any(m != WHOLE and n.op == "input" and not self._layout(n, m).foldable for n, m in sources):
+            raise NotRowwise("the rows of an argument have several strides")
+        return BlockParts(graph, modes, sources, prepare, common)
+
+    def _prepack(
+        self, graph: Graph, sources: list[Part], bound: frozenset[int]
+    ) -> tuple[Graph, list[Part], Plan | None]:
+        """Split off the values of a block that depend on its `bound` inputs alone.
+
+        Returns the rest of the block, its sources with the prepacked values behind them, and the plan that prepacks.
+        """
+        if not bound:
+            return graph, sources, None
+        fixed = prepackable(graph, fixed_values(graph, bound), self.settings)
+        rest, prepacking = split_off(graph, fixed, "prepacked")
+        # Plans number the function's arguments, and blocks their own inputs.
+        prepacking = _renumbered(prepacking, lambda n: sources[n.argument][0].argument)
+        prepare = plan_inputs(f"{self.name}: prepacked once", prepacking, self.layouts, self.settings)
+        prepacked = rest.inputs[len(sources) :]
+        added = [(replace(n, argument=self.arguments + k), WHOLE) for k, n in enumerate(prepacked)]
+        return rest, [*sources, *added], prepare
+
+    def _split_common(
+        self, graph: Graph, sources: list[Part], layouts: dict[int, Layout], parts: Cut
+    ) -> tuple[Graph, dict[Node, Mode], Plan | None]:
+        """Split off the values of a block that depend on no part of an input, but on whole ones alone.
+
+        Returns the rest of the block, the modes of its values, and the plan of the common values.
+        """
         given = {n: sources[n.argument][1] for n in graph.inputs}
         addends = len(parts.summed)
-        modes_of(graph, given, addends, parts.rows)  # raises NotRowwise before shared values are planned
+        modes_of(graph, given, addends, parts.rows)  # raises NotRowwise before common values are planned
         whole = {n for n, mode in given.items() if mode == WHOLE}
-        shared = computed_from(graph, lambda n: n in whole)
-        graph, common = split_off(graph, shared, "common", cheap=False)
-        modes = modes_of(graph, {**given, **dict.fromkeys(graph.inputs[len(sources) :], WHOLE)}, addends, parts.rows)
-        planned = plan_inputs(f"{self.name}: for all blocks", common, layouts, self.settings)
-        if any(m != WHOLE and n.op == "input" and not self._layout(n, m).foldable for n, m in sources.values()):
-            raise NotRowwise("the rows of an argument have several strides")
-        return graph, modes, planned, sources, prepare
+        rest, common = split_off(graph, computed_from(graph, lambda n: n in whole), "common", cheap=False)
+        given.update(dict.fromkeys(rest.inputs[len(sources) :], WHOLE))
+        modes = modes_of(rest, given, addends, parts.rows)
+        return rest, modes, plan_inputs(f"{self.name}: for all blocks", common, layouts, self.settings)
 
     def _layout(self, node: Node, mode: Mode) -> Layout:
         """Return the layout of the part of an input that a block takes."""
         layout = self.layouts.get(node.argument, Layout()) if node.op == "input" else Layout()
         return layout if mode in (WHOLE, ROWS) or node.shape[0] == 1 else replace(layout, contiguous=False)
 
-    def _plan_block(self, graph: Graph, parts: Cut, results: Sequence[bool]) -> Plan:
+    def _plan_block(self, graph: Graph, parts: Cut, direct: Sequence[bool]) -> Plan:
         """Plan a block; it adds its addends to the sums, which are further arguments."""
         count = len(parts.collected)
         graph = g.rewrite(graph, drop_unit_reductions)  # of blocks of one row
@@ -234,32 +319,29 @@ class BlockPlanner:
         graph = Graph([*graph.inputs, *sums], graph.outputs[:count], effects)
         layouts = {k: self._layout(*source) for k, source in enumerate(parts.sources)}
         scheduled = scheduled_for(graph, layouts, self.settings)
-        outputs = []
-        for node, source in zip(scheduled.graph.outputs, parts.collected, strict=True):
-            number = self._result_index(source, results)
-            outputs.append(Output(node, Axes.of((0, 1) if number < 0 else self.axes[number], node.shape)))
-        return Plan(self.name, self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
+        outputs = self._outputs(scheduled.graph.outputs, parts.collected, direct)
+        return Plan(self.name, self.settings, scheduled.graph, scheduled, outputs, (), ())
 
     # Before and after
-    def _plan_zeros(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
+    def _plan_zeros(self, parts: Cut, direct: Sequence[bool]) -> Plan | None:
         """Plan the zeros that the sums start from; None without sums."""
         if not parts.summed:
             return None
         zeros = [g.broadcast(g.cast(g.const(0.0), dtypes.compute_dtype(n.dtype)), n.shape) for n in parts.summed]
         scheduled = schedule(Graph([], zeros))
-        outputs = []
-        for node, source in zip(scheduled.graph.outputs, parts.summed, strict=True):
-            number = self._result_index(source, results)
-            outputs.append(Output(node, Axes.of((0, 1) if number < 0 else self.axes[number], node.shape)))
-        return Plan(f"{self.name}: zeros", self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
+        outputs = self._outputs(scheduled.graph.outputs, parts.summed, direct)
+        return Plan(f"{self.name}: zeros", self.settings, scheduled.graph, scheduled, outputs, (), ())
 
     def _plan_before(self, values: list[Node]) -> Plan | None:
-        """Plan the values that blocks cut but do not compute; None without such values."""
+        """Plan the values computed whole before the first block, which blocks then slice; None without any."""
         graph = choose_products(Graph(self.graph.inputs, values), self.settings, set())
-        return plan_inputs(f"{self.name}: before the blocks", _with_used_inputs(graph), self.layouts, self.settings)
+        return plan_inputs(f"{self.name}: before the blocks", with_used_inputs(graph), self.layouts, self.settings)
 
-    def _plan_after(self, parts: Cut, results: Sequence[bool]) -> Plan | None:
+    def _plan_after(self, parts: Cut, direct: Sequence[bool]) -> Plan | None:
         """Plan the results that need all blocks from the function's arguments, `collected` and `summed`."""
+        following = [k for k, written in enumerate(direct) if not written]
+        if not following:
+            return None
         inputs = list(self.graph.inputs)
         done: dict[Node, Node] = {}
         for node in (*parts.collected, *parts.summed):
@@ -268,34 +350,16 @@ class BlockPlanner:
             shape = (node.shape[1], node.shape[0]) if transposed else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))
             done[node] = g.cast(g.transpose(inputs[-1]) if transposed else inputs[-1], node.dtype)
-        all_results = zip(self.graph.outputs, self.axes, results, strict=True)
-        kept = [(n, axes) for n, axes, direct in all_results if not direct]
-        if not kept:
-            return None
-        for node in g.topological([n for n, _ in kept], lambda n: () if n in done else n.inputs):
+        results = [self.graph.outputs[k] for k in following]
+        for node in g.topological(results, lambda n: () if n in done else n.inputs):
             if node not in done:
                 done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
-        graph = _with_used_inputs(Graph(inputs, [done[n] for n, _ in kept]))
+        graph = with_used_inputs(Graph(inputs, [done[n] for n in results]))
         chosen = choose_products(graph, self.settings, set())
         scheduled = scheduled_for(chosen, self.layouts, self.settings)
-        pairs = zip(scheduled.graph.outputs, kept, strict=True)
-        outputs = [Output(n, Axes.of(axes, n.shape)) for n, (_, axes) in pairs]
-        return Plan(f"{self.name}: after the blocks", self.settings, scheduled.graph, scheduled, tuple(outputs), (), ())
-
-
-def _rows_within(most: int, total: int, whole: int, one: int, workspace: Callable[[int], int]) -> int:
-    """Choose the rows of a block, so that blocks of nearly equal size fit in `most` bytes.
-
-    `whole` and `one` are the bytes that all `total` rows and a single one take, `workspace(rows)` those of a block.
-    """
-    rows = max(1, min(total, 1 + (most - one) // max(1, (whole - one) // max(1, total - 1))))
-    if rows >= LEAST_ROWS:
-        rows -= rows % LEAST_ROWS
-        even = -(-total // -(-total // rows))
-        rows = min(rows, -(-even // LEAST_ROWS) * LEAST_ROWS)
-    while rows > 1 and workspace(rows) > most:
-        rows -= -(-rows // 16)  # not linear in the rows: splits are padded to groups of eight
-    return rows
+        pairs = zip(scheduled.graph.outputs, following, strict=True)
+        outputs = tuple(Output(n, Axes.of(self.axes[k], n.shape)) for n, k in pairs)
+        return Plan(f"{self.name}: after the blocks", self.settings, scheduled.graph, scheduled, outputs, (), ())
 
 
 def _accumulating_product(addend: Node, users: dict[Node, list[Node]]) -> Node | None:
@@ -312,12 +376,6 @@ def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]]) -> Nod
         return g.pointwise("add", total, addend)
     how = f"{product.how}, added to the sum over the blocks"
     return Node("accumulate", (*product.inputs, total), total.shape, total.dtype, how=how)
-
-
-def _with_used_inputs(graph: Graph) -> Graph:
-    """Drop the inputs that no output depends on."""
-    used = set(g.topological(graph.outputs))
-    return Graph([n for n in graph.inputs if n in used], graph.outputs)
 
 
 def _renumbered(graph: Graph, number: Callable[[Node], int]) -> Graph:

@@ -6,7 +6,7 @@ from ..ir.graph import Graph
 from ..rewrite import simplify
 from ..settings import Settings
 from ..trace import Axes
-from .blocks import BlockPlanner
+from .block_planner import BlockPlanner
 from .plan import Output, Plan, Traced
 from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
 from .schedule import (
@@ -47,8 +47,9 @@ def build(
         graph, prepacking = split_off(graph, fixed, "prepacked")
         prepare = plan_inputs(f"{traced.name}: prepacked once", prepacking, layouts, settings)
 
-    def plan_of(graph: Graph, written: Cost | None = None) -> Plan:
-        scheduled = scheduled_for(graph, layouts, settings, written)
+    def plan_of(graph: Graph, cost_as_written: Cost | None) -> Plan:
+        """Schedule a graph with the results of the function, and make it the function's plan."""
+        scheduled = scheduled_for(graph, layouts, settings, cost_as_written)
         results = zip(scheduled.graph.outputs, traced.axes, strict=True)
         outputs = tuple(Output(n, Axes.of(axes, n.shape)) for n, axes in results)
         return Plan(traced.name, settings, scheduled.graph, scheduled, outputs, tuple(notes), traced.calls, prepare)

@@ -85,14 +85,16 @@ class Source(NamedTuple):
     Attributes
     ----------
     number : int
-        An argument's, counting prepacked values behind the function's own arguments; or -1 - k for result k of the plan
-        `Blocks.before`.
+        That of an argument, counting prepacked values behind the function's own arguments; if `before`, that of a
+        result of the plan `Blocks.before`.
     mode : int
-        The part that a block takes: rows, columns, or all (`schedule.blocks`).
+        The part that a block takes: rows, columns, or all (`schedule.cut`).
+    before : bool
     """
 
     number: int
     mode: int
+    before: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,10 @@ class Blocks:
         The number of the function's arguments.
     sources : tuple of Source
         Of the inputs of a block, before the common values.
-    collected, summed, following : tuple of int
-        The index of each one among the function's results; -1 for values that only `after` reads.
+    collected, summed : tuple of (int or None)
+        The index of each one among the function's results; None for values that only `after` reads.
+    following : tuple of int
+        The indices of the results that `after` computes.
 
     All of these plans run in each call.
     """
@@ -136,8 +140,8 @@ class Blocks:
     after: Plan | None
     arguments: int
     sources: tuple[Source, ...]
-    collected: tuple[int, ...]
-    summed: tuple[int, ...]
+    collected: tuple[int | None, ...]
+    summed: tuple[int | None, ...]
     following: tuple[int, ...]
 
     @property
@@ -152,13 +156,13 @@ class Blocks:
     @property
     def workspace(self) -> int:
         """The most bytes that a call holds at once beside its arguments, prepacked values and results."""
-        shared = [o.node.nbytes for p in (self.before, self.common) if p is not None for o in p.outputs]
+        held = [o.node.nbytes for p in (self.before, self.common) if p is not None for o in p.outputs]
         sums = zip(self.summed, self.zeros.outputs if self.zeros else (), strict=True)
-        shared += [o.node.nbytes for k, o in sums if k < 0]
-        own = zip(self.collected, self.plan.outputs, strict=True)
-        shared += [self.total * o.node.shape[1] * dtypes.ITEMSIZE[o.dtype] for k, o in own if k < 0]
-        rest = (self.plan, self.last, self.after, *self.first)
-        return sum(shared) + max(p.workspace for p in rest if p is not None)
+        held += [o.node.nbytes for k, o in sums if k is None]
+        collected = zip(self.collected, self.plan.outputs, strict=True)
+        held += [self.total * o.node.shape[1] * dtypes.ITEMSIZE[o.dtype] for k, o in collected if k is None]
+        plans = (self.plan, self.last, self.after, *self.first)
+        return sum(held) + max(p.workspace for p in plans if p is not None)
 
 
 @dataclass
@@ -183,7 +187,8 @@ class Plan:
     blocks : Blocks or None
         Blocks of rows, if the workspace for all rows would exceed the limit.
     whole : str
-        Why the plan does not run in blocks although it exceeds the limit.
+        If the plan exceeds `Settings.max_workspace` and still runs on the whole of all rows: why they cannot be taken
+        in blocks, for the report. Empty otherwise.
     as_written : str
         For NumPy arrays: why the function runs as written, and not in these steps; empty if it runs in them.
     saving : str

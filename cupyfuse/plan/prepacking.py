@@ -17,10 +17,10 @@ _READ_STORED = ("matmul", "batched_matmul", "split_matmul", "split", "copy", "st
 
 
 def scheduled_for(
-    graph: Graph, layouts: dict[int, Layout] | None, settings: Settings, written: Cost | None = None
+    graph: Graph, layouts: dict[int, Layout] | None, settings: Settings, cost_as_written: Cost | None = None
 ) -> Schedule:
-    """Schedule a graph, and fuse epilogues into its products; `written` as for `schedule`."""
-    scheduled = schedule(graph, layouts, written)
+    """Schedule a graph, and fuse epilogues into its products; `cost_as_written` as for `schedule`."""
+    scheduled = schedule(graph, layouts, cost_as_written)
     results = set(map(base_of, scheduled.graph.roots))
     scheduled.steps = fuse_epilogues(scheduled.steps, scheduled.storage, results, layouts or {}, settings)
     return scheduled
@@ -63,49 +63,74 @@ def prepackable(graph: Graph, fixed: set[Node], settings: Settings) -> set[Node]
 def split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) -> tuple[Graph, Graph]:
     """Cut a graph in two: return the rest, and the computation of those `static` values that the rest reads.
 
-    These become inputs of the rest, numbered after the arguments. Without `cheap`, pointwise work on arguments stays in
-    the rest unless a product reads it.
+    These become inputs of the rest, named `name` and numbered after the arguments. Without `cheap`, pointwise work on
+    arguments stays in the rest unless a product reads it.
+    """
+    read_stored = _static_values_read(graph, static, cheap)
+    inputs: dict[Node, Node] = {}  # static value -> the input of the rest that holds it
+    first = len(graph.inputs)
+    for k, (node, as_stored) in enumerate(read_stored.items()):
+        dtype = node.dtype if as_stored else dtypes.compute_dtype(node.dtype)
+        ndim = 2 if node.shape[0] > 1 else 1
+        inputs[node] = g.argument(first + k, f"{name}{k}", node.shape, dtype, ndim)
+    return _with_inputs_for(graph, inputs), _computation(graph, inputs)
+
+
+def _static_values_read(graph: Graph, static: set[Node], cheap: bool) -> dict[Node, bool]:
+    """Find the static values that are results, or that the rest of the graph reads; `cheap` as for `split_off`.
+
+    Returns for each whether a reader takes it as stored in its own dtype, not in the wider one that it is computed in.
     """
     costly: dict[Node, bool] = {}  # whether a value depends on a reduction, a product or a copy
     for node in g.topological(graph.roots):
         costly[node] = node.reduction or node.op in _READ_STORED or any(costly[i] for i in node.inputs)
     eager = set(g.topological(graph.roots, lambda n: () if n in static else g.eager_inputs(n)))
-    boundary: dict[Node, bool] = {}  # static value -> whether it is read in its own dtype, not a wider one
+
+    def taken(value: Node, operand: Node, reader: Node) -> bool:
+        """Whether a reader takes a static value, of which its operand may be a view, rather than recompute it."""
+        if value.op == "input":
+            return False
+        # A guard's exact form recomputes cheap values for the rare element that needs them.
+        return costly[value] or (operand in eager and (cheap or reader.op in _READ_STORED))
+
+    found: dict[Node, bool] = {}
     for root in map(base_of, graph.roots):
         if root in static and root.op not in ("input", "const"):
-            boundary[root] = True
-    for node in g.topological(graph.roots, lambda n: () if n in static else n.inputs):
-        if node in static:
+            found[root] = True
+    for reader in g.topological(graph.roots, lambda n: () if n in static else n.inputs):
+        if reader in static:
             continue
-        for i in node.inputs:
-            base = base_of(i)
-            # A guard's exact form recomputes cheap values for the rare element that needs them.
-            if (
-                base in static
-                and base.op != "input"
-                and (costly[base] or (i in eager and (cheap or node.op in _READ_STORED)))
-            ):
-                boundary[base] = boundary.get(base, False) or node.op in _READ_STORED
-    first = len(graph.inputs)
-    inputs = list(graph.inputs)
-    mapping: dict[Node, Node] = {}
-    for k, (node, own_dtype) in enumerate(boundary.items()):
-        dtype = node.dtype if own_dtype else dtypes.compute_dtype(node.dtype)
-        ndim = 2 if node.shape[0] > 1 else 1
-        mapping[node] = g.argument(first + k, f"{name}{k}", node.shape, dtype, ndim)
-        inputs.append(mapping[node])
-    # Values that are stored rounded are rounded for the other static values that read them.
-    read = {i for node in g.topological(boundary) for i in node.inputs}
-    narrow = {
-        n for n, own_dtype in boundary.items() if own_dtype and n in read and dtypes.compute_dtype(n.dtype) != n.dtype
-    }
-    values = round_values(Graph(graph.inputs, list(boundary)), narrow).outputs
-    outputs = [g.cast(node, mapping[n].dtype) for n, node in zip(boundary, values, strict=True)]
-    done: dict[Node, Node] = dict(mapping)
-    for node in g.topological(graph.roots, lambda n: () if n in mapping else n.inputs):
+        for operand in reader.inputs:
+            value = base_of(operand)
+            if value in static and taken(value, operand, reader):
+                found[value] = found.get(value, False) or reader.op in _READ_STORED
+    return found
+
+
+def _with_inputs_for(graph: Graph, inputs: dict[Node, Node]) -> Graph:
+    """Return the graph with further inputs in place of some values."""
+    done: dict[Node, Node] = dict(inputs)
+    for node in g.topological(graph.roots, lambda n: () if n in inputs else n.inputs):
         if node not in done:
             done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
     rest = graph.replace(done)
-    rest.inputs = inputs
-    needed = set(g.topological(outputs))
-    return rest, Graph([n for n in graph.inputs if n in needed], outputs)
+    rest.inputs = [*graph.inputs, *inputs.values()]
+    return rest
+
+
+def _computation(graph: Graph, inputs: dict[Node, Node]) -> Graph:
+    """Return the graph that computes values from the arguments, each in the dtype of the input that takes it."""
+    # 16-bit values that are stored rounded are rounded for the other values that read them, too.
+    read = {i for node in g.topological(inputs) for i in node.inputs}
+    rounded = {
+        n for n, i in inputs.items() if n in read and i.dtype == n.dtype and dtypes.compute_dtype(n.dtype) != n.dtype
+    }
+    values = round_values(Graph(graph.inputs, list(inputs)), rounded).outputs
+    outputs = [g.cast(value, i.dtype) for value, i in zip(values, inputs.values(), strict=True)]
+    return with_used_inputs(Graph(graph.inputs, outputs))
+
+
+def with_used_inputs(graph: Graph) -> Graph:
+    """Drop the inputs that no output depends on."""
+    used = set(g.topological(graph.outputs))
+    return Graph([n for n in graph.inputs if n in used], graph.outputs)

@@ -12,7 +12,7 @@ from searched import EXAMPLES, searched
 from support import HEADS, Engine, Head
 
 import cupyfuse as cf
-from cupyfuse.plan.schedule.blocks import ROWS
+from cupyfuse.plan.schedule.cut import ROWS
 
 SMALL = 6000  # bytes of workspace: a few rows of the products below
 

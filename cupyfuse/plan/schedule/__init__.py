@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ir.graph import Graph, Node
-from .blocks import NotRowwise
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
+from .cut import NotRowwise
 from .epilogues import fuse_epilogues, takes_epilogues
 from .memory import (
     Layout,
@@ -73,11 +73,11 @@ class Schedule:
     storage: dict[Node, str]
 
 
-def schedule(graph: Graph, layouts: dict[int, Layout] | None = None, written: Cost | None = None) -> Schedule:
-    """Partition a simplified graph into steps; `written` is the cost of the function that it was simplified from."""
+def schedule(graph: Graph, layouts: dict[int, Layout] | None = None, cost_as_written: Cost | None = None) -> Schedule:
+    """Partition a simplified graph into steps; `cost_as_written` is that of the function it was simplified from."""
     graph = insert_copies(results_in_memory(graph), layouts or {})
     while True:
-        scheduler, steps = best_partition(graph, written)
+        scheduler, steps = best_partition(graph, cost_as_written)
         mixed = scheduler.values_rounded_for_some(steps)
         if not mixed:
             return Schedule(graph, steps, scheduler.storage(steps))

@@ -1,4 +1,4 @@
-"""Cut a graph into blocks of rows: what is computed before them, what each block computes, and what follows.
+"""Find where a graph can be cut into blocks of rows: what a block computes, what precedes it, and what follows.
 
 A block has some rows of a large product. It computes values from those rows alone, and its addends of sums over all
 rows: products that contract the rows, such as the gradient of a weight, and sums down the columns. What needs all rows
@@ -7,7 +7,7 @@ of a small value, such as a mean of losses, follows the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -16,19 +16,19 @@ from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.products import split_shape
 
-LEAST_ROWS = 128  # of a block, if the workspace allows: with fewer, tensor cores wait for the weights
+_LEAST_ROWS = 128  # of a block, if the workspace allows: with fewer, tensor cores wait for the weights
 
 # What a block has of a value: its rows along axis 0 or 1, all of it, or an addend of a sum over all rows.
 ROWS, COLUMNS, WHOLE, ADDEND = 0, 1, -1, -2
 Mode: TypeAlias = int
-_Part: TypeAlias = tuple[Node, Mode]
+Part: TypeAlias = tuple[Node, Mode]  # what a block has of a value
 
 
 class NotRowwise(Exception):
     """A graph cannot be computed in blocks of rows; the message says why."""
 
 
-def _operands(node: Node, mode: Mode, rows: int) -> list[_Part] | None:
+def _operands(node: Node, mode: Mode, rows: int) -> list[Part] | None:
     """Return what a block needs of a node's operands to compute a part of it; None if it needs other rows too.
 
     `rows` is the number of rows of all blocks: an axis of that length is cut.
@@ -47,13 +47,14 @@ def _operands(node: Node, mode: Mode, rows: int) -> list[_Part] | None:
     if node.op in ("split", "factor") or (node.reduction and node.axis != mode):
         return [(node.inputs[0], mode)]
     if node.op in ("matmul", "split_matmul"):
-        # The right operand of a split product is transposed: its rows are the product's columns.
+        # Rows of a product are those of its left operand, columns those of its right one. The right operand of a split
+        # product is transposed: its rows are the product's columns. Behind the splits follow their two operands.
         axis = ROWS if node.op == "split_matmul" else mode
-        return [(i, axis if k % 2 == mode else WHOLE) for k, i in enumerate(node.inputs)]
+        return [(operand, axis if k % 2 == mode else WHOLE) for k, operand in enumerate(node.inputs)]
     return None
 
 
-def _operands_of_addend(node: Node, rows: int) -> list[_Part] | None:
+def _operands_of_addend(node: Node, rows: int) -> list[Part] | None:
     """Return what a block needs of a node's operands to compute its addend of the node; None if it has none."""
     if node.op == "matmul" and node.inputs[0].shape[1] == rows:
         return [(node.inputs[0], COLUMNS), (node.inputs[1], ROWS)]
@@ -88,7 +89,7 @@ class Cut:
 
     rows: int
     block: Graph
-    sources: list[_Part]
+    sources: list[Part]
     collected: list[Node]
     transposed: set[Node]
     summed: list[Node]
@@ -129,7 +130,8 @@ class _Cutter:
 
     def _choose_mode(self, node: Node) -> None:
         """Choose what a block computes of a value that depends on anchors; if nothing, the value follows the blocks."""
-        if not any(i in self.modes or i in self.after for i in node.inputs):
+        depends_on_anchors = any(i in self.modes or i in self.after for i in node.inputs)
+        if not depends_on_anchors:
             if node in self.anchors:
                 self.modes[node] = ROWS
             return
@@ -138,7 +140,7 @@ class _Cutter:
                 if mode == ADDEND and (node.pointwise or (node.reduction and 1 in node.inputs[0].shape)):
                     continue  # sums of vectors follow the blocks
                 parts = _operands(node, mode, self.rows)
-                if parts is not None and all(self.modes.get(i, own) == own for i, own in parts):
+                if parts is not None and all(self.modes.get(i, needed) == needed for i, needed in parts):
                     self.modes[node] = mode
                     return
         self.after[node] = across_rows(node)
@@ -158,40 +160,49 @@ class _Cutter:
 
     def _build(self, collected: list[Node], summed: list[Node]) -> Cut:
         """Build the graph of one block from the values that it returns and those that it adds to."""
-        roots: list[_Part] = [(n, self.modes.get(n, ROWS)) for n in collected]
-        roots += [(n, ADDEND) for n in summed]
-        shared: set[Node] = set()  # computed before, since blocks read their rows and also all of them
-
-        def operands(part: _Part) -> list[_Part]:
-            node, mode = part
-            leaf = node.op in ("input", "const") or node in shared
-            return [] if leaf else _operands(node, mode, self.rows) or []
-
-        while True:
-            order = list(g.topological(roots, operands))
-            whole = {n for n, mode in order if mode == WHOLE and n.inputs}
-            both = whole & {n for n, mode in order if mode != WHOLE} - shared
-            if not both:
-                break
-            shared |= both
-        sources: list[_Part] = []
-        done: dict[_Part, Node] = {}
+        roots: list[Part] = [(n, self.modes.get(n, ROWS)) for n in collected]
+        transposed = {n for n, mode in roots if mode == COLUMNS}
+        addends: list[Part] = [(n, ADDEND) for n in summed]
+        order, before = self._parts_of_block([*roots, *addends])
+        sources: list[Part] = []
         inputs: list[Node] = []
+        done: dict[Part, Node] = {}
         for part in order:
             node, mode = part
+            operands = self._operands_in_block(part, before)
             if node.op == "const":
                 done[part] = node
-            elif node.op == "input" or node in shared or (mode != WHOLE and not operands(part)):
+            elif node.op == "input" or node in before or (mode != WHOLE and not operands):
                 ndim = node.ndim if node.op == "input" else 2
                 done[part] = g.argument(len(inputs), node.name or f"before{len(inputs)}", node.shape, node.dtype, ndim)
                 inputs.append(done[part])
                 sources.append(part)
             else:
-                done[part] = g.with_inputs(node, [done[p] for p in operands(part)])
-        transposed = {n for n, mode in roots if mode == COLUMNS}
+                done[part] = g.with_inputs(node, [done[p] for p in operands])
         outputs = [g.transpose(done[part]) if part[0] in transposed else done[part] for part in roots]
-        outputs[len(collected) :] = [g.cast(n, dtypes.compute_dtype(n.dtype)) for n in outputs[len(collected) :]]
+        outputs += [g.cast(done[part], dtypes.compute_dtype(done[part].dtype)) for part in addends]
         return Cut(self.rows, Graph(inputs, outputs), sources, collected, transposed, summed)
+
+    def _parts_of_block(self, roots: list[Part]) -> tuple[list[Part], set[Node]]:
+        """List what a block computes or reads for its results `roots`, operands first.
+
+        Also returns the values to compute before the blocks, since these read their rows and also all of them.
+        """
+        before: set[Node] = set()
+        while True:
+            order = list(g.topological(roots, lambda part: self._operands_in_block(part, before)))
+            whole = {n for n, mode in order if mode == WHOLE and n.inputs}
+            both = whole & {n for n, mode in order if mode != WHOLE} - before
+            if not both:
+                return order, before
+            before.update(both)
+
+    def _operands_in_block(self, part: Part, before: Set[Node]) -> list[Part]:
+        """Return what a block computes a part from; nothing for inputs, constants and what is computed `before`."""
+        node, mode = part
+        if node.op in ("input", "const") or node in before:
+            return []
+        return _operands(node, mode, self.rows) or []
 
 
 def across_rows(node: Node) -> str:
@@ -237,14 +248,36 @@ def _mark(found: dict[Node, Mode], node: Node, mode: Mode) -> None:
 
 
 def with_rows(graph: Graph, modes: dict[Node, Mode], rows: int) -> Graph:
-    """Return a block's graph for another number of rows."""
+    """Return a block's graph for another number of rows.
+
+    In mode COLUMNS the block's rows lie along axis 1.
+    """
     done: dict[Node, Node] = {}
     for node in g.topological([*graph.inputs, *graph.roots]):
         inputs = tuple(done[i] for i in node.inputs)
         mode, shape = modes.get(node, WHOLE), node.shape
         if node.op == "split":
             shape = split_shape(inputs[0].shape, node.parts)
-        elif mode in (ROWS, COLUMNS):
-            shape = (rows, shape[1]) if mode == ROWS else (shape[0], rows)
+        elif mode == ROWS:
+            shape = (rows, shape[1])
+        elif mode == COLUMNS:
+            shape = (shape[0], rows)
         done[node] = g.with_inputs(node, inputs, shape)
     return Graph([done[n] for n in graph.inputs], [done[n] for n in graph.outputs])
+
+
+def rows_within(most: int, total: int, whole: int, one: int, workspace: Callable[[int], int]) -> int:
+    """Choose the rows of a block, so that blocks of nearly equal size fit in `most` bytes.
+
+    `whole` and `one` are the bytes that all `total` rows and a single one take, `workspace(rows)` those of a block.
+    """
+    bytes_a_row = max(1, (whole - one) // max(1, total - 1))
+    rows = max(1, min(total, 1 + (most - one) // bytes_a_row))
+    if rows >= _LEAST_ROWS:
+        rows -= rows % _LEAST_ROWS
+        blocks = -(-total // rows)
+        even = -(-total // blocks)
+        rows = min(rows, -(-even // _LEAST_ROWS) * _LEAST_ROWS)
+    while rows > 1 and workspace(rows) > most:
+        rows -= -(-rows // 16)  # not linear in the rows: splits are padded to groups of eight
+    return rows

@@ -28,14 +28,14 @@ _ROUNDS = 8
 _VECTORS = 1 / 8
 
 
-def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler, list[Step]]:
+def best_partition(graph: Graph, cost_as_written: Cost | None = None) -> tuple[Scheduler, list[Step]]:
     """Partition a graph within the bounds of `cost` with the fewest values stored; else with the fewest bytes moved.
 
     Parameters
     ----------
     graph : Graph
-    written : Cost, optional
-        That of the function as written, which may compute a value twice that the graph holds once.
+    cost_as_written : Cost, optional
+        Of the function as written, which may compute a value twice that the graph holds once.
 
     Returns
     -------
@@ -43,7 +43,7 @@ def best_partition(graph: Graph, written: Cost | None = None) -> tuple[Scheduler
     steps : list of Step
     """
     once = unfused_cost(graph)
-    limit = max(MOST_FLOPS * once.repeatable, 0 if written is None else written.repeatable)
+    limit = max(MOST_FLOPS * once.repeatable, 0 if cost_as_written is None else cost_as_written.repeatable)
     best: tuple[Scheduler, list[Step], Cost] | None = None
     for scheduler in _candidates(graph, once):
         within = scheduler.run_within(once.products + limit)
