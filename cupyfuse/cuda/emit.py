@@ -109,7 +109,11 @@ class Writer:
         return "struct Program {\n" + indented("\n\n".join(s for s in sections if s)) + "\n};"
 
     def emit_totals(self, stage: int) -> str:
-        """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements."""
+        """Emit the struct of a stage's accumulators, which act together, and the functions that feed it elements.
+
+        Templates call `peek` for each element of a tile, `settle` once, then `add` for each element. Lanes of a warp
+        combine by `lead`, `settle` and `exchange`; `merge` adds the totals of others (see `reductions.cuh`).
+        """
         accumulators = self.program.accumulators(stage)
         lines = [f"struct Totals{stage} {{"]
         lines += [f"    {a.kind} {a.name};" for a in accumulators]
@@ -326,7 +330,7 @@ class Writer:
         return function_text("void commit(i64 row, const Row& r) const", body)
 
     def emit_joint_repair(self, node: Node, stage: int) -> str:
-        """Emit a repair in which all threads of a row take part, at the end of a stage; return a call of it."""
+        """As `emit_repair`, by all threads of a row; mark `finish` of the stage as run by all of them."""
         self.shared_finish.add(stage)
         return self.emit_repair(node)
 

@@ -17,6 +17,7 @@ STATE_BYTES = 64  # of each stream's state, and of the one that all streams shar
 CHANGED_AT = 12  # byte offset of the flag in a stream's state
 MOST_MATRICES = 64  # 56 bytes each, of the 4 KB of a kernel's arguments
 _RUN_BYTES = 32  # a memory sector
+_PIECES_A_RUN = 2  # of 16 bytes: one a thread
 _RUNS_A_ROW, _RUNS = 8, 8192  # least runs that are read of a row, and of a matrix: up to 256 KB is read whole
 
 Shape = tuple[int, int, int, int, int]  # rows, columns, strides in elements, bytes of an element
@@ -50,9 +51,9 @@ class Fingerprint:
         pieces = 0
         for shape in shapes:
             rows, cols, row_stride, col_stride, itemsize = _with_rows_along_memory(shape)
-            places = _sampled_runs(rows, cols, itemsize)
-            self._members += [0, row_stride * itemsize, col_stride * itemsize, rows, cols, itemsize, places]
-            pieces += 2 * rows * places
+            runs = _sampled_runs(rows, cols, itemsize)
+            self._members += [0, row_stride * itemsize, col_stride * itemsize, rows, cols, itemsize, runs]
+            pieces += _PIECES_A_RUN * rows * runs
         blocks = max(1, min(-(-pieces // THREADS), runtime.processors * BLOCKS))
         kernel = fingerprint_kernel(len(shapes))
         form = "Qqqqqqq" * len(shapes) + "QQQ"

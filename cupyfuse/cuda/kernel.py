@@ -75,7 +75,7 @@ def translation_unit(
     cluster : int
         Blocks of a cluster.
     tensor_maps : bool
-        The struct holds tensor maps, which the copy engine reads from the kernel's parameters.
+        The struct holds tensor maps, which the TMA reads from the kernel's parameters.
     """
     attributes = f"__launch_bounds__({threads}, {blocks})" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
     parameter = f"const {'__grid_constant__ ' * tensor_maps}Program p"

@@ -13,7 +13,7 @@ from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node, Shape
 from ..ir.operators import REDUCTIONS
-from ..plan.schedule import Step, base_of
+from ..plan.schedule import Step, base_of, stages_of
 
 # Extents: one value per element, per row, per column, or one in all; values of ANY extent are read with both strides.
 FULL, ROW, COLUMN, SCALAR, ANY = "full", "row", "column", "scalar", "any"
@@ -90,7 +90,7 @@ class Program:
 
     def __post_init__(self) -> None:
         self.by_columns = self.step.kind == "ColumnStats"
-        self.stage: dict[Node, int] = {}
+        self.stage = stages_of(self.step)
         used: set[str] = set()
         for node in self.step.inputs:
             if node is self.product:
@@ -108,8 +108,6 @@ class Program:
             self.names[node] = f"v{number}"
         if self.product is not None:
             self.stage[self.product] = 0
-        for node in self.step.nodes:
-            self.stage[node] = self._stage_of(node)
 
     def fresh_name(self) -> str:
         """Return a name for a value that only a guard computes."""
@@ -125,16 +123,21 @@ class Program:
         return 1 + max((self.stage[n] for n in self.step.nodes if self.stage[n] >= 0), default=0)
 
     def extent(self, node: Node) -> str:
-        """Return the extent of a value over the rows and columns of the step."""
+        """Return the extent of a value over the rows and columns of the step.
+
+        In a step of one row or one column several extents have the same shape. Then a value is FULL, but for vectors
+        of the user's in a row program of one row: these are per-column as for more rows, so that the bits of a row do
+        not depend on the number of rows.
+        """
         rows, cols = self.domain
-        if rows == 1 < cols and node.ndim == 1 and node.shape == (1, cols) and not self.by_columns:
-            # A vector is per-column for a single row too, so that a row's bits do not depend on the number of rows.
+        users_vector = node.ndim == 1  # of computed values `ndim` is always 2
+        if users_vector and rows == 1 < cols and node.shape == (1, cols) and not self.by_columns:
             return COLUMN
         if node.shape == (rows, cols):
             return FULL
-        if self.by_columns:
-            return COLUMN if node.shape == (1, cols) else ROW if node.shape == (rows, 1) else SCALAR
-        return ROW if node.shape == (rows, 1) else COLUMN if node.shape == (1, cols) else SCALAR
+        if node.shape == (rows, 1):
+            return ROW
+        return COLUMN if node.shape == (1, cols) else SCALAR
 
     def _add(self, node: Node, extent: str, written: bool, used: set[str]) -> None:
         """Add a parameter of the kernel for a value, under a name that is not in `used`."""
@@ -158,16 +161,6 @@ class Program:
         """Find the constants that are parameters of the kernel, so that another value needs no other kernel."""
         everything = g.topological(self.step.nodes, lambda n: () if n in self.loaded else n.inputs)
         return [n for n in everything if n.op == "const" and n.name]
-
-    def _stage_of(self, node: Node) -> int:
-        """Return the first stage in which a value can be computed; -1 if it depends on no element of the rows."""
-        full = self.extent(node) == FULL or (node.reduction and node.axis == (0 if self.by_columns else 1))
-        stage = 0 if full else -1
-        for i in g.eager_inputs(node):
-            if i in self.stage:
-                after = self.extent(i) != FULL and self.extent(node) == FULL and self.stage[i] >= 0
-                stage = max(stage, self.stage[i] + (1 if after else 0))
-        return stage
 
     @cached_property
     def divisors(self) -> set[Node]:

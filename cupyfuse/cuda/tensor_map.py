@@ -1,4 +1,4 @@
-"""Tensor maps: the descriptors by which Hopper's copy engine reads matrices, encoded by the CUDA driver."""
+"""Tensor maps: descriptors by which Hopper's tensor memory accelerator (TMA) reads matrices, encoded by the driver."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class KernelArguments:
     numbers : list of (index of the member, number)
     vector_pointers : list of (slot of the address, bytes from there, itemsize)
         The pointers that are accessed in vectors.
-    strides : int
+    row_stride_bits : int
         Bitwise or of all row strides, whose common powers of two limit the vector width.
     """
 
@@ -96,18 +96,22 @@ class KernelArguments:
         self.pointers: list[tuple[int, int, int]] = []
         self.numbers: list[tuple[int, Number]] = []
         self.vector_pointers: list[tuple[int, int, int]] = []
-        self.strides = 0
+        self.row_stride_bits = 0
         for parameter in program.parameters:
-            self._add(parameter, None if parameter.is_number else place(parameter.node))
+            if parameter.is_number:
+                self._add_number(parameter.node)
+            else:
+                self._add_array(parameter, place(parameter.node))
 
-    def _add(self, parameter: Parameter, place: Place | None) -> None:
-        """Append the members for a parameter: a scalar, or a pointer with its strides."""
-        if place is None:
-            if parameter.node.number is not None:
-                self.numbers.append((len(self.members), parameter.node.number))
-            self.members.append(float(parameter.node.value))
-            self.format += "d"
-            return
+    def _add_number(self, node: Node) -> None:
+        """Append the member for a constant, or for a float argument, which each call fills in."""
+        if node.number is not None:
+            self.numbers.append((len(self.members), node.number))
+        self.members.append(float(node.value))
+        self.format += "d"
+
+    def _add_array(self, parameter: Parameter, place: Place) -> None:
+        """Append the members for an array: a pointer, and the strides that the kernel takes."""
         start = place.offset * dtypes.ITEMSIZE[parameter.dtype]
         self.pointers.append((len(self.members), place.slot, start))
         self.members.append(0)
@@ -119,7 +123,7 @@ class KernelArguments:
         if parameter.extent in (FULL, COLUMN):
             self.vector_pointers.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
         if parameter.extent == FULL and self.rows > 1:
-            self.strides |= abs(place.row_stride)
+            self.row_stride_bits |= abs(place.row_stride)
 
     def aligned_vec(self, addresses: Addresses, widest: int) -> int:
         """Return the largest number of elements, `widest` over a power of two, that all pointers are aligned to."""
@@ -175,7 +179,7 @@ class KernelLaunch:
         self.flag = flag
         self.numbers_slot = numbers
         self.arguments = KernelArguments(self.program, place)
-        self.widest = fitting_vec(self.program, self.arguments.strides)
+        self.widest = fitting_vec(self.program, self.arguments.row_stride_bits)
         self.config = default_config(self.program, self.widest)
         self.kernels = emit_kernels(self.program, self.config, conditional=flag >= 0)
 
@@ -207,22 +211,22 @@ class KernelLaunch:
         arguments = self.arguments
         # The struct: arguments, rows, columns; of a column step the address of the totals, shares; any flag's address.
         template, form = [*arguments.members, self.rows, self.cols], arguments.format + "qq"
-        pointers = arguments.pointers.copy()
-        numbers, values = arguments.numbers, self.numbers_slot
+        pointers, numbers = arguments.pointers.copy(), arguments.numbers
         if self.program.by_columns:
             pointers.append((len(template), partial, 0))
             template += [0, config.shares]
             form += "Qq"
             grids = [(-(-self.cols // config.group), config.shares), (-(-self.cols // config.threads), 1)]
         else:
-            grids = [(row_blocks(config, self.rows, self.cols, runtime.processors), 1)]
+            grids = [(_thread_blocks(config, self.rows, self.cols, runtime.processors), 1)]
         if self.flag >= 0:
             pointers.append((len(template), self.flag, 0))
             template.append(0)
             form += "Q"
+        numbers_slot = self.numbers_slot
         runs = [
             launcher(runtime.function(kernel), (max(1, x), y, 1), (config.threads, 1, 1), form, kernel.shared)
-            for kernel, (x, y) in zip(kernels, grids, strict=False)
+            for kernel, (x, y) in zip(kernels, grids, strict=False)  # the second kernel of a column step is the merge
         ]
 
         def launch(addresses: Addresses, stream: Any) -> None:
@@ -230,15 +234,15 @@ class KernelLaunch:
             for index, slot, start in pointers:
                 members[index] = addresses[slot] + start
             for index, number in numbers:
-                members[index] = number.evaluate(addresses[values])
+                members[index] = number.evaluate(addresses[numbers_slot])
             for run in runs:
                 run(members, stream)
 
         return launch
 
 
-def row_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
-    """Choose the number of blocks of a row template's launch on a GPU of so many multiprocessors."""
+def _thread_blocks(config: Config, rows: int, cols: int, processors: int) -> int:
+    """Choose the number of thread blocks that a row template is launched with on a GPU of so many multiprocessors."""
     if config.template == "row_lanes":
         blocks = -(-rows // (config.threads // config.group))
     elif config.template == "elementwise":

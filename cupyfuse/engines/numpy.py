@@ -299,14 +299,14 @@ class _Block:
         if node.reduction:
             x = self.value(node.inputs[0]) if node.inputs[0].op != "const" else self.operand(node.inputs[0], node.dtype)
             return _reduce(node, x)
-        row = POINTWISE[node.op]
+        operator = POINTWISE[node.op]
         if node.op == "where":
             condition, *choices = node.inputs
             values = [self.operand(condition, "bool"), *(self.operand(c, node.dtype) for c in choices)]
         else:
             dtype = g.operand_dtype(node)
             values = [self.operand(i, dtype) for i in node.inputs]
-        return np.asarray(row.numpy(*values))
+        return np.asarray(operator.numpy(*values))
 
     def pass_through(self, node: Node) -> Array:
         """Evaluate a cast, rounding to 16 bits where it says so, or a broadcast."""

@@ -82,7 +82,7 @@ class ProductLaunch:
         self._dtype = storage[base_of(step.product.inputs[0])]
         self._program = program_of(step, storage)
         self._arguments = KernelArguments(self._program, place)
-        self._widest = min(2, fitting_vec(self._program, self._arguments.strides))
+        self._widest = min(2, fitting_vec(self._program, self._arguments.row_stride_bits))
         self._shape = self._shape_for(self._widest)
         self._shares = -(-step.domain[1] // self._shape.tiles.columns)
         self._kernels = emit_gemm(self._program, self._shape)

@@ -52,7 +52,7 @@ def softmax_functions() -> Fused:
 
 
 def reduction_allowance(name: str, count: int) -> Allowance:
-    """Return the allowance of a reduction of `count` elements, in ulps of its `scale`."""
+    """Return the allowance of a reduction of `count` elements, in ulps of `Reduction.scale`."""
     each = REDUCTIONS[name].ulps
     return Allowance(each * (count + FINAL_ULPS) if each else 0.0, text=f"n + {FINAL_ULPS:g}" if each else "0")
 

@@ -77,7 +77,8 @@ def expected_when_flushed(case: Case, cases: tuple[Case, ...]) -> str:
     """Return the entry of a case for an engine that may flush subnormal operands to zero: also that for zeros."""
     zeros = {"sub": "0", "-sub": "-0"}
     operands = tuple(zeros.get(o, o) for o in case.operands)
-    return "|".join([case.expected, *(c.expected for c in cases if c.operands == operands != case.operands)])
+    flushed = [c.expected for c in cases if c.operands == operands and operands != case.operands]
+    return "|".join([case.expected, *flushed])
 
 
 def missing() -> list[str]:

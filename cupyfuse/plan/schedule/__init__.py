@@ -31,7 +31,7 @@ from .memory import (
 from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
-from .steps import Step, column_launches, column_splits
+from .steps import Step, column_launches, column_splits, stages_of
 from .tiles import Tiles, strip_transposes, tiles_for
 from .workspace import assign_offsets, dead_after
 
@@ -57,6 +57,7 @@ __all__ = [
     "row_stride",
     "round_values",
     "schedule",
+    "stages_of",
     "takes_epilogues",
     "tiles_for",
     "unfused_cost",

@@ -17,7 +17,7 @@ from ...ir import graph as g
 from ...ir.graph import Node
 from ...settings import Settings
 from .memory import Layout, base_of
-from .steps import Step, step_of, with_bytes
+from .steps import Step, stages_of, step_of, with_bytes
 from .tiles import LINE, MOST_STAGED, library_time, own_time, stream_time, strip_transposes
 
 _DTYPES = ("float16", "bfloat16")
@@ -81,9 +81,9 @@ def _reason_against_product(product: Node, layouts: dict[int, Layout]) -> str:
             return "an operand is not contiguous"
         count, length = matrix.shape
         if count > 1 and length % LINE:
-            return f"rows of {length} elements do not begin at multiples of 16 bytes, as the copy engine asks"
+            return f"rows of {length} elements do not begin at multiples of 16 bytes, as the TMA asks"
         if max(count, length) >= 1 << 31:
-            return "an operand is longer than the copy engine counts"
+            return "an operand is longer than the TMA counts"
     return ""
 
 
@@ -163,22 +163,8 @@ def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node,
     return with_bytes(replace(gemm, launches=launches, epilogue=epilogue, choice=how), storage)
 
 
-def _stages(step: Step) -> dict[Node, int]:
-    """Return the stage of each value of a row program, as `cuda/program.py` counts them."""
-    found: dict[Node, int] = {}
-    for node in step.nodes:
-        full = node.shape == step.domain or (node.reduction and node.axis == 1)
-        stage = 0 if full else -1
-        for i in g.eager_inputs(node):
-            if i in found:
-                after = i.shape != step.domain and node.shape == step.domain and found[i] >= 0
-                stage = max(stage, found[i] + after)
-        found[node] = stage
-    return found
-
-
 def _last_stage(step: Step) -> int:
-    return max(_stages(step).values(), default=0)
+    return max(stages_of(step).values(), default=0)
 
 
 def _reason_against_tail(tail: Step, product: Node) -> str:
@@ -189,7 +175,7 @@ def _reason_against_tail(tail: Step, product: Node) -> str:
         return "a view of it is read"
     if any(n.op == "guard" and n.inputs[1].reduction for n in tail.nodes):
         return "sums of its rows may have to be repaired"
-    stages = _stages(tail)
+    stages = stages_of(tail)
     if any(n.op == "guard" and stages[n] > 0 for n in tail.nodes):
         return "a later stage has guarded values"
     return ""
@@ -210,25 +196,30 @@ def _reason_against_results(first: Step, storage: dict[Node, str]) -> str:
 
 def _cut_behind_first_stage(tail: Step, product: Node) -> tuple[Step, Step | None, dict[Node, str]]:
     """Cut a row program in two: return its first stage, the rest, and the dtypes of the values stored in between."""
-    stages = _stages(tail)
+    stages = stages_of(tail)
     later = [n for n in tail.nodes if stages[n] > 0]
     if not later:
         return tail, None, {}
-    # What depends on no element of the rows is computed in both.
+    # Values of stage -1, which depend on no element of the rows, are computed in both.
     again = _needed(later, [n for n in tail.nodes if stages[n] < 0])
-    read = dict.fromkeys(i for n in (*again, *later) for i in g.eager_inputs(n))
-    between = [n for n in tail.nodes if stages[n] == 0 and n in read]
-    first_outputs = [*between, *(o for o in tail.outputs if stages.get(o, 0) <= 0 and o not in between)]
-    nodes = _needed(first_outputs, [n for n in tail.nodes if stages[n] <= 0])
-    exact = set(
-        g.topological((n.inputs[1] for n in nodes if n.op == "guard"), lambda n: () if n in tail.inputs else n.inputs)
-    )
-    inputs = [i for i in tail.inputs if i is product or i in exact or any(i in g.eager_inputs(n) for n in nodes)]
-    first = step_of("RowProgram", tail.domain, nodes, inputs, first_outputs, list(tail.repair_inputs))
-    inputs = [*between, *(i for i in tail.inputs if i in read)]
+    read_later = dict.fromkeys(i for n in (*again, *later) for i in g.eager_inputs(n))
+    between = [n for n in tail.nodes if stages[n] == 0 and n in read_later]
+    own_outputs = [o for o in tail.outputs if stages.get(o, 0) <= 0 and o not in between]
+    first = _first_stage(tail, product, [n for n in tail.nodes if stages[n] <= 0], [*between, *own_outputs])
+    inputs = [*between, *(i for i in tail.inputs if i in read_later)]
     outputs = [o for o in tail.outputs if stages.get(o, 0) > 0]
     rest = step_of("RowProgram", tail.domain, [*again, *later], inputs, outputs, [])
     return first, rest, {n: dtypes.compute_dtype(n.dtype) for n in between if n not in tail.outputs}
+
+
+def _first_stage(tail: Step, product: Node, nodes: list[Node], outputs: list[Node]) -> Step:
+    """Return the row program that computes `outputs`, by those of a tail's `nodes` that they need."""
+    nodes = _needed(outputs, nodes)
+    guarded = (n.inputs[1] for n in nodes if n.op == "guard")
+    read = set(g.topological(guarded, lambda n: () if n in tail.inputs else n.inputs))
+    read.update(i for n in nodes for i in g.eager_inputs(n))
+    inputs = [i for i in tail.inputs if i is product or i in read]
+    return step_of("RowProgram", tail.domain, nodes, inputs, outputs, list(tail.repair_inputs))
 
 
 def _needed(roots: Sequence[Node], nodes: Sequence[Node]) -> list[Node]:

@@ -50,6 +50,13 @@ def base_of(node: Node) -> Node:
     return node
 
 
+def source_of_copies(node: Node) -> Node:
+    """Return the value that copies, and views of copies, were made of."""
+    while node.op in COPIES:
+        node = base_of(node.inputs[0])
+    return node
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a C-contiguous array, in elements."""
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Container, Iterable, Iterator, Set
 from itertools import count
+from typing import NamedTuple
 
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
-from .memory import COPIES, base_of
+from .memory import COPIES, base_of, source_of_copies
 from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
@@ -22,6 +23,13 @@ _SINGLE_STEPS = {
 _IN_MEMORY = {"input", *g.VIEWS, "factor", *_SINGLE_STEPS}
 
 StepKey = tuple[int, str, Shape]  # layer, kind ("row", "column" or an operator) and domain of a step
+
+
+class ColumnGroup(NamedTuple):
+    """The column step that computes a value, by its layer and its domain."""
+
+    layer: int
+    domain: Shape
 
 
 class Scheduler:
@@ -56,9 +64,9 @@ class Scheduler:
         self.after_reduction: dict[Node, bool] = {}  # whether a value depends on a reduction of its own step
         self.layer: dict[Node, int] = {}
         self.row_domain: dict[Node, Shape] = {}  # the domain of the row program that computes a value
-        self.column_group: dict[Node, tuple[int, Shape]] = {}  # layer and domain of the column step that computes it
+        self.column_group: dict[Node, ColumnGroup] = {}
         self.column_layer: dict[Node, int] = {}  # the last layer that a column step reads to compute a value
-        self.kept_layer: dict[Node, int] = {}  # the last one of the kept values that a value's own row step computes
+        self.kept_layer: dict[Node, int] = {}  # the last layer of the kept values that a row step computes with a value
         for node in g.topological(self.graph.roots):
             self._place(node)
             reads = self._column_step_reads(node)
@@ -79,43 +87,48 @@ class Scheduler:
             self.layer[node] = self.layer[node.inputs[0]]
         elif node.op in _SINGLE_STEPS:
             self.layer[node] = 1 + max(self.layer[i] for i in node.inputs)
-        elif node.reduction and node.axis == 0:
-            layer = 1 + self.column_layer[node.inputs[0]]
-            self.layer[node] = layer
-            self.column_group[node] = (layer, node.inputs[0].shape)
         else:
-            self._place_in_row_program(node)
+            reduces_columns = node.reduction and node.axis == 0
+            group = self._reducing_group(node) if reduces_columns else self._finishing_group(node)
+            if group is None:
+                self._place_in_row_program(node)
+            else:
+                self.column_group[node], self.layer[node] = group, group.layer
 
     def _place_in_row_program(self, node: Node) -> None:
-        """Place a value in the column step of its operands if that can compute it, else in a row program."""
-        group = self._finishing_group(node)
-        if group is not None:
-            self.column_group[node] = group
-            self.layer[node] = group[0]
-            return
+        """Choose the domain and the layer of the row program that computes a value."""
         inputs = [i for i in g.eager_inputs(node) if i.op != "const"]
         reduced = [i for i in inputs if self.after_reduction[i]]
         self.row_domain[node] = node.inputs[0].shape if node.reduction else self._common_row_domain(node, reduced)
-        guarded_reduction = node.op == "guard" and node.inputs[1].reduction
         same_step = any(self.row_domain[i] == self.row_domain[node] for i in reduced)
-        self.after_reduction[node] = node.reduction or guarded_reduction or same_step
-        layer, kept = 1, 0
-        for i in (*inputs, *self.guard_only_reads(node, self.live_set)):
-            own = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
-            separate = self.in_memory(i) or ((self.after_reduction[i] or i in self.kept) and not own)
-            layer = max(layer, self.layer[i] + (1 if separate else 0))
-            below = self.layer[i] if i in self.kept else self.kept_layer.get(i, 0)
-            if own:
-                kept = max(kept, below)
-            else:  # recomputed over another domain, from kept values that are in memory by then
-                layer = max(layer, below + 1)
-        self.layer[node], self.kept_layer[node] = layer, kept
+        self.after_reduction[node] = node.reduction or _is_guarded_sum(node) or same_step
+        operands = [*inputs, *self.guard_only_reads(node, self.live_set)]
+        self.layer[node], self.kept_layer[node] = self._row_layers(node, operands)
+
+    def _row_layers(self, node: Node, operands: list[Node]) -> tuple[int, int]:
+        """Return the layer of a value in a row program, and the last layer of the kept values computed along with it.
+
+        The row program of the value computes an operand of its own domain, reads one that an earlier step has written,
+        and recomputes any other from what is in memory.
+        """
+        layer, kept_layer = 1, 0
+        for i in operands:
+            same_program = not self.in_memory(i) and self.row_domain[i] == self.row_domain[node]
+            stored = self.in_memory(i) or self.after_reduction[i] or i in self.kept
+            last_kept = self.layer[i] if i in self.kept else self.kept_layer.get(i, 0)  # at the operand or beneath it
+            if same_program:
+                layer = max(layer, self.layer[i])
+                kept_layer = max(kept_layer, last_kept)
+            else:
+                written = self.layer[i] + 1 if stored else self.layer[i]
+                layer = max(layer, written, last_kept + 1)  # what it is recomputed from is in memory by then
+        return layer, kept_layer
 
     def _common_row_domain(self, node: Node, reduced: list[Node]) -> Shape:
         """Return the domain of the operands' reductions if a value can be computed in their step, else its shape."""
         domains = {self.row_domain[i] for i in reduced}
-        fitting = [h for h in domains if h[0] == node.shape[0] and node.shape[1] in (h[1], 1)]
-        return max(fitting, key=lambda h: (h[1], h), default=node.shape)
+        fitting = [(rows, cols) for rows, cols in domains if rows == node.shape[0] and node.shape[1] in (cols, 1)]
+        return max(fitting, key=lambda domain: domain[1], default=node.shape)  # all have as many rows
 
     def guard_only_reads(self, node: Node, available: Container[Node]) -> list[Node]:
         """List the values that a guard's exact form reads; `available` ones need nothing beneath them."""
@@ -136,20 +149,23 @@ class Scheduler:
         if node in self.kept:
             return True
         # A guarded sum is read as its own repair leaves it.
-        return (node.reduction and node is not exact) or (node.op == "guard" and node.inputs[1].reduction)
+        return (node.reduction and node is not exact) or _is_guarded_sum(node)
 
-    def _finishing_group(self, node: Node) -> tuple[int, Shape] | None:
+    def _reducing_group(self, node: Node) -> ColumnGroup:
+        """Return the group of the column step that computes a reduction down the columns."""
+        (operand,) = node.inputs
+        return ColumnGroup(1 + self.column_layer[operand], operand.shape)
+
+    def _finishing_group(self, node: Node) -> ColumnGroup | None:
         """Return the group of the column step that can compute a value after its reductions; None if there is none."""
         if not node.pointwise or node.shape[0] != 1:
             return None
-        groups = set()
-        for i in node.inputs:
-            if i in self.column_group:
-                groups.add(self.column_group[i])
-            elif not (i.op == "const" or (i.shape[0] == 1 and self._from_arguments(i))):
-                return None
-        group = groups.pop() if len(groups) == 1 else None
-        return group if group is not None and node.shape[1] == group[1][1] else None
+        groups = {self.column_group[i] for i in node.inputs if i in self.column_group}
+        others = [i for i in node.inputs if i not in self.column_group and i.op != "const"]
+        if len(groups) != 1 or not all(i.shape[0] == 1 and self._from_arguments(i) for i in others):
+            return None
+        (group,) = groups
+        return group if node.shape[1] == group.domain[1] else None
 
     def _from_arguments(self, node: Node) -> bool:
         """Whether a value is an argument, or pointwise work on arguments, with no kept value beneath."""
@@ -178,12 +194,12 @@ class Scheduler:
         """
         stored = {base_of(n) for n in self.graph.roots}
         stored |= {base_of(i) for n in self.live_set if n.op in _SINGLE_STEPS for i in n.inputs}
-        summed: dict[tuple[int, Shape], dict[Node, None]] = {}
+        reduced: dict[ColumnGroup, dict[Node, None]] = {}  # the operands of each group's reductions
         for node, group in self.column_group.items():
             if node.reduction and node in self.live_set:
-                summed.setdefault(group, {})[node.inputs[0]] = None
+                reduced.setdefault(group, {})[node.inputs[0]] = None
         found: set[Node] = set()
-        for operands in summed.values():
+        for operands in reduced.values():
             if all(n in stored and n.pointwise and dtypes.compute_dtype(n.dtype) == n.dtype for n in operands):
                 sources = {f for n in operands for f in self.frontier(n)}
                 if sum(n.nbytes for n in operands) < sum(n.nbytes for n in sources):
@@ -197,7 +213,7 @@ class Scheduler:
         if node.op in _SINGLE_STEPS:
             return self.layer[node], node.op, (0, 0)
         if node in self.column_group:
-            return self.layer[node], "column", self.column_group[node][1]
+            return self.layer[node], "column", self.column_group[node].domain
         return self.layer[node], "row", self.row_domain[node]
 
     def reads(self, key: StepKey, node: Node) -> bool:
@@ -335,13 +351,11 @@ class Scheduler:
 
     def _round(self, node: Node) -> None:
         """Mark a value to be stored in its own dtype, as results and operands of products are."""
-        self.rounded.add(_source_of_copies(node))
+        self.rounded.add(source_of_copies(node))
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
         """Return the dtype of each value in memory: its own if rounded, else the wider one that it is computed in."""
-        found: dict[Node, str] = {}
-        for node in self.graph.inputs:
-            found[node] = node.dtype
+        found = {node: node.dtype for node in self.graph.inputs}
         for step in steps:
             for node in (*step.outputs, *(base_of(i) for i in (*step.inputs, *step.repair_inputs))):
                 if node.op in COPIES:
@@ -353,16 +367,20 @@ class Scheduler:
 
     def values_rounded_for_some(self, steps: list[Step]) -> set[Node]:
         """Find 16-bit values that some steps read from memory, where they are rounded, and others recompute."""
-        own = {n for n in self.rounded if dtypes.compute_dtype(n.dtype) != n.dtype and not _is_own_rounding(n)}
-        if not own:
-            return own
+        rounded = {n for n in self.rounded if dtypes.compute_dtype(n.dtype) != n.dtype and not _is_own_rounding(n)}
+        if not rounded:
+            return rounded
         read: set[Node] = set()
         computed: set[Node] = set()
         for step in steps:
             if step.kind in ("RowProgram", "MatVec", "ColumnStats"):
-                read.update(_source_of_copies(base_of(i)) for i in (*step.inputs, *step.repair_inputs))
+                read.update(source_of_copies(base_of(i)) for i in (*step.inputs, *step.repair_inputs))
                 computed.update(i for n in step.nodes for i in n.inputs if i in step.nodes)
-        return own & read & computed
+        return rounded & read & computed
+
+
+def _is_guarded_sum(node: Node) -> bool:
+    return node.op == "guard" and node.inputs[1].reduction
 
 
 def _by_call(nodes: list[Node]) -> list[list[Node]]:
@@ -371,13 +389,6 @@ def _by_call(nodes: list[Node]) -> list[list[Node]]:
     for node in nodes:
         groups.setdefault((node.call, node.inputs), []).append(node)
     return list(groups.values())
-
-
-def _source_of_copies(node: Node) -> Node:
-    """Return the value that copies, and views of copies, were made of."""
-    while node.op in COPIES:
-        node = base_of(node.inputs[0])
-    return node
 
 
 def _is_own_rounding(node: Node) -> bool:

@@ -144,6 +144,24 @@ def fuse_scalar_steps(steps: list[Step]) -> list[Step]:
     return [merged if s is host else s for s in steps if s not in scalar]
 
 
+def stages_of(step: Step) -> dict[Node, int]:
+    """Find the stage in which a row or column step computes each value; -1 if it depends on no element of the domain.
+
+    A stage ends with reductions, and a value over the whole domain that reads what they gave belongs to the next one.
+    """
+    axis = 0 if step.kind == "ColumnStats" else 1
+    found: dict[Node, int] = {}
+    for node in step.nodes:
+        reads_elements = node.shape == step.domain or (node.reduction and node.axis == axis)
+        stage = 0 if reads_elements else -1
+        for i in g.eager_inputs(node):
+            if i in found:
+                reduced = i.shape != step.domain and found[i] >= 0
+                stage = max(stage, found[i] + 1 if reduced and node.shape == step.domain else found[i])
+        found[node] = stage
+    return found
+
+
 def column_launches(domain: Shape) -> int:
     """Count the launches of a column step: one, and one that merges if blocks share the rows."""
     return 1 if column_splits(domain) == 1 else 2

@@ -9,7 +9,7 @@ from ...ir.graph import Node, Shape
 from .steps import Step
 
 TILE_ROWS = 128
-LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the copy engine reads
+LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the TMA reads
 MOST_STAGED = 16  # bytes of all full results of an epilogue for one element
 _TILES = ((256, 2), (256, 1), (128, 2), (128, 1))  # columns, and blocks that share them: those preferred first
 _FIXED_COLUMNS = 28  # the cost of a tile beside its products, in columns, as that of the split product
