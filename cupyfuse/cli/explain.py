@@ -172,38 +172,17 @@ def _arguments(
     target: Target = options.target
     arguments: dict[str, Any] = {}
     if target.is_head:
-        rows, inner, columns = (
-            default if (given := getattr(options, name)) is None else given
-            for name, default in (
-                ("rows", heads.ROWS), ("in_features", heads.IN_FEATURES), ("out_features", heads.OUT_FEATURES)
-            )
-        )  # fmt: skip
-        shapes = heads.input_shapes(target.function, rows, inner, columns)
-        arguments = {name: spec(shape, options.dtype or "float32") for name, shape in shapes.items()}
+        arguments.update(_head_arguments(options))
     else:
-        for name in ("rows", "in_features", "out_features", "dtype"):
-            if getattr(options, name) is not None:
-                flag = name.replace("_", "-")
-                parser.error(f"argument --{flag}: it is for the heads; give the arrays of {target.given} by --spec")
+        _refuse_head_options(parser, options)
     if options.training:
         if target.function is not heads.head_softmax:
             parser.error(f"argument --training: it is for head_softmax, {_name(function)} is the same in training")
         if arguments["x"].shape[0] < 2:
             parser.error("argument --rows: expected at least 2 with --training")
         arguments["training"] = True
+    arguments.update(_given_arguments(parser, options, function))
     parameters = _parameters(function)
-    seen: set[str] = set()
-    for flag, pairs in (("spec", options.spec), ("value", options.value)):
-        for name, value in pairs:
-            if name not in parameters:
-                parser.error(
-                    f"argument --{flag}: expected one of {', '.join(parameters)}, the parameters of {_name(function)}, "
-                    f"got {name!r}"
-                )
-            if name in seen:
-                parser.error(f"argument --{flag}: {name!r} was given twice")
-            seen.add(name)
-            arguments[name] = value
     missing = [n for n, p in parameters.items() if n not in arguments and p.default is p.empty]
     if missing:
         parser.error(
@@ -211,6 +190,42 @@ def _arguments(
             f"{' '.join(f'--spec {name}=SHAPE:DTYPE' for name in missing)}, or --value {missing[0]}=LITERAL"
         )
     return arguments
+
+
+def _head_arguments(options: argparse.Namespace) -> dict[str, Spec]:
+    """Return the arrays of a head, of the sizes given or the default ones."""
+    rows = heads.ROWS if options.rows is None else options.rows
+    inner = heads.IN_FEATURES if options.in_features is None else options.in_features
+    columns = heads.OUT_FEATURES if options.out_features is None else options.out_features
+    shapes = heads.input_shapes(options.target.function, rows, inner, columns)
+    return {name: spec(shape, options.dtype or "float32") for name, shape in shapes.items()}
+
+
+def _refuse_head_options(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exit with status 2 if sizes or a dtype of the heads are given for another function."""
+    for name in ("rows", "in_features", "out_features", "dtype"):
+        if getattr(options, name) is not None:
+            flag, given = name.replace("_", "-"), options.target.given
+            parser.error(f"argument --{flag}: it is for the heads; give the arrays of {given} by --spec")
+
+
+def _given_arguments(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, function: Fused | Bound
+) -> dict[str, Spec | Any]:
+    """Return the arguments given by --spec and --value; exit with status 2 if one is unknown or given twice."""
+    parameters = _parameters(function)
+    found: dict[str, Any] = {}
+    for flag, pairs in (("spec", options.spec), ("value", options.value)):
+        for name, value in pairs:
+            if name not in parameters:
+                parser.error(
+                    f"argument --{flag}: expected one of {', '.join(parameters)}, the parameters of {_name(function)}, "
+                    f"got {name!r}"
+                )
+            if name in found:
+                parser.error(f"argument --{flag}: {name!r} was given twice")
+            found[name] = value
+    return found
 
 
 def _parameters(function: Fused | Bound) -> dict[str, inspect.Parameter]:

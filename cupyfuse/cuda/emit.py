@@ -70,8 +70,11 @@ class Writer:
                 continue
             const = "" if p.written else "const "
             pointer = f"{const}{stored_type(p.dtype)}* {p.name};"
-            strides = f" i64 {p.name}_rows;" * p.has_rows + f" i64 {p.name}_cols;" * p.has_cols
-            declarations.append(pointer + strides)
+            if p.has_rows:
+                pointer += f" i64 {p.name}_rows;"
+            if p.has_cols:
+                pointer += f" i64 {p.name}_cols;"
+            declarations.append(pointer)
         declarations.append("i64 rows; i64 cols;")
         if self.program.by_columns:
             declarations.append("struct Totals0; Totals0* partial; i64 shares;")

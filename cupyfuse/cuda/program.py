@@ -223,7 +223,8 @@ class Program:
             ):
                 if node not in computed:
                     computed[node] = stage
-                    guards.setdefault(stage, []).extend([node] * (node.op == "guard"))
+                    if node.op == "guard":
+                        guards.setdefault(stage, []).append(node)
         # Exact forms recompute in each stage what only they need: the last stage counts.
         for stage in reversed(range(self.stages)):
             exact = [guard.inputs[1] for guard in guards.get(stage, ())]

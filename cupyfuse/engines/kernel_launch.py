@@ -115,11 +115,13 @@ class KernelArguments:
         start = place.offset * dtypes.ITEMSIZE[parameter.dtype]
         self.pointers.append((len(self.members), place.slot, start))
         self.members.append(0)
-        self.format += "Q" + "q" * parameter.has_rows + "q" * parameter.has_cols
+        self.format += "Q"
         if parameter.has_rows:
             self.members.append(place.row_stride)
+            self.format += "q"
         if parameter.has_cols:
             self.members.append(place.col_stride)
+            self.format += "q"
         if parameter.extent in (FULL, COLUMN):
             self.vector_pointers.append((place.slot, start, dtypes.ITEMSIZE[parameter.dtype]))
         if parameter.extent == FULL and self.rows > 1:

@@ -115,6 +115,7 @@ class ProductLaunch:
             for operand, box in zip(step.product.inputs, shape.boxes, strict=True)
         )
         # The struct: two tensor maps, depth, the epilogue's arguments, rows, columns, address of the states, shares.
+        # The template begins at the depth, so that the epilogue's arguments follow at index 1.
         depth = step.product.inputs[0].shape[1]
         template = [depth, *arguments.members, *step.domain, 0, self._shares]
         pad = [0] * (-(2 * WORDS + len(template)) % _STRUCT_MEMBERS)
@@ -124,7 +125,7 @@ class ProductLaunch:
             pointers.append((1 + len(arguments.members) + 2, states, 0))
         numbers = [(1 + index, number) for index, number in arguments.numbers]
         form = f"{2 * WORDS}Qq{arguments.format}qqQq{'q' * len(pad)}"
-        values = self._numbers
+        numbers_slot = self._numbers
         blocks = shape.tiles.blocks(step.domain, self._processors)
         merging = min(-(-step.domain[0] // _MERGING_WARPS), (1 << 31) - 1)
         grids = [((blocks, 1, 1), (THREADS, 1, 1)), ((merging, 1, 1), (MERGE_THREADS, 1, 1))]
@@ -139,7 +140,7 @@ class ProductLaunch:
             for index, slot, start in pointers:
                 members[index] = addresses[slot] + start
             for index, number in numbers:
-                members[index] = number.evaluate(addresses[values])
+                members[index] = number.evaluate(addresses[numbers_slot])
             members[:0] = (*a, *b)
             for run in runs:
                 run(members, stream)

@@ -96,6 +96,14 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         ("NumPy", np.__version__),
     ]
     missing: list[tuple[str, str]] = []
+    _describe_cupy(driver, facts, missing)
+    _describe_optional_packages(facts, missing)
+    facts.append(("kernel cache", _answer_or_error(lambda: _describe_folder(cache_folder()))))
+    return facts, missing
+
+
+def _describe_cupy(driver: int, facts: list[tuple[str, str]], missing: list[tuple[str, str]]) -> None:
+    """Add the facts on CuPy, the driver and CUDA, and which of them are missing."""
     wheels = {name: found for name in _CUPY_WHEELS if (found := package_version(name))}
     facts.append(("CuPy", ", ".join(f"{found} ({name})" for name, found in wheels.items()) or "not installed"))
     facts.append(("CUDA driver", f"runs CUDA up to {cuda_version(driver)}" if driver else "none found"))
@@ -112,6 +120,10 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         if len(wheels) > 1:
             missing.append(("one CuPy instead of several", f"pip uninstall {' '.join(list(wheels)[1:])}"))
         _describe_cuda(cupy, driver, extra, facts, missing)
+
+
+def _describe_optional_packages(facts: list[tuple[str, str]], missing: list[tuple[str, str]]) -> None:
+    """Add the versions of the packages that cupyfuse can do without."""
     for name, what, command in (
         ("ml_dtypes", "bfloat16 arrays", "pip install ml_dtypes"),
         ("rich", "the progress bar", 'pip install "cupyfuse[cli]"'),
@@ -121,8 +133,6 @@ def describe(version: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
         facts.append((name, found or "not installed"))
         if found is None:
             missing.append((f"{name}, for {what} (optional)", command))
-    facts.append(("kernel cache", _answer_or_error(lambda: _describe_folder(cache_folder()))))
-    return facts, missing
 
 
 def _describe_cuda(
