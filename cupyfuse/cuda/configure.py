@@ -57,10 +57,10 @@ def widest_vec(program: Program) -> int:
     return min(8, 16 // max(sizes, default=4))
 
 
-def fitting_vec(program: Program, aligned: int | None = None) -> int:
-    """Return the widest vector that divides the row length and all row strides, given or-ed as `aligned`."""
+def fitting_vec(program: Program, row_stride_bits: int | None = None) -> int:
+    """Return the widest vector that divides the row length and all row strides, whose bitwise or is given."""
     vec = widest_vec(program)
-    while vec > 1 and (program.domain[1] % vec or (aligned is not None and aligned % vec)):
+    while vec > 1 and (program.domain[1] % vec or (row_stride_bits is not None and row_stride_bits % vec)):
         vec //= 2
     return vec
 

@@ -148,10 +148,11 @@ class Body:
             self._guarded(node, name, f"{kind} {name}")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
             top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
-            # Rounding to 16 bits hides the error of multiplying by the reciprocal.
             quotient = f"divide_by({top}, {bottom}, {bottom}_reciprocal)"
-            narrow = dtypes.compute_dtype(node.dtype) != node.dtype
-            self.line(f"const {kind} {name} = {f'{top} * {bottom}_reciprocal' if narrow else quotient};")
+            # Rounding to 16 bits hides the error of multiplying by the reciprocal.
+            if dtypes.compute_dtype(node.dtype) != node.dtype:
+                quotient = f"{top} * {bottom}_reciprocal"
+            self.line(f"const {kind} {name} = {quotient};")
             self.checks.append(f"isfinite({name})")
         else:
             self.line(f"const {kind} {name} = {self.expression(node)};")
@@ -254,7 +255,7 @@ class Body:
         return in_row and bottom in program.divisors and program.extent(node) == FULL
 
     def _pass_through(self, node: Node) -> str:
-        """Return the expression of a cast or a broadcast; a cast to a narrow dtype rounds, and widens again."""
+        """Return the expression of a cast or a broadcast; a cast to a 16-bit dtype rounds, and widens again."""
         source = node.inputs[0]
         value = self.operand(source, source.dtype)
         if node.dtype == source.dtype:

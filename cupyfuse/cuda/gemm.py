@@ -76,10 +76,10 @@ def batched_operands(batches: Batches) -> tuple[Operand, Operand, BatchStrides]:
 class Blas(Protocol):
     """A cuBLAS handle and the way to call it. Streams are those of `Runtime.stream`."""
 
-    def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        """Call cublasGemmEx with all arguments but the handle; `narrow` tells that the result has 16 bits."""
+    def multiply(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
+        """Call cublasGemmEx with all arguments but the handle; `result_16_bit` tells whether the result has 16 bits."""
 
-    def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
+    def multiply_batches(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
         """Call cublasGemmStridedBatchedEx in the same way."""
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:
@@ -168,16 +168,16 @@ class CupyBlas:
         self._mode, self._set_mode = cuda.cublas.getMathMode, cuda.cublas.setMathMode
         self._clear, self._stream = cuda.runtime.memsetAsync, cuda.get_current_stream
 
-    def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        self._call(self._gemm, "cublasGemmEx", arguments, narrow)
+    def multiply(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
+        self._call(self._gemm, "cublasGemmEx", arguments, result_16_bit)
 
-    def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        self._call(self._batched_gemm, "cublasGemmStridedBatchedEx", arguments, narrow)
+    def multiply_batches(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
+        self._call(self._batched_gemm, "cublasGemmStridedBatchedEx", arguments, result_16_bit)
 
-    def _call(self, function: Callable[..., Any], name: str, arguments: tuple[Any, ...], narrow: bool) -> None:
-        """Call a function of cuBLAS, whose partial sums are float32 also for narrow results."""
+    def _call(self, function: Callable[..., Any], name: str, arguments: tuple[Any, ...], result_16_bit: bool) -> None:
+        """Call a function of cuBLAS, whose partial sums are float32 also for 16-bit results."""
         handle = self._handle()
-        if not narrow:
+        if not result_16_bit:
             self._launch(function, name, handle, arguments)
             return
         mode = self._mode(handle)
@@ -224,17 +224,17 @@ class ForeignBlas:
 
         self._cublas, self._handle, self._clear = _load_cublas(library), handle, cuda.runtime.memsetAsync
 
-    def multiply(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        self._call("cublasGemmEx", arguments, narrow)
+    def multiply(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
+        self._call("cublasGemmEx", arguments, result_16_bit)
 
-    def multiply_batches(self, arguments: tuple[Any, ...], narrow: bool, stream: Any) -> None:
-        self._call("cublasGemmStridedBatchedEx", arguments, narrow)
+    def multiply_batches(self, arguments: tuple[Any, ...], result_16_bit: bool, stream: Any) -> None:
+        self._call("cublasGemmStridedBatchedEx", arguments, result_16_bit)
 
-    def _call(self, name: str, arguments: tuple[Any, ...], narrow: bool) -> None:
-        """Call a function of cuBLAS in full precision, whose partial sums are float32 also for narrow results."""
+    def _call(self, name: str, arguments: tuple[Any, ...], result_16_bit: bool) -> None:
+        """Call a function of cuBLAS in full precision, whose partial sums are float32 also for 16-bit results."""
         handle = self._handle()
         # The mode may allow TF32. It need not be restored: the owner sets it whenever it returns the handle.
-        self._cublas.cublasSetMathMode(handle, _NO_REDUCED_PRECISION_REDUCTION if narrow else _DEFAULT_MODE)
+        self._cublas.cublasSetMathMode(handle, _NO_REDUCED_PRECISION_REDUCTION if result_16_bit else _DEFAULT_MODE)
         _check(name, getattr(self._cublas, name)(handle, *arguments))
 
     def clear(self, address: int, nbytes: int, stream: Any) -> None:

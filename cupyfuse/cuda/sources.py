@@ -32,10 +32,10 @@ def emit_kernels(program: Program, config: Config, conditional: bool = False) ->
     return tuple(kernels)
 
 
-def kernels_of(step: Step, storage: dict[Node, str], aligned: int | None = None) -> tuple[Kernel, ...]:
-    """Emit the kernels of a row or column step in its default configuration; `aligned` is as in `fitting_vec`."""
+def kernels_of(step: Step, storage: dict[Node, str], row_stride_bits: int | None = None) -> tuple[Kernel, ...]:
+    """Emit the kernels of a row or column step in its default configuration; `row_stride_bits` as in `fitting_vec`."""
     program = Program(step, storage)
-    return emit_kernels(program, default_config(program, fitting_vec(program, aligned)))
+    return emit_kernels(program, default_config(program, fitting_vec(program, row_stride_bits)))
 
 
 def plan_sources(plan: Plan, inline: bool = False) -> list[str]:

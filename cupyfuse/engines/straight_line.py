@@ -171,17 +171,17 @@ class StraightLine:
         (inner,) = node.inputs
         operand = self._operand(inner, inner.dtype)
         kind = _computed_in(node.dtype)
-        narrow = dtypes.compute_dtype(node.dtype) != node.dtype and inner.dtype != node.dtype
+        rounds = dtypes.compute_dtype(node.dtype) != node.dtype and inner.dtype != node.dtype
         stored = dtypes.to_numpy(node.dtype)
-        if inner.op != "const" and not narrow and inner.dtype == node.dtype and inner.shape == node.shape:
+        if inner.op != "const" and not rounds and inner.dtype == node.dtype and inner.shape == node.shape:
             return operand[0]
 
         def convert(value: Array) -> Array:
-            if narrow:
+            if rounds:
                 value = value.astype(stored)
             return np.broadcast_to(value.astype(kind, copy=False), node.shape)
 
-        return self._call((node.op, node.dtype, node.shape, narrow), convert, operand)
+        return self._call((node.op, node.dtype, node.shape, rounds), convert, operand)
 
     def _reduction(self, node: Node) -> int:
         """Compile a reduction; expsum in calls that it may share with the operators around it."""

@@ -44,14 +44,14 @@ class Scheduler:
     graph : Graph
     kept : set of Node
         Values that one step stores, and all later ones read; others are computed again wherever they are needed.
-    narrow : bool
+    round_kept : bool
         Whether kept values of 16 bits are stored in their own dtype, rounded, instead of the wider one.
     """
 
-    def __init__(self, graph: Graph, kept: Set[Node] = frozenset(), narrow: bool = False):
+    def __init__(self, graph: Graph, kept: Set[Node] = frozenset(), round_kept: bool = False):
         self.graph = graph
         self.kept = kept
-        self.narrow = narrow
+        self.round_kept = round_kept
         self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without values that only guards read
         self.read_back: set[Node] = set()  # stored values that column steps read rather than recompute
         self._place_all()
@@ -279,7 +279,7 @@ class Scheduler:
         if node.op == "factor":
             self.factors.setdefault(node.inputs[0], {})[node] = None
             node = node.inputs[0]
-        if self.narrow and node in self.kept:
+        if self.round_kept and node in self.kept:
             self._round(node)
         key = layer, kind, (rows, cols) = self.home_step(node)
         if key not in self.required:

@@ -130,7 +130,7 @@ def tf32_time(node: Node, device: Device) -> float:
 
 
 def _library_time(node: Node, rate: float, device: Device) -> float:
-    return max(2 * node.size * node.inputs[0].shape[1] / rate, _operand_bytes(node) / device.bandwidth) + 2e-6
+    return max(2 * node.size * node.inputs[0].shape[1] / rate, _float32_bytes(node) / device.bandwidth) + 2e-6
 
 
 def rounded_time(
@@ -144,7 +144,7 @@ def rounded_time(
     split = 6 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked))
     passes = (split + 8 * rows * cols * is_result) / (_PASS_SHARE * device.bandwidth)
     compute = 2 * rows * depth * cols / (_HALF_SHARE * device.half)
-    return max(compute, _operand_bytes(node) / 2 / device.bandwidth) + passes + _ROUNDED_OVERHEAD
+    return max(compute, _float32_bytes(node) / 2 / device.bandwidth) + passes + _ROUNDED_OVERHEAD
 
 
 def split_time(node: Node, device: Device, left_prepacked: bool = False, right_prepacked: bool = False) -> float:
@@ -152,7 +152,7 @@ def split_time(node: Node, device: Device, left_prepacked: bool = False, right_p
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
-    compute = max(flops / device.split, _operand_bytes(node) / device.bandwidth)
+    compute = max(flops / device.split, _float32_bytes(node) / device.bandwidth)
     split = 8 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked)) / (_PASS_SHARE * device.bandwidth)
     return compute + split + _OVERHEAD
 
@@ -168,6 +168,7 @@ def tile_width(rows: int, cols: int, processors: int) -> int:
     return min(TILE_WIDTHS, key=lambda width: tile_columns(rows, cols, width, processors))
 
 
-def _operand_bytes(node: Node) -> float:
+def _float32_bytes(node: Node) -> float:
+    """Return the bytes of a product's operands and of its result in float32."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     return 4.0 * (rows * depth + cols * depth + rows * cols)

@@ -84,7 +84,7 @@ def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
             break
         scheduler = Scheduler(graph, scheduler.kept | shared)
     yield scheduler
-    yield Scheduler(graph, scheduler.kept, narrow=True)
+    yield Scheduler(graph, scheduler.kept, round_kept=True)
 
 
 def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
@@ -110,7 +110,7 @@ def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
             vector = 1 in node.shape and not scheduler.after_reduction[node]
             if vector and home not in steps and again <= spare:
                 spare -= again
-            elif again or home in steps or _narrows_computed(node, scheduler):
+            elif again or home in steps or _is_smaller_cast(node, scheduler):
                 found.add(node)
                 steps = {home: None}
         for key in steps:
@@ -124,7 +124,7 @@ def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:
     return found
 
 
-def _narrows_computed(node: Node, scheduler: Scheduler) -> bool:
+def _is_smaller_cast(node: Node, scheduler: Scheduler) -> bool:
     """Whether a value is a cast of a computed one that takes no more memory, and so is the better one to store."""
     if node.op != "cast" or scheduler.in_memory(node.inputs[0]):
         return False
