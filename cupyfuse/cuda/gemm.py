@@ -125,7 +125,7 @@ class Gemm:
         self._out_bytes = self._size * {"float64": 8, "float32": 4}.get(out_dtype, 2)
         (op_a, ld_a), (op_b, ld_b) = a.blas_layout(), b.blas_layout()
         kind, out_kind = _TYPES[dtype], _TYPES[out_dtype]
-        self._narrow = out_dtype in ("float16", "bfloat16")
+        self._result_16_bit = out_dtype in ("float16", "bfloat16")
         if dtype == "float64":
             compute = _COMPUTE_64F
             alpha, beta = _ONE64.ctypes.data, (_ONE64 if accumulate else _ZERO64).ctypes.data
@@ -151,7 +151,7 @@ class Gemm:
                 self._blas.clear(c, self._out_bytes, stream)
             return
         arguments = (*self._until_b, b, *self._until_a, a, *self._until_c, c, *self._last)
-        self._multiply(arguments, self._narrow, stream)
+        self._multiply(arguments, self._result_16_bit, stream)
 
 
 class CupyBlas:
