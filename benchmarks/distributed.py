@@ -69,7 +69,7 @@ def make_cases(given: argparse.Namespace, shape: tuple[int, int, int]) -> list[C
     return [Case(f"{dtype}, {wrapper}", head, shape, dtype) for dtype, wrapper, head in grid]
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     return [*explain(["wall_loop"], _HOW), *case_tables(report, PLAIN, ["wall_loop"])]
 
 
@@ -263,7 +263,7 @@ def work(given: argparse.Namespace) -> int:
 
     def save() -> None:
         if worker.rank == 0:
-            tables.write(report, write, folder, "distributed")
+            tables.write(report, report_lines, folder, "distributed")
 
     for case, form in plan(report.cases, given.forms):
         if case.find(form):

@@ -157,7 +157,7 @@ def failed(report: Report) -> list[str]:
     return report.failed() + [f"{case.group}, {case.name}: slow" for case in report.cases if slow(case)]
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """Write a table for each size and dtype, a row for each function."""
     columns = [
         Column("function", lambda case: case.name),

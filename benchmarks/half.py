@@ -126,7 +126,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     yield from _heads(lab, options)
 
 
-def write(cases: Sequence[Case]) -> list[str]:
+def report_lines(cases: Sequence[Case]) -> list[str]:
     """Write tables for each group: times, rates of our kernel and of cuBLAS and how they compare; errors."""
     time = "gpu_evicted"
 

@@ -169,6 +169,6 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
         yield from Loss(lab, tuple(shape), dtype, options.seed).cases(case, options.budget)
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     lines = [*findings_table(REQUIREMENTS, report.cases), *explain(FIGURES, _HOW)]
     return [*lines, *case_tables(report, EAGER, ["gpu_evicted"])]

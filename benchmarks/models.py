@@ -283,7 +283,7 @@ def _count_failures(cases: Sequence[Case]) -> list[str]:
     return lines or ["No rival failed."]
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """Write a table a case and the verdicts; cases that time ran out for are named at the end."""
     measured = dataclasses.replace(report, cases=[case for case in report.cases if not case.unmeasured])
     present = {case.name.partition(",")[0] for case in measured.cases}

@@ -121,9 +121,9 @@ class Computation:
         return self.by(functools.partial(called, *map(torch.as_tensor, arrays)), torch)
 
 
-def device_copy(lab: Any, source: Any, moved: int) -> Rival:
-    """Return a copy that reads half of `moved` bytes and writes as many: the memory's bandwidth."""
-    flat = source.reshape(-1)[: moved // 2 // source.dtype.itemsize]
+def device_copy(lab: Any, source: Any, bytes_moved: int) -> Rival:
+    """Return a copy that reads half of `bytes_moved` and writes as many: the memory's bandwidth."""
+    flat = source.reshape(-1)[: bytes_moved // 2 // source.dtype.itemsize]
     target = lab.allocate_poisoned(flat.shape, flat.dtype)
     call = functools.partial(lab.device.copy, target, flat)
 

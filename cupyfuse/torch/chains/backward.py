@@ -146,7 +146,8 @@ class Backward:
         Parameters
         ----------
         tensors : those of `inputs` and `second_order_inputs`, by number
-        cotangents, wanted : as above
+        cotangents : one for each output, or None for zero
+        wanted : for each input, whether its gradient is wanted
         """
         none: list[Any] = [None] * len(wanted)
         device = next((c.device for c in cotangents if c is not None), None)

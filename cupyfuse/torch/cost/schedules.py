@@ -47,13 +47,14 @@ def fused_time(traced: TracedChain, requires_grad: Flags, machine: Machine, froz
     plan = build(traced.as_traced(), None, settings, fixed)
     times = [Time(0.0, rates.CALL), *(_fused_step_time(step, machine) for step in plan.steps)]
     if plan.prepare is not None:
-        if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):  # a training step has them prepacked once
+        if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):
+            # Trained weights change in each step, so prepacking runs in each.
             times += [_fused_step_time(step, machine) for step in plan.prepare.steps]
         elif not frozen:
             launches = 1 + plan.prepare.launches
             times.append(Time(rates.CHECK * launches, rates.OUR_LAUNCH * launches))
     if any(requires_grad):
-        # The backward pass of an epilogue is a row program's.
+        # The operations of an epilogue have the backward pass of a row program.
         steps = [s for step in plan.steps for s in (step, step.epilogue) if s is not None]
         times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward_time(steps, traced, requires_grad, machine, _FUSED)]
     return total_time(times)
@@ -63,6 +64,7 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
     """Estimate a step of a fused plan."""
     if step.kind != "Gemm":
         rereads = any(n.reduction for n in step.nodes) and step.writes > step.reads // 8
+        # Longer rows than a block holds are read again where they are written back.
         share = rates.REREAD if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
         return Time(_row_time(step, machine, step.reads + step.writes, share), rates.OUR_LAUNCH * step.launches)
     if step.epilogue is not None:
@@ -128,6 +130,7 @@ def _inductor_step_time(step: Step, machine: Machine) -> Time:
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
     share = rates.STREAM
     if any(n.reduction for n in step.nodes) and step.domain[1] > rates.INDUCTOR_HELD:
+        # Longer rows than Inductor holds: one bandwidth where they are written back, another where only reduced.
         widest = max(step.inputs, key=lambda n: n.size)
         written, reduced = rates.INDUCTOR_WIDE[2 if dtypes.ITEMSIZE[widest.dtype] == 2 else 4]
         share = written if writes > reads // 8 else reduced

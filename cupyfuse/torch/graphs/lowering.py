@@ -1,6 +1,6 @@
 """Lower fused chains into a captured graph: replace the operations of each by one call, and reorder the rest.
 
-A `Lowering` makes the call: `Direct` of the chain's runner, for graphs that run as they are; `AsOperator` of
+A `CallMaker` makes the call: `Direct` of the chain's runner, for graphs that run as they are; `AsOperator` of
 `cupyfuse::chain`, for graphs that a compiler takes further.
 """
 
@@ -50,7 +50,7 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(
+    def make_call(
         self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str
     ) -> list[Node]:
         """Add the call by `add(target, arguments, example)`; return a node for each output of the chain."""
@@ -75,7 +75,7 @@ class AsOperator:
     def __init__(self, options: Options):
         self.options = options
 
-    def call(
+    def make_call(
         self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
         """Add the call, which saves `saved` (see `describe_saved`); return a node for each output of the chain."""
@@ -93,22 +93,22 @@ class AsOperator:
         return outputs
 
 
-Lowering = Direct | AsOperator
+CallMaker = Direct | AsOperator
 
 
-def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> None:
+def lower(imported: ImportedGraph, partition: Partition, call_maker: CallMaker) -> None:
     """Replace the chains of a graph by calls, and put everything into the order of the partition."""
-    _Lowerer(imported, lowering).run(partition)
+    _Lowerer(imported, call_maker).run(partition)
 
 
 class _Lowerer:
     """The state of `lower` for one graph."""
 
-    def __init__(self, imported: ImportedGraph, lowering: Lowering):
+    def __init__(self, imported: ImportedGraph, call_maker: CallMaker):
         self.imported = imported
         self.graph: Graph = imported.graph
         self.captured = imported.captured
-        self.lowering = lowering
+        self.call_maker = call_maker
 
     def run(self, partition: Partition) -> None:
         """Replace each chain by a call; those that cannot be replaced become operations left to PyTorch."""
@@ -157,12 +157,11 @@ class _Lowerer:
             raise TraceError("its results cannot be given PyTorch's strides")
         needs = [bool(t.requires_grad) and any(e.requires_grad for e in examples) for t in tensors]
         changed = self._changed_after_start(fused)
-        if not any(needs) or (self.lowering.differentiates and not changed):
+        if not any(needs) or (self.call_maker.differentiates and not changed):
             return orders, "[]"
         chain = fused.with_hints()
-        saved = custom_op.describe_saved(
-            chain, tensors, needs, self.lowering.options.settings_on(device_of(tensors[0]))
-        )
+        settings = self.call_maker.options.settings_on(device_of(tensors[0]))
+        saved = custom_op.describe_saved(chain, tensors, needs, settings)
         read = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
         if changed & {storage_of(tensors[k]) for k in read}:
             raise TraceError("what its backward pass reads is changed in place later")
@@ -192,7 +191,7 @@ class _Lowerer:
             return new[-1]
 
         nodes = [self.imported.nodes[n] for n in fused.inputs]
-        results = self.lowering.call(add, fused, nodes, tensors, saved)
+        results = self.call_maker.make_call(add, fused, nodes, tensors, saved)
         for number, result, order, example in zip(fused.outputs, results, orders, examples, strict=True):
             last = result
             if order:

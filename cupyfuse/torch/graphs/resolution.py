@@ -92,7 +92,11 @@ class ResolvedGraph:
         return len(self.captured.tensors) - 1
 
     def _dependencies(self) -> list[set[int]]:
-        """Find, for each operation, those that have to run before it: producers, barriers, uses of the same memory."""
+        """Find, for each operation, those that have to run before it.
+
+        These are its producers, the barrier before it, uses of the same memory if one of the two writes to it, and for
+        an ordered operation, such as a random draw, the ordered one before it.
+        """
         before: list[set[int]] = []
         memories = self._memory_ids()
         readers: dict[int, list[int]] = {}
