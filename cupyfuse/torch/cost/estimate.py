@@ -38,10 +38,10 @@ class Estimate:
     def gains(self, cudagraph: bool = False) -> bool:
         """Whether the chain is worth fusing.
 
-        It is where neither host nor GPU takes longer; where the GPU saves more than the host loses and is the
-        bottleneck (PyTorch's GPU work takes longer than the fused host's); and where the host saves several times what the
-        GPU loses and is the bottleneck (the fused GPU work is shorter than the fused host's). In each case the gain has to exceed
-        `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
+        It is in three cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
+        bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
+        times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
+        each case the gain has to exceed `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
 
         With `cudagraph` the chain is part of a CUDA graph: GPU time alone decides.
         """
