@@ -165,15 +165,20 @@ def _reduction_factories(lab: Lab, y: Any, reduction: str) -> Factories:
     }
 
 
+def _fold_normalisation(lab: Lab, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute, in float64, the one factor and shift of each column that bias, BatchNorm and scale amount to."""
+    doubles = {name: lab.as_double(array) for name, array in given.items()}
+    factor = doubles["scale"] * doubles["gamma"] / (doubles["running_var"] + EPSILON) ** 0.5
+    shift = (doubles["bias"] - doubles["running_mean"]) * factor + doubles["beta"] * doubles["scale"]
+    return {"factor": factor, "shift": shift}
+
+
 def _tails(lab: Lab, arguments: Mapping[str, Any], dtype: str, budget: float) -> Iterator[Case]:
     """Run both tails on the product of the heads' arguments."""
     x, weight = arguments["x"], arguments["weight"]
     y = (x @ weight.T).astype(x.dtype, copy=False)
     given = {n: arguments[n] for n in ("bias", "running_mean", "running_var", "gamma", "beta", "scale")}
-    wide = {name: lab.as_double(array) for name, array in given.items()}
-    factor = wide["scale"] * wide["gamma"] / (wide["running_var"] + EPSILON) ** 0.5
-    shift = (wide["bias"] - wide["running_mean"]) * factor + wide["beta"] * wide["scale"]
-    folded = {"factor": factor.astype(y.dtype), "shift": shift.astype(y.dtype)}
+    folded = {n: a.astype(y.dtype) for n, a in _fold_normalisation(lab, given).items()}
     bias = {"bias": given["bias"]}
     of_logsumexp = {OURS: tail_logsumexp.bind(**bias)}
     of_softmax = {OURS: tail_softmax.bind(**given), f"{OURS}, as within the head": tail_of_product.bind(**folded)}

@@ -15,11 +15,14 @@ Form = Callable[[Any], str]
 
 def number(value: float | None) -> str:
     """Format a time or ratio with three or four digits, what is tiny with two, a count with all."""
-    if value is None or isinstance(value, int):
-        return "–" if value is None else str(value)
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return str(value)
     if 0 < value < 0.005:
         return scientific(value)
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f}"
 
 
 def scientific(value: float | None) -> str:

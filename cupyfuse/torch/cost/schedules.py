@@ -148,7 +148,6 @@ def _backward_time(
     Gradients that neither of these writes, as of weights whose product was rewritten, count as one write each.
     """
     dependent = _dependent_nodes(steps, traced, requires_grad)
-    launch = costs.launch
     times: list[Time] = []
     written: set[Node] = set()
     for step in steps:
@@ -161,22 +160,29 @@ def _backward_time(
                         written.add(base_of(operand))
                         times.append(_backward_product_time(sizes, operand.dtype, machine, costs))
         elif reads and step.launches:
-            whole = [n for n in reads if n.shape[0] > 1]
-            moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(whole)
-            rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
-            times.append(Time(rows, launch * step.launches))
-            if len(whole) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
-                moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
-                times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, rates.COLUMNS), 2 * launch))
+            times += _backward_row_times(step, reads, machine, costs)
             written.update(map(base_of, reads))
     wanted = [base_of(v.tracer._node) for v, want in zip(traced.inputs, requires_grad, strict=True) if want]
     rest = _bytes(n for n in wanted if n not in written and n.shape[0] > 1)
     if rest:
-        times.append(Time(rates.LAUNCH + machine.memory_time(rest), launch))
+        times.append(Time(rates.LAUNCH + machine.memory_time(rest), costs.launch))
     return total_time(times)
 
 
+def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine, costs: _Costs) -> list[Time]:
+    """Estimate the gradients of row work with respect to `reads`: along rows, and down columns for one row's values."""
+    matrices = [n for n in reads if n.shape[0] > 1]
+    moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(matrices)
+    rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
+    times = [Time(rows, costs.launch * step.launches)]
+    if len(matrices) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
+        moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
+        times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, rates.COLUMNS), 2 * costs.launch))
+    return times
+
+
 def _backward_product_time(sizes: tuple[int, int, int], dtype: str, machine: Machine, costs: _Costs) -> Time:
+    """Estimate one of the two products of a gradient."""
     split = machine.best_split_product_time(*sizes, dtype) if costs.splits else None
     if split is not None:
         return Time(split * rates.BACKWARD_SPLIT, 4 * costs.launch)

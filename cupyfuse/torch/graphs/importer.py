@@ -268,5 +268,5 @@ def _module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
-    path = str(next(reversed(stack.values()))[0])
+    path = str(next(reversed(stack.values()))[0])  # of the innermost module; L['self'].layers.0 for a local variable
     return path.partition("].")[2] if path.startswith("L[") else path

@@ -183,6 +183,7 @@ class _Lowerer:
         new: list[Node] = []
 
         def add(target: Any, arguments: tuple[Any, ...], example: Any = None) -> Node:
+            """Insert a call, of a method where `target` is a string, behind the chain's last operation."""
             make = self.graph.call_method if isinstance(target, str) else self.graph.call_function
             with self.graph.inserting_after(new[-1] if new else self.imported.operators[fused.members[-1]]):
                 new.append(make(target, arguments))
@@ -192,18 +193,18 @@ class _Lowerer:
 
         nodes = [self.imported.nodes[n] for n in fused.inputs]
         results = self.call_maker.make_call(add, fused, nodes, tensors, saved)
-        for number, result, order, example in zip(fused.outputs, results, orders, examples, strict=True):
-            last = result
+        differentiated = any(t.requires_grad for t in tensors)
+        for number, node, order, example in zip(fused.outputs, results, orders, examples, strict=True):
             if order:
                 # PyTorch's result has its dimensions in another order in memory.
-                laid_out = add("contiguous", (add("permute", (last, order)),))
-                last = add("permute", (laid_out, [order.index(k) for k in range(len(order))]))
-            if any(t.requires_grad for t in tensors) and not example.requires_grad:
+                laid_out = add("contiguous", (add("permute", (node, order)),))
+                node = add("permute", (laid_out, [order.index(k) for k in range(len(order))]))
+            if differentiated and not example.requires_grad:
                 # For autograd every result of the call depends on all of its operands.
-                last = add("detach", (last,))
-            last.meta["example_value"] = example
-            self.imported.nodes[number].replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
-            self.imported.nodes[number] = last
+                node = add("detach", (node,))
+            node.meta["example_value"] = example
+            self.imported.nodes[number].replace_all_uses_with(node, delete_user_cb=lambda user: user not in new)
+            self.imported.nodes[number] = node
         for member in reversed(fused.members):
             for node in reversed(self.imported.nodes_of(member)):
                 if not node.users:
