@@ -100,7 +100,7 @@ class Computation:
         def allocate() -> Any:
             return lab.allocate_poisoned(self.shape, dtypes.to_numpy(self.dtype))
 
-        def given() -> list[Any]:
+        def attempt_with_out() -> list[Any]:
             self.reset()
             target = allocate()
             function(*arguments, out=target)
@@ -110,7 +110,7 @@ class Computation:
             return self.sample(target, lab.as_double)
 
         rival = self.by(functools.partial(function, *arguments))
-        rival.attempts = [given, *rival.attempts]
+        rival.attempts = [attempt_with_out, *rival.attempts]
         rival.capture = lambda: lab.device.capture(functools.partial(function, *arguments, out=allocate()))
         return rival
 
