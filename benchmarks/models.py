@@ -117,8 +117,8 @@ class Trial:
             self._inputs = {**given, "labels": self._labels}
         self.shape = tuple(next(iter(given.values())).shape)
         exact = copy.deepcopy(self._module).double()
-        wide = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
-        self._expected = self._results(exact, wide)
+        doubles = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
+        self._expected = self._results(exact, doubles)
         del exact
         self._initial = [t.detach().clone() for t in self._tensors()] if self._training else []
         if self._training:

@@ -117,24 +117,28 @@ class _Lowerer:
         items: list[FusedChain | int] = []
         for item in partition.items:
             if not isinstance(item, FusedChain):
-                order += self.imported.nodes_of(item)
+                order += self._nodes_of(item)
                 items.append(item)
                 continue
+            # Views of results are items of their own: they run again after the call.
+            computed = [k for k in item.members if k not in item.views]
             try:
                 orders, saved = self._prepare(item)
             except TraceError as reason:
                 partition.unfused.update(dict.fromkeys(item.members, str(reason)))
-                order += [n for k in item.members for n in self.imported.nodes_of(k)]
-                items += (k for k in item.members if k not in item.views)
+                order += self._nodes_of(*item.members)
+                items += computed
                 continue
             calls = self._replace(item, orders, saved)
             inserted.update(calls)
-            # Views of results run again after the call, where the partition has them.
-            order += [*calls, *(n for k in item.members if k not in item.views for n in self.imported.nodes_of(k))]
+            order += [*calls, *self._nodes_of(*computed)]
             items.append(item)
         partition.items = items
         self._reorder(order)
         restore_in_place(self.graph, inserted)
+
+    def _nodes_of(self, *operations: int) -> list[Node]:
+        return [node for k in operations for node in self.imported.nodes_of(k)]
 
     def _reorder(self, order: Iterable[Node]) -> None:
         """Put those nodes that are still in the graph into this order."""
