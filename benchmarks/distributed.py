@@ -149,7 +149,7 @@ class Worker:
         return self._references[key]
 
     def _measure(self, case: Case, result: Result) -> None:
-        """Train a rival's model; enter its time, its error and its distance from the plain model, or raise if it is wrong."""
+        """Train a rival's model; enter its time, error and distance from the plain model, or raise if it is wrong."""
         torch, dtype, wrapper = self.torch, getattr(self.torch, case.dtype), case.group.rpartition(", ")[2]
         torch._dynamo.reset()
         plain, drop_in = load_models(case.name, self.shape, dtype, self.device)
