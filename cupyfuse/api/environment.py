@@ -7,8 +7,8 @@ import types
 from typing import Any, NamedTuple
 
 from .code import is_own
-from .members import user_bases
-from .signature import MISSING, Signature
+from .members import MISSING, user_bases
+from .signature import Signature
 
 _MOST_CLASSES = 64  # combinations of argument classes whose snapshots are kept
 
@@ -148,7 +148,7 @@ class Environment:
         return Signature(self.static, self.package, specs)
 
     def add_to(self, signature: Signature) -> None:
-        """Add the variables to the signature of a call, which has all arguments."""
+        """Add the variables to the signature of a call; to be called after all arguments were added."""
         if self.is_own:
             signature.add_members()
             return

@@ -86,7 +86,7 @@ class _Labels:
         self.axis, self.dtype = axis, input._node.dtype
         index = target.astype("int64", copy=False)[(*[slice(None)] * axis, None)]
         self.counted = apply("not_equal", index, ignore_index)
-        # A negative label is out of range here, where `pick` counts it from the end.
+        # `pick` would count negative labels from the end; make them out of range.
         self.class_index = apply("where", index < 0, input.shape[axis], index)
         self.weight = None if weight is None else self.masked(self.pick(_broadcast_along(weight, axis, input.ndim)))
 
@@ -208,15 +208,15 @@ def cross_entropy(
             raise ValueError(f"ignore_index: labels are needed, but target has probabilities; got {ignore_index}")
         return _cross_entropy_of_probabilities(input, target, weight, label_smoothing, z_loss, reduction, axis)
     labels = _Labels(input, target, weight, ignore_index, axis)
-    top, total = _log_normalizer(input, axis)
-    values = labels.weighted(-(labels.pick(input) - top - total))
+    top, log_total = _log_normalizer(input, axis)
+    values = labels.weighted(-(labels.pick(input) - top - log_total))
     if label_smoothing:
-        terms = input - top - total
+        terms = input - top - log_total
         terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
         smooth = labels.masked(-reduce("sum", terms, axis, keepdims=True))
         values = values * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
     if z_loss:
-        values = values + labels.weighted(apply("square", top + total)) * z_loss
+        values = values + labels.weighted(apply("square", top + log_total)) * z_loss
     return labels.reduced(values, reduction)
 
 
@@ -228,12 +228,12 @@ def _cross_entropy_of_probabilities(
         raise ValueError(f"target: expected probabilities as floats, got {target._node.dtype}; convert it with .astype")
     if label_smoothing:
         target = target * (1.0 - label_smoothing) + label_smoothing / input.shape[axis]
-    top, total = _log_normalizer(input, axis)
-    terms = (input - top - total) * target
+    top, log_total = _log_normalizer(input, axis)
+    terms = (input - top - log_total) * target
     terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
     values = -reduce("sum", terms, axis)
     if z_loss:
-        values = values + apply("square", top + total).squeeze(axis) * z_loss
+        values = values + apply("square", top + log_total).squeeze(axis) * z_loss
     return apply_reduction(values, reduction)
 
 

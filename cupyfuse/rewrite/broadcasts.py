@@ -25,7 +25,7 @@ def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
             what = f"({rows} x {inner}) @ ({inner} x {cols})"
             notes.append(Note(_NOTE, what, f"{g.flops(node) - 2 * max(i.size for i in node.inputs):.3g} FLOPs"))
         for axis in (0, 1):
-            compact.along(result, axis)
+            compact.along(result, axis)  # memoise it now, so that searches from later nodes end here
         return result
 
     graph = g.rewrite(graph, rule)
@@ -127,7 +127,7 @@ def transpose_products(graph: Graph) -> Graph:
         return reader.op == "transpose" and not any(u.op == "matmul" and u.inputs[1] is reader for u in users[reader])
 
     def always_transposed(node: Node) -> bool:
-        return node.op == "matmul" and node not in roots and all(map(transposes, users.get(node, [node])))
+        return node.op == "matmul" and node not in roots and node in users and all(map(transposes, users[node]))
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):

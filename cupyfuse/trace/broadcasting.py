@@ -29,7 +29,7 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
             f"{operation}: operands could not be broadcast together with shapes {' '.join(map(str, shapes))}\n"
             f"  at {user_line()}"
         ) from None
-    if sum(n != 1 for n in result) > 2 or not all(t._axes.single for t in operands):
+    if sum(n != 1 for n in result) > 2 or not all(t._axes.is_matrix_like for t in operands):
         fold = choose_fold(sorted(operands, key=_precedence), result)
         return [in_fold(t, fold) for t in operands], fold
     assigned: list[int | None] = [None] * rank
@@ -56,23 +56,23 @@ def _precedence(x: Tracer) -> tuple[int, int]:
 
     Transposing an argument is free, and pointwise work on arguments can be computed on their transposes.
     """
-    return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_from_arguments(x._node))
+    return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_is_cheap_vector(x._node))
 
 
 def _transposes_freely(x: Tracer) -> bool:
     """Whether a value is a vector or one element, and an argument or cheap to compute from arguments."""
-    return sum(n != 1 for n in x.shape) <= 1 and (g.is_leaf(x._node) or _from_arguments(x._node))
+    return sum(n != 1 for n in x.shape) <= 1 and (g.is_leaf(x._node) or _is_cheap_vector(x._node))
 
 
-_CHEAP = 24  # operators that a transposed value may recompute from arguments
+_MOST_RECOMPUTED = 24  # nodes, arguments included, that may be computed once more for a transposed vector
 
 
-def _from_arguments(node: g.Node) -> bool:
-    """Whether a value is a vector that few pointwise operators compute from arguments."""
+def _is_cheap_vector(node: g.Node) -> bool:
+    """Whether a value is a vector that a few pointwise operators compute from arguments."""
     if 1 not in node.shape:
         return False
     for k, each in enumerate(g.topological([node])):
-        if k >= _CHEAP or not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
+        if k >= _MOST_RECOMPUTED or not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
             return False
     return True
 
@@ -121,7 +121,7 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     if not fits:
         raise ValueError(f"an array of shape {tracer.shape} cannot be broadcast to {shape}\n  at {user_line()}")
     rank = len(shape)
-    if sum(n != 1 for n in shape) > 2 or not tracer._axes.single:
+    if sum(n != 1 for n in shape) > 2 or not tracer._axes.is_matrix_like:
         fold = choose_fold([tracer], shape)
         return tracer._trace.array(g.broadcast(in_fold(tracer, fold), fold.node_shape), fold)
     assigned: list[int | None] = [None] * rank
@@ -154,7 +154,7 @@ def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
         kept = [p for p, n in enumerate(x.shape) if n != 1]
         return x._view([kept.pop(0) if n != 1 else None for n in shape])
     lengths = [n for n in shape if n != 1]
-    if len(lengths) > 2 or not x._axes.single:
+    if len(lengths) > 2 or not x._axes.is_matrix_like:
         return _reshape_folded(x, shape)
     array = x
     if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix

@@ -45,7 +45,7 @@ def matmul(a: Any, b: Any) -> Tracer:
         return reduce("sum", apply("multiply", trace.array(a._node, a._axes.picked((0, None))), b), b.ndim - 2)
     if any(n != 1 for n in b.shape[:-2]):
         return _multiply_batches(a, b)
-    if a.ndim == 2 == b.ndim and a._axes.single and b._axes.single:
+    if a.ndim == 2 == b.ndim and a._axes.is_matrix_like and b._axes.is_matrix_like:
         return trace.array(g.matmul(matrix_node(a), matrix_node(b)), (0, 1))
     matrix = trace.array(b._node, b._axes.picked((b.ndim - 2, b.ndim - 1)))
     shape = (1,) * (b.ndim - a.ndim) + a.shape[:-1] + b.shape[-1:]

@@ -22,7 +22,7 @@ def log_relative(top: Array, total: Array) -> Array:
 
 
 def plus_log(top: Array, total: Array) -> Array:
-    """Return top + log(total), computed in the next wider dtype and rounded once; `top` where that is not finite."""
+    """Return top + log(total), in the next wider dtype and rounded once; `top` where `top` is infinite or NaN."""
     wide = np.float32 if top.dtype.itemsize == 2 else np.float64
     logarithm = top.astype(wide) + np.log(total.astype(wide))
     return np.where(np.isfinite(top), logarithm.astype(top.dtype), top)

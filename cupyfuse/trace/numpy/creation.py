@@ -67,7 +67,9 @@ def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         """Create an array of a list or tuple, or convert another value."""
         result = original(*args, **options)
-        return _trace_created(result, depth=3) if args and type(args[0]) in (list, tuple) else result
+        if not args or type(args[0]) not in (list, tuple):
+            return result
+        return _trace_created(result, depth=3)  # `call` has a caller in `conversions`, whose caller is the user's code
 
     return call
 

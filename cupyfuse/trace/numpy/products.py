@@ -180,23 +180,27 @@ def _contract_all(operands: list[_Term], result: str) -> Tracer:
     for number in range(len(operands)):
         others = "".join(term for k, (term, _) in enumerate(operands) if k != number)
         operands[number] = _sum_over(*operands[number], {*result, *others})
-    for pair in _pairs(operands, result):
+    for pair in _contraction_order(operands, result):
         second, first = (operands.pop(k) for k in sorted(pair, reverse=True))
         kept = {*result, *(c for term, _ in operands for c in term)}
         operands.append(_contract(first, second, kept))
     return _transpose_to(*operands[0], result)
 
 
-def _pairs(operands: list[_Term], result: str) -> Sequence[tuple[int, ...]]:
-    """Return the positions of the operands to multiply at each step, as `np.einsum_path` numbers what is left."""
+def _contraction_order(operands: list[_Term], result: str) -> Sequence[tuple[int, ...]]:
+    """Choose the two operands to multiply at each step, by their positions among those that are left.
+
+    The product of each step is the last of those left for the next, as `np.einsum_path` numbers them.
+    """
+    in_turn = [(0, 1)] * (len(operands) - 1)
     if len(operands) <= 2:
-        return [(0, 1)] * (len(operands) - 1)
+        return in_turn
     text = ",".join(term for term, _ in operands) + "->" + result
     shapes = [np.broadcast_to(np.float32(0), x.shape) for _, x in operands]
-    found: list[tuple[int, ...]] = np.einsum_path(text, *shapes, optimize="greedy")[0][1:]
-    if any(len(step) > 2 for step in found):  # no order saves work
-        return [(0, 1)] * (len(operands) - 1)
-    return [step for step in found if len(step) == 2]
+    _, *steps = np.einsum_path(text, *shapes, optimize="greedy")[0]  # after the word "einsum_path"
+    if any(len(step) > 2 for step in steps):  # einsum_path contracts three or more at once where pairs save no work
+        return in_turn
+    return [step for step in steps if len(step) == 2]
 
 
 def _contract(first: _Term, second: _Term, kept: set[str]) -> _Term:
