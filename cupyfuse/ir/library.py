@@ -92,10 +92,10 @@ def writing_call(name: str) -> str:
 
 def display_name(function: str) -> str:
     """Return a function's name as in a user's code, for messages and reports."""
-    shown = {"getitem": "x[index]", "setitem": "x[index] = y"}
-    return shown.get(function) or (
-        function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
-    )
+    indexing = {"getitem": "x[index]", "setitem": "x[index] = y"}
+    if function in indexing:
+        return indexing[function]
+    return function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
 
 
 def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:

@@ -96,9 +96,11 @@ def _product_of_broadcast(node: Node, compact: _CompactForms) -> Node:
     depth = a.shape[1]
     if 1 in (depth, *node.shape) or 0 in (depth, *node.shape):
         return node
+    # An operand that is constant along the summed axis is a factor of the other's sum.
     for operand, factor, axis in ((b, compact.along(a, 1), 0), (a, compact.along(b, 0), 1)):
         if factor is not None:
             return g.broadcast(g.pointwise("multiply", factor, _weighted_sum(operand, axis)), node.shape)
+    # If all columns of b are equal, or all rows of a, so are those of the product: one sum, weighted by one of them.
     column, row = compact.along(b, 1), compact.along(a, 0)
     if column is not None:
         return g.broadcast(_weighted_sum(a, 1, g.transpose(column)), node.shape)

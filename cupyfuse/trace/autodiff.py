@@ -135,30 +135,43 @@ def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Nod
     0. A quotient divides, which rounds once. Nodes in `given`, the values of the forward pass, are plain factors, whose
     zeros times infinity are NaN.
     """
-    if isinstance(partial, Node) and partial in given and (partial.op in _CHOICES or _is_zero(partial)):
+    if not isinstance(partial, Node):
+        return _scale_by_number(cotangent, partial)
+    if partial in given and (partial.op in _CHOICES or _is_zero(partial)):
         return g.pointwise("multiply", cotangent, partial)
-    if isinstance(partial, Node) and partial.op in g.PASS_THROUGH and partial.inputs[0].op == "where":
+    if partial.op in g.PASS_THROUGH and partial.inputs[0].op == "where":
         condition, *choices = partial.inputs[0].inputs
         dtype = partial.dtype
         partial = g.pointwise("where", condition, *(c if c.op == "const" else g.cast(c, dtype) for c in choices))
-    if isinstance(partial, Node) and partial.op == "const" and not partial.name:
-        partial = float(partial.value)
-    if not isinstance(partial, Node):
-        if partial in (0.0, 1.0, -1.0):
-            return None if partial == 0.0 else cotangent if partial == 1.0 else g.pointwise("negative", cotangent)
-        return g.pointwise("multiply", cotangent, g.const(partial))
+    if partial.op == "const" and not partial.name:
+        return _scale_by_number(cotangent, float(partial.value))
     if partial.op == "where":
-        condition, *branches = partial.inputs
-        if condition.op == "const":
-            return scale_cotangent(cotangent, branches[0 if condition.value else 1], given)
-        products = [scale_cotangent(cotangent, branch, given) for branch in branches]
-        if products == [None, None]:
-            return None
-        return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
+        return _scale_by_choice(cotangent, partial, given)
     if partial.op == "divide" and partial.inputs[0].op == "const":
-        upper = scale_cotangent(cotangent, partial.inputs[0])
-        return None if upper is None else g.pointwise("divide", upper, partial.inputs[1])
+        numerator = scale_cotangent(cotangent, partial.inputs[0])
+        return None if numerator is None else g.pointwise("divide", numerator, partial.inputs[1])
     return g.pointwise("multiply", cotangent, partial)
+
+
+def _scale_by_number(cotangent: Node, number: float) -> Node | None:
+    if number == 0.0:
+        return None
+    if number == 1.0:
+        return cotangent
+    if number == -1.0:
+        return g.pointwise("negative", cotangent)
+    return g.pointwise("multiply", cotangent, g.const(number))
+
+
+def _scale_by_choice(cotangent: Node, choice: Node, given: Container[Node]) -> Node | None:
+    """Multiply a cotangent by a derivative `where(condition, a, b)`: choose between the two products."""
+    condition, *branches = choice.inputs
+    if condition.op == "const":
+        return scale_cotangent(cotangent, branches[0 if condition.value else 1], given)
+    products = [scale_cotangent(cotangent, branch, given) for branch in branches]
+    if products == [None, None]:
+        return None
+    return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
 
 
 _CHOICES = ("where", *g.PASS_THROUGH)

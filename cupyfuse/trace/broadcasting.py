@@ -183,6 +183,5 @@ def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 def matrix_node(x: Tracer) -> g.Node:
     """Return the node of a matrix with its first axis along the rows."""
-    labels = axis_labels(x, 2)
-    transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
+    transposed = any(p != a for p, a in axis_labels(x, 2).items())
     return g.transpose(x._node) if transposed else x._node

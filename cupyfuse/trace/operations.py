@@ -222,7 +222,7 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
     positions = normalize_axes(axis, x.ndim)
     n = count(x, axis)
     if len(positions) == 1 and x._axes.rows == positions and x.shape[positions[0]] > 1:
-        # Down the columns, mean and deviations would read the matrix twice; a row stays on chip between the two.
+        # Down the columns, a mean and then deviations would read the whole matrix twice; a row is at hand for both.
         result = reduce("moment2", x, axis, keepdims)
     else:
         centred = x - reduce("mean", x, axis, keepdims=True)

@@ -246,10 +246,9 @@ def _with_axes_of(x: Tracer, value: Tracer, selection: Selection) -> Tracer:
     value = without_leading_ones(value, len(order)) if value.ndim > len(order) else value
     if not _broadcasts(value.shape, shape):
         raise ValueError(f"an array of shape {value.shape} cannot be assigned to one of {shape}\n  at {user_line()}")
-    held = order[len(order) - value.ndim :]  # for each axis of the value, that of the array
-    return value._trace.array(
-        value._node, value._axes.picked([held.index(p) if p in held else None for p in range(x.ndim)])
-    )
+    axis_of_x = order[len(order) - value.ndim :]  # for each axis of the value
+    own_axes = [axis_of_x.index(p) if p in axis_of_x else None for p in range(x.ndim)]
+    return value._trace.array(value._node, value._axes.picked(own_axes))
 
 
 def _write_to_copy(x: Tracer, selection: Selection, value: Tracer) -> Tracer:
