@@ -115,10 +115,7 @@ class _Snapshot(NamedTuple):
         for namespace, names, ids, _ in self.members:
             if list(map(id, namespace.values())) != ids or list(namespace) != names:
                 return False
-        for container, ids, _ in self.containers:
-            if list(map(id, _contents(container))) != ids:
-                return False
-        return True
+        return not self.containers or all(list(map(id, _contents(c))) == ids for c, ids, _ in self.containers)
 
 
 def _contents(container: Any) -> list[Any]:

@@ -138,34 +138,44 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     """Reshape as `numpy.reshape`; the result may share memory with the array."""
-    rest = math.prod(n for n in shape if n != -1)
-    wanted = shape
-    if shape.count(-1) == 1 and rest > 0:
-        shape = tuple(x.size // rest if n == -1 else n for n in shape)
-    if min(shape, default=0) < 0 or math.prod(shape) != x.size:
-        raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {wanted}\n  at {user_line()}")
+    shape = _complete_shape(x, shape)
     if order == "F":
         return reshape(x.transpose(), shape[::-1]).transpose()
     if order != "C":
         fail(
             f"reshape with order={order!r}", "the orders C and F do not depend on how an array lies in memory; use one"
         )
-    if [n for n in shape if n != 1] == [n for n in x.shape if n != 1]:
-        kept = [p for p, n in enumerate(x.shape) if n != 1]
-        return x._view([kept.pop(0) if n != 1 else None for n in shape])
     lengths = [n for n in shape if n != 1]
+    if lengths == [n for n in x.shape if n != 1]:
+        kept = iter(p for p, n in enumerate(x.shape) if n != 1)
+        return x._view([next(kept) if n != 1 else None for n in shape])
     if len(lengths) > 2 or not x._axes.is_matrix_like:
         return _reshape_folded(x, shape)
-    array = x
+    return _reshape_matrix(x, shape)
+
+
+def _complete_shape(x: Tracer, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape for all elements of an array, with the length that it has for -1."""
+    rest = math.prod(n for n in shape if n != -1)
+    complete = shape
+    if shape.count(-1) == 1 and rest > 0:
+        complete = tuple(x.size // rest if n == -1 else n for n in shape)
+    if min(complete, default=0) < 0 or math.prod(complete) != x.size:
+        raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {shape}\n  at {user_line()}")
+    return complete
+
+
+def _reshape_matrix(x: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """Reshape an array of at most two axes longer than one to such a shape: two are rows and columns, one is a row."""
+    node = x._node
     if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix
-        x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes.labels))
-    rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
-    labels = [0, 1] if len(lengths) == 2 else [1]
-    return array._add_alias(
-        x._trace.array(
-            g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
-        )
-    )
+        node = g.transpose(node)
+    long = [p for p, n in enumerate(shape) if n != 1]
+    rows = shape[long[0]] if len(long) == 2 else 1
+    cols = shape[long[-1]] if long else 1
+    labels = dict(zip(long, (0, 1) if len(long) == 2 else (1,), strict=False))
+    reshaped = x._trace.array(g.reshape(node, (rows, cols)), tuple(labels.get(p) for p in range(len(shape))))
+    return x._add_alias(reshaped)
 
 
 def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
