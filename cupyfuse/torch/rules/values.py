@@ -240,6 +240,8 @@ _ON_INTEGERS = ("add", "subtract", "multiply", "negative", "where")
 
 def pointwise(op: str, *operands: Operand, dtype: str = "") -> Value:
     """Apply an operator of the table to values and numbers, with PyTorch's broadcasting and promotion."""
+    if not any(isinstance(o, Value) for o in operands):
+        refuse(op, "no operand is a tensor")
     dtype = dtype or promote(*(operands[1:] if op == "where" else operands))
     computes = POINTWISE[op].result != "bool" or op.startswith("is")
     if computes:
