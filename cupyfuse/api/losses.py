@@ -193,11 +193,7 @@ def cross_entropy(
     """
     check_reduction(reduction)
     axis = _class_axis(input, weight)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
-    for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
+    _check_options(label_smoothing, soft_cap, temperature)
     if soft_cap is not None:
         input = apply("tanh", input / soft_cap) * soft_cap
     if temperature is not None:
@@ -218,6 +214,15 @@ def cross_entropy(
     if z_loss:
         values = values + labels.weighted(apply("square", top + log_total)) * z_loss
     return labels.reduced(values, reduction)
+
+
+def _check_options(label_smoothing: float, soft_cap: float | None, temperature: float | None) -> None:
+    """Raise ValueError if an option of `cross_entropy` is out of its range."""
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
+    for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
 
 
 def _cross_entropy_of_probabilities(

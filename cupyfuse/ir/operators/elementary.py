@@ -37,8 +37,8 @@ def _nan_on_underflow(function: Callable[[Array, Array], Array]) -> Callable[...
 
     def call(a: Array, b: Array) -> Array:
         result = function(a, b)
-        zero = (a == 0) | (b == 0) if function is np.multiply else a == 0
-        return np.where(zero | ~(np.abs(result) < 1e-30), result, result.dtype.type(np.nan))
+        is_exact_zero = (a == 0) | (b == 0) if function is np.multiply else a == 0
+        return np.where(is_exact_zero | ~(np.abs(result) < 1e-30), result, result.dtype.type(np.nan))
 
     return call
 
