@@ -255,7 +255,7 @@ class Signature:
         """Add the attribute at a path from a module, a function, or an object that cannot be compared as a whole."""
         known = len(self.leaves)
         if not path and read_by_attribute(value, self._package):
-            self.add(value, name)
+            self.add(value, name)  # read as a whole
         if not path or not self._has_attributes(value):
             return
         for attribute in path:

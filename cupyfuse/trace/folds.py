@@ -28,8 +28,8 @@ def reshape_by_recomputing(node: g.Node, shape: g.Shape) -> g.Node | None:
     """Reshape a value by computing it from reshaped arguments; None if it is not cheap pointwise work on these."""
     done: dict[g.Node, g.Node] = {}
     for each in g.topological([node]):
-        if each.size == 1 != shape[0] * shape[1]:
-            done[each] = each
+        if each.size == 1 and shape != (1, 1):
+            done[each] = each  # a number, which broadcasts to any shape
         elif each.op == "input":
             done[each] = g.reshape(each, shape)
         elif each.op == "reshape":
