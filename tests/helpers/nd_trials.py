@@ -161,11 +161,18 @@ def costs_hold(graph: Any, plan: Plan) -> None:
 
 
 def order_holds(plan: Plan) -> None:
-    """Assert that each step reads arguments and what earlier steps have written, and that none writes it again."""
-    written: set[g.Node] = set()
-    for step in plan.steps:
-        for value in map(base_of, (*step.inputs, *step.repair_inputs)):
-            assert value.op in ("input", "const") or value in written, f"{step.kind} reads {value} before it is written"
-        again = written.intersection(step.outputs)
-        assert not again, f"{step.kind} writes {again} again"
-        written.update(step.outputs)
+    """Assert that each step reads arguments and what earlier steps have written, and that none writes it again.
+
+    The plans before, for, and after blocks of rows have memory of their own: they may compute the same value.
+    """
+    blocks = plan.blocks
+    parts = (plan,) if blocks is None else (*blocks.first, blocks.plan, blocks.last, blocks.after)
+    for part in parts:
+        written: set[g.Node] = set()
+        for step in part.steps if part is not None else ():
+            for value in map(base_of, (*step.inputs, *step.repair_inputs)):
+                known = value.op in ("input", "const") or value in written
+                assert known, f"{step.kind} reads {value} before it is written"
+            again = written.intersection(step.outputs)
+            assert not again, f"{step.kind} writes {again} again"
+            written.update(step.outputs)

@@ -74,3 +74,15 @@ def test_einsum_sums_in_the_promoted_dtype(rng: np.random.Generator) -> None:
     x, y = normal(rng, (3, 50, 4), "float32"), normal(rng, (3, 4), "float64")
     result = cf.fuse(lambda x, y: np.einsum("abc,ac->ca", x, y))(x, y)
     np.testing.assert_allclose(result, np.einsum("abc,ac->ca", x.astype(np.float64), y), rtol=1e-13)
+
+
+def test_operands_may_change_afterwards(rng: np.random.Generator) -> None:
+    def contract(x: Any, y: Any) -> Any:
+        z = np.tensordot(x, y, 2) + np.einsum("abc,bcd->ad", x, y)
+        x[:, :1] = -1.0
+        return z + x.sum()
+
+    x, y = normal(rng, (2, 3, 4), "float64"), normal(rng, (3, 4, 5), "float64")
+    mine, theirs = x.copy(), x.copy()
+    np.testing.assert_allclose(cf.fuse(contract)(mine, y), contract(theirs, y), rtol=1e-13, atol=1e-13)
+    np.testing.assert_array_equal(mine, theirs)
