@@ -86,12 +86,12 @@ def file_name(given: argparse.Namespace) -> str:
 
 
 def markdown(report: Report) -> str:
-    return tables.markdown(report, BENCHMARKS[report.benchmark][0].write)
+    return tables.markdown(report, BENCHMARKS[report.benchmark][0].report_lines)
 
 
 def write(report: Report, folder: Path, name: str) -> str:
     """Write JSON and Markdown; return the Markdown."""
-    return tables.write(report, BENCHMARKS[report.benchmark][0].write, folder, name)
+    return tables.write(report, BENCHMARKS[report.benchmark][0].report_lines, folder, name)
 
 
 def collect(report: Report, cases: Iterator[Case], folder: Path, name: str, add: bool) -> None:

@@ -113,7 +113,7 @@ class _Chain:
         )
         if found.reason:
             return {}
-        values = (found.ours.gpu, found.ours.host, found.theirs.gpu, found.theirs.host)
+        values = (found.fused.gpu, found.fused.host, found.pytorch.gpu, found.pytorch.host)
         return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
 
     def factories(self, rival: str) -> dict[str, Callable[[], Rival]]:
@@ -215,7 +215,7 @@ def _summarize_ratios(row: tuple[str, list[Comparison]], k: int) -> str:
     return " / ".join(map(number, (kept[0], statistics.median(kept), kept[-1]))) if kept else "–"
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     found = list(comparisons(report))
     wrong = [c for c in found if not c.right]
     by_group = {group: [c for c in found if c.case.group == group] for group in report.groups()}

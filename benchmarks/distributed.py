@@ -69,7 +69,7 @@ def make_cases(given: argparse.Namespace, shape: tuple[int, int, int]) -> list[C
     return [Case(f"{dtype}, {wrapper}", head, shape, dtype) for dtype, wrapper, head in grid]
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     return [*explain(["wall_loop"], _HOW), *case_tables(report, PLAIN, ["wall_loop"])]
 
 
@@ -136,29 +136,33 @@ class Worker:
         if self.gpu:
             self.torch.cuda.empty_cache()
 
-    def _measure(self, case: Case, result: Result) -> None:
-        torch, dtype, wrapper = self.torch, getattr(self.torch, case.dtype), case.group.rpartition(", ")[2]
-        torch._dynamo.reset()
-        plain, drop_in = load_models(case.name, self.shape, dtype, self.device)
+    def _train_references(self, case: Case, plain: Any, wrapper: str) -> tuple[tuple[list[float], list[Any]], ...]:
+        """Train the plain model in float64 and in the case's dtype, once for the rivals of a case."""
         key = (case.group, case.name)
         if key not in self._references:
             self._references.clear()
             exact, same = copy.deepcopy(plain).double(), copy.deepcopy(plain)
             self._references[key] = (
-                self._train(self._wrap(exact, wrapper), torch.float64),
-                self._train(self._wrap(same, wrapper), dtype),
+                self._train(self._wrap(exact, wrapper), self.torch.float64),
+                self._train(self._wrap(same, wrapper), getattr(self.torch, case.dtype)),
             )
-        (exact_losses, _), (plain_losses, plain_state) = self._references[key]
+        return self._references[key]
+
+    def _measure(self, case: Case, result: Result) -> None:
+        """Train a rival's model; enter its time, error and distance from the plain model, or raise if it is wrong."""
+        torch, dtype, wrapper = self.torch, getattr(self.torch, case.dtype), case.group.rpartition(", ")[2]
+        torch._dynamo.reset()
+        plain, drop_in = load_models(case.name, self.shape, dtype, self.device)
+        (exact_losses, _), (plain_losses, plain_state) = self._train_references(case, plain, wrapper)
         model = self._build(result.rival, wrapper, plain, drop_in)
         losses, state = self._train(model, dtype)
         if len(set(plain_losses)) < STEPS:
             raise RuntimeError(f"PyTorch's losses repeat, which would hide stale weights: {plain_losses}")
         first = [p.detach().double() for p in plain.parameters()]
-        moved = sum(float((p - f).square().sum()) for p, f in zip(plain_state, first, strict=True))
-        between = sum(float((p - q).square().sum()) for p, q in zip(plain_state, state, strict=True))
+        moved, between = _distance(plain_state, first), _distance(plain_state, state)
         error, plain_error = _difference(losses, exact_losses), _difference(plain_losses, exact_losses)
         facts = {PLAIN_ERROR: plain_error, DIFFERENCE: _difference(losses, plain_losses)}
-        facts |= {PARAMETERS: (between / moved) ** 0.5} if moved else {}
+        facts |= {PARAMETERS: between / moved} if moved else {}
         result.times["wall_loop"] = self._time(model, dtype)
         if result.rival in (INSIDE, OUTSIDE, DROP_IN):
             from cupyfuse.torch import explain
@@ -244,6 +248,11 @@ class Worker:
             self.torch.cuda.synchronize()
 
 
+def _distance(parameters: Sequence[Any], others: Sequence[Any]) -> float:
+    """Return the Euclidean distance of two sets of parameters."""
+    return math.sqrt(sum(float((p - q).square().sum()) for p, q in zip(parameters, others, strict=True)))
+
+
 def _difference(losses: Sequence[float], others: Sequence[float]) -> float:
     """Return the largest relative difference of two runs' losses; infinite where one is not finite."""
     found = [abs(a - b) / max(abs(b), 1e-30) for a, b in zip(losses, others, strict=True)]
@@ -263,7 +272,7 @@ def work(given: argparse.Namespace) -> int:
 
     def save() -> None:
         if worker.rank == 0:
-            tables.write(report, write, folder, "distributed")
+            tables.write(report, report_lines, folder, "distributed")
 
     for case, form in plan(report.cases, given.forms):
         if case.find(form):

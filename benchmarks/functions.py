@@ -78,9 +78,9 @@ def _rival(lab: Lab, function: Callable[..., Any], arguments: Sequence[Any], exa
 
 def measure(lab: Lab, case: Case, function: Callable[..., Any], arguments: Sequence[Any], budget: float) -> None:
     """Run a case: one function on arguments of one size and dtype."""
-    wide = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arguments]
+    doubles = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in arguments]
     try:
-        exact = leaves(function(*wide))
+        exact = leaves(function(*doubles))
     except (ValueError, IndexError) as error:
         case.results = [Result(PLAIN, failure=f"takes no arrays of this size: {describe(error)}")]
         return
@@ -157,7 +157,7 @@ def failed(report: Report) -> list[str]:
     return report.failed() + [f"{case.group}, {case.name}: slow" for case in report.cases if slow(case)]
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """Write a table for each size and dtype, a row for each function."""
     columns = [
         Column("function", lambda case: case.name),

@@ -305,8 +305,8 @@ def _float32_products(report: Report) -> list[str]:
     return lines
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """Write the verdicts and tables of float32 products, then those of 16-bit ones."""
     halves = [case for case in report.cases if case.group in half.GROUPS]
     report = dataclasses.replace(report, cases=[case for case in report.cases if case.group not in half.GROUPS])
-    return [*(_float32_products(report) if report.cases else []), *half.write(halves)]
+    return [*(_float32_products(report) if report.cases else []), *half.report_lines(halves)]

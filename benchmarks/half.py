@@ -101,11 +101,11 @@ def _heads(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the bound heads in bfloat16, with epilogues and without."""
     inputs: Mapping[str, Any] = cupyfuse.heads.example_inputs("head_softmax", *_HEAD_SHAPE, DTYPES[0], options.seed)
     arguments = {name: lab.cupy.asarray(value) for name, value in inputs.items()}
-    wide = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
+    product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
     for name, fused, training in heads.CASES:
         if name != "head_sum":  # which has no product once its weight is bound
             lab.release()
-            head = heads.Head(lab, fused, training, arguments, wide)
+            head = heads.Head(lab, fused, training, arguments, product)
             values = {OWN: "always", LIBRARY: "never"}
             rivals = {rival: functools.partial(bound_head, head, value) for rival, value in values.items()}
             yield run(lab, Case(HEADS, name, _HEAD_SHAPE, DTYPES[0]), rivals, FIGURES, options.budget)
@@ -126,7 +126,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     yield from _heads(lab, options)
 
 
-def write(cases: Sequence[Case]) -> list[str]:
+def report_lines(cases: Sequence[Case]) -> list[str]:
     """Write tables for each group: times, rates of our kernel and of cuBLAS and how they compare; errors."""
     time = "gpu_evicted"
 

@@ -54,6 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-autotune", action="store_true", help="torch.compile in this mode too (takes minutes)")
 
 
+Factories = dict[str, Callable[[], Rival]]  # by the rival's name in the report
+
+
 class Head:
     """One head on one set of arguments, and how each rival runs it; `product` is ``x @ weight.T`` in float64."""
 
@@ -81,14 +84,14 @@ class Head:
 
         return values, dataclasses.replace(self._computation, reset=reset, sample=sample)
 
-    def factories(self, max_autotune: bool) -> dict[str, Callable[[], Rival]]:
-        torch = (EAGER, COMPILED, AUTOTUNED) if max_autotune else (EAGER, COMPILED)
+    def factories(self, max_autotune: bool) -> Factories:
+        by_torch = (EAGER, COMPILED, AUTOTUNED) if max_autotune else (EAGER, COMPILED)
         return {
             BOUND: self.bound,
             OURS: self._fused,
             UNFUSED: functools.partial(self._unfused, self._head.__wrapped__),
             PLAIN: functools.partial(self._unfused, plain(self._head, self._computation.lab.cupy)),
-            **{rival: functools.partial(self._torch, rival) for rival in torch},
+            **{rival: functools.partial(self._torch, rival) for rival in by_torch},
         }
 
     def bound(self) -> Rival:
@@ -133,28 +136,41 @@ def tail_of_product(y: Any, factor: Any, shift: Any) -> Any:
 
 
 def _tail_factories(
-    lab: Lab, y: Any, given: Mapping[str, Any], tails: Mapping[str, Callable[..., Any]], kind: str, moved: int
-) -> dict[str, Callable[[], Rival]]:
-    """Return the rivals of a tail on `y`: cupyfuse's `tails` of `y` alone, and the `kind` of reduction alone."""
-    wide, dtype = lab.as_double(y), dtypes.name_of(y.dtype)
+    lab: Lab, y: Any, given: Mapping[str, Any], tails: Mapping[str, Callable[..., Any]], reduction: str
+) -> Factories:
+    """Return the rivals of a whole tail on `y`: cupyfuse's `tails`, and PyTorch's head without its product.
+
+    `reduction` names the head: "logsumexp" or "softmax".
+    """
     doubles = {name: lab.as_double(array) for name, array in given.items()}
-    head, reduction = cupyfuse.heads.find(kind), getattr(lab.special, kind)
-    expected = oracle.evaluate_tail(head, wide + doubles["bias"], doubles, xp=lab.cupy).result
-    whole = Computation(lab, [expected], expected.shape, dtype)
-    expected = reduction(wide, axis=1)
-    alone = Computation(lab, [expected], expected.shape, dtype)
+    head = cupyfuse.heads.find(reduction)
+    expected = oracle.evaluate_tail(head, lab.as_double(y) + doubles["bias"], doubles, xp=lab.cupy).result
+    computation = Computation(lab, [expected], expected.shape, dtypes.name_of(y.dtype))
 
-    def torch(rival: str) -> Rival:
-        return whole.by_torch(rival, lab.need_torch().head(head.__wrapped__.__name__, given), y)
+    def by_torch(rival: str) -> Rival:
+        return computation.by_torch(rival, lab.need_torch().head(head.__wrapped__.__name__, given), y)
 
+    ours = {name: functools.partial(computation.by_ours, function, y) for name, function in tails.items()}
+    return {**ours, EAGER: functools.partial(by_torch, EAGER), COMPILED: functools.partial(by_torch, COMPILED)}
+
+
+def _reduction_factories(lab: Lab, y: Any, reduction: str) -> Factories:
+    """Return the libraries' own kernels of the tail's reduction alone."""
+    function = getattr(lab.special, reduction)
+    expected = function(lab.as_double(y), axis=1)
+    computation = Computation(lab, [expected], expected.shape, dtypes.name_of(y.dtype))
     return {
-        **{name: functools.partial(whole.by_ours, function, y) for name, function in tails.items()},
-        EAGER: functools.partial(torch, EAGER),
-        COMPILED: functools.partial(torch, COMPILED),
-        f"torch.{kind} alone": lambda: alone.by_torch(EAGER, getattr(lab.need_torch(), kind), y),
-        f"cupyx {kind} alone": lambda: alone.by(functools.partial(reduction, y, axis=1)),
-        "device copy": lambda: device_copy(lab, y, moved),
+        f"torch.{reduction} alone": lambda: computation.by_torch(EAGER, getattr(lab.need_torch(), reduction), y),
+        f"cupyx {reduction} alone": lambda: computation.by(functools.partial(function, y, axis=1)),
     }
+
+
+def _fold_normalisation(lab: Lab, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute, in float64, the one factor and shift of each column that bias, BatchNorm and scale amount to."""
+    doubles = {name: lab.as_double(array) for name, array in given.items()}
+    factor = doubles["scale"] * doubles["gamma"] / (doubles["running_var"] + EPSILON) ** 0.5
+    shift = (doubles["bias"] - doubles["running_mean"]) * factor + doubles["beta"] * doubles["scale"]
+    return {"factor": factor, "shift": shift}
 
 
 def _tails(lab: Lab, arguments: Mapping[str, Any], dtype: str, budget: float) -> Iterator[Case]:
@@ -162,20 +178,22 @@ def _tails(lab: Lab, arguments: Mapping[str, Any], dtype: str, budget: float) ->
     x, weight = arguments["x"], arguments["weight"]
     y = (x @ weight.T).astype(x.dtype, copy=False)
     given = {n: arguments[n] for n in ("bias", "running_mean", "running_var", "gamma", "beta", "scale")}
-    wide = {name: lab.as_double(array) for name, array in given.items()}
-    factor = wide["scale"] * wide["gamma"] / (wide["running_var"] + EPSILON) ** 0.5
-    shift = (wide["bias"] - wide["running_mean"]) * factor + wide["beta"] * wide["scale"]
-    folded = {"factor": factor.astype(y.dtype), "shift": shift.astype(y.dtype)}
+    folded = {n: a.astype(y.dtype) for n, a in _fold_normalisation(lab, given).items()}
     bias = {"bias": given["bias"]}
     of_logsumexp = {OURS: tail_logsumexp.bind(**bias)}
     of_softmax = {OURS: tail_softmax.bind(**given), f"{OURS}, as within the head": tail_of_product.bind(**folded)}
-    for name, kind, values, tails, moved in (
+    for name, reduction, values, tails, bytes_moved in (
         ("bias, logsumexp, LeakyReLU x 2, GELU x 2", "logsumexp", bias, of_logsumexp, y.nbytes),
         ("BatchNorm (inference), scale, softmax", "softmax", given, of_softmax, 2 * y.nbytes),
     ):
         lab.release()
-        case = Case("After the GEMM", name, (int(y.shape[0]), int(y.shape[1])), dtype, int(moved))
-        yield run(lab, case, _tail_factories(lab, y, values, tails, kind, moved), TAIL_FIGURES, budget)
+        case = Case("After the GEMM", name, (int(y.shape[0]), int(y.shape[1])), dtype, int(bytes_moved))
+        factories = {
+            **_tail_factories(lab, y, values, tails, reduction),
+            **_reduction_factories(lab, y, reduction),
+            "device copy": functools.partial(device_copy, lab, y, bytes_moved),
+        }
+        yield run(lab, case, factories, TAIL_FIGURES, budget)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
@@ -193,5 +211,5 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     yield from _tails(lab, arguments, options.dtype, options.budget)
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     return [*explain(TAIL_FIGURES, _HOW), *case_tables(report, EAGER, ["gpu_back_to_back"])]

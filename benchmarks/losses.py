@@ -72,18 +72,21 @@ class Loss:
         """Compute the loss and the gradients in float64, for a block of rows at a time."""
         torch = self._torch
         x, weight = self._x.detach().double(), self._weight.detach().double()
-        counted = int((self._labels != _IGNORED).sum())
-        total, by_x, by_weight = torch.zeros((), dtype=x.dtype, device=x.device), [], torch.zeros_like(weight)
+        count = int((self._labels != _IGNORED).sum())
+        loss, x_gradients = torch.zeros((), dtype=x.dtype, device=x.device), []
+        weight_gradient = torch.zeros_like(weight)
         for start in range(0, len(x), _BLOCK):
             block, labels = x[start : start + _BLOCK], self._labels[start : start + _BLOCK]
+            counted, label = labels != _IGNORED, labels.clamp(min=0)
             logarithms = torch.log_softmax(block @ weight.T, 1)
-            total -= torch.where(labels != _IGNORED, logarithms.gather(1, labels.clamp(min=0)[:, None])[:, 0], 0).sum()
-            error = logarithms.exp_()
-            error[range(len(block)), labels.clamp(min=0)] -= 1
-            error = torch.where(labels[:, None] != _IGNORED, error, 0) / counted
-            by_x.append(error @ weight)
-            by_weight += error.T @ block
-        return [total / counted, torch.cat(by_x), by_weight]
+            loss -= torch.where(counted, logarithms.gather(1, label[:, None])[:, 0], 0).sum() / count
+            # The gradient by the logits: probabilities, less one at the label.
+            by_logits = logarithms.exp_()
+            by_logits[range(len(block)), label] -= 1
+            by_logits = torch.where(counted[:, None], by_logits, 0) / count
+            x_gradients.append(by_logits @ weight)
+            weight_gradient += by_logits.T @ block
+        return [loss, torch.cat(x_gradients), weight_gradient]
 
     def cases(self, case: Callable[[str], Case], budget: float) -> Iterator[Case]:
         """Run every rival, forward, then forward and backward, in the cases that `case` makes for a group."""
@@ -169,6 +172,6 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
         yield from Loss(lab, tuple(shape), dtype, options.seed).cases(case, options.budget)
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     lines = [*findings_table(REQUIREMENTS, report.cases), *explain(FIGURES, _HOW)]
     return [*lines, *case_tables(report, EAGER, ["gpu_evicted"])]

@@ -117,8 +117,8 @@ class Trial:
             self._inputs = {**given, "labels": self._labels}
         self.shape = tuple(next(iter(given.values())).shape)
         exact = copy.deepcopy(self._module).double()
-        wide = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
-        self._expected = self._results(exact, wide)
+        doubles = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
+        self._expected = self._results(exact, doubles)
         del exact
         self._initial = [t.detach().clone() for t in self._tensors()] if self._training else []
         if self._training:
@@ -283,7 +283,7 @@ def _count_failures(cases: Sequence[Case]) -> list[str]:
     return lines or ["No rival failed."]
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """Write a table a case and the verdicts; cases that time ran out for are named at the end."""
     measured = dataclasses.replace(report, cases=[case for case in report.cases if not case.unmeasured])
     present = {case.name.partition(",")[0] for case in measured.cases}

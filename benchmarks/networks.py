@@ -36,8 +36,9 @@ class Network:
         if own is not None:
             return own
         output = self.output(returned)
-        wide = output if output.dtype == torch.float64 else output.float()
-        return wide.square().mean() if labels is None else torch.nn.functional.cross_entropy(wide, labels)
+        if output.dtype != torch.float64:
+            output = output.float()
+        return output.square().mean() if labels is None else torch.nn.functional.cross_entropy(output, labels)
 
 
 def _text(vocabulary: int, length: int, labels: bool | int) -> Callable[[int, bool], dict[str, Any]]:

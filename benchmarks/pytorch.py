@@ -52,24 +52,24 @@ def device_type() -> str:
 
 
 def measure_memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, float]:
-    """Measure a call's GPU memory without its result, by name; empty without a GPU."""
+    """Measure a call's GPU memory, by name, not counting the result itself; empty without a GPU."""
     if not torch.cuda.is_available():
         return {}
 
-    def requests() -> int:
+    def allocations() -> int:
         return int(torch.cuda.memory_stats()["allocation.all.allocated"])
 
     forward()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    first, before = torch.cuda.memory_allocated(), requests()
+    bytes_before, allocations_before = torch.cuda.memory_allocated(), allocations()
     out = forward()
-    allocations, size = requests() - before, out.numel() * out.element_size()
-    held, most = torch.cuda.memory_allocated() - first - size, torch.cuda.max_memory_allocated() - first - size
+    made, size = allocations() - allocations_before, out.numel() * out.element_size()
+    kept = torch.cuda.memory_allocated() - bytes_before - size
     if not backward:
-        return {"allocations": allocations, "MB at most": most / 1e6}
+        return {"allocations": made, "peak MB": (torch.cuda.max_memory_allocated() - bytes_before - size) / 1e6}
     out.sum().backward()
-    return {"MB kept for backward": held / 1e6, "MB at most": (torch.cuda.max_memory_allocated() - first) / 1e6}
+    return {"MB kept for backward": kept / 1e6, "peak MB": (torch.cuda.max_memory_allocated() - bytes_before) / 1e6}
 
 
 def memory_held() -> tuple[int, int]:

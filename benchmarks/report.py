@@ -35,7 +35,7 @@ class Case:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    moved: int = 0  # bytes that the case must read and write at least; 0 where arithmetic takes the time
+    bytes_moved: int = 0  # that the case must read and write at least; 0 where arithmetic takes the time
     results: list[Result] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)  # of the data by name, of a rival by "name, rival"
 
@@ -60,7 +60,7 @@ class Case:
             return result.error if what == "error" else result.max_error
         if what == "GB/s":
             time = self.value(rival, "gpu_evicted")
-            return self.moved / time / 1e3 if self.moved and time else None
+            return self.bytes_moved / time / 1e3 if self.bytes_moved and time else None
         return result.times[what].median if what in result.times else None
 
     @property

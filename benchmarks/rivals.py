@@ -100,7 +100,7 @@ class Computation:
         def allocate() -> Any:
             return lab.allocate_poisoned(self.shape, dtypes.to_numpy(self.dtype))
 
-        def given() -> list[Any]:
+        def attempt_with_out() -> list[Any]:
             self.reset()
             target = allocate()
             function(*arguments, out=target)
@@ -110,7 +110,7 @@ class Computation:
             return self.sample(target, lab.as_double)
 
         rival = self.by(functools.partial(function, *arguments))
-        rival.attempts = [given, *rival.attempts]
+        rival.attempts = [attempt_with_out, *rival.attempts]
         rival.capture = lambda: lab.device.capture(functools.partial(function, *arguments, out=allocate()))
         return rival
 
@@ -121,9 +121,9 @@ class Computation:
         return self.by(functools.partial(called, *map(torch.as_tensor, arrays)), torch)
 
 
-def device_copy(lab: Any, source: Any, moved: int) -> Rival:
-    """Return a copy that reads half of `moved` bytes and writes as many: the memory's bandwidth."""
-    flat = source.reshape(-1)[: moved // 2 // source.dtype.itemsize]
+def device_copy(lab: Any, source: Any, bytes_moved: int) -> Rival:
+    """Return a copy that reads half of `bytes_moved` and writes as many: the memory's bandwidth."""
+    flat = source.reshape(-1)[: bytes_moved // 2 // source.dtype.itemsize]
     target = lab.allocate_poisoned(flat.shape, flat.dtype)
     call = functools.partial(lab.device.copy, target, flat)
 

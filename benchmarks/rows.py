@@ -80,7 +80,7 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
 
 
 def _factories(
-    lab: Lab, operation: str, x: Any, moved: int, compile_budget: CompileBudget
+    lab: Lab, operation: str, x: Any, bytes_moved: int, compile_budget: CompileBudget
 ) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of softmax or logsumexp over the rows of `x`."""
     cupyx = functools.partial(getattr(lab.special, operation), axis=1)
@@ -105,7 +105,7 @@ def _factories(
         EAGER: lambda: torch(EAGER),
         COMPILED: lambda: torch(COMPILED),
         "cupyx": lambda: computation.by(functools.partial(cupyx, x)),
-        "device copy": lambda: device_copy(lab, x, moved),
+        "device copy": lambda: device_copy(lab, x, bytes_moved),
     }
 
 
@@ -119,15 +119,19 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
             x = data[: rows * columns].reshape(rows, columns)
             for operation, passes in (("softmax", 2), ("logsumexp", 1)):
                 lab.release()
-                moved = passes * int(x.nbytes)
-                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
+                bytes_moved = passes * int(x.nbytes)
+                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, bytes_moved)
                 yield run(
-                    lab, case, _factories(lab, operation, x, moved, compile_budget), ("gpu_evicted",), options.budget
+                    lab,
+                    case,
+                    _factories(lab, operation, x, bytes_moved, compile_budget),
+                    ("gpu_evicted",),
+                    options.budget,
                 )
         del data, x
 
 
-def write(report: Report) -> list[str]:
+def report_lines(report: Report) -> list[str]:
     """Write a table for each operation and dtype, a row for each length."""
     lines = _HOW.split("\n")
     for group, cases in report.groups().items():

@@ -15,11 +15,14 @@ Form = Callable[[Any], str]
 
 def number(value: float | None) -> str:
     """Format a time or ratio with three or four digits, what is tiny with two, a count with all."""
-    if value is None or isinstance(value, int):
-        return "–" if value is None else str(value)
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return str(value)
     if 0 < value < 0.005:
         return scientific(value)
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f}"
 
 
 def scientific(value: float | None) -> str:
@@ -101,7 +104,7 @@ def case_table(case: Case, base: str, compared: Sequence[str] = (), milliseconds
     if any(r.max_error is not None for r in case.results):
         columns.append(Column("max error", lambda result: result.max_error, scientific))
     columns += [Column(FIGURES[f][0] + unit, value(f, scale)) for f in figures]
-    columns += [Column("GB/s, L2 evicted", value("GB/s"))] if case.moved else []
+    columns += [Column("GB/s, L2 evicted", value("GB/s"))] if case.bytes_moved else []
     for what in compared if case.find(base) else ():
         columns.append(Column(f"× {base}, {FIGURES[what][0].removeprefix('GPU, ')}", faster(what)))
     of_rivals = dict.fromkeys(name.partition(", ")[0] for name in case.facts if ", " in name)
@@ -123,7 +126,7 @@ def case_tables(
     for group, cases in report.groups().items():
         lines += [f"## {group}", "", *([about[group], ""] if about else [])]
         for case in cases:
-            moved = f", {case.moved / 1e6:.1f} MB to move" if case.moved else ""
+            moved = f", {case.bytes_moved / 1e6:.1f} MB to move" if case.bytes_moved else ""
             lines += [f"### {case.name}", "", f"{case.size} {case.dtype}{moved}", ""]
             lines += case_table(case, base, compared, milliseconds)
     return lines

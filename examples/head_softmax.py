@@ -8,24 +8,24 @@ training one pass over the product computes the batch's statistics, and the runn
 
 from __future__ import annotations
 
+from typing import Any
+
 from common import array_module, check_accuracy, compare_times, in_float64, shape_from_command_line
 from cupyfuse.heads import example_inputs, head_softmax
 
 
-def main() -> None:
-    xp = array_module()
-    drawn = example_inputs(head_softmax, *shape_from_command_line(__doc__))
-    inputs = {name: xp.asarray(array) for name, array in drawn.items()}
+def infer(inputs: dict[str, Any], xp: Any) -> None:
+    """Normalise with the running statistics, everything but x bound."""
     x = inputs["x"]
-
-    print("inference\n=========")
     serve = head_softmax.bind(**{name: array for name, array in inputs.items() if name != "x"})
     print(serve.plan(x))
     print()
     check_accuracy(serve(x), head_softmax.__wrapped__(**inputs), head_softmax.__wrapped__(**in_float64(inputs)))
     compare_times(lambda: serve(x), lambda: head_softmax.__wrapped__(**inputs), xp)
 
-    print("\ntraining\n========")
+
+def train(inputs: dict[str, Any], xp: Any) -> None:
+    """Normalise with the statistics of the batch, and update the running ones."""
     print(head_softmax.plan(**inputs, training=True))
     print()
     # Each of the three runs updates its own running statistics.
@@ -41,6 +41,16 @@ def main() -> None:
     compare_times(
         lambda: head_softmax(**inputs, training=True), lambda: head_softmax.__wrapped__(**unfused, training=True), xp
     )
+
+
+def main() -> None:
+    xp = array_module()
+    drawn = example_inputs(head_softmax, *shape_from_command_line(__doc__))
+    inputs = {name: xp.asarray(array) for name, array in drawn.items()}
+    print("inference\n=========")
+    infer(inputs, xp)
+    print("\ntraining\n========")
+    train(inputs, xp)
 
 
 if __name__ == "__main__":

@@ -82,11 +82,12 @@ def main() -> None:
     x = rng.standard_normal((ROWS, FEATURES))
     labels = (x @ rng.standard_normal((FEATURES, CLASSES))).argmax(axis=1)
     fused = cf.fuse(loss_and_gradient, max_workspace=WORKSPACE)
-    narrow = x.astype(np.float32)
-    exact, unfused, ours = train(plain, x, labels), train(plain, narrow, labels), train(fused, narrow, labels)
+    exact, x32 = train(plain, x, labels), x.astype(np.float32)
+    unfused, ours = train(plain, x32, labels), train(fused, x32, labels)
 
     (plan,) = fused.plans
     print(plan)
+    # Blocks of logits, plus the sums over them: weight-sized, float32.
     if plan.blocks is None or plan.workspace > WORKSPACE + 2 * 4 * CLASSES * FEATURES:
         raise SystemExit("the plan holds all logits")
     print()

@@ -68,12 +68,8 @@ def main() -> None:
     for batch in (16, 33, 100):
         x = torch.randn(batch, 4, 32, device=device)
         found = []
-        for called, parameters, given in ((plain, plain, x), (compiled, model, x), (exact, exact, x.double())):
-            energy, probabilities = called(given)
-            (energy.mean() + probabilities.square().sum()).backward()
-            gradients = [p.grad for p in parameters.parameters()]
-            parameters.zero_grad()
-            found.append([energy.detach(), probabilities.detach(), *gradients])
+        for called, module, given in ((plain, plain, x), (compiled, model, x), (exact, exact, x.double())):
+            found.append(results_and_gradients(called, module, given))
         check(batch, *found)
 
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
@@ -95,6 +91,15 @@ def show_graph(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[
     if not any(node.target is torch.ops.cupyfuse.chain.default for node in calls):
         raise SystemExit("no part of the model runs through cupyfuse")
     return forward
+
+
+def results_and_gradients(called: Callable[..., Any], module: torch.nn.Module, x: torch.Tensor) -> list[Any]:
+    """Call a module, as it is or compiled; return its results and the gradients of its parameters."""
+    energy, probabilities = called(x)
+    (energy.mean() + probabilities.square().sum()).backward()
+    gradients = [p.grad for p in module.parameters()]
+    module.zero_grad()
+    return [energy.detach(), probabilities.detach(), *gradients]
 
 
 def check(batch: int, plain: list[Any], compiled: list[Any], exact: list[Any]) -> None:

@@ -123,11 +123,11 @@ def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any
         results = runnable.execute([*leaves, *runnable.kept], runnable.no_outs, signature.numbers)
     else:
         results = _run_into(runnable, signature, out)
-    export = signature.exporters[0]
+    export = signature.exporters[0]  # the results are of the library of the first array
     if export is not None:
         results = [export(r) for r in results]
     elif type(leaves[0]) is np.ndarray:
-        results = [r[()] if r.ndim == 0 else r for r in results]
+        results = [r[()] if r.ndim == 0 else r for r in results]  # scalars for 0-d arrays, as NumPy's functions return
     return out if out is not None else runnable.results.rebuild(results)
 
 

@@ -7,8 +7,8 @@ import types
 from typing import Any, NamedTuple
 
 from .code import is_own
-from .members import user_bases
-from .signature import MISSING, Signature
+from .members import MISSING, user_bases
+from .signature import Signature
 
 _MOST_CLASSES = 64  # combinations of argument classes whose snapshots are kept
 
@@ -79,8 +79,8 @@ class _Snapshot(NamedTuple):
         functions = [(f, f.__code__, f.__defaults__, f.__kwdefaults__) for f in own.functions]
         classes = [c for c in own.classes if isinstance(c, type)]
         orders = [(c, c.__mro__) for c in classes]
-        held = [vars(base) for c in classes for base in user_bases(c, package)]
-        members = [(space, list(space), list(map(id, space.values())), list(space.values())) for space in held]
+        namespaces = [vars(base) for c in classes for base in user_bases(c, package)]
+        members = [(n, list(n), list(map(id, n.values())), list(n.values())) for n in namespaces]
         containers = [(c, list(map(id, held)), held) for c in own.containers for held in [_contents(c)]]
         token = abc.get_cache_token() if any(isinstance(c, abc.ABCMeta) for c in classes) else None
         key = _HashedKey(tuple(own.key))
@@ -91,8 +91,8 @@ class _Snapshot(NamedTuple):
 
     def is_current(self) -> bool:
         """Whether every variable, function, class and container still holds the same objects."""
-        for space, name, value in self.variables:
-            if space.get(name, MISSING) is not value:
+        for namespace, name, value in self.variables:
+            if namespace.get(name, MISSING) is not value:
                 return False
         try:
             for cell, value in self.cells:
@@ -112,10 +112,10 @@ class _Snapshot(NamedTuple):
                 return False
         if self.token is not None and self.token != abc.get_cache_token():
             return False
-        for space, names, numbers, _ in self.members:
-            if list(map(id, space.values())) != numbers or list(space) != names:
+        for namespace, names, ids, _ in self.members:
+            if list(map(id, namespace.values())) != ids or list(namespace) != names:
                 return False
-        return not self.containers or all(list(map(id, _contents(c))) == numbers for c, numbers, _ in self.containers)
+        return not self.containers or all(list(map(id, _contents(c))) == ids for c, ids, _ in self.containers)
 
 
 def _contents(container: Any) -> list[Any]:
@@ -148,7 +148,7 @@ class Environment:
         return Signature(self.static, self.package, specs)
 
     def add_to(self, signature: Signature) -> None:
-        """Add the variables to the signature of a call, which has all arguments."""
+        """Add the variables to the signature of a call; to be called after all arguments were added."""
         if self.is_own:
             signature.add_members()
             return

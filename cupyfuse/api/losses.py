@@ -86,7 +86,7 @@ class _Labels:
         self.axis, self.dtype = axis, input._node.dtype
         index = target.astype("int64", copy=False)[(*[slice(None)] * axis, None)]
         self.counted = apply("not_equal", index, ignore_index)
-        # A negative label is out of range here, where `pick` counts it from the end.
+        # `pick` would count negative labels from the end; make them out of range.
         self.class_index = apply("where", index < 0, input.shape[axis], index)
         self.weight = None if weight is None else self.masked(self.pick(_broadcast_along(weight, axis, input.ndim)))
 
@@ -193,11 +193,7 @@ def cross_entropy(
     """
     check_reduction(reduction)
     axis = _class_axis(input, weight)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
-    for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
+    _check_options(label_smoothing, soft_cap, temperature)
     if soft_cap is not None:
         input = apply("tanh", input / soft_cap) * soft_cap
     if temperature is not None:
@@ -208,16 +204,25 @@ def cross_entropy(
             raise ValueError(f"ignore_index: labels are needed, but target has probabilities; got {ignore_index}")
         return _cross_entropy_of_probabilities(input, target, weight, label_smoothing, z_loss, reduction, axis)
     labels = _Labels(input, target, weight, ignore_index, axis)
-    top, total = _log_normalizer(input, axis)
-    values = labels.weighted(-(labels.pick(input) - top - total))
+    top, log_total = _log_normalizer(input, axis)
+    values = labels.weighted(-(labels.pick(input) - top - log_total))
     if label_smoothing:
-        terms = input - top - total
+        terms = input - top - log_total
         terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
         smooth = labels.masked(-reduce("sum", terms, axis, keepdims=True))
         values = values * (1.0 - label_smoothing) + smooth * (label_smoothing / input.shape[axis])
     if z_loss:
-        values = values + labels.weighted(apply("square", top + total)) * z_loss
+        values = values + labels.weighted(apply("square", top + log_total)) * z_loss
     return labels.reduced(values, reduction)
+
+
+def _check_options(label_smoothing: float, soft_cap: float | None, temperature: float | None) -> None:
+    """Raise ValueError if an option of `cross_entropy` is out of its range."""
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing: expected a share from 0 to 1, got {float(label_smoothing)}")
+    for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}: expected a positive number or None, got {float(value)}")
 
 
 def _cross_entropy_of_probabilities(
@@ -228,12 +233,12 @@ def _cross_entropy_of_probabilities(
         raise ValueError(f"target: expected probabilities as floats, got {target._node.dtype}; convert it with .astype")
     if label_smoothing:
         target = target * (1.0 - label_smoothing) + label_smoothing / input.shape[axis]
-    top, total = _log_normalizer(input, axis)
-    terms = (input - top - total) * target
+    top, log_total = _log_normalizer(input, axis)
+    terms = (input - top - log_total) * target
     terms = terms if weight is None else terms * _broadcast_along(weight, axis, input.ndim)
     values = -reduce("sum", terms, axis)
     if z_loss:
-        values = values + apply("square", top + total).squeeze(axis) * z_loss
+        values = values + apply("square", top + log_total).squeeze(axis) * z_loss
     return apply_reduction(values, reduction)
 
 

@@ -6,11 +6,12 @@ import enum
 import functools
 import sys
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 from typing import Any
 
 from .code import is_generated, is_library_module
 
+MISSING = object()  # in place of the value of an attribute or variable that does not exist
 _HEAP_TYPE = 1 << 9  # the flag of a class that Python code defines
 
 
@@ -37,6 +38,20 @@ def user_bases(cls: type, package: str) -> list[Any]:
     if bases and isinstance(cls, enum.EnumMeta):
         bases += {id(m): m for m in (*cls.__members__.values(), *cls._value2member_map_.values())}.values()
     return bases
+
+
+def find_members(owner: Any, names: Set[str], package: str) -> list[tuple[Any, str, Any]]:
+    """List the attributes of a class, a module or a function that code reading these names can reach.
+
+    Each is (holder, name, value). Names that a module lacks are listed too, as MISSING.
+    """
+    if isinstance(owner, type):
+        return [
+            (base, name, value) for base in user_bases(owner, package) for name, value in named_members(base, names)
+        ]
+    namespace = vars(owner)
+    reached = {*names, "__getattr__"} if isinstance(owner, types.ModuleType) else names & namespace.keys()
+    return [(owner, name, namespace.get(name, MISSING)) for name in sorted(reached)]
 
 
 def named_members(holder: Any, names: Collection[str]) -> Iterator[tuple[str, Any]]:

@@ -16,9 +16,9 @@ import numpy as np
 from ..trace import TracedNumber, Tracer
 from ..trace.numpy import BUILTINS, replacement_of
 from . import arrays
-from .code import AttributePath, is_library_module, reads_of
+from .code import AttributePath, Reads, is_library_module, reads_of
 from .constants import Identity, constant_key, enums_in
-from .members import named_members, user_bases
+from .members import MISSING, find_members, user_bases
 from .refusals import check_no_side_effects, describe_refusal
 from .registry import registration
 from .structures import Structure, is_dataclass, is_namedtuple, structure_of
@@ -27,7 +27,6 @@ from .wrappers import held_by
 
 _IMMUTABLE = (int, bool, str, type(None))
 _DEEPEST = 100  # levels of containers
-MISSING = object()
 
 
 class TracedArgument(Exception):
@@ -212,28 +211,35 @@ class Signature:
         by_value, self._by_value = self._by_value, True
         subject, self._subject = self._subject, f"in the function {function.__qualname__}, the variable"
         known = len(self.leaves)
-        if defaults and (function.__defaults__ or function.__kwdefaults__):
-            self.stable = self.stable and not function.__kwdefaults__
+        if defaults:
+            self.stable = self.stable and not function.__kwdefaults__  # a dict, which can change in place
             for label, value in defaults_of(function):
                 self.add(value, label)
-        space = function.__globals__
-        builtins = [label for label in reads.globals if label not in space]
-        self.probes += [(space, label, MISSING) for label in builtins]
-        self.captured = self.captured or not BUILTINS.keys().isdisjoint(builtins)
-        for space, label, value in variables_of(function):
+        self._probe_builtins(function, reads)
+        for holder, label, value in variables_of(function):
             if label in self._static:
                 self.stable = False
                 self.add_static(value, label)
-            elif (id(space), label) not in self._seen:
-                self._seen[id(space), label] = len(self._seen)
-                self.probes.append((space, label, value))
-                self.key.append(label)
-                if not read_by_attribute(value, self._package):
-                    self.add(value, label)
-                for path in sorted(reads.variables.get(label, ())):
-                    self._add_attributes(value, label, path)
+            elif (id(holder), label) not in self._seen:
+                self._add_variable(holder, label, value, reads)
         self.captured = self.captured or not self.stable or len(self.leaves) > known
         self._subject, self._by_value = subject, by_value
+
+    def _probe_builtins(self, function: types.FunctionType, reads: Reads) -> None:
+        """Note the builtins that a function reads: a global of the same name, defined later, would hide them."""
+        builtins = [label for label in reads.globals if label not in function.__globals__]
+        self.probes += [(function.__globals__, label, MISSING) for label in builtins]
+        self.captured = self.captured or not BUILTINS.keys().isdisjoint(builtins)
+
+    def _add_variable(self, holder: Any, label: str, value: Any, reads: Reads) -> None:
+        """Add a variable in a closure cell or in a dict of globals: its value, or the attributes read of it."""
+        self._seen[id(holder), label] = len(self._seen)
+        self.probes.append((holder, label, value))
+        self.key.append(label)
+        if not read_by_attribute(value, self._package):
+            self.add(value, label)
+        for path in sorted(reads.variables.get(label, ())):
+            self._add_attributes(value, label, path)
 
     def add_static(self, value: Any, name: str) -> None:
         """Add the value of a static argument or variable, which is compared by its hash and equality."""
@@ -248,30 +254,14 @@ class Signature:
     def _add_attributes(self, value: Any, name: str, path: AttributePath) -> None:
         """Add the attribute at a path from a module, a function, or an object that cannot be compared as a whole."""
         known = len(self.leaves)
-        if not path or not (read_by_attribute(value, self._package) or isinstance(value, types.FunctionType)):
-            if read_by_attribute(value, self._package):
-                self.add(value, name)
+        if not path and read_by_attribute(value, self._package):
+            self.add(value, name)  # read as a whole
+        if not path or not self._has_attributes(value):
             return
         for attribute in path:
-            if isinstance(value, types.ModuleType):
-                if is_library_module(value, self._package):
-                    break
-                self.key.append(Identity(value))
-                space = vars(value)
-                value = space.get(attribute, MISSING)
-                self.probes.append((space, attribute, value))
-            elif isinstance(value, types.FunctionType):
-                space, function = vars(value), value
-                value = space.get(attribute, MISSING)
-                self.probes.append((space, attribute, value))
-                if value is MISSING and constant_key(value := getattr(function, attribute, MISSING)) is not None:
-                    self.stable = False  # an attribute such as `__name__`, which may be assigned
-            elif read_by_attribute(value, self._package):
-                self.stable = False
-                self.key.append((type(value), attribute))
-                value = getattr(value, attribute, MISSING)
-            else:
+            if not self._has_attributes(value):
                 break
+            value = self._read_attribute(value, attribute)
             name = f"{name}.{attribute}"
         if value is MISSING:
             self.key.append(())
@@ -282,6 +272,27 @@ class Signature:
                 f"{self._subject} {name!r}: an array among the attributes of a module or of another object cannot be "
                 "read anew in each call; make it an argument, or a variable of its own"
             )
+
+    def _has_attributes(self, value: Any) -> bool:
+        """Whether attributes of an object are added one by one."""
+        return isinstance(value, types.FunctionType) or read_by_attribute(value, self._package)
+
+    def _read_attribute(self, value: Any, attribute: str) -> Any:
+        """Return an attribute of an object or MISSING, and note what shows that it is current."""
+        if not isinstance(value, (types.ModuleType, types.FunctionType)):
+            self.stable = False
+            self.key.append((type(value), attribute))
+            return getattr(value, attribute, MISSING)
+        if isinstance(value, types.ModuleType):
+            self.key.append(Identity(value))
+        namespace = vars(value)
+        found = namespace.get(attribute, MISSING)
+        self.probes.append((namespace, attribute, found))
+        if found is MISSING and isinstance(value, types.FunctionType):
+            found = getattr(value, attribute, MISSING)
+            if constant_key(found) is not None:
+                self.stable = False  # an attribute such as `__name__`, which may be assigned
+        return found
 
     def add_by_value(self, value: Any, name: str) -> None:
         """Add a value whose floats belong to the key."""
@@ -338,25 +349,18 @@ class Signature:
 
     def _add_members_of(self, owner: Any, name: str, done: set[tuple[int, str]]) -> None:
         """Add the attributes that functions read of a class, a module or a function, but those `done` before."""
-        found: list[tuple[Any, str, Any]] = []
-        if isinstance(owner, type):
-            if isinstance(owner, abc.ABCMeta):
-                self.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass
-            for holder in user_bases(owner, self._package):
-                found += [(holder, label, value) for label, value in named_members(holder, self.attributes)]
-            if type(owner) is not type and user_bases(type(owner), self._package):
-                self.classes.setdefault(type(owner), f"type({name})")
-        else:
-            space, is_module = vars(owner), isinstance(owner, types.ModuleType)
-            for label in sorted({*self.attributes, "__getattr__"} if is_module else self.attributes & space.keys()):
-                value = space.get(label, MISSING)
-                self.probes.append((space, label, value))
-                found += [(owner, label, value)] if value is not MISSING else []
-        new = [member for member in found if (id(member[0]), member[1]) not in done]
+        found = find_members(owner, self.attributes, self._package)
+        if isinstance(owner, abc.ABCMeta):
+            self.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass
+        if not isinstance(owner, type):
+            self.probes += [(vars(owner), label, value) for _, label, value in found]
+        elif type(owner) is not type and user_bases(type(owner), self._package):
+            self.classes.setdefault(type(owner), f"type({name})")
+        new = [m for m in found if m[2] is not MISSING and (id(m[0]), m[1]) not in done]
         done.update((id(holder), label) for holder, label, _ in new)
         for _, label, value in new:
             if label == "__match_args__" and type(value) is tuple:
-                self.attributes.update(value)
+                self.attributes.update(value)  # which `case Class(a, b)` reads
         parts = [((Identity(holder), label), f"{name}.{label}", value) for holder, label, value in new]
         self._add_compared_only(parts, f"{type(owner).__name__} {owner.__name__}", name)
 

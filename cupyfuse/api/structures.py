@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .constants import nested_key
-from .registry import registration
+from .registry import Registration, registration
 
 
 class Structure(NamedTuple):
@@ -49,28 +49,10 @@ def structure_of(value: Any) -> Structure | None:
     if cls is tuple or cls is list:
         return Structure((cls, len(value)), [f"[{i}]" for i in range(len(value))], list(value), cls, cls is list)
     if cls is dict:
-        keys = tuple(map(nested_key, value))
-        if None in keys:
-            unknown = next(k for k in value if nested_key(k) is None)
-            raise TypeError(f"a dict with a key of type {type(unknown).__name__}: expected constants as keys")
-        labels = list(value)
-        return Structure(
-            (cls, keys), [f"[{k!r}]" for k in labels], list(value.values()), lambda c: dict(zip(labels, c, strict=True))
-        )
+        return _structure_of_dict(value)
     known = registration(cls)
     if known is not None:
-        children, constants = known.flatten(value)
-        children = list(children)
-        key = nested_key(constants)
-        if key is None:
-            try:
-                hash(constants)
-            except TypeError as error:
-                raise TypeError(f"the constants of a registered {cls.__name__} are not hashable: {error}") from error
-            key = (type(constants), constants)
-        unflatten = known.unflatten
-        numbers = [f"[{i}]" for i in range(len(children))]
-        return Structure((cls, key), numbers, children, lambda c: unflatten(constants, c), known.mutable)
+        return _structure_of_registered(value, known)
     if is_namedtuple(cls):
         return Structure((cls,), [f".{k}" for k in value._fields], list(value), lambda c: tuple.__new__(cls, c), False)
     if is_dataclass(cls):
@@ -79,20 +61,49 @@ def structure_of(value: Any) -> Structure | None:
         labels = [f".{k}" for k in names]
         return Structure((cls, tuple(names)), labels, list(attributes.values()), lambda c: _dataclass(cls, names, c))
     if cls is functools.partial:
-        if vars(value):
-            raise TypeError("a functools.partial with attributes of its own: expected none")
-        count, keywords = len(value.args), list(value.keywords)
-        return Structure(
-            (cls, count, tuple(keywords)),
-            [".func", *(f".args[{i}]" for i in range(count)), *(f".keywords[{k!r}]" for k in keywords)],
-            [value.func, *value.args, *value.keywords.values()],
-            lambda c: functools.partial(c[0], *c[1 : count + 1], **dict(zip(keywords, c[count + 1 :], strict=True))),
-            False,
-        )
+        return _structure_of_partial(value)
     if cls is types.MethodType:
         labels = [".__func__", ".__self__"]
         return Structure((cls,), labels, [value.__func__, value.__self__], lambda c: types.MethodType(*c), False)
     return None
+
+
+def _structure_of_dict(value: dict[Any, Any]) -> Structure:
+    key = tuple(map(nested_key, value))
+    if None in key:
+        unknown = next(k for k in value if nested_key(k) is None)
+        raise TypeError(f"a dict with a key of type {type(unknown).__name__}: expected constants as keys")
+    names = list(value)
+    labels = [f"[{k!r}]" for k in names]
+    return Structure((dict, key), labels, list(value.values()), lambda c: dict(zip(names, c, strict=True)))
+
+
+def _structure_of_registered(value: Any, known: Registration) -> Structure:
+    cls = type(value)
+    children, constants = known.flatten(value)
+    children = list(children)
+    key = nested_key(constants)
+    if key is None:
+        try:
+            hash(constants)
+        except TypeError as error:
+            raise TypeError(f"the constants of a registered {cls.__name__} are not hashable: {error}") from error
+        key = (type(constants), constants)
+    labels = [f"[{i}]" for i in range(len(children))]
+    return Structure((cls, key), labels, children, lambda c: known.unflatten(constants, c), known.mutable)
+
+
+def _structure_of_partial(value: functools.partial[Any]) -> Structure:
+    if vars(value):
+        raise TypeError("a functools.partial with attributes of its own: expected none")
+    count, keywords = len(value.args), list(value.keywords)
+    return Structure(
+        (functools.partial, count, tuple(keywords)),
+        [".func", *(f".args[{i}]" for i in range(count)), *(f".keywords[{k!r}]" for k in keywords)],
+        [value.func, *value.args, *value.keywords.values()],
+        lambda c: functools.partial(c[0], *c[1 : count + 1], **dict(zip(keywords, c[count + 1 :], strict=True))),
+        False,
+    )
 
 
 def is_namedtuple(cls: type) -> bool:

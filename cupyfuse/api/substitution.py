@@ -106,34 +106,43 @@ class Substitution:
         if not self._captured or is_library_function(function, self._package):
             return function
         cells = tuple(self._cells.setdefault(id(c), types.CellType()) for c in function.__closure__ or ())
-        space = self._globals.get(id(function.__globals__))
-        if space is None:
-            space = self._globals[id(function.__globals__)] = dict(function.__globals__)
+        namespace = self._globals.get(id(function.__globals__))
+        if namespace is None:
+            namespace = self._globals[id(function.__globals__)] = dict(function.__globals__)
         for label in reads_of(function.__code__).globals:
             if label in BUILTINS:
-                space.setdefault(label, BUILTINS[label])
-        rebuilt = types.FunctionType(function.__code__, space, function.__name__, function.__defaults__, cells)
+                namespace.setdefault(label, BUILTINS[label])
+        rebuilt = types.FunctionType(function.__code__, namespace, function.__name__, function.__defaults__, cells)
         functools.update_wrapper(rebuilt, function)
-        self._functions[function] = rebuilt
         rebuilt.__kwdefaults__ = function.__kwdefaults__
+        self._functions[function] = rebuilt  # before its variables, which may hold the function itself
         before, self._floats_are_arguments = self._floats_are_arguments, False
-        if defaults and (function.__defaults__ or function.__kwdefaults__):
+        if defaults:
+            self._substitute_defaults(function, rebuilt)
+        self._substitute_variables(function, namespace)
+        self._floats_are_arguments = before
+        return rebuilt
+
+    def _substitute_defaults(self, function: types.FunctionType, rebuilt: types.FunctionType) -> None:
+        """Give a rebuilt function the substituted default values of the user's."""
+        if function.__defaults__ or function.__kwdefaults__:
             values = [self.value(value, label) for label, value in defaults_of(function)]
             count = len(function.__defaults__ or ())
             rebuilt.__defaults__ = tuple(values[:count])
             rebuilt.__kwdefaults__ = dict(zip(function.__kwdefaults__ or (), values[count:], strict=True))
-        for place, label, value in variables_of(function):
-            if (id(place), label) in self._seen:
+
+    def _substitute_variables(self, function: types.FunctionType, namespace: dict[str, Any]) -> None:
+        """Substitute the closure cells and globals that a function reads, the latter in `namespace`."""
+        for holder, label, value in variables_of(function):
+            if (id(holder), label) in self._seen:
                 continue
-            self._seen.add((id(place), label))
+            self._seen.add((id(holder), label))
             if label not in self._static and not read_by_attribute(value, self._package):
                 value = self.value(value, label)
-            if isinstance(place, dict):
-                space[label] = value
+            if isinstance(holder, dict):
+                namespace[label] = value
             else:
-                self._cells[id(place)].cell_contents = value
-        self._floats_are_arguments = before
-        return rebuilt
+                self._cells[id(holder)].cell_contents = value
 
     def changed_container(self) -> str | None:
         """Return the name of a rebuilt container that the function changed in place; None if there is none."""
@@ -144,7 +153,9 @@ class Substitution:
             now = _without_cached_properties(rebuilt, after.labels, after.children)
             if was.keys() != now.keys() or not all(map(_same, now.values(), was.values())):
                 return name
-            if len(was) == len(children) and len(now) == len(after.children) and after.key != before.key:
+            # The key has the names of attributes, also of cached properties, which may be computed at any time.
+            has_cached_properties = len(was) < len(children) or len(now) < len(after.children)
+            if not has_cached_properties and after.key != before.key:
                 return name
         return None
 

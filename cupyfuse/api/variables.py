@@ -45,7 +45,7 @@ def variables_of(function: types.FunctionType) -> Iterator[tuple[Any, str, Any]]
             yield cell, name, cell.cell_contents
         except ValueError:
             continue  # not assigned yet
-    space = function.__globals__
+    namespace = function.__globals__
     for name in reads_of(function.__code__).globals:
-        if name in space:
-            yield space, name, space[name]
+        if name in namespace:
+            yield namespace, name, namespace[name]

@@ -36,14 +36,21 @@ def _attains(node: Node) -> Node:
 
 
 def _count_ties(node: Node) -> Node:
-    """Count the elements that attain an extremum; of a whole matrix, which is reduced in two steps, in both."""
+    """Count the elements that attain an extremum.
+
+    An extremum of a whole matrix is two reductions, of which the first is `partial`: add up the counts of the first
+    where the second attains its extremum.
+    """
     x = node.inputs[0]
     count = _count_ties(x) if x.partial else g.cast(g.const(1.0), x.dtype)
     return g.reduce("sum", g.pointwise("where", _attains(node), count, g.const(0.0)), node.axis)
 
 
 def _chosen_element(node: Node) -> Node:
-    """Mask the one element that gets the whole gradient of an extremum: the first that attains it, or a NaN."""
+    """Mask the one element that gets the whole gradient of an extremum: the first that attains it.
+
+    If there are NaN, it is the first of them; with the gradient "last", the last.
+    """
     x, axis = node.inputs[0], node.axis
     index = g.positions(x.shape[axis], axis)
     order = g.pointwise("where", g.pointwise("equal", x, node), index, g.const(math.inf))

@@ -82,20 +82,28 @@ class LibraryCall:
         return found
 
 
+_WRITING = "writing."
+
+
+def writing_call(name: str) -> str:
+    """Return how a `LibraryCall` names a function that writes to its first operand, such as "put" or "add.at"."""
+    return _WRITING + name
+
+
 def display_name(function: str) -> str:
     """Return a function's name as in a user's code, for messages and reports."""
-    shown = {"getitem": "x[index]", "setitem": "x[index] = y"}
-    return shown.get(function) or (
-        function if function.startswith("scipy.") else f"np.{function.removeprefix(WRITING)}"
-    )
+    indexing = {"getitem": "x[index]", "setitem": "x[index] = y"}
+    if function in indexing:
+        return indexing[function]
+    return function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
 
 
 def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
     """Return a library's function by its name in a `LibraryCall`; AttributeError if there is none."""
     if name in _INDEXING:
         return _INDEXING[name]
-    if name.startswith(WRITING):
-        return partial(_call_on_copy, attrgetter(name.removeprefix(WRITING))(namespace))
+    if name.startswith(_WRITING):
+        return partial(_call_on_copy, attrgetter(name.removeprefix(_WRITING))(namespace))
     if not name.startswith("scipy."):
         return attrgetter(name)(namespace)
     prefix = "cupyx." if namespace.__name__ == "cupy" else ""
@@ -103,9 +111,6 @@ def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
         return pkgutil.resolve_name(prefix + name)
     except ImportError as error:
         raise AttributeError(str(error)) from error
-
-
-WRITING = "writing."
 
 
 def _call_on_copy(function: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:

@@ -38,6 +38,7 @@ class Number:
 
 def function_of_numbers(name: str, function: Callable[..., Any], operands: Sequence[Number | float]) -> Number:
     """Return the number `function(*operands)`, computed anew in each call; `name` names the function in its text."""
+    text = f"{name}({', '.join(map(repr, operands))})"
 
     def call(values: Sequence[Any]) -> float:
         result = function(*values)
@@ -47,9 +48,8 @@ def function_of_numbers(name: str, function: Callable[..., Any], operands: Seque
             )
         return result
 
-    text = f"{name}({', '.join(repr(o) for o in operands)})"
     return Number(
         text,
-        lambda numbers: call([o.evaluate(numbers) if isinstance(o, Number) else o for o in operands]),
-        lambda: call([o.read() if isinstance(o, Number) else o for o in operands]),
+        evaluate=lambda numbers: call([o.evaluate(numbers) if isinstance(o, Number) else o for o in operands]),
+        read=lambda: call([o.read() if isinstance(o, Number) else o for o in operands]),
     )

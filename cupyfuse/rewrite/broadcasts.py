@@ -25,7 +25,7 @@ def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
             what = f"({rows} x {inner}) @ ({inner} x {cols})"
             notes.append(Note(_NOTE, what, f"{g.flops(node) - 2 * max(i.size for i in node.inputs):.3g} FLOPs"))
         for axis in (0, 1):
-            compact.along(result, axis)
+            compact.along(result, axis)  # memoise it now, so that searches from later nodes end here
         return result
 
     graph = g.rewrite(graph, rule)
@@ -96,9 +96,11 @@ def _product_of_broadcast(node: Node, compact: _CompactForms) -> Node:
     depth = a.shape[1]
     if 1 in (depth, *node.shape) or 0 in (depth, *node.shape):
         return node
+    # An operand that is constant along the summed axis is a factor of the other's sum.
     for operand, factor, axis in ((b, compact.along(a, 1), 0), (a, compact.along(b, 0), 1)):
         if factor is not None:
             return g.broadcast(g.pointwise("multiply", factor, _weighted_sum(operand, axis)), node.shape)
+    # If all columns of b are equal, or all rows of a, so are those of the product: one sum, weighted by one of them.
     column, row = compact.along(b, 1), compact.along(a, 0)
     if column is not None:
         return g.broadcast(_weighted_sum(a, 1, g.transpose(column)), node.shape)
@@ -127,7 +129,7 @@ def transpose_products(graph: Graph) -> Graph:
         return reader.op == "transpose" and not any(u.op == "matmul" and u.inputs[1] is reader for u in users[reader])
 
     def always_transposed(node: Node) -> bool:
-        return node.op == "matmul" and node not in roots and all(map(transposes, users.get(node, [node])))
+        return node.op == "matmul" and node not in roots and node in users and all(map(transposes, users[node]))
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):

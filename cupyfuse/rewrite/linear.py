@@ -52,17 +52,20 @@ def linear_form(value: Node) -> Linear:
     """Decompose a value into scaled matrix products and terms without products."""
     dependent = product_dependents([value])
 
-    def full(node: Node) -> bool:
-        """Whether a node has the shape of the value; a single row without products counts as per-column."""
+    def is_full_size(node: Node) -> bool:
+        """Whether a node has the shape of the value.
+
+        A single row counts only if it depends on a product; otherwise it is a per-column vector.
+        """
         return node.shape == value.shape and (node.shape[0] != 1 or node in dependent)
 
     def linear_inputs(node: Node) -> tuple[Node, ...]:
         """Return the operands that depend on matrix products, if the node is linear in them."""
-        inner = tuple(i for i in node.inputs if full(i) and i in dependent)
+        inner = tuple(i for i in node.inputs if is_full_size(i) and i in dependent)
         if node.op in ("add", "subtract", "negative"):
             return inner
         # The other operand is then a per-row value, a per-column value or a number.
-        single = len(inner) == 1 and sum(map(full, node.inputs)) == 1
+        single = len(inner) == 1 and sum(map(is_full_size, node.inputs)) == 1
         divides = node.op == "divide" and single and node.inputs[0] is inner[0]
         return inner if divides or (node.op == "multiply" and single) else ()
 
@@ -70,12 +73,14 @@ def linear_form(value: Node) -> Linear:
     for node in g.topological([value], linear_inputs):
         inner = linear_inputs(node)
         if node.op == "matmul" or not inner:
-            part = _leaf_form(node, full(node))
+            part = _leaf_form(node, is_full_size(node))
         elif node.op == "negative":
             part = _negate(found[inner[0]])
         elif node.op in ("add", "subtract"):
-            parts = (found[i] if i in inner else _leaf_form(convert(i, node.dtype), full(i)) for i in node.inputs)
-            part = _add(node.op, *parts)
+            left, right = (
+                found[i] if i in inner else _leaf_form(convert(i, node.dtype), is_full_size(i)) for i in node.inputs
+            )
+            part = _add(node.op, left, right)
         else:
             factor = node.inputs[1] if node.inputs[0] is inner[0] else node.inputs[0]
             part = _scale(node.op, found[inner[0]], convert(factor, node.dtype))
@@ -92,12 +97,10 @@ def product_dependents(roots: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _leaf_form(node: Node, full: bool) -> Linear:
-    """Return the linear form of a node that is not decomposed; `full` tells that it has the whole value's shape."""
-    if node.op == "matmul" and full:
-        return Linear((Term(None, None, node),))
-    if full:
-        return Linear(rest=node)
+def _leaf_form(node: Node, is_full_size: bool) -> Linear:
+    """Return the linear form of a node that is not decomposed: a product, a full-size value or a vector."""
+    if is_full_size:
+        return Linear((Term(None, None, node),)) if node.op == "matmul" else Linear(rest=node)
     return Linear(vectors={None: node} if node.shape[0] == 1 else {node: g.const(1.0)})
 
 

@@ -36,10 +36,15 @@ def _match_pool(node: Node) -> tuple[Node, int] | None:
     """Match an average pool as `ir.slices.average_pool` builds it; return its operand and width, or None."""
     if node.op != "reshape" or node.inputs[0].op != "mean" or node.inputs[0].inputs[0].op != "reshape":
         return None
-    groups = node.inputs[0].inputs[0]
+    mean, groups = node.inputs[0], _groups_of(node)
     value, width = groups.inputs[0], groups.shape[1]
-    pools = node.inputs[0].axis == 1 and node.shape == (value.shape[0], value.shape[1] // max(width, 1))
+    pools = mean.axis == 1 and node.shape == (value.shape[0], value.shape[1] // max(width, 1))
     return (value, width) if pools and width > 1 else None
+
+
+def _groups_of(pool: Node) -> Node:
+    """Return the node of an average pool that has one row for each group of columns."""
+    return pool.inputs[0].inputs[0]
 
 
 def _pooled_term(term: Term, width: int, dtype: str) -> Node:
@@ -49,8 +54,8 @@ def _pooled_term(term: Term, width: int, dtype: str) -> Node:
     share = g.pointwise("multiply", b, g.const(1.0 / width))
     rows, cols = b.shape
     groups = g.reduce("sum", g.reshape(share, (rows * cols // width, width)), 1)
-    narrow = g.matmul(a, g.reshape(groups, (rows, cols // width)))
-    return scaled(narrow, convert_or_none(term.col, dtype), convert_or_none(term.row, dtype))
+    pooled = g.matmul(a, g.reshape(groups, (rows, cols // width)))
+    return scaled(pooled, convert_or_none(term.col, dtype), convert_or_none(term.row, dtype))
 
 
 def pool_products(graph: Graph, notes: list[Note]) -> Graph:
@@ -58,7 +63,7 @@ def pool_products(graph: Graph, notes: list[Note]) -> Graph:
 
     def note(target: Node, product: Node) -> Note:
         rows, cols = product.shape
-        inner, width = product.inputs[0].shape[1], target.inputs[0].inputs[0].shape[1]
+        inner, width = product.inputs[0].shape[1], _groups_of(target).shape[1]
         work = 2 * product.size * inner
         return Note(
             "the average pool of a linear map pools the weights (infinite inputs may give inf for NaN)",

@@ -118,6 +118,7 @@ def fold_scale_chains(graph: Graph, notes: list[Note]) -> Graph:
         saved = sum(map(g.flops, chain)) - node.size
         what = " -> ".join(n.op for n in reversed(chain))
         notes.append(Note("per-column scales are one", what, f"{saved:.3g} FLOPs"))
+        # Rebuild the folded value, too, on the rebuilt nodes beneath it.
         for part in g.topological([folded], lambda n: () if n in done else n.inputs):
             if part not in done:
                 done[part] = g.with_inputs(part, [done[i] for i in part.inputs])

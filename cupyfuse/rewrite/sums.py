@@ -43,7 +43,8 @@ def _matvec(matmul: Node, weights: Node | None) -> Node:
     a, b = matmul.inputs
     scalar = None
     if weights is not None and weights.shape == (1, 1) and b.shape[1] != 1:
-        weights, scalar = None, weights
+        weights, scalar = None, weights  # a factor of the result
+    # b weights, as a row.
     if b.op == "transpose":
         base = b.inputs[0]
         weighted = base if weights is None else g.pointwise("multiply", base, g.transpose(weights))

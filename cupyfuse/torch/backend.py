@@ -12,7 +12,7 @@ from .chains.options import Options
 from .cost import decision
 from .graphs.importer import ImportedGraph
 from .graphs.inplace import functionalise, remove_inactive_dropouts
-from .graphs.lowering import AsOperator, Lowering, lower
+from .graphs.lowering import AsOperator, CallMaker, lower
 from .graphs.partition import Judge, Partition, partition
 from .graphs.regions import checkpoint_eagerly, regions
 
@@ -37,13 +37,13 @@ def backend(module: GraphModule, example_inputs: Sequence[Any], **options: Any) 
         patches = {**list_mode_options(options["mode"]), **patches}
     own = {name for name in patches if name.startswith(_PREFIX)}
     chosen = Options(**{name.removeprefix(_PREFIX): patches.pop(name) for name in own})
-    replayed = bool(patches.get("triton.cudagraphs"))
-    fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, replayed=replayed))
+    cudagraph = bool(patches.get("triton.cudagraphs"))
+    fuse_module(module, AsOperator(chosen), decision.judge_for(chosen, compiled=True, cudagraph=cudagraph))
     compiled: Callable[..., Any] = compile_fx.compile_fx(module, list(example_inputs), config_patches=patches or None)
     return compiled
 
 
-def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[Partition]:
+def fuse_module(module: GraphModule, call_maker: CallMaker, judge: Judge) -> list[Partition]:
     """Replace the chains of a captured graph and of its checkpointed regions by calls, in place.
 
     A graph that cannot be imported is left as it was, with a warning.
@@ -55,7 +55,7 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
             imported = _import(graph)
             parts = partition(imported.captured, judge)
             if parts.chains:
-                lower(imported, parts, lowering)
+                lower(imported, parts, call_maker)
                 graph.lint()
         except Exception as error:
             message = f"cupyfuse left a captured graph to PyTorch: {type(error).__name__}: {error}"
@@ -65,7 +65,7 @@ def fuse_module(module: GraphModule, lowering: Lowering, judge: Judge) -> list[P
         if parts.chains:
             body.graph = graph
             body.recompile()
-    if lowering.differentiates:
+    if call_maker.differentiates:
         checkpoint_eagerly(module)
         module.recompile()
     return partitions

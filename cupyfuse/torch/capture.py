@@ -103,10 +103,10 @@ class Capture:
                 self.partitions += fuse_module(module, self._direct, decision.judge_for(self.options, compiled=False))
                 forward: Callable[..., Any] = module.forward
                 return forward
-            judge = decision.judge_for(self.options, compiled=False, replayed=True)
+            judge = decision.judge_for(self.options, compiled=False, cudagraph=True)
             self.partitions += fuse_module(module, AsOperator(self.options), judge)
-        replayed: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
-        return replayed
+        cudagraph: Callable[..., Any] = torch._dynamo.lookup_backend("cudagraphs")(module, list(example_inputs))
+        return cudagraph
 
 
 def _add_or_count(found: dict[Any, Part], graph: Any, part: Part, seen: Counter[Any]) -> None:

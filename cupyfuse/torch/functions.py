@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -20,9 +20,21 @@ from .rules.symbols import Ref
 from .rules.table import function_of
 
 Tensor: TypeAlias = torch.Tensor
-# An operation of a chain: a rule that has the name of PyTorch's function, the arguments after the first, and optionally
-# further ones as (name, value) pairs.
-Step = tuple[Any, ...]
+
+
+class Step(NamedTuple):
+    """An operation of a chain, on the result of the one before.
+
+    Attributes
+    ----------
+    name : of a rule, which is that of PyTorch's function
+    arguments : those after the first; `Ref(k)` stands for the k-th input of the chain
+    options : further arguments, as (name, value) pairs
+    """
+
+    name: str
+    arguments: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -39,21 +51,23 @@ def build_chain(steps: tuple[Step, ...], names: tuple[str, ...], fixed: frozense
     calls: list[Call] = []
     updates: list[tuple[int, int]] = []
     value, unused = 0, len(names)  # the number of the running value, and the first free number
-    for name, arguments, *named in steps:
-        rule = RULES[name]
-        bound = rule.signature.bind(Ref(value), *arguments, **dict(*named))
+    for step in steps:
+        rule = RULES[step.name]
+        bound = rule.signature.bind(Ref(value), *step.arguments, **dict(step.options))
         bound.apply_defaults()
         filled = tuple(bound.arguments.values())
         value, unused = unused, unused + 1
         results = [value]
         for target in rule.updated(filled):
-            results.append(unused if isinstance(target, Ref) else -1)
-            if results[-1] >= 0:
-                updates.append((target.number, unused))
-                unused += 1
+            if not isinstance(target, Ref):
+                results.append(-1)  # not updated in this call
+                continue
+            results.append(unused)
+            updates.append((target.number, unused))
+            unused += 1
         calls.append(Call(rule.name, filled, tuple(results)))
     changing = {target for target, _ in updates}
-    return Chain(names, tuple(calls), (value,), tuple(updates), fixed - changing)
+    return Chain(names, tuple(calls), outputs=(value,), updates=tuple(updates), fixed=fixed - changing)
 
 
 def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
@@ -71,9 +85,9 @@ def _run(steps: tuple[Step, ...], **tensors: Any) -> Tensor:
 def apply_steps(steps: tuple[Step, ...], values: tuple[Any, ...]) -> Tensor:
     """Run steps by PyTorch's own functions, in eager or for a compiler to capture."""
     result = values[0]
-    for name, arguments, *named in steps:
+    for name, arguments, options in steps:
         operands = (values[a.number] if isinstance(a, Ref) else a for a in arguments)
-        result = function_of(name)(result, *operands, **dict(*named))
+        result = function_of(name)(result, *operands, **dict(options))
     return result
 
 
@@ -136,7 +150,7 @@ def logsumexp(input: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) 
     if isinstance(dim, (tuple, list)):
         dim = tuple(map(_as_index, dim))
     keepdim = _as_flag(keepdim)
-    return _run_along(input, dim, lambda x, d: _run((("logsumexp", (d, keepdim)),), input=x), keepdim)
+    return _run_along(input, dim, lambda x, d: _run((Step("logsumexp", (d, keepdim)),), input=x), keepdim)
 
 
 def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -176,7 +190,7 @@ def _normalize(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
         raise TypeError(f"dtype: expected a torch.dtype, got {type(dtype).__name__}")
 
     def run(x: Tensor, d: int) -> Tensor:
-        return _run(((name, (d,)),), input=x if dtype is None else x.to(dtype))
+        return _run((Step(name, (d,)),), input=x if dtype is None else x.to(dtype))
 
     return _run_along(input, _as_index(dim), run, True)
 
@@ -187,8 +201,8 @@ def _normalize(name: str, input: Any, dim: Any, dtype: Any) -> Tensor:
 def _linear(input: Any, weight: Any, bias: Any, *steps: Step) -> Tensor:
     """Run a linear layer and the steps after it."""
     if bias is None:
-        return _run((("linear", (Ref(1),)), *steps), input=input, weight=weight)
-    return _run((("linear", (Ref(1), Ref(2))), *steps), input=input, weight=weight, bias=bias)
+        return _run((Step("linear", (Ref(1),)), *steps), input=input, weight=weight)
+    return _run((Step("linear", (Ref(1), Ref(2))), *steps), input=input, weight=weight, bias=bias)
 
 
 def linear_logsumexp(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, keepdim: bool = False) -> Tensor:
@@ -213,21 +227,21 @@ def linear_logsumexp(input: Tensor, weight: Tensor, bias: Tensor | None = None, 
     RuntimeError
         Shapes or dtypes do not fit.
     """
-    return _linear(input, weight, bias, ("logsumexp", (-1, _as_flag(keepdim))))
+    return _linear(input, weight, bias, Step("logsumexp", (-1, _as_flag(keepdim))))
 
 
 def linear_softmax(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, then softmax over its last dimension; parameters as for `linear_logsumexp`."""
-    return _linear(input, weight, bias, ("softmax", (-1,)))
+    return _linear(input, weight, bias, Step("softmax", (-1,)))
 
 
 def linear_log_softmax(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`torch.nn.functional.linear`, then log-softmax over its last dimension; parameters as for `linear_logsumexp`."""
-    return _linear(input, weight, bias, ("log_softmax", (-1,)))
+    return _linear(input, weight, bias, Step("log_softmax", (-1,)))
 
 
 def linear_gelu(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, approximate: str = "none") -> Tensor:
     """`torch.nn.functional.linear`, then GELU; parameters as for `linear_logsumexp`."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
-    return _linear(input, weight, bias, ("gelu", (), (("approximate", approximate),)))
+    return _linear(input, weight, bias, Step("gelu", options=(("approximate", approximate),)))

@@ -17,7 +17,7 @@ from .rules.symbols import Ref
 
 Tensor: TypeAlias = torch.Tensor
 F = torch.nn.functional
-_NARROW = (torch.float16, torch.bfloat16)
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 
 def linear_cross_entropy(
@@ -92,8 +92,8 @@ def linear_cross_entropy(
     if torch.compiler.is_dynamo_compiling() or torch._C._is_any_autocast_enabled():
         result = _eager_loss(options, **dict(zip(given, values, strict=True)))
     else:
-        narrow = input.dtype in _NARROW
-        result = _runner(tuple(given), narrow, options, check_workspace(max_workspace))(values)[0]
+        is_16_bit = input.dtype in _SIXTEEN_BITS
+        result = _runner(tuple(given), is_16_bit, options, check_workspace(max_workspace))(values)[0]
     return result.reshape(shape) if reduction == "none" else result
 
 
@@ -119,7 +119,7 @@ def _eager_loss(
     """Compute the loss by PyTorch's own operations, in eager or for a compiler to capture."""
     o = options
     logits = F.linear(input, weight, bias)
-    if input.dtype in _NARROW:
+    if input.dtype in _SIXTEEN_BITS:
         logits, class_weight = logits.float(), None if class_weight is None else class_weight.float()
     if o.soft_cap is not None:
         logits = torch.tanh(logits / o.soft_cap) * o.soft_cap
@@ -132,14 +132,15 @@ def _eager_loss(
 
 
 @functools.lru_cache(maxsize=256)
-def _runner(names: tuple[str, ...], narrow: bool, options: _Options, max_workspace: int) -> Runner:
-    """Return the runner of the loss of inputs with these names, of 16 bits if they are `narrow`, from a cache."""
-    calls = tuple(_list_calls(names, narrow, options))
-    chain = Chain(names, calls, (calls[-1].results[0],), (), frozenset({names.index("weight")}))
+def _runner(names: tuple[str, ...], is_16_bit: bool, options: _Options, max_workspace: int) -> Runner:
+    """Return the runner of the loss of inputs with these names, from a cache."""
+    calls = tuple(_list_calls(names, is_16_bit, options))
+    loss = calls[-1].results[0]
+    chain = Chain(names, calls, outputs=(loss,), updates=(), fixed=frozenset({names.index("weight")}))
     return Runner(chain, Options(max_workspace=max_workspace))
 
 
-def _list_calls(names: tuple[str, ...], narrow: bool, options: _Options) -> list[Call]:
+def _list_calls(names: tuple[str, ...], is_16_bit: bool, options: _Options) -> list[Call]:
     """List the calls of the chain that computes what `_eager_loss` does."""
     o = options
     refs: dict[str, Ref | None] = {name: Ref(k) for k, name in enumerate(names)}
@@ -152,7 +153,7 @@ def _list_calls(names: tuple[str, ...], narrow: bool, options: _Options) -> list
         return result
 
     logits = add("linear", refs["input"], refs["weight"], refs.get("bias"))
-    if narrow:
+    if is_16_bit:
         logits = add("to", logits, "float32")
         if class_weight is not None:
             class_weight = add("to", class_weight, "float32")

@@ -241,7 +241,7 @@ def _copy(module: Any, copies: dict[int, Any], root: bool = False) -> Any:
     for name, value in slot_attributes(module).items():
         object.__setattr__(copy, name, value)
     share_state(module, copy)
-    if not is_fsdp(module):
+    if not is_fsdp(module):  # it sets gathered parameters on its children, which a copy of them would not see
         children = module._modules.items()
         copy.__dict__["_modules"] = {name: None if c is None else _copy(c, copies) for name, c in children}
     return copy

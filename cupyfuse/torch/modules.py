@@ -57,22 +57,26 @@ class _DropIn(nn.Module):
     def _runners(self) -> _Runners:
         return self.__dict__.get("_cupyfuse") or self.__dict__.setdefault("_cupyfuse", _Runners())
 
-    def _runner(self, steps: tuple[Step, ...], names: tuple[str, ...], sign: float = 1.0) -> Runner:
+    def _runner(self, steps: tuple[Step, ...], names: tuple[str, ...], slope_sign: float = 1.0) -> Runner:
         """Return the runner of steps as one chain, whose inputs after the first are the module's parameters.
 
-        `sign` tells apart, in the cache of runners, steps with a constant 0.0 and with -0.0, which compare equal.
+        `slope_sign`, the sign of a slope among the constants of `steps`, is a part of the cache's key: steps with 0.0
+        and with -0.0 compare equal, and compute different zeros.
         """
-        by_steps = self._runners().by_steps
-        runner = by_steps.get((steps, sign))
+        by_steps, key = self._runners().by_steps, (steps, slope_sign)
+        runner = by_steps.get(key)
         if runner is None:
             fixed = frozenset(range(1, len(names)))
-            runner = by_steps.setdefault((steps, sign), Runner(build_chain(steps, names, fixed)))
+            runner = by_steps.setdefault(key, Runner(build_chain(steps, names, fixed)))
         return runner
 
-    def _run_linear_chain(self, x: Tensor, layer: nn.Linear, steps: tuple[Step, ...], sign: float = 1.0) -> Tensor:
+    def _run_linear_chain(
+        self, x: Tensor, layer: nn.Linear, steps: tuple[Step, ...], slope_sign: float = 1.0
+    ) -> Tensor:
         """Run a linear layer, the submodule `linear` or the module itself, and the steps that follow it.
 
-        Looking up the runner is fast where `steps` is the same object as in the last call.
+        Looking up the runner is fast where `steps` is the same object as in the last call. `slope_sign` is that of
+        `_runner`.
         """
         if _is_watched(x) or (layer is not self and not _is_plain(layer, nn.Linear)):
             return apply_steps(steps, (layer(x) if layer is not self else nn.Linear.forward(layer, x),))
@@ -83,7 +87,8 @@ class _DropIn(nn.Module):
         if known is not steps or runner is None:
             prefix = "linear." if layer is not self else ""
             names = ("input", f"{prefix}weight", f"{prefix}bias")[: 2 + biased]
-            runner = self._runner((("linear", (_WEIGHT, _BIAS)[: 1 + biased]), *steps), names, sign)
+            linear = Step("linear", (_WEIGHT, _BIAS) if biased else (_WEIGHT,))
+            runner = self._runner((linear, *steps), names, slope_sign)
             latest[biased] = steps, runner
         result: Tensor = runner((x, weight, bias) if biased else (x, weight))[0]
         return result
@@ -160,17 +165,17 @@ class HeadLogSumExp(_DropIn):
         self.negative_slope, self.approximate = negative_slope, approximate
 
     def forward(self, x: Tensor) -> Tensor:
-        sign = math.copysign(1.0, self.negative_slope)
+        slope_sign = math.copysign(1.0, self.negative_slope)
         steps_of = _logsumexp_steps if torch.compiler.is_dynamo_compiling() else _cached_logsumexp_steps
-        steps = steps_of(float(self.negative_slope), sign, self.approximate)
-        return self._run_linear_chain(x, self.linear, steps, sign)
+        steps = steps_of(float(self.negative_slope), slope_sign, self.approximate)
+        return self._run_linear_chain(x, self.linear, steps, slope_sign)
 
 
-def _logsumexp_steps(negative_slope: float, sign: float, approximate: str) -> tuple[Step, ...]:
-    """Return the steps of `HeadLogSumExp`; its cache tells slopes of 0.0 and -0.0 apart by `sign`."""
-    leaky: Step = ("leaky_relu", (negative_slope,))
-    gelu: Step = ("gelu", (), (("approximate", approximate),))
-    return (("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
+def _logsumexp_steps(negative_slope: float, slope_sign: float, approximate: str) -> tuple[Step, ...]:
+    """Return the steps of `HeadLogSumExp`; its cache tells slopes of 0.0 and -0.0 apart by `slope_sign`."""
+    leaky = Step("leaky_relu", (negative_slope,))
+    gelu = Step("gelu", options=(("approximate", approximate),))
+    return (Step("logsumexp", (1, True)), leaky, leaky, gelu, gelu)
 
 
 _cached_logsumexp_steps = functools.lru_cache(maxsize=256)(_logsumexp_steps)
@@ -190,11 +195,11 @@ class HeadSum(_DropIn):
     """
 
     _STEPS: ClassVar[tuple[Step, ...]] = (
-        ("sum", (1, True)),
-        ("amax", (1, True)),
-        ("mean", (1, True)),
-        ("logsumexp", (1, True)),
-        ("logsumexp", (1, True)),
+        Step("sum", (1, True)),
+        Step("amax", (1, True)),
+        Step("mean", (1, True)),
+        Step("logsumexp", (1, True)),
+        Step("logsumexp", (1, True)),
     )
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None):
@@ -257,11 +262,11 @@ class HeadSoftmax(_DropIn):
         given = {name: t for name, t in tensors.items() if t is not None}
         numbers = {name: k for k, name in enumerate(given, 1)}
         weight, bias, *statistics, scale = (Ref(numbers[name]) if name in numbers else None for name in tensors)
-        steps: tuple[Step, ...] = (
-            ("linear", (weight,) if bias is None else (weight, bias)),
-            ("batch_norm_module", (*statistics, bn.training, bn.momentum, bn.eps)),
-            ("mul", (scale,)),
-            ("softmax", (1,)),
+        steps = (
+            Step("linear", (weight,) if bias is None else (weight, bias)),
+            Step("batch_norm_module", (*statistics, bn.training, bn.momentum, bn.eps)),
+            Step("mul", (scale,)),
+            Step("softmax", (1,)),
         )
         result: Tensor = self._runner(steps, ("input", *given))((x, *given.values()))[0]
         return result
@@ -285,37 +290,37 @@ class LinearLogSumExp(_LinearChain):
     Takes the arguments of `torch.nn.Linear`, and has its parameters.
     """
 
-    _STEPS = (("logsumexp", (-1, False)),)
+    _STEPS = (Step("logsumexp", (-1, False)),)
 
 
 class LinearSoftmax(_LinearChain):
     """`torch.nn.Linear`, then softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
-    _STEPS = (("softmax", (-1,)),)
+    _STEPS = (Step("softmax", (-1,)),)
 
 
 class LinearLogSoftmax(_LinearChain):
     """`torch.nn.Linear`, then log-softmax over the last dimension; arguments and parameters of `torch.nn.Linear`."""
 
-    _STEPS = (("log_softmax", (-1,)),)
+    _STEPS = (Step("log_softmax", (-1,)),)
 
 
 class LinearGELU(_LinearChain):
     """`torch.nn.Linear`, then GELU in its exact form; arguments and parameters of `torch.nn.Linear`."""
 
-    _STEPS = (("gelu", ()),)
+    _STEPS = (Step("gelu"),)
 
 
 class LinearSiLU(_LinearChain):
     """`torch.nn.Linear`, then SiLU; arguments and parameters of `torch.nn.Linear`."""
 
-    _STEPS = (("silu", ()),)
+    _STEPS = (Step("silu"),)
 
 
 class LinearReLU(_LinearChain):
     """`torch.nn.Linear`, then ReLU; arguments and parameters of `torch.nn.Linear`."""
 
-    _STEPS = (("relu", ()),)
+    _STEPS = (Step("relu"),)
 
 
 # Reductions ---------------------------------------------------------------------------------------------------------

@@ -134,31 +134,50 @@ def scale_cotangent(cotangent: Node, partial: Node | float, given: Container[Nod
     A derivative `where(c, a, b)` selects between products, so that an infinite cotangent of an excluded element gives
     0. A quotient divides, which rounds once. Nodes in `given`, the values of the forward pass, are plain factors, whose
     zeros times infinity are NaN.
+
+    Parameters
+    ----------
+    cotangent : of the result
+    partial : the derivative of the result by one input
+    given : the nodes of the forward pass
     """
-    if isinstance(partial, Node) and partial in given and (partial.op in _CHOICES or _is_zero(partial)):
-        return g.pointwise("multiply", cotangent, partial)
-    if isinstance(partial, Node) and partial.op in g.PASS_THROUGH and partial.inputs[0].op == "where":
-        condition, *choices = partial.inputs[0].inputs
-        dtype = partial.dtype
-        partial = g.pointwise("where", condition, *(c if c.op == "const" else g.cast(c, dtype) for c in choices))
-    if isinstance(partial, Node) and partial.op == "const" and not partial.name:
-        partial = float(partial.value)
     if not isinstance(partial, Node):
-        if partial in (0.0, 1.0, -1.0):
-            return None if partial == 0.0 else cotangent if partial == 1.0 else g.pointwise("negative", cotangent)
-        return g.pointwise("multiply", cotangent, g.const(partial))
+        return _scale_by_number(cotangent, partial)
+    if partial in given and (partial.op in _CHOICES or _is_zero(partial)):
+        return g.pointwise("multiply", cotangent, partial)
+    if partial.op == "const" and not partial.name:
+        return _scale_by_number(cotangent, float(partial.value))
     if partial.op == "where":
-        condition, *branches = partial.inputs
-        if condition.op == "const":
-            return scale_cotangent(cotangent, branches[0 if condition.value else 1], given)
-        products = [scale_cotangent(cotangent, branch, given) for branch in branches]
-        if products == [None, None]:
-            return None
-        return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
+        condition, chosen, other = partial.inputs
+        return _scale_by_choice(cotangent, condition, chosen, other, given)
+    if partial.op in g.PASS_THROUGH and partial.inputs[0].op == "where":
+        condition, *branches = partial.inputs[0].inputs
+        chosen, other = (b if b.op == "const" else g.cast(b, partial.dtype) for b in branches)
+        return _scale_by_choice(cotangent, condition, chosen, other, given)
     if partial.op == "divide" and partial.inputs[0].op == "const":
         upper = scale_cotangent(cotangent, partial.inputs[0])
         return None if upper is None else g.pointwise("divide", upper, partial.inputs[1])
     return g.pointwise("multiply", cotangent, partial)
+
+
+def _scale_by_number(cotangent: Node, number: float) -> Node | None:
+    if number == 0.0:
+        return None
+    if number == 1.0:
+        return cotangent
+    return g.pointwise("negative", cotangent) if number == -1.0 else g.pointwise("multiply", cotangent, g.const(number))
+
+
+def _scale_by_choice(
+    cotangent: Node, condition: Node, chosen: Node, other: Node, given: Container[Node]
+) -> Node | None:
+    """Scale by one of two derivatives where a condition holds, by the other elsewhere."""
+    if condition.op == "const":
+        return scale_cotangent(cotangent, chosen if condition.value else other, given)
+    products = [scale_cotangent(cotangent, partial, given) for partial in (chosen, other)]
+    if products == [None, None]:
+        return None
+    return g.pointwise("where", condition, *(g.const(0.0) if p is None else p for p in products))
 
 
 _CHOICES = ("where", *g.PASS_THROUGH)

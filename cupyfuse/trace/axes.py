@@ -69,8 +69,8 @@ class Axes:
         return rows, cols
 
     @property
-    def single(self) -> bool:
-        """Whether rows and columns are at most one axis each, not counting those of length one."""
+    def is_matrix_like(self) -> bool:
+        """Whether rows and columns of the node are at most one axis each, not counting axes of length one."""
         return max(map(len, self.long)) <= 1
 
     @property

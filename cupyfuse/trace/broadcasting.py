@@ -29,7 +29,7 @@ def align(operands: list[Tracer], operation: str) -> tuple[list[g.Node], Axes]:
             f"{operation}: operands could not be broadcast together with shapes {' '.join(map(str, shapes))}\n"
             f"  at {user_line()}"
         ) from None
-    if sum(n != 1 for n in result) > 2 or not all(t._axes.single for t in operands):
+    if sum(n != 1 for n in result) > 2 or not all(t._axes.is_matrix_like for t in operands):
         fold = choose_fold(sorted(operands, key=_precedence), result)
         return [in_fold(t, fold) for t in operands], fold
     assigned: list[int | None] = [None] * rank
@@ -56,23 +56,23 @@ def _precedence(x: Tracer) -> tuple[int, int]:
 
     Transposing an argument is free, and pointwise work on arguments can be computed on their transposes.
     """
-    return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_from_arguments(x._node))
+    return -sum(n != 1 for n in x.shape), 2 if g.is_leaf(x._node) else int(_is_cheap_vector(x._node))
 
 
 def _transposes_freely(x: Tracer) -> bool:
     """Whether a value is a vector or one element, and an argument or cheap to compute from arguments."""
-    return sum(n != 1 for n in x.shape) <= 1 and (g.is_leaf(x._node) or _from_arguments(x._node))
+    return sum(n != 1 for n in x.shape) <= 1 and (g.is_leaf(x._node) or _is_cheap_vector(x._node))
 
 
-_CHEAP = 24  # operators that a transposed value may recompute from arguments
+_MOST_RECOMPUTED = 24  # nodes, arguments included, that may be computed once more for a transposed vector
 
 
-def _from_arguments(node: g.Node) -> bool:
-    """Whether a value is a vector that few pointwise operators compute from arguments."""
+def _is_cheap_vector(node: g.Node) -> bool:
+    """Whether a value is a vector that a few pointwise operators compute from arguments."""
     if 1 not in node.shape:
         return False
     for k, each in enumerate(g.topological([node])):
-        if k >= _CHEAP or not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
+        if k >= _MOST_RECOMPUTED or not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
             return False
     return True
 
@@ -121,7 +121,7 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
     if not fits:
         raise ValueError(f"an array of shape {tracer.shape} cannot be broadcast to {shape}\n  at {user_line()}")
     rank = len(shape)
-    if sum(n != 1 for n in shape) > 2 or not tracer._axes.single:
+    if sum(n != 1 for n in shape) > 2 or not tracer._axes.is_matrix_like:
         fold = choose_fold([tracer], shape)
         return tracer._trace.array(g.broadcast(in_fold(tracer, fold), fold.node_shape), fold)
     assigned: list[int | None] = [None] * rank
@@ -138,34 +138,44 @@ def expand(tracer: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 def reshape(x: Tracer, shape: tuple[int, ...], order: str = "C") -> Tracer:
     """Reshape as `numpy.reshape`; the result may share memory with the array."""
-    rest = math.prod(n for n in shape if n != -1)
-    wanted = shape
-    if shape.count(-1) == 1 and rest > 0:
-        shape = tuple(x.size // rest if n == -1 else n for n in shape)
-    if min(shape, default=0) < 0 or math.prod(shape) != x.size:
-        raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {wanted}\n  at {user_line()}")
+    shape = _complete_shape(x, shape)
     if order == "F":
         return reshape(x.transpose(), shape[::-1]).transpose()
     if order != "C":
         fail(
             f"reshape with order={order!r}", "the orders C and F do not depend on how an array lies in memory; use one"
         )
-    if [n for n in shape if n != 1] == [n for n in x.shape if n != 1]:
-        kept = [p for p, n in enumerate(x.shape) if n != 1]
-        return x._view([kept.pop(0) if n != 1 else None for n in shape])
     lengths = [n for n in shape if n != 1]
-    if len(lengths) > 2 or not x._axes.single:
+    if lengths == [n for n in x.shape if n != 1]:
+        kept = iter(p for p, n in enumerate(x.shape) if n != 1)
+        return x._view([next(kept) if n != 1 else None for n in shape])
+    if len(lengths) > 2 or not x._axes.is_matrix_like:
         return _reshape_folded(x, shape)
-    array = x
+    return _reshape_matrix(x, shape)
+
+
+def _complete_shape(x: Tracer, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape for all elements of an array, with the length that it has for -1."""
+    rest = math.prod(n for n in shape if n != -1)
+    complete = shape
+    if shape.count(-1) == 1 and rest > 0:
+        complete = tuple(x.size // rest if n == -1 else n for n in shape)
+    if min(complete, default=0) < 0 or math.prod(complete) != x.size:
+        raise ValueError(f"cannot reshape an array of shape {x.shape} into shape {shape}\n  at {user_line()}")
+    return complete
+
+
+def _reshape_matrix(x: Tracer, shape: tuple[int, ...]) -> Tracer:
+    """Reshape an array of at most two axes longer than one to such a shape: two are rows and columns, one is a row."""
+    node = x._node
     if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix
-        x = x._trace.array(g.transpose(x._node), tuple(None if a is None else 1 - a for a in x._axes.labels))
-    rows, cols = (lengths[0], lengths[1]) if len(lengths) == 2 else (1, lengths[0] if lengths else 1)
-    labels = [0, 1] if len(lengths) == 2 else [1]
-    return array._add_alias(
-        x._trace.array(
-            g.reshape(x._node, (rows, cols)), tuple(labels.pop(0) if n != 1 and labels else None for n in shape)
-        )
-    )
+        node = g.transpose(node)
+    long = [p for p, n in enumerate(shape) if n != 1]
+    rows = shape[long[0]] if len(long) == 2 else 1
+    cols = shape[long[-1]] if long else 1
+    labels = dict(zip(long, (0, 1) if len(long) == 2 else (1,), strict=False))
+    reshaped = x._trace.array(g.reshape(node, (rows, cols)), tuple(labels.get(p) for p in range(len(shape))))
+    return x._add_alias(reshaped)
 
 
 def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
@@ -183,6 +193,5 @@ def _reshape_folded(x: Tracer, shape: tuple[int, ...]) -> Tracer:
 
 def matrix_node(x: Tracer) -> g.Node:
     """Return the node of a matrix with its first axis along the rows."""
-    labels = axis_labels(x, 2)
-    transposed = any(p != a for p, a in labels.items()) or (not labels and x._node.shape != x.shape)
+    transposed = any(p != a for p, a in axis_labels(x, 2).items())
     return g.transpose(x._node) if transposed else x._node

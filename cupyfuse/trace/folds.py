@@ -28,8 +28,8 @@ def reshape_by_recomputing(node: g.Node, shape: g.Shape) -> g.Node | None:
     """Reshape a value by computing it from reshaped arguments; None if it is not cheap pointwise work on these."""
     done: dict[g.Node, g.Node] = {}
     for each in g.topological([node]):
-        if each.size == 1 != shape[0] * shape[1]:
-            done[each] = each
+        if each.size == 1 and shape != (1, 1):
+            done[each] = each  # a number, which broadcasts to any shape
         elif each.op == "input":
             done[each] = g.reshape(each, shape)
         elif each.op == "reshape":
@@ -170,6 +170,7 @@ def choose_fold(operands: Sequence[Tracer], shape: tuple[int, ...]) -> Axes:
     """Choose the fold of a shape to which the operands are converted with the least memory traffic."""
     axes = tuple(p for p, n in enumerate(shape) if n != 1)
     candidates = [fold for x in operands for fold in _extended(x, shape, axes)]
+    # All splits in order; of equal costs the first wins, so begin with the last axis as columns.
     candidates += [Axes(shape, axes[:k], axes[k:]) for k in (len(axes) - 1, *range(len(axes) - 1), len(axes)) if k >= 0]
     return cheapest(operands, candidates)
 
@@ -205,10 +206,10 @@ def in_fold(x: Tracer, fold: Axes) -> g.Node:
 def fold_along(x: Tracer, positions: Iterable[int]) -> Axes:
     """Choose a fold, for a reduction, in which rows are all given axes or all others, and so are columns."""
     inside = {p for p in positions if x.shape[p] != 1}
-    held = x._axes.long
-    if all(inside.isdisjoint(axes) or inside.issuperset(axes) for axes in held):
+    rows, cols = x._axes.long
+    if all(inside.isdisjoint(axes) or inside.issuperset(axes) for axes in (rows, cols)):
         return x._axes
-    orders = [held[0] + held[1], tuple(sorted(held[0] + held[1]))]
+    orders = [rows + cols, tuple(sorted(rows + cols))]  # that of the node, and that of the array
     folds = []
     for order in orders:
         reduced, kept = (tuple(p for p in order if (p in inside) == wanted) for wanted in (True, False))

@@ -132,22 +132,8 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         return reduce("sum", x, axis, keepdims) - np.inf
     if op in ("max", "min", "expsum") and any(x.shape[p] == 0 for p in positions):
         raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
-    fold = fold_along(x, positions)
-    if op in _IN_PARTS and _covered(x, positions) and Conversion.to(x, fold).cost() > x.size:
-        # Refolding copies, so reduce first what needs none, and copy the smaller result.
-        x = _reduce_covered(op, x, positions)
-        fold = fold_along(x, positions)
-    x = refolded(x, fold)
-    labels = _covered(x, positions)
-    node = x._node
-    if op == "mean" and len(labels) == 2:
-        total = g.reduce("sum", g.reduce("sum", node, 1), 0)
-        node = g.pointwise("divide", total, g.const(float(x._node.size)))
-    elif op == "expsum" and not labels:
-        node = g.pointwise("exp", g.pointwise("subtract", node, g.stop_gradient(node)))
-    else:
-        for label in labels:
-            node = g.reduce(op, node, label)
+    x = _fold_for_reduction(op, x, positions)
+    node = _reduce_node(op, x._node, _fully_reduced_axes(x, positions))
     return x._trace.array(node, x._axes.reduced(positions, keepdims))
 
 
@@ -155,21 +141,37 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
 _IN_PARTS = ("sum", "prod", "mean", "max", "min", "logsumexp")
 
 
-def _reduce_covered(op: str, x: Tracer, positions: tuple[int, ...]) -> Tracer:
-    """Reduce along the rows or columns that the given axes cover; the reduced axes stay, with length one."""
-    node, labels = x._node, _covered(x, positions)
-    for label in labels:
-        node = g.reduce(op, node, label)
-    done = [p for label in labels for p in (x._axes.rows, x._axes.cols)[label] if p in positions]
-    return x._trace.array(node, x._axes.reduced(done, keepdims=True))
+def _fold_for_reduction(op: str, x: Tracer, positions: tuple[int, ...]) -> Tracer:
+    """Fold an array so that its rows are reduced fully or not at all, and so are its columns.
+
+    Where that takes a copy, an axis of the node that is fully reduced as it is comes first: the copy is then smaller.
+    """
+    fold = fold_along(x, positions)
+    node_axes = _fully_reduced_axes(x, positions)
+    if op in _IN_PARTS and node_axes and Conversion.to(x, fold).cost() > x.size:
+        done = [p for a in node_axes for p in (x._axes.rows, x._axes.cols)[a] if p in positions]
+        x = x._trace.array(_reduce_node(op, x._node, node_axes), x._axes.reduced(done, keepdims=True))
+        fold = fold_along(x, positions)
+    return refolded(x, fold)
 
 
-def _covered(x: Tracer, positions: tuple[int, ...]) -> list[int]:
-    """Return which of columns (1) and rows (0), in this order, have some of the given axes and no others."""
+def _fully_reduced_axes(x: Tracer, positions: tuple[int, ...]) -> list[int]:
+    """Return the axes of the node, 1 before 0, along which there are only axes of the array that are reduced."""
     rows, cols = x._axes.long
-    wanted = set(positions)
-    sides = ((1, cols, x._axes.cols), (0, rows, x._axes.rows))
-    return [label for label, long, axes in sides if wanted.issuperset(long) and not wanted.isdisjoint(axes)]
+    reduced = set(positions)
+    candidates = ((1, cols, x._axes.cols), (0, rows, x._axes.rows))
+    return [a for a, long, axes in candidates if reduced.issuperset(long) and not reduced.isdisjoint(axes)]
+
+
+def _reduce_node(op: str, node: g.Node, node_axes: list[int]) -> g.Node:
+    """Reduce a node along its columns (1), rows (0), both or neither."""
+    if op == "mean" and len(node_axes) == 2:  # one division
+        return g.pointwise("divide", _reduce_node("sum", node, node_axes), g.const(float(node.size)))
+    if op == "expsum" and not node_axes:
+        return g.pointwise("exp", g.pointwise("subtract", node, g.stop_gradient(node)))
+    for a in node_axes:
+        node = g.reduce(op, node, a)
+    return node
 
 
 # The largest magnitudes of dtypes.
@@ -180,20 +182,28 @@ _EXACT_IN_FLOAT64 = 1 << 53
 def _reduce_integers(op: str, x: Tracer, axis: Any, keepdims: bool, dtype: Any) -> Tracer:
     """Reduce bools, integers or complex numbers, or to such a dtype: in float64 if exact, else by a library step."""
     own = x._node.dtype
-    options = {"axis": axis, "keepdims": keepdims} | ({} if dtype is None else {"dtype": dtype})
     if op == "mean" and dtype is None and not dtypes.is_opaque(own):
         return reduce(op, x.astype("float64"), axis, keepdims)
     if op not in ("sum", "prod", "mean", "max", "min"):
         if dtypes.is_integer(own):
             return reduce(op, x.astype("float64"), axis, keepdims)
         fail(op, f"a float operand is expected, got {own}; convert it with .astype first")
-    if dtype is None and own in _LARGEST and not (op == "sum" and own.startswith("u")):
-        empty = any(x.shape[p] == 0 for p in normalize_axes(axis, x.ndim, op))
-        exact = op == "sum" and _LARGEST[own] * x.size <= _EXACT_IN_FLOAT64
-        if exact or (op == "prod" and own == "bool") or (op in ("max", "min") and not empty):
-            result = reduce(op, x.astype("float64"), axis, keepdims)
-            return result.astype("int64" if op in ("sum", "prod") else own)
-    return call_library(op, [x], options)
+    if dtype is None and _is_exact_in_float64(op, x, axis):
+        result = reduce(op, x.astype("float64"), axis, keepdims)
+        return result.astype("int64" if op in ("sum", "prod") else own)
+    return call_library(op, [x], {"axis": axis, "keepdims": keepdims} | ({} if dtype is None else {"dtype": dtype}))
+
+
+def _is_exact_in_float64(op: str, x: Tracer, axis: Any) -> bool:
+    """Whether float64 gives the very result of NumPy's reduction of bools or integers, for a dtype known here."""
+    own = x._node.dtype
+    if own not in _LARGEST:
+        return False
+    if op == "sum":  # of unsigned integers NumPy's sum is uint64
+        return not own.startswith("u") and _LARGEST[own] * x.size <= _EXACT_IN_FLOAT64
+    if op == "prod":
+        return own == "bool"
+    return op in ("max", "min") and count(x, axis) > 0
 
 
 def count(a: Tracer, axis: Any = None) -> int:
@@ -212,6 +222,7 @@ def variance(x: Tracer, axis: Any, ddof: float = 0, keepdims: bool = False, **op
     positions = normalize_axes(axis, x.ndim)
     n = count(x, axis)
     if len(positions) == 1 and x._axes.rows == positions and x.shape[positions[0]] > 1:
+        # Down the columns, a mean and then deviations would read the whole matrix twice; a row is at hand for both.
         result = reduce("moment2", x, axis, keepdims)
     else:
         centred = x - reduce("mean", x, axis, keepdims=True)

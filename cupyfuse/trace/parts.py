@@ -39,9 +39,14 @@ class Selection:
     order: tuple[int | None, ...]
     scalar: bool
 
+    def sliced(self, shape: Sequence[int]) -> list[int]:
+        """Return the axes along which not every element is selected, or not in order."""
+        slices = enumerate(zip(self.slices, shape, strict=True))
+        return [p for p, ((_, step, count), n) in slices if count != n or (step != 1 and n > 1)]
+
     def whole(self, shape: Sequence[int]) -> bool:
         """Whether every element is selected, in order."""
-        return all(count == n and (step == 1 or n <= 1) for (_, step, count), n in zip(self.slices, shape, strict=True))
+        return not self.sliced(shape)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -218,30 +223,42 @@ def without_leading_ones(x: Tracer, ndim: int) -> Tracer:
 
 def put(x: Tracer, selection: Selection, value: Tracer) -> Tracer:
     """Return an array with a part replaced: by `where` if the value is constant along sliced axes, else by a copy."""
+    value = _with_axes_of(x, value, selection).astype(x._node.dtype)
+    if 0 in selection.counts:
+        return x.copy()
+    sliced = selection.sliced(x.shape)
+    if not sliced:
+        return expand(value, x.shape)
+    if all(value.shape[p] == 1 for p in sliced):
+        masks = [_mask_along(x, p, selection.slices[p]) for p in sliced]
+        mask = functools.reduce(lambda a, b: apply("logical_and", a, b), masks)
+        return apply("where", mask, value, x)
+    return _write_to_copy(x, selection, value)
+
+
+def _with_axes_of(x: Tracer, value: Tracer, selection: Selection) -> Tracer:
+    """Return a value that is assigned to a part of an array with the axes of that array, in its order.
+
+    Axes of the array that the value lacks have length one.
+    """
     order = selection.order
     shape = tuple(1 if p is None else selection.counts[p] for p in order)
     value = without_leading_ones(value, len(order)) if value.ndim > len(order) else value
     if not _broadcasts(value.shape, shape):
         raise ValueError(f"an array of shape {value.shape} cannot be assigned to one of {shape}\n  at {user_line()}")
-    # Give the value the axes of the array, in the array's order.
-    axis_of = {p: k - (len(order) - value.ndim) for k, p in enumerate(order) if p is not None}
-    back = [axis_of[p] if axis_of.get(p, -1) >= 0 else None for p in range(x.ndim)]
-    value = value._trace.array(value._node, value._axes.picked(back)).astype(x._node.dtype)
-    if 0 in selection.counts:
-        return x.copy()
-    chosen = selection.slices
-    sliced = [p for p in range(x.ndim) if chosen[p][2] != x.shape[p] or chosen[p][1] < 0 < x.shape[p] - 1]
-    if not sliced:
-        return expand(value, x.shape)
-    if all(value.shape[p] == 1 for p in sliced):
-        masks = [_mask_along(x, p, chosen[p]) for p in sliced]
-        mask = functools.reduce(lambda a, b: apply("logical_and", a, b), masks)
-        return apply("where", mask, value, x)
+    axis_of_x = order[len(order) - value.ndim :]  # for each axis of the value
+    own_axes = [axis_of_x.index(p) if p in axis_of_x else None for p in range(x.ndim)]
+    return value._trace.array(value._node, value._axes.picked(own_axes))
+
+
+def _write_to_copy(x: Tracer, selection: Selection, value: Tracer) -> Tracer:
+    """Return a copy of an array with a part replaced."""
     base, strides = strides_of(x)
     fold = Axes(selection.counts, *x._axes.long)
     new = g.broadcast(in_fold(value, fold), fold.node_shape)
-    dims = [(selection.counts[p], chosen[p][1] * strides[p]) for p in fold.rows + fold.cols]
-    offset = sum(chosen[p][0] * strides[p] for p in fold.rows + fold.cols)
+    axes = fold.rows + fold.cols
+    dims = [(selection.counts[p], selection.slices[p][1] * strides[p]) for p in axes]
+    offset = sum(selection.slices[p][0] * strides[p] for p in axes)
     node = slices.put(base, new, dims, offset)
     return x._trace.array(node if base is x._node else g.transpose(node), x._axes)
 

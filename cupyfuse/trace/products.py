@@ -38,15 +38,18 @@ def matmul(a: Any, b: Any) -> Tracer:
             f"matmul: the last dimension of {a.shape} must equal the {'first' if b.ndim <= 2 else 'last but one'} of "
             f"{b.shape} ({a.shape[-1]} != {depth})\n  at {user_line()}"
         )
+    # A vector gets a second axis, and the product is a weighted sum.
     if b.ndim == 1:
         row = trace.array(b._node, b._axes.picked((None,) * (a.ndim > 1) + (0,)))
         return reduce("sum", apply("multiply", a, row), a.ndim - 1)
     if a.ndim == 1:
-        return reduce("sum", apply("multiply", trace.array(a._node, a._axes.picked((0, None))), b), b.ndim - 2)
+        column = trace.array(a._node, a._axes.picked((0, None)))
+        return reduce("sum", apply("multiply", column, b), b.ndim - 2)
     if any(n != 1 for n in b.shape[:-2]):
         return _multiply_batches(a, b)
-    if a.ndim == 2 == b.ndim and a._axes.single and b._axes.single:
+    if a.ndim == 2 == b.ndim and a._axes.is_matrix_like and b._axes.is_matrix_like:
         return trace.array(g.matmul(matrix_node(a), matrix_node(b)), (0, 1))
+    # b is one matrix: the rows of all matrices of a are multiplied at once.
     matrix = trace.array(b._node, b._axes.picked((b.ndim - 2, b.ndim - 1)))
     shape = (1,) * (b.ndim - a.ndim) + a.shape[:-1] + b.shape[-1:]
     return trace.array(

@@ -90,7 +90,12 @@ def _is_exact(node: Node) -> bool:
 
 def _inputs_to_save(roots: list[Node], saved: Callable[[Node], bool]) -> list[Node]:
     """Choose the fewest elements to save from which the roots can be recomputed bit for bit."""
-    found = [n for n in _reachable(roots, lambda n: saved(n) or not _is_exact(n)) if not saved(n) and not _is_exact(n)]
+
+    def is_rounded(node: Node) -> bool:
+        """Whether recomputing a node from what is saved could round it differently."""
+        return not saved(node) and not _is_exact(node)
+
+    found = [n for n in _reachable(roots, lambda n: saved(n) or is_rounded(n)) if is_rounded(n)]
     return found if sum(n.size for n in found) <= sum(n.size for n in roots) else roots
 
 

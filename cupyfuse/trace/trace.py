@@ -170,7 +170,9 @@ class Trace:
 
     def known(self, tracer: Tracer) -> Any:
         """Return the values of an array that the function created; None for any other array."""
-        number = tracer._node.argument - (len(self.inputs) - len(self.constants)) if tracer._node.op == "input" else -1
+        if tracer._node.op != "input":
+            return None
+        number = tracer._node.argument - (len(self.inputs) - len(self.constants))  # constants are the last inputs
         return self.constants[number].reshape(tracer.shape) if number >= 0 else None
 
     def tracer_of(self, value: Any) -> Tracer:

@@ -38,6 +38,7 @@ EVICTED, WALL = "GPU, L2 evicted", "wall, loop, ms"
 FUSE, BACKEND = "cupyfuse.torch.fuse", "cupyfuse backend"
 CASES = (
     Case("`head_sum`, float32", "heads", "The heads", "head_sum", EVICTED, "µs", HEAD),
+    Case("`head_sum`, float32, unbound", "heads", "The heads", "head_sum", EVICTED, "µs", (*HEAD[:2], "cupyfuse")),
     Case("`head_logsumexp`, float32", "heads", "The heads", "head_logsumexp", EVICTED, "µs", HEAD),
     Case("`head_logsumexp`, bfloat16", "heads-bfloat16", "The heads", "head_logsumexp", EVICTED, "µs", HEAD),
     Case("`head_softmax`, float32", "heads", "The heads", "head_softmax, inference", EVICTED, "µs", HEAD),

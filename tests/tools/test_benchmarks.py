@@ -227,7 +227,7 @@ def test_the_heads_report_holds_times_ratios_and_failures(tmp_path):
 def test_the_rows_report_counts_bytes_and_numbers_its_notes():
     cases = []
     for columns in (256, 1000):
-        case = Case("softmax float32", f"8 x {columns}", (8, columns), "float32", moved=4_000_000)
+        case = Case("softmax float32", f"8 x {columns}", (8, columns), "float32", bytes_moved=4_000_000)
         case.results = [timed("cupyfuse", gpu_evicted=2.0), Result("torch eager", failure="not installed")]
         cases.append(case)
     text = markdown(Report("rows", ENVIRONMENT, {}, cases=cases))
@@ -349,7 +349,7 @@ def test_the_rows_run(torch_lab, hasty, monkeypatch):
     found = run_all(torch_lab, "rows --quick --lengths 100,256,8191 --dtypes float32")
     assert [case.shape for case in found[::2]] == [(163, 100), (64, 256), (2, 8191)]
     check_all_ran(found, ("gpu_evicted",))
-    assert found[0].moved == 2 * found[1].moved == 2 * 163 * 100 * 4
+    assert found[0].bytes_moved == 2 * found[1].bytes_moved == 2 * 163 * 100 * 4
 
 
 def test_the_products_run(torch_lab, hasty):

@@ -70,7 +70,7 @@ def test_the_order_and_the_report() -> None:
     planned = list(distributed.plan([case, case], FORMS))
     assert len(planned) == 2 * len(FORMS) and [form for _, form in planned[-2:]] == [BACKEND] * 2
     case.results = [Result(FORMS[0], 1e-7, {"wall_loop": summarize([1500.0])}), Result(FORMS[1], failure="no")]
-    text = "\n".join(distributed.write(Report("distributed", {}, {}, cases=[case])))
+    text = "\n".join(distributed.report_lines(Report("distributed", {}, {}, cases=[case])))
     assert f"| {FORMS[0]} | 1.0e-07 | 1500 | 1.00 | 2.0e-07 |" in text
     assert f"- {FORMS[1]}: no" in text
 

@@ -113,7 +113,7 @@ def test_one_fp16_product_gains_where_it_is_large(precision):
 
 def test_products_are_left_where_halves_have_no_kernel():
     found = of(chains.linear, "float32", HEAD, device=devices.find("A100"))
-    assert not found.gains() and found.theirs.gpu > 137e9 / 19.5e12
+    assert not found.gains() and found.pytorch.gpu > 137e9 / 19.5e12
     assert of(chains.head_sum, "float32", HEAD, device=devices.find("A100")).gains()
 
 
@@ -133,8 +133,8 @@ def test_products_are_left_where_halves_have_no_kernel():
 )
 def test_estimates_of_the_heads_are_near_what_was_measured(build, dtype, compiled, ours, theirs):
     found = of(build, dtype, HEAD, compiled=compiled, frozen=True)
-    assert found.ours.gpu * 1e6 == pytest.approx(ours, rel=0.15)
-    assert found.theirs.gpu * 1e6 == pytest.approx(theirs, rel=0.15)
+    assert found.fused.gpu * 1e6 == pytest.approx(ours, rel=0.15)
+    assert found.pytorch.gpu * 1e6 == pytest.approx(theirs, rel=0.15)
 
 
 # The rule -----------------------------------------------------------------------------------------------------------
@@ -178,16 +178,16 @@ def test_the_summary_is_one_line_with_both():
 def test_more_rows_take_no_less_time(build, dtype, training, compiled):
     found = [of(build, dtype, (rows, 1024, 2048), training, compiled=compiled) for rows in (256, 1024, 4096, 16384)]
     for less, more in itertools.pairwise(found):
-        assert less.ours.gpu <= more.ours.gpu and less.theirs.gpu <= more.theirs.gpu
-    assert found[-1].ours.gpu < 100 * found[0].ours.gpu
-    assert found[-1].theirs.gpu < 100 * found[0].theirs.gpu
+        assert less.fused.gpu <= more.fused.gpu and less.pytorch.gpu <= more.pytorch.gpu
+    assert found[-1].fused.gpu < 100 * found[0].fused.gpu
+    assert found[-1].pytorch.gpu < 100 * found[0].pytorch.gpu
 
 
 @pytest.mark.parametrize("build", [chains.mlp, chains.head_sum, chains.head_softmax])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_training_takes_more_than_inference(build, compiled):
     one, both = (of(build, "float32", (1024, 1024, 1024), t, compiled=compiled) for t in (False, True))
-    for less, more in ((one.ours, both.ours), (one.theirs, both.theirs)):
+    for less, more in ((one.fused, both.fused), (one.pytorch, both.pytorch)):
         assert less.gpu < more.gpu and less.host < more.host
 
 
@@ -195,11 +195,11 @@ def test_a_gradient_of_the_input_alone_costs_less_than_all():
     chain, metas = chains.mlp("float32", BERT)
     some = estimate(chain, metas, requires_grad=[True] + [False] * 6)
     whole = estimate(chain, metas, requires_grad=[True] * 7)
-    assert some.ours.gpu < whole.ours.gpu and some.theirs.gpu < whole.theirs.gpu
+    assert some.fused.gpu < whole.fused.gpu and some.pytorch.gpu < whole.pytorch.gpu
 
 
 def test_frozen_weights_are_not_checked():
-    frozen, checked = (of(chains.linear, "float32", HEAD, frozen=f).ours for f in (True, False))
+    frozen, checked = (of(chains.linear, "float32", HEAD, frozen=f).fused for f in (True, False))
     assert checked.gpu - frozen.gpu == pytest.approx(2 * rates.CHECK)
     assert checked.host - frozen.host == pytest.approx(2 * rates.OUR_LAUNCH)
 
@@ -214,7 +214,7 @@ def test_a_bias_costs_inductor_nothing():
         of(dataclasses.replace(chains.linear, inputs=inputs), "bfloat16", HEAD, compiled=True)
         for inputs in ("mk *nk *n", "mk *nk")
     )
-    assert with_bias.theirs == without.theirs
+    assert with_bias.pytorch == without.pytorch
 
 
 def test_all_rules_of_the_table_are_there():
@@ -270,7 +270,7 @@ def test_what_cannot_be_estimated_is_left_with_a_reason(chain, metas, options):
     found = estimate(chain, metas, **options)
     assert not found.gains() and found.reason
     assert found.summary() == f"no estimate: {found.reason}" and "\n" not in found.summary()
-    assert math.isinf(found.ours.gpu)
+    assert math.isinf(found.fused.gpu)
 
 
 def test_a_chain_that_cannot_be_hashed_is_no_error():

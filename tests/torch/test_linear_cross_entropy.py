@@ -14,7 +14,7 @@ import cupyfuse.torch as ct
 from cupyfuse.torch.chains.executor import Executor
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import Runner
-from cupyfuse.torch.functions import build_chain
+from cupyfuse.torch.functions import Step, build_chain
 from cupyfuse.torch.losses import _runner
 from cupyfuse.torch.rules.symbols import Ref
 
@@ -311,19 +311,19 @@ def test_pytorchs_errors() -> None:
 @pytest.mark.parametrize(
     "steps",
     [
-        (("log_softmax", (-1,)), ("nll_loss", (Ref(2),), (("ignore_index", -100),))),
-        (("log_softmax", (-1,)), ("kl_div", (Ref(2),))),
-        (("binary_cross_entropy_with_logits", (Ref(2),)),),
-        (("mse_loss", (Ref(2),)),),
+        (Step("log_softmax", (-1,)), Step("nll_loss", (Ref(2),), (("ignore_index", -100),))),
+        (Step("log_softmax", (-1,)), Step("kl_div", (Ref(2),))),
+        (Step("binary_cross_entropy_with_logits", (Ref(2),)),),
+        (Step("mse_loss", (Ref(2),)),),
     ],
-    ids=lambda steps: steps[-1][0],
+    ids=lambda steps: steps[-1].name,
 )
 def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction: str) -> None:
-    *first, (name, arguments, *named) = steps
-    last = (name, arguments, (*(named[0] if named else ()), ("reduction", reduction)))
-    chain = build_chain((("linear", (Ref(1),)), *first, last), ("x", "w", "target"))
+    *first, last = steps
+    last = last._replace(options=(*last.options, ("reduction", reduction)))
+    chain = build_chain((Step("linear", (Ref(1),)), *first, last), ("x", "w", "target"))
     x, w, _, labels = operands()
-    target = labels if name == "nll_loss" else torch.softmax(draw(ROWS, CLASSES, seed=5), 1)
+    target = labels if last.name == "nll_loss" else torch.softmax(draw(ROWS, CLASSES, seed=5), 1)
     runner = Runner(chain, Options(max_workspace=workspace))
     ours = runner((x, w, target))[0]
     (theirs,) = chain.eager((x, w, target))

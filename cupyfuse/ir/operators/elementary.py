@@ -22,7 +22,7 @@ def log_relative(top: Array, total: Array) -> Array:
 
 
 def plus_log(top: Array, total: Array) -> Array:
-    """Return top + log(total), computed in the next wider dtype and rounded once; `top` where that is not finite."""
+    """Return top + log(total), in the next wider dtype and rounded once; `top` where `top` is infinite or NaN."""
     wide = np.float32 if top.dtype.itemsize == 2 else np.float64
     logarithm = top.astype(wide) + np.log(total.astype(wide))
     return np.where(np.isfinite(top), logarithm.astype(top.dtype), top)
@@ -37,8 +37,8 @@ def _nan_on_underflow(function: Callable[[Array, Array], Array]) -> Callable[...
 
     def call(a: Array, b: Array) -> Array:
         result = function(a, b)
-        zero = (a == 0) | (b == 0) if function is np.multiply else a == 0
-        return np.where(zero | ~(np.abs(result) < 1e-30), result, result.dtype.type(np.nan))
+        is_exact_zero = (a == 0) | (b == 0) if function is np.multiply else a == 0
+        return np.where(is_exact_zero | ~(np.abs(result) < 1e-30), result, result.dtype.type(np.nan))
 
     return call
 

@@ -116,17 +116,21 @@ class Backward:
         result: list[Any] = [None] * len(self._inputs)
         for k in dependence.zero:
             result[k] = self._zeros(k, pairs[0][1].device)
-        if not dependence.any_computed:
-            return result
-        arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
-        key = (*choice, tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
+        if dependence.any_computed:
+            arrays = [*map(as_matrix, tensors), *(cotangent_matrix(value, c) for value, c in pairs)]
+            loaded = self._find_loaded(*choice, arrays)
+            grads = loaded.execute(arrays, [None] * len(loaded.inputs))
+            for k, grad in zip(loaded.inputs, grads, strict=True):
+                result[k] = grad.reshape(self.traced.inputs[k].shape)
+        return result
+
+    def _find_loaded(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
+        """Return the plan for a choice of gradients and arrays of these layouts, loaded at the first of such calls."""
+        key = (given, wanted, tuple((a.stride(), a.shape) for a in arrays), arrays[0].device)
         loaded = self._loaded.get(key)
         if loaded is None:
-            loaded = self._loaded[key] = self._load(*choice, arrays)
-        grads = loaded.execute(arrays, [None] * len(loaded.inputs))
-        for k, grad in zip(loaded.inputs, grads, strict=True):
-            result[k] = grad.reshape(self.traced.inputs[k].shape)
-        return result
+            loaded = self._loaded[key] = self._load(given, wanted, arrays)
+        return loaded
 
     def _load(self, given: Flags, wanted: Flags, arrays: Tensors) -> _LoadedPlan:
         """Plan and load the backward graph for inputs, saved values and cotangents of these layouts."""
@@ -146,7 +150,8 @@ class Backward:
         Parameters
         ----------
         tensors : those of `inputs` and `second_order_inputs`, by number
-        cotangents, wanted : as above
+        cotangents : one for each output, or None for zero
+        wanted : for each input, whether its gradient is wanted
         """
         none: list[Any] = [None] * len(wanted)
         device = next((c.device for c in cotangents if c is not None), None)

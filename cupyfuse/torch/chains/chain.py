@@ -161,10 +161,10 @@ def _fill_sizes(chain: Chain, sizes: Sequence[Any]) -> Chain:
 def traced_call(trace: Trace, rule: str, arguments: Sequence[Any]) -> Any:
     """Apply one operation to traced values, recorded as one call."""
     tracers = [a.tracer for a in arguments if isinstance(a, Value)]
-    with trace.call(rule, tracers) as done:
+    with trace.call(rule, tracers) as record_result:
         result = RULES[rule].traced(*arguments)
         first = result[0] if isinstance(result, tuple) else result
-        done(first.tracer)
+        record_result(first.tracer)
         return result
 
 

@@ -85,7 +85,7 @@ def choose_saved(
     if nbytes > sum(v.tracer._node.nbytes for v in (*traced.inputs, *traced.outputs)):
         statistics = saved_values(outputs, list(roots.values()), products=False)
         candidates["recomputed by the backward pass"] = SavedValues(statistics)
-    if _has_one_scalar_output(traced, differentiable):
+    if _gradients_scale_with_one_number(traced, differentiable):
         unit = unit_gradients(traced, needs)
         candidates["not needed, since the forward pass makes the gradients"] = SavedValues(list(unit.values()), unit)
     times: dict[str, float] = {}
@@ -108,11 +108,14 @@ def choose_saved(
     return replace(candidates[best], note=note)
 
 
-def _has_one_scalar_output(traced: TracedChain, differentiable: Sequence[bool]) -> bool:
-    """Whether all gradients are multiples of one cotangent, a number, before which none can underflow in float16."""
+def _gradients_scale_with_one_number(traced: TracedChain, differentiable: Sequence[bool]) -> bool:
+    """Whether all gradients are multiples of one number, the cotangent of the only output that has gradients.
+
+    Not in float16: gradients for a cotangent of one could underflow before that number, a loss scale, multiplies them.
+    """
     found = [v for v, d in zip(traced.outputs, differentiable, strict=True) if d]
-    narrow = any(v.dtype == "float16" for v in (*found, *traced.inputs))
-    return len(found) == 1 and found[0].size == 1 and not narrow
+    float16 = any(v.dtype == "float16" for v in (*found, *traced.inputs))
+    return len(found) == 1 and found[0].size == 1 and not float16
 
 
 def _backward_plan(

@@ -12,13 +12,13 @@ from ..graphs.partition import Judge, Verdict, judge_without_costs
 from .estimate import estimate
 
 
-def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge:
+def judge_for(options: Options, compiled: bool, cudagraph: bool = False) -> Judge:
     """Make the judge of the chains of a captured graph, as `partition` takes it.
 
     Parameters
     ----------
     compiled : whether Inductor would run the chains, not PyTorch eager
-    replayed : whether the graph runs as a CUDA graph
+    cudagraph : whether the graph runs as a CUDA graph
     """
     if not options.only_gains:
         return judge_without_costs
@@ -34,9 +34,9 @@ def judge_for(options: Options, compiled: bool, replayed: bool = False) -> Judge
             compiled=compiled,
             frozen=options.frozen,
         )
-        gains = found.gains(replayed)
+        gains = found.gains(cudagraph)
         if gains:
-            require_engine(inputs[0])
+            require_engine(inputs[0])  # raises now rather than in the first call
         return Verdict(gains, found.summary())
 
     return judge

@@ -76,13 +76,13 @@ def _softmax(value: Any) -> Kernels:
 
     Up to 1024 columns a warp holds a row; beyond that a block reads it several times.
     """
-    wide = dtypes.ITEMSIZE[value.dtype] >= 4
+    is_16_bit = dtypes.ITEMSIZE[value.dtype] == 2
     columns = value.shape[-1] if value.shape else 1
     if columns <= 1024:
-        return Kernels(rate=0.98 if wide else 0.62)
+        return Kernels(rate=0.62 if is_16_bit else 0.98)
     if columns <= 8192:
-        return Kernels(rate=0.53 if wide else 0.28)
-    return Kernels(rate=0.6 if wide else 0.53)
+        return Kernels(rate=0.28 if is_16_bit else 0.53)
+    return Kernels(rate=0.53 if is_16_bit else 0.6)
 
 
 def _kernels_of(call: Call, traced: TracedChain) -> Kernels | None:
@@ -126,20 +126,19 @@ def _kernel_time(call: Call, flows: list[int], traced: TracedChain, machine: Mac
     operands = sum(_size(traced, n) for n in references(call.arguments))
     result = sum(_size(traced, n) for n in call.results)
     launches = kernels.full + kernels.small
+    rate = rates.STREAM * kernels.rate
     moved = kernels.reads * operands + kernels.writes * result
-    gpu = rates.LAUNCH * launches + machine.memory_time(moved, rates.STREAM * kernels.rate)
-    host = rates.EAGER * launches
+    times = [Time(rates.LAUNCH * launches + machine.memory_time(moved, rate), rates.EAGER * launches)]
     if flows:
         grads = sum(_size(traced, n) for n in flows)
-        gpu += rates.LAUNCH * kernels.backward
-        gpu += machine.memory_time(kernels.moved * (operands + result + grads), rates.STREAM * kernels.rate)
-        host += 2 * rates.EAGER_GRADED + rates.EAGER * kernels.backward
+        gpu = rates.LAUNCH * kernels.backward + machine.memory_time(kernels.moved * (operands + result + grads), rate)
+        times.append(Time(gpu, 2 * rates.EAGER_GRADED + rates.EAGER * kernels.backward))
         if not RULES[call.rule].reduces:
             # Gradients of operands that were broadcast are summed.
-            small = sum(_size(traced, n) < result for n in flows)
-            gpu += small * (rates.LAUNCH + machine.memory_time(result, rates.STREAM * rates.COLUMNS))
-            host += small * rates.EAGER
-    return Time(gpu, host)
+            broadcast = sum(_size(traced, n) < result for n in flows)
+            summing = rates.LAUNCH + machine.memory_time(result, rates.STREAM * rates.COLUMNS)
+            times += [Time(summing, rates.EAGER)] * broadcast
+    return total_time(times)
 
 
 def _product_time(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:

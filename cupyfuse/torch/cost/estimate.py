@@ -26,43 +26,44 @@ class Estimate:
 
     Attributes
     ----------
-    ours, theirs : Time
-        Fused, and by PyTorch eager or Inductor.
+    fused, pytorch : Time
+        As cupyfuse runs it, and as PyTorch eager or Inductor does.
     reason : why there is no estimate; empty where there is one
     """
 
-    ours: Time
-    theirs: Time
+    fused: Time
+    pytorch: Time
     reason: str = ""
 
-    def gains(self, replayed: bool = False) -> bool:
+    def gains(self, cudagraph: bool = False) -> bool:
         """Whether the chain is worth fusing.
 
-        It is where neither host nor GPU takes longer; where the GPU saves more than the host loses and is the
-        bottleneck (PyTorch's GPU work takes longer than our host's); and where the host saves several times what the
-        GPU loses and is the bottleneck (our GPU work is shorter than our host's). In each case the gain has to exceed
-        `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
+        It is in three cases: neither host nor GPU takes longer; the GPU saves more than the host loses and is the
+        bottleneck (PyTorch's work on the GPU takes longer than the fused chain's on the host); the host saves several
+        times what the GPU loses and is the bottleneck (the fused chain takes longer on the host than on the GPU). In
+        each case the gain has to exceed `MARGIN` of PyTorch's time. A chain without an estimate does not gain.
 
-        Chains in CUDA graphs are `replayed`: GPU time alone decides.
+        With `cudagraph` the chain is part of a CUDA graph: GPU time alone decides.
         """
-        ours, theirs = self.ours, self.theirs
-        if self.reason or not math.isfinite(ours.gpu + ours.host):
+        fused, pytorch = self.fused, self.pytorch
+        if self.reason or not math.isfinite(fused.gpu + fused.host):
             return False
-        if replayed:
-            return ours.gpu < theirs.gpu
-        gpu_saved, host_saved = theirs.gpu - ours.gpu, theirs.host - ours.host
+        if cudagraph:
+            return fused.gpu < pytorch.gpu
+        gpu_saved, host_saved = pytorch.gpu - fused.gpu, pytorch.host - fused.host
         if gpu_saved >= 0 and host_saved >= 0:
-            return gpu_saved + host_saved > MARGIN * (theirs.gpu + theirs.host)
+            return gpu_saved + host_saved > MARGIN * (pytorch.gpu + pytorch.host)
         if host_saved > 0:
-            return ours.gpu < ours.host and host_saved + GPU_WORTH * gpu_saved > MARGIN * theirs.host
-        return theirs.gpu > ours.host and gpu_saved + host_saved > MARGIN * theirs.gpu
+            return fused.gpu < fused.host and host_saved + GPU_WORTH * gpu_saved > MARGIN * pytorch.host
+        return pytorch.gpu > fused.host and gpu_saved + host_saved > MARGIN * pytorch.gpu
 
     def summary(self) -> str:
-        """Describe both times in one line, ours first."""
+        """Describe both times in one line, fused first."""
         if self.reason:
             return f"no estimate: {self.reason}"
-        (a, b), (c, d) = (map(_microseconds, (t.host, t.gpu)) for t in (self.ours, self.theirs))
-        return f"{a} us of host against {c}, {b} us of GPU against {d}"
+        host = f"{_microseconds(self.fused.host)} us of host against {_microseconds(self.pytorch.host)}"
+        gpu = f"{_microseconds(self.fused.gpu)} us of GPU against {_microseconds(self.pytorch.gpu)}"
+        return f"{host}, {gpu}"
 
     __str__ = summary
 
@@ -113,5 +114,5 @@ def _estimate(
     chain: Chain, metas: Sequence[Meta], requires_grad: tuple[bool, ...], machine: Machine, compiled: bool, frozen: bool
 ) -> Estimate:
     traced = chain.trace(metas)
-    theirs = inductor_time if compiled else eager_time
-    return Estimate(fused_time(traced, requires_grad, machine, frozen), theirs(traced, requires_grad, machine))
+    pytorch_time = inductor_time if compiled else eager_time
+    return Estimate(fused_time(traced, requires_grad, machine, frozen), pytorch_time(traced, requires_grad, machine))

@@ -40,7 +40,11 @@ class Machine:
         return nbytes / (share * self.device.bandwidth)
 
     def product_time(self, m: int, k: int, n: int, dtype: str) -> float:
-        """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n)."""
+        """Return the seconds that cuBLAS takes to multiply (m, k) by (k, n).
+
+        Each processor computes one tile of the result at a time, which makes waves of tiles. Where there are fewer
+        tiles than processors, the sums over k are split among several.
+        """
         d = self.device
         units = "half" if dtypes.ITEMSIZE[dtype] == 2 else dtype
         if units == "float32" and self.precision not in ("highest", "ieee") and d.tf32 > d.simt:
@@ -50,6 +54,7 @@ class Machine:
         tiles = -(-m // rows) * -(-n // cols)
         split = max(1, min(d.processors // max(tiles, 1), k // rates.SPLIT_DEPTH))
         waves = -(-tiles * split // d.processors)
+        # The share of the elements that all waves have room for.
         busy = min(1.0, m * n * split / (waves * d.processors * rows * cols))
         # A wave that is not full has smaller tiles to choose from: it wastes about half of what it seems to.
         flops = 2.0 * m * k * n / (rates.CUBLAS_SHARE[units] * peak * (1 + busy) / 2)

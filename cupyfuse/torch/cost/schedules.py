@@ -47,13 +47,14 @@ def fused_time(traced: TracedChain, requires_grad: Flags, machine: Machine, froz
     plan = build(traced.as_traced(), None, settings, fixed)
     times = [Time(0.0, rates.CALL), *(_fused_step_time(step, machine) for step in plan.steps)]
     if plan.prepare is not None:
-        if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):  # a training step has them prepacked once
+        if any(requires_grad[n.argument] for n in plan.prepare.graph.inputs):
+            # Trained weights change in each step, so prepacking runs in each.
             times += [_fused_step_time(step, machine) for step in plan.prepare.steps]
         elif not frozen:
             launches = 1 + plan.prepare.launches
             times.append(Time(rates.CHECK * launches, rates.OUR_LAUNCH * launches))
     if any(requires_grad):
-        # The backward pass of an epilogue is a row program's.
+        # The operations of an epilogue have the backward pass of a row program.
         steps = [s for step in plan.steps for s in (step, step.epilogue) if s is not None]
         times += [Time(0.0, rates.FUNCTION + rates.CALL), _backward_time(steps, traced, requires_grad, machine, _FUSED)]
     return total_time(times)
@@ -63,6 +64,7 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
     """Estimate a step of a fused plan."""
     if step.kind != "Gemm":
         rereads = any(n.reduction for n in step.nodes) and step.writes > step.reads // 8
+        # Longer rows than a block holds are read again where they are written back.
         share = rates.REREAD if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
         return Time(_row_time(step, machine, step.reads + step.writes, share), rates.OUR_LAUNCH * step.launches)
     if step.epilogue is not None:
@@ -128,6 +130,7 @@ def _inductor_step_time(step: Step, machine: Machine) -> Time:
     reads, writes = _bytes(step.inputs), _bytes(step.outputs)
     share = rates.STREAM
     if any(n.reduction for n in step.nodes) and step.domain[1] > rates.INDUCTOR_HELD:
+        # Longer rows than Inductor holds: one bandwidth where they are written back, another where only reduced.
         widest = max(step.inputs, key=lambda n: n.size)
         written, reduced = rates.INDUCTOR_WIDE[2 if dtypes.ITEMSIZE[widest.dtype] == 2 else 4]
         share = written if writes > reads // 8 else reduced
@@ -145,7 +148,6 @@ def _backward_time(
     Gradients that neither of these writes, as of weights whose product was rewritten, count as one write each.
     """
     dependent = _dependent_nodes(steps, traced, requires_grad)
-    launch = costs.launch
     times: list[Time] = []
     written: set[Node] = set()
     for step in steps:
@@ -158,22 +160,29 @@ def _backward_time(
                         written.add(base_of(operand))
                         times.append(_backward_product_time(sizes, operand.dtype, machine, costs))
         elif reads and step.launches:
-            whole = [n for n in reads if n.shape[0] > 1]
-            moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(whole)
-            rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
-            times.append(Time(rows, launch * step.launches))
-            if len(whole) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
-                moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
-                times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, rates.COLUMNS), 2 * launch))
+            times += _backward_row_times(step, reads, machine, costs)
             written.update(map(base_of, reads))
     wanted = [base_of(v.tracer._node) for v, want in zip(traced.inputs, requires_grad, strict=True) if want]
     rest = _bytes(n for n in wanted if n not in written and n.shape[0] > 1)
     if rest:
-        times.append(Time(rates.LAUNCH + machine.memory_time(rest), launch))
+        times.append(Time(rates.LAUNCH + machine.memory_time(rest), costs.launch))
     return total_time(times)
 
 
+def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine, costs: _Costs) -> list[Time]:
+    """Estimate the gradients of row work with respect to `reads`: along rows, and down columns for one row's values."""
+    matrices = [n for n in reads if n.shape[0] > 1]
+    moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(matrices)
+    rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
+    times = [Time(rows, costs.launch * step.launches)]
+    if len(matrices) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
+        moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
+        times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, rates.COLUMNS), 2 * costs.launch))
+    return times
+
+
 def _backward_product_time(sizes: tuple[int, int, int], dtype: str, machine: Machine, costs: _Costs) -> Time:
+    """Estimate one of the two products of a gradient."""
     split = machine.best_split_product_time(*sizes, dtype) if costs.splits else None
     if split is not None:
         return Time(split * rates.BACKWARD_SPLIT, 4 * costs.launch)

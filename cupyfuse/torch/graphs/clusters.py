@@ -125,14 +125,14 @@ class Clusters(ResolvedGraph):
         """Whether no operation outside of the clusters has to run between theirs and operation `k`."""
         group = {k, *(m for c in clusters for m in c.members)}
         # Walk back from what the group needs, whole clusters at a time; meeting the group again is a cycle.
-        peers = {m: c.members for c in self.clusters if c not in clusters for m in c.members}
+        runs_with = {m: c.members for c in self.clusters if c not in clusters for m in c.members}
         stack = [n for m in group for n in self.before[m] if n not in group]
         seen: set[int] = set()
         while stack:
             n = stack.pop()
             if n in seen:
                 continue
-            for each in peers.get(n, [n]):
+            for each in runs_with.get(n, [n]):
                 seen.add(each)
                 if any(b in group for b in self.before[each]):
                     return False

@@ -49,7 +49,7 @@ class ImportedGraph:
         self.nodes: list[Any] = []
         self.operators: list[Node] = []
         self.getters: dict[int, list[Node]] = {}
-        self._stand_ins: dict[Node, Any] = {}  # for each node, a Ref, a Size, or a nested structure of them
+        self._stand_ins: dict[Node, Any] = {}  # node -> Ref, Size or nested tuples of them
         self._producers: dict[Node, int] = {}  # for each node of a result, its operation
         self._transforms = 0  # depth of torch.func transforms at the current node
         for node in graph.nodes:
@@ -268,5 +268,5 @@ def _module_path(node: Node) -> str:
     stack = node.meta.get("nn_module_stack")
     if not stack:
         return ""
-    path = str(next(reversed(stack.values()))[0])
+    path = str(next(reversed(stack.values()))[0])  # of the innermost module; L['self'].layers.0 for a local variable
     return path.partition("].")[2] if path.startswith("L[") else path

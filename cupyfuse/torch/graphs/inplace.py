@@ -129,14 +129,28 @@ def _return_new(node: Node) -> None:
     """Make an operation return what it wrote to its first operand, and have the nodes after it read that."""
     source = node.args[0]
     assert isinstance(source, Node)
-    dtype, result = _dtype_out_of_place(node), node
-    own = source.meta["example_value"].dtype
-    later, place = set(), node
-    while place is not node.graph._root:
-        place = place.next
-        later.add(place)
-    if dtype is own:
+    later = _nodes_after(node)
+    dtype, computed_in = source.meta["example_value"].dtype, _dtype_out_of_place(node)
+    assert computed_in is not None
+    result = node
+    if computed_in is dtype:
+        # `restore_in_place` puts the original call back if no chain takes the new one.
         node.meta[_ORIGINAL_CALL] = (node.target, node.args, node.kwargs)
+        _call_out_of_place(node)
+    else:
+        _call_out_of_place(node)
+        result = _cast_result(node, computed_in, dtype)
+    source.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
+
+
+def _nodes_after(node: Node) -> set[Node]:
+    """Return the nodes of a graph after one."""
+    nodes = list(node.graph.nodes)
+    return set(nodes[nodes.index(node) + 1 :])
+
+
+def _call_out_of_place(node: Node) -> None:
+    """Change a call in place to the same operation out of place: by its name, its operator or its `inplace` flag."""
     if node.op == "call_method":
         node.target = str(node.target)[:-1]
     elif node.target in _OUT_OF_PLACE:
@@ -146,16 +160,21 @@ def _return_new(node: Node) -> None:
     else:
         position = _position(node.target, "inplace")
         node.args = (*node.args[:position], False, *node.args[position + 1 :])
-    if dtype is not own:
-        # It computes in the operands' common dtype, and rounds once to the first one's.
-        with node.graph.inserting_after(node):
-            result = node.graph.call_method("to", (node, own))
-        result.meta = {**node.meta}
-        example = node.meta["example_value"]
-        with example.fake_mode:
-            node.meta["example_value"] = example.detach().to(dtype).requires_grad_(example.requires_grad)
-        node.replace_all_uses_with(result, delete_user_cb=lambda user: user is not result)
-    source.replace_all_uses_with(result, delete_user_cb=lambda user: user in later)
+
+
+def _cast_result(node: Node, computed_in: torch.dtype, dtype: torch.dtype) -> Node:
+    """Cast the result of a call that is now out of place to the dtype it was written in, and return the cast.
+
+    Out of place it computes in the operands' common dtype; in place it rounded once to that of the first operand.
+    """
+    with node.graph.inserting_after(node):
+        cast = node.graph.call_method("to", (node, dtype))
+    cast.meta = {**node.meta}
+    example = node.meta["example_value"]
+    with example.fake_mode:
+        node.meta["example_value"] = example.detach().to(computed_in).requires_grad_(example.requires_grad)
+    node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
+    return cast
 
 
 def restore_in_place(graph: Graph, chains: Collection[Node]) -> None:

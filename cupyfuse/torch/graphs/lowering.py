@@ -1,6 +1,6 @@
 """Lower fused chains into a captured graph: replace the operations of each by one call, and reorder the rest.
 
-A `Lowering` makes the call: `Direct` of the chain's runner, for graphs that run as they are; `AsOperator` of
+A `CallMaker` makes the call: `Direct` of the chain's runner, for graphs that run as they are; `AsOperator` of
 `cupyfuse::chain`, for graphs that a compiler takes further.
 """
 
@@ -50,7 +50,7 @@ class Direct:
         self.budget = Budget(options.max_prepared)
         self.runners: list[Runner] = []
 
-    def call(
+    def make_call(
         self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], _: str
     ) -> list[Node]:
         """Add the call by `add(target, arguments, example)`; return a node for each output of the chain."""
@@ -75,7 +75,7 @@ class AsOperator:
     def __init__(self, options: Options):
         self.options = options
 
-    def call(
+    def make_call(
         self, add: AddNode, fused: FusedChain, nodes: Sequence[Node], tensors: Sequence[Any], saved: str
     ) -> list[Node]:
         """Add the call, which saves `saved` (see `describe_saved`); return a node for each output of the chain."""
@@ -93,22 +93,22 @@ class AsOperator:
         return outputs
 
 
-Lowering = Direct | AsOperator
+CallMaker = Direct | AsOperator
 
 
-def lower(imported: ImportedGraph, partition: Partition, lowering: Lowering) -> None:
+def lower(imported: ImportedGraph, partition: Partition, call_maker: CallMaker) -> None:
     """Replace the chains of a graph by calls, and put everything into the order of the partition."""
-    _Lowerer(imported, lowering).run(partition)
+    _Lowerer(imported, call_maker).run(partition)
 
 
 class _Lowerer:
     """The state of `lower` for one graph."""
 
-    def __init__(self, imported: ImportedGraph, lowering: Lowering):
+    def __init__(self, imported: ImportedGraph, call_maker: CallMaker):
         self.imported = imported
         self.graph: Graph = imported.graph
         self.captured = imported.captured
-        self.lowering = lowering
+        self.call_maker = call_maker
 
     def run(self, partition: Partition) -> None:
         """Replace each chain by a call; those that cannot be replaced become operations left to PyTorch."""
@@ -117,24 +117,28 @@ class _Lowerer:
         items: list[FusedChain | int] = []
         for item in partition.items:
             if not isinstance(item, FusedChain):
-                order += self.imported.nodes_of(item)
+                order += self._nodes_of(item)
                 items.append(item)
                 continue
+            # Views of results are items of their own: they run again after the call.
+            computed = [k for k in item.members if k not in item.views]
             try:
                 orders, saved = self._prepare(item)
             except TraceError as reason:
                 partition.unfused.update(dict.fromkeys(item.members, str(reason)))
-                order += [n for k in item.members for n in self.imported.nodes_of(k)]
-                items += (k for k in item.members if k not in item.views)
+                order += self._nodes_of(*item.members)
+                items += computed
                 continue
             calls = self._replace(item, orders, saved)
             inserted.update(calls)
-            # Views of results run again after the call, where the partition has them.
-            order += [*calls, *(n for k in item.members if k not in item.views for n in self.imported.nodes_of(k))]
+            order += [*calls, *self._nodes_of(*computed)]
             items.append(item)
         partition.items = items
         self._reorder(order)
         restore_in_place(self.graph, inserted)
+
+    def _nodes_of(self, *operations: int) -> list[Node]:
+        return [node for k in operations for node in self.imported.nodes_of(k)]
 
     def _reorder(self, order: Iterable[Node]) -> None:
         """Put those nodes that are still in the graph into this order."""
@@ -157,12 +161,11 @@ class _Lowerer:
             raise TraceError("its results cannot be given PyTorch's strides")
         needs = [bool(t.requires_grad) and any(e.requires_grad for e in examples) for t in tensors]
         changed = self._changed_after_start(fused)
-        if not any(needs) or (self.lowering.differentiates and not changed):
+        if not any(needs) or (self.call_maker.differentiates and not changed):
             return orders, "[]"
         chain = fused.with_hints()
-        saved = custom_op.describe_saved(
-            chain, tensors, needs, self.lowering.options.settings_on(device_of(tensors[0]))
-        )
+        settings = self.call_maker.options.settings_on(device_of(tensors[0]))
+        saved = custom_op.describe_saved(chain, tensors, needs, settings)
         read = custom_op.backward_inputs(chain.to_json(), saved, tensors, needs)
         if changed & {storage_of(tensors[k]) for k in read}:
             raise TraceError("what its backward pass reads is changed in place later")
@@ -184,6 +187,7 @@ class _Lowerer:
         new: list[Node] = []
 
         def add(target: Any, arguments: tuple[Any, ...], example: Any = None) -> Node:
+            """Insert a call, of a method where `target` is a string, behind the chain's last operation."""
             make = self.graph.call_method if isinstance(target, str) else self.graph.call_function
             with self.graph.inserting_after(new[-1] if new else self.imported.operators[fused.members[-1]]):
                 new.append(make(target, arguments))
@@ -192,19 +196,19 @@ class _Lowerer:
             return new[-1]
 
         nodes = [self.imported.nodes[n] for n in fused.inputs]
-        results = self.lowering.call(add, fused, nodes, tensors, saved)
-        for number, result, order, example in zip(fused.outputs, results, orders, examples, strict=True):
-            last = result
+        results = self.call_maker.make_call(add, fused, nodes, tensors, saved)
+        differentiated = any(t.requires_grad for t in tensors)
+        for number, node, order, example in zip(fused.outputs, results, orders, examples, strict=True):
             if order:
                 # PyTorch's result has its dimensions in another order in memory.
-                laid_out = add("contiguous", (add("permute", (last, order)),))
-                last = add("permute", (laid_out, [order.index(k) for k in range(len(order))]))
-            if any(t.requires_grad for t in tensors) and not example.requires_grad:
+                laid_out = add("contiguous", (add("permute", (node, order)),))
+                node = add("permute", (laid_out, [order.index(k) for k in range(len(order))]))
+            if differentiated and not example.requires_grad:
                 # For autograd every result of the call depends on all of its operands.
-                last = add("detach", (last,))
-            last.meta["example_value"] = example
-            self.imported.nodes[number].replace_all_uses_with(last, delete_user_cb=lambda user: user not in new)
-            self.imported.nodes[number] = last
+                node = add("detach", (node,))
+            node.meta["example_value"] = example
+            self.imported.nodes[number].replace_all_uses_with(node, delete_user_cb=lambda user: user not in new)
+            self.imported.nodes[number] = node
         for member in reversed(fused.members):
             for node in reversed(self.imported.nodes_of(member)):
                 if not node.users:

@@ -113,6 +113,18 @@ def partition(captured: CapturedGraph, judge: Judge = judge_without_costs) -> Pa
     return Partition(captured, _topological_order(clusters, fused), clusters.unfused)
 
 
+def _base_of_view(clusters: Clusters, number: int) -> int | None:
+    """Return the value that a fusible operation returns this one as a view of; None if none does."""
+    k = clusters.producer.get(number)
+    if k is None or k not in clusters.fusible:
+        return None
+    operation = clusters.captured.operations[k]
+    if not operation.view or not operation.read:
+        return None
+    base = operation.read[0]
+    return base if clusters.storages[base] == clusters.storages[number] else None
+
+
 def _judge_cluster(captured: CapturedGraph, cluster: Cluster, fused: FusedChain | None, judge: Judge) -> Verdict:
     """Judge a cluster by its chain, if it has one."""
     if cluster.no_op:
@@ -159,15 +171,14 @@ def _outputs_and_views(clusters: Clusters, cluster: Cluster, wanted: Iterable[in
     produced = set(cluster.produced)
 
     def place(number: int) -> None:
-        k = clusters.producer.get(number, -1)
-        operation = clusters.captured.operations[k]
-        base = operation.read[0] if k in clusters.fusible and operation.view and operation.read else -1
-        if base < 0 or clusters.storages[base] != clusters.storages[number]:
+        """Add a value to `outputs`; or the view that returns it to `views`, and first place what that is a view of."""
+        base = _base_of_view(clusters, number)
+        if base is None:
             outputs[number] = None
             return
         if base in produced:
             place(base)
-        views[k] = None
+        views[clusters.producer[number]] = None
 
     for number in wanted:
         place(number)

@@ -56,10 +56,12 @@ def checkpoint_eagerly(module: GraphModule, state: Collection[Node] | None = Non
 
 
 def _checkpoint_calls(graph: Graph) -> Iterator[Node]:
+    """Yield the calls of checkpointed regions."""
     return (n for n in graph.nodes if n.target is tag_activation_checkpoint)
 
 
 def _region_called_by(module: GraphModule, node: Node) -> GraphModule | None:
+    """Return the graph of the checkpointed region that a call runs; None if it runs no captured graph."""
     first = node.args[0]
     assert isinstance(first, Node)
     body = getattr(module, str(first.target), None)

@@ -62,9 +62,11 @@ class ResolvedGraph:
         results = list(operation.results[:1])
         updates: list[tuple[int, int]] = []
         for target in rule.updated(arguments):
-            results.append(self.new_value(target.number) if isinstance(target, Ref) else -1)
-            if results[-1] >= 0:
-                updates.append((target.number, results[-1]))
+            if not isinstance(target, Ref):
+                results.append(-1)  # not updated in this call
+                continue
+            results.append(self.new_value(target.number))
+            updates.append((target.number, results[-1]))
         operation.written |= {target for target, _ in updates}
         if any(target in later.read for target, _ in updates for later in self.captured.operations[k + 1 :]):
             return "what it updates in place is read later"
@@ -92,7 +94,11 @@ class ResolvedGraph:
         return len(self.captured.tensors) - 1
 
     def _dependencies(self) -> list[set[int]]:
-        """Find, for each operation, those that have to run before it: producers, barriers, uses of the same memory."""
+        """Find, for each operation, those that have to run before it.
+
+        These are its producers, the barrier before it, uses of the same memory if one of the two writes to it, and for
+        an ordered operation, such as a random draw, the ordered one before it.
+        """
         before: list[set[int]] = []
         memories = self._memory_ids()
         readers: dict[int, list[int]] = {}

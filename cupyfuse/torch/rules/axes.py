@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ...trace import Tracer
-from .values import Shape, Value, refuse, without_ones
+from .values import Fold, Shape, Value, refuse, without_ones
 
 Dim = int | tuple[int, ...] | None
 
@@ -28,11 +28,11 @@ def normalize_dims(dim: Dim, rank: int, operation: str) -> tuple[int, ...]:
 
 
 def matrix_along(value: Value, dims: Sequence[int], operation: str) -> tuple[Tracer, int | None]:
-    """Fold a value so that some of its dimensions are one axis of a matrix.
+    """Fold a value into a matrix of which `dims` are one axis and the other dimensions the other, at the least cost.
 
     Returns
     -------
-    The matrix, and the axis, 0 or 1; None if the dimensions are both axes
+    The matrix, and the axis, 0 or 1; None if `dims` are all dimensions and the value is a matrix already: both axes
 
     Raises
     ------
@@ -40,20 +40,21 @@ def matrix_along(value: Value, dims: Sequence[int], operation: str) -> tuple[Tra
         The dimensions are neither the first nor the last ones.
     """
     shape, rank = value.shape, value.ndim
+    # Dimensions of length one may be in either axis.
     inside = {p for p in dims if shape[p] != 1}
     others = {p for p in range(rank) if shape[p] != 1} - inside
     if not others:
-        held = value.tracer
-        if held.ndim == 2 and len(without_ones(held.shape)) == 2:
-            return held, None
+        computed = value.tracer
+        if computed.ndim == 2 and len(without_ones(computed.shape)) == 2:
+            return computed, None
         return value.as_matrix((1, value.size)), 1
-    choices = []
+    choices: list[tuple[int, bool, Fold, int]] = []  # by cost, then whether more than one dimension is reduced
     for k in range(rank + 1):
-        front, back = set(range(k)), set(range(k, rank))
+        rows, columns = set(range(k)), set(range(k, rank))
         fold = (math.prod(shape[:k]), math.prod(shape[k:]))
-        if inside <= back and others <= front:
+        if inside <= columns and others <= rows:
             choices.append((value.fold_cost(fold), k != rank - 1, fold, 1))
-        if inside <= front and others <= back:
+        if inside <= rows and others <= columns:
             choices.append((value.fold_cost(fold), k != 1, fold, 0))
     if not choices:
         refuse(operation, f"dimensions {dims} of a value of shape {shape} are neither the first nor the last ones")

@@ -230,7 +230,8 @@ def _cross_entropy_of_probabilities(
 
 def z_loss_eager(x: Any, target: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
     """Compute the square of logsumexp for each label, reduced as `cross_entropy` of the same labels."""
-    values = x.logsumexp(min(x.dim() - 1, 1)).square()
+    classes = min(x.dim() - 1, 1)  # the dimension: 0 of a vector, else 1
+    values = x.logsumexp(classes).square()
     weights = torch.ones_like(values)
     if target.shape != x.shape:
         counted = target != ignore_index

@@ -87,6 +87,7 @@ def _signature_adapter(rule: str, target: Any) -> Adapter:
     """Make an adapter that binds arguments by the target's own signature, then by canonical names."""
 
     def adapt(*args: Any, **kwargs: Any) -> Adapted:
+        """Bind a call of the target to the rule's parameters; options that change no value are dropped."""
         signature = RULES[rule].signature
         own = _signature(target)  # its order of parameters may differ from the rule's
         if own is not None:
@@ -97,8 +98,6 @@ def _signature_adapter(rule: str, target: Any) -> Adapter:
         for name in (*_WITHOUT_EFFECT, "out"):
             kwargs.pop(name, None)
         inplace = bool(kwargs.pop("inplace", False))
-        if "size_average" in kwargs:
-            raise TypeError("size_average")  # deprecated: `find` refuses the call
         canonical = signature.bind(*args, **kwargs)
         canonical.apply_defaults()
         return Adapted(tuple(canonical.arguments.values()), inplace=inplace)

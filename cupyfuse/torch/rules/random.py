@@ -51,15 +51,16 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
         True for an unknown callable, and where the answer depends on an unknown argument.
     """
     kwargs = kwargs or {}
-    if isinstance(target, str):
+    if isinstance(target, str):  # a method
         method = getattr(torch.Tensor, target, None)
         return method is None or _draws_by_name(target, args, kwargs, default=False)
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, torch._ops.OpOverload):  # operators, whose tags say so in some namespaces
         return target.namespace not in _TAGGED or _draws_by_tags([target], args, kwargs)
     if isinstance(target, torch._ops.OpOverloadPacket):
         namespace = target._qualified_op_name.partition("::")[0]
         return namespace not in _TAGGED or _draws_by_tags(_overloads(target), args, kwargs)
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
+    # A function written in Python
     if module == F.__name__ and isinstance(target, types.FunctionType):
         return name in _FUNCTIONAL and not _function_is_off(target, args, kwargs)
     if module in _PURE or (module == "torch" and name.startswith("sym_")):
@@ -67,7 +68,7 @@ def draws(target: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | N
     if isinstance(target, types.MethodWrapperType):  # the getter of a tensor's attribute
         return False
     own = getattr(target, "__objclass__", None)
-    if own is not None:
+    if own is not None:  # the class of an unbound method
         return not issubclass(torch.Tensor, own) or _draws_by_name(name, args, kwargs, default=False)
     return not isinstance(target, types.BuiltinFunctionType) or _draws_by_name(name, args, kwargs, default=True)
 

@@ -91,11 +91,15 @@ def _product_of_all(value: Value) -> Value:
     axes = (1, 0) if axis is None else (axis,)
     tracer = trace.reduce("prod", x, axis)
     node, zero = x._node, g.const(0.0)
-    zeros = g.pointwise("where", g.pointwise("equal", node, zero), g.cast(g.const(1.0), node.dtype), zero)
+    is_zero = g.pointwise("equal", node, zero)
+    zeros = g.pointwise("where", is_zero, g.cast(g.const(1.0), node.dtype), zero)
     for each in axes:
         zeros = g.reduce("sum", zeros, each)
-    others = g.pointwise("add", exclusive_product(node, tracer._node, axes), zero)  # a factor, not a choice
-    slope = g.pointwise("where", g.pointwise("greater", zeros, g.const(1.0)), zero, others)
+    others = exclusive_product(node, tracer._node, axes)
+    # A `where` in a derivative selects what the cotangent multiplies, so that zero excludes an infinite one. The outer
+    # `where` below is meant so; the product of the others is a `where` too, and multiplies as a sum instead.
+    factor = g.pointwise("add", others, zero)
+    slope = g.pointwise("where", g.pointwise("greater", zeros, g.const(1.0)), zero, factor)
     return Value(_with_slope(tracer, x, x._trace.array(slope, x._axes)), ())
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from ... import trace
 from ...dtypes import is_float
@@ -168,12 +168,22 @@ def broadcast_shapes(shapes: Iterable[Shape], operation: str) -> Shape:
     return tuple(result)
 
 
+class _Alignment(NamedTuple):
+    """Folds of operands with which their matrices broadcast as the operands do, and that of the result."""
+
+    operands: list[Fold]
+    result: Fold
+
+    def cost(self, values: Sequence[Value]) -> int:
+        return sum(v.fold_cost(fold) for v, fold in zip(values, self.operands, strict=True))
+
+
 def align(values: Sequence[Value], operation: str, shape: Shape | None = None) -> tuple[list[Tracer], Shape, Fold]:
-    """Fold values so that their tracers broadcast as the values do.
+    """Fold values into matrices that broadcast as the values do, by the folds that cost least.
 
     Returns
     -------
-    The tracers, the broadcast shape (`shape` if given), and its fold into rows x columns
+    The matrices, the broadcast shape (`shape` if given), and its fold into rows x columns
 
     Raises
     ------
@@ -181,22 +191,30 @@ def align(values: Sequence[Value], operation: str, shape: Shape | None = None) -
         A value varies along some of the leading dimensions only, which are neither rows nor columns of any fold.
     """
     shape = broadcast_shapes([v.shape for v in values], operation) if shape is None else shape
-    rank = len(shape)
-    candidates: list[tuple[list[Fold], Fold]] = []
-    # Of folds that cost the same the first is taken: the last dimension as columns, then everything as rows.
-    for k in sorted(range(rank + 1), key=lambda k: (k != rank - 1, k != rank, k)):
-        folds = [_fold_within(v.shape, shape, k) for v in values]
-        if None not in folds:
-            whole = (math.prod(shape[:k]), math.prod(shape[k:]))
-            candidates.append(([f for f in folds if f is not None], whole))
-    computed = _common_fold(values, shape)
-    if computed is not None:
-        candidates.append(([(1, 1) if v.size == 1 else computed for v in values], computed))
+    candidates = _alignments(values, shape)
     if not candidates:
         shapes = ", ".join(str(v.shape) for v in values)
         refuse(operation, f"among shapes {shapes} one broadcasts along a leading dimension")
-    chosen, whole = min(candidates, key=lambda c: sum(v.fold_cost(f) for v, f in zip(values, c[0], strict=True)))
-    return [v.as_matrix(f) for v, f in zip(values, chosen, strict=True)], shape, whole
+    cheapest = min(candidates, key=lambda candidate: candidate.cost(values))  # the first of several
+    return [v.as_matrix(f) for v, f in zip(values, cheapest.operands, strict=True)], shape, cheapest.result
+
+
+def _alignments(values: Sequence[Value], shape: Shape) -> list[_Alignment]:
+    """List the ways to align values that broadcast to a shape.
+
+    The last dimension as columns comes first, then everything as rows, then other numbers of leading dimensions as
+    rows, at last the fold of a value that was computed.
+    """
+    rank = len(shape)
+    found: list[_Alignment] = []
+    for k in sorted(range(rank + 1), key=lambda k: (k != rank - 1, k != rank, k)):
+        folds = [fold for v in values if (fold := _fold_within(v.shape, shape, k)) is not None]
+        if len(folds) == len(values):
+            found.append(_Alignment(folds, (math.prod(shape[:k]), math.prod(shape[k:]))))
+    computed = _common_fold(values, shape)
+    if computed is not None:
+        found.append(_Alignment([(1, 1) if v.size == 1 else computed for v in values], computed))
+    return found
 
 
 def _common_fold(values: Sequence[Value], shape: Shape) -> Fold | None:

@@ -21,15 +21,16 @@ def _extreme(original: Callable[..., Any], comparison: str) -> Callable[..., Any
     def call(*args: Any, **options: Any) -> Any:
         """Choose among two or more scalars, some traced; call Python's function for all else."""
         items = list(args[0]) if len(args) == 1 and isinstance(args[0], (list, tuple, Tracer)) else list(args)
-        traced = any(isinstance(i, Tracer) for i in items)
-        if options or len(items) < 2 or not traced or any(np.ndim(i) for i in items if not isinstance(i, Tracer)):
+        if options or len(items) < 2 or not any(isinstance(i, Tracer) for i in items):
             return original(*args, **options)
-        if any(i.ndim for i in items if isinstance(i, Tracer)):
+        if any(i.ndim if isinstance(i, Tracer) else np.ndim(i) for i in items):
             return original(*args, **options)
         found, *rest = items
         for item in rest:
-            both = isinstance(found, Tracer) or isinstance(item, Tracer)
-            found = apply("where", apply(comparison, item, found), item, found) if both else original(found, item)
+            if isinstance(found, Tracer) or isinstance(item, Tracer):
+                found = apply("where", apply(comparison, item, found), item, found)
+            else:
+                found = original(found, item)
         return found
 
     return call

@@ -67,7 +67,9 @@ def creating_from_lists(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **options: Any) -> Any:
         """Create an array of a list or tuple, or convert another value."""
         result = original(*args, **options)
-        return _trace_created(result, depth=3) if args and type(args[0]) in (list, tuple) else result
+        if not args or type(args[0]) not in (list, tuple):
+            return result
+        return _trace_created(result, depth=3)  # `call` has a caller in `conversions`, whose caller is the user's code
 
     return call
 
@@ -101,10 +103,10 @@ def _trace_created(array: Any, uniform: bool = False, undefined: bool = False, d
     trace.has_created = True
     if not trace.traces_created:
         return array
-    if not (uniform and array.size) or dtypes.is_opaque(array.dtype.name):
-        traced = trace.constant(np.zeros_like(array) if undefined else array)
-    else:
+    if uniform and array.size and not dtypes.is_opaque(array.dtype.name):
         value = trace.tracer_of(array.dtype.type(0) if undefined else array.flat[0])
         traced = expand(value, array.shape)
+    else:
+        traced = trace.constant(np.zeros_like(array) if undefined else array)
     traced._is_array = True
     return traced

@@ -144,12 +144,14 @@ def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: 
     found = [x.flatten() if copy else x.reshape(-1) for x in found]
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing {indexing!r} is neither 'xy' nor 'ij'\n  at {user_line()}")
-    order = list(range(len(found)))
+    varying = list(range(len(found)))  # for each axis of the grid, the vector that varies along it
     if indexing == "xy" and len(found) > 1:
-        order[:2] = 1, 0
-    shape = tuple(found[k].shape[0] for k in order)
-    open_grid = [x[tuple(slice(None) if axis == k else None for axis in order)] for k, x in enumerate(found)]
-    return tuple(open_grid) if sparse else tuple((expand if copy else broadcast_to)(x, shape) for x in open_grid)
+        varying[:2] = 1, 0
+    open_grid = [x[tuple(slice(None) if v == k else None for v in varying)] for k, x in enumerate(found)]
+    if sparse:
+        return tuple(open_grid)
+    shape = tuple(found[k].shape[0] for k in varying)
+    return tuple(expand(x, shape) if copy else broadcast_to(x, shape) for x in open_grid)
 
 
 def _compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:

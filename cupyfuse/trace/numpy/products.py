@@ -67,19 +67,28 @@ def _tensordot(a: Any, b: Any, axes: Any = 2) -> Any:
         left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
     else:
         left, right = ([int(n)] if isinstance(n, (int, np.integer)) else list(n) for n in axes)
-    if len(left) == len(right) and all(dtypes.is_float(x._node.dtype) for x in (a, b)) and a.ndim + b.ndim <= 52:
-        letters = string.ascii_letters
-        first, second = list(letters[: a.ndim]), list(letters[a.ndim : a.ndim + b.ndim])
-        for p, q in zip(left, right, strict=True):
-            second[q] = first[p]
-        free = [n for n in first if n not in second] + [n for n in second if n not in first]
-        if len(set(left)) == len(left) and all(a.shape[p] == b.shape[q] for p, q in zip(left, right, strict=True)):
-            product = _contract_all([("".join(first), a), ("".join(second), b)], "".join(free))
-            product._is_array = True
-            return product
-    result = call_library("tensordot", [a, b], {"axes": axes})
+    einsum = _as_einsum(a, b, left, right)
+    result = call_library("tensordot", [a, b], {"axes": axes}) if einsum is None else _contract_all(*einsum)
     result._is_array = True
     return result
+
+
+def _as_einsum(a: Tracer, b: Tracer, left: list[int], right: list[int]) -> tuple[list[_Term], str] | None:
+    """Return the sum of products over pairs of axes of a and b as the operands and the result's letters of an einsum.
+
+    Returns None for what has no native form, as `_parse` does.
+    """
+    letters = string.ascii_letters
+    is_native = all(dtypes.is_float(x._node.dtype) for x in (a, b)) and a.ndim + b.ndim <= len(letters)
+    if not is_native or len(left) != len(right):
+        return None
+    first, second = list(letters[: a.ndim]), list(letters[a.ndim : a.ndim + b.ndim])
+    for p, q in zip(left, right, strict=True):
+        second[q] = first[p]
+    if len(set(left)) != len(left) or any(a.shape[p] != b.shape[q] for p, q in zip(left, right, strict=True)):
+        return None
+    free = [c for c in first if c not in second] + [c for c in second if c not in first]
+    return [("".join(first), a), ("".join(second), b)], "".join(free)
 
 
 def _multi_dot(arrays: Sequence[Any], *, out: Any = None) -> Any:
@@ -146,26 +155,33 @@ def _parse(subscripts: str, operands: list[Tracer]) -> tuple[list[_Term], str] |
     terms = left.split(",")
     if len(terms) != len(operands) or not all(dtypes.is_float(x._node.dtype) for x in operands):
         return None
-    counts = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True) if "..." in term]
-    if min(counts, default=0) < 0:
+    # The axes of each operand that its letters do not name: those of its ellipsis.
+    unnamed = [x.ndim - len(term.replace("...", "")) for term, x in zip(terms, operands, strict=True)]
+    if min(unnamed) < 0:
         return None
     unused = [c for c in string.ascii_letters if c not in subscripts]
-    ellipsis = "".join(unused[: max(counts, default=0)])  # its axes; an operand with fewer has the last of them
-    terms = [
-        t.replace("...", ellipsis[len(ellipsis) - (x.ndim - len(t) + 3) :])
-        for t, x in zip(terms, operands, strict=True)
-    ]
+    ellipsis = "".join(unused[: max(unnamed)])
+    # Ellipses broadcast: that of fewer axes has the last letters.
+    terms = [t.replace("...", ellipsis[len(ellipsis) - n :]) for t, n in zip(terms, unnamed, strict=True)]
     letters = "".join(terms)
     if arrow:
         result = result.replace("...", ellipsis)
     else:
         result = ellipsis + "".join(sorted(c for c in set(letters) - set(ellipsis) if letters.count(c) == 1))
+    result_fits = len(set(result)) == len(result) and set(ellipsis) <= set(result) <= set(letters)
+    pairs = list(zip(terms, operands, strict=True))
+    return (pairs, result) if result_fits and _shapes_fit(pairs) else None
+
+
+def _shapes_fit(terms: list[_Term]) -> bool:
+    """Whether each operand has one letter for each axis, all different, and each letter one size."""
     sizes: dict[str, int] = {}
-    fits = len(set(result)) == len(result) and set(ellipsis) <= set(result) <= set(letters)
-    for term, x in zip(terms, operands, strict=True):
-        fits = fits and len(term) == x.ndim == len(set(term)) and (term.isalpha() or not term)
-        fits = fits and all(sizes.setdefault(c, n) == n for c, n in zip(term, x.shape, strict=False))
-    return (list(zip(terms, operands, strict=True)), result) if fits else None
+    for term, x in terms:
+        if not len(term) == x.ndim == len(set(term)) or not (term.isalpha() or not term):
+            return False
+        if any(sizes.setdefault(c, n) != n for c, n in zip(term, x.shape, strict=True)):
+            return False
+    return True
 
 
 def _contract_all(operands: list[_Term], result: str) -> Tracer:
@@ -182,23 +198,27 @@ def _contract_all(operands: list[_Term], result: str) -> Tracer:
     for number in range(len(operands)):
         others = "".join(term for k, (term, _) in enumerate(operands) if k != number)
         operands[number] = _sum_over(*operands[number], {*result, *others})
-    for pair in _pairs(operands, result):
+    for pair in _contraction_order(operands, result):
         second, first = (operands.pop(k) for k in sorted(pair, reverse=True))
         kept = {*result, *(c for term, _ in operands for c in term)}
         operands.append(_contract(first, second, kept))
     return _transpose_to(*operands[0], result)
 
 
-def _pairs(operands: list[_Term], result: str) -> Sequence[tuple[int, ...]]:
-    """Return the positions of the operands to multiply at each step, as `np.einsum_path` numbers what is left."""
+def _contraction_order(operands: list[_Term], result: str) -> Sequence[tuple[int, ...]]:
+    """Choose the two operands to multiply at each step, by their positions among those that are left.
+
+    The product of each step is the last of those left for the next, as `np.einsum_path` numbers them.
+    """
+    in_turn = [(0, 1)] * (len(operands) - 1)
     if len(operands) <= 2:
-        return [(0, 1)] * (len(operands) - 1)
+        return in_turn
     text = ",".join(term for term, _ in operands) + "->" + result
     shapes = [np.broadcast_to(np.float32(0), x.shape) for _, x in operands]
-    found: list[tuple[int, ...]] = np.einsum_path(text, *shapes, optimize="greedy")[0][1:]
-    if any(len(step) > 2 for step in found):  # no order saves work
-        return [(0, 1)] * (len(operands) - 1)
-    return [step for step in found if len(step) == 2]
+    _, *steps = np.einsum_path(text, *shapes, optimize="greedy")[0]  # after the word "einsum_path"
+    if any(len(step) > 2 for step in steps):  # einsum_path contracts three or more at once where pairs save no work
+        return in_turn
+    return [step for step in steps if len(step) == 2]
 
 
 def _contract(first: _Term, second: _Term, kept: set[str]) -> _Term:

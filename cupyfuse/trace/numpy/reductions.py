@@ -88,7 +88,8 @@ def var(
     correction: Any = None,
     **more: Any,
 ) -> Any:
-    refuse_options("np.var", **{key: value for key, value in _given(more).items() if value is not True})
+    # where=True is the default, and a `mean` that is left out is NumPy's NoValue.
+    refuse_options("np.var", **{name: value for name, value in _given(more).items() if value is not True})
     if correction is not None and not isinstance(correction, _NO_VALUE):
         ddof = correction
     return variance(a, axis, ddof, _flag(keepdims), dtype=dtype, out=out)

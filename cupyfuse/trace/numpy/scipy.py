@@ -110,9 +110,9 @@ def is_distribution(value: Any) -> bool:
 def replacements() -> Iterator[tuple[Any, str, Any]]:
     """Yield SciPy's functions and methods that are replaced: (imported module or class, name, replacement)."""
     for module in FUNCTIONS:
-        space = sys.modules.get(module)
-        if space is not None:
-            yield from _in_module(space)
+        imported = sys.modules.get(module)
+        if imported is not None:
+            yield from _in_module(imported)
     stats = sys.modules.get("scipy.stats")
     if stats is not None:
         yield from _in_stats(stats)
@@ -120,21 +120,20 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
 
 def replacement_of(function: Any) -> Any:
     """Return the replacement of a function of SciPy's; None if there is none."""
-    module = str(getattr(function, "__module__", None) or "")
-    if not module.startswith("scipy."):
+    if not str(getattr(function, "__module__", None) or "").startswith("scipy."):
         return None
-    for space in FUNCTIONS:
-        if space in sys.modules:
-            found = next((new for _, _, new in _in_module(sys.modules[space]) if new.__wrapped__ is function), None)
+    for module in FUNCTIONS:
+        if module in sys.modules:
+            found = next((new for _, _, new in _in_module(sys.modules[module]) if new.__wrapped__ is function), None)
             if found is not None:
                 return found
     return None
 
 
 @cache
-def _in_module(space: Any) -> list[tuple[Any, str, Any]]:
-    names = [n for n in FUNCTIONS[space.__name__].split() if hasattr(space, n)]
-    return [(space, n, _as_library_step(f"{space.__name__}.{n}", getattr(space, n))) for n in names]
+def _in_module(module: Any) -> list[tuple[Any, str, Any]]:
+    names = [n for n in FUNCTIONS[module.__name__].split() if hasattr(module, n)]
+    return [(module, n, _as_library_step(f"{module.__name__}.{n}", getattr(module, n))) for n in names]
 
 
 @cache

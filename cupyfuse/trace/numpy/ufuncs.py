@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import dtypes
-from ...ir.library import WRITING
+from ...ir.library import writing_call
 from ...ir.operators import POINTWISE
 from ..library import call_library
 from ..operations import apply, as_tracer, mask_logic, power, reduce, trace_of
@@ -71,7 +71,7 @@ def _at(name: str, inputs: tuple[Any, ...]) -> None:
     x, index, *values = inputs
     if not isinstance(x, Tracer):
         fail(f"np.{name}.at", "the array that it changes has to be an argument of the fused function or computed in it")
-    x._assign(call_library(f"{WRITING}{_numpy_name(name)}.at", [x, index, *values]))
+    x._assign(call_library(writing_call(f"{_numpy_name(name)}.at"), [x, index, *values]))
 
 
 def _reduce(name: str, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...ir.library import WRITING
+from ...ir.library import writing_call
 from ..library import call_library
 from ..operations import apply
 from ..tracer import Tracer
@@ -25,7 +25,7 @@ def _check_target(name: str, x: Any) -> Tracer:
 def _write_by_library(name: str, x: Any, *arguments: Any, **options: Any) -> None:
     """Assign to an array the result of a library step, which writes to a copy of it."""
     target = _check_target(name, x)
-    target._assign(call_library(WRITING + name, [target, *arguments], options))
+    target._assign(call_library(writing_call(name), [target, *arguments], options))
 
 
 def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
