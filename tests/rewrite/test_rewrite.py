@@ -589,7 +589,7 @@ def test_simplifying_is_idempotent() -> None:
     for head in HEADS:
         columns = [cf.spec(7)] * (len(head.bound) - 3) + [cf.spec(1)] * (len(head.bound) > 2)
         fused = cf.fuse(head.function)
-        values, _ = fused.bind_arguments((SPECS["x"], SPECS["w"], SPECS["b"], *columns), {})
+        values, _ = fused.parameters.bind((SPECS["x"], SPECS["w"], SPECS["b"], *columns), {})
         traced = fused.trace(values)
         once, _ = rewrite.simplify(traced.graph)
         twice, _ = rewrite.simplify(once)
