@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..ir.graph import Node
 from ..plan.plan import Plan
@@ -41,20 +41,24 @@ def kernels_of(step: Step, storage: dict[Node, str], row_stride_bits: int | None
 def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
     """Return the sources of a plan's kernels in launch order, with a comment for each launch of a library."""
     finish: Callable[[str], str] = inlined if inline else str
-    texts = []
-    for step in plan.steps:
-        if step.kind == "Library":
-            texts.append(f"// Library: {step.fused[0]}")
-        elif step.epilogue is not None:
-            texts += [finish(k.source) for k in fused_gemm.kernels_of(step, plan.scheduled.storage)]
-        elif step.kind in ("Gemm", "Split", "Copy"):
-            for node in step.nodes:
-                if node.op in _LIBRARY_LAUNCHES:
-                    texts.append(
-                        f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY_LAUNCHES[node.op]}"
-                    )
-                else:
-                    texts += [finish(k.source) for k in split.kernels_of(node)]
-        else:
-            texts += [finish(k.source) for k in kernels_of(step, plan.scheduled.storage)]
+    texts: list[str] = []
+    for part in plan.parts:
+        for step in part.steps:
+            texts += _step_sources(step, part.scheduled.storage, finish)
     return texts
+
+
+def _step_sources(step: Step, storage: dict[Node, str], finish: Callable[[str], str]) -> Iterator[str]:
+    """Yield the source of each kernel of a step, or a comment for what a library launches."""
+    if step.kind == "Library":
+        yield f"// Library: {step.fused[0]}"
+    elif step.epilogue is not None:
+        yield from (finish(k.source) for k in fused_gemm.kernels_of(step, storage))
+    elif step.kind in ("Gemm", "Split", "Copy"):
+        for node in step.nodes:
+            if node.op in _LIBRARY_LAUNCHES:
+                yield f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY_LAUNCHES[node.op]}"
+            else:
+                yield from (finish(k.source) for k in split.kernels_of(node))
+    else:
+        yield from (finish(k.source) for k in kernels_of(step, storage))

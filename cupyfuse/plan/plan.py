@@ -218,8 +218,15 @@ class Plan:
         """The steps in launch order; those of one block, if the plan runs in blocks of rows."""
         if self.blocks is None:
             return tuple(self.scheduled.steps)
-        following = self.blocks.after.steps if self.blocks.after else ()
-        return (*(s for p in self.blocks.first for s in p.steps), *self.blocks.plan.steps, *following)
+        return tuple(step for part in self.parts for step in part.steps)
+
+    @property
+    def parts(self) -> tuple[Plan, ...]:
+        """The plans that a call runs, each with memory of its own: this one, or those before, for and after blocks."""
+        if self.blocks is None:
+            return (self,)
+        after = () if self.blocks.after is None else (self.blocks.after,)
+        return (*self.blocks.first, self.blocks.plan, *after)
 
     @property
     def conditional(self) -> bool:

@@ -165,11 +165,9 @@ def order_holds(plan: Plan) -> None:
 
     The plans before, for, and after blocks of rows have memory of their own: they may compute the same value.
     """
-    blocks = plan.blocks
-    parts = (plan,) if blocks is None else (*blocks.first, blocks.plan, blocks.last, blocks.after)
-    for part in parts:
+    for part in plan.parts:
         written: set[g.Node] = set()
-        for step in part.steps if part is not None else ():
+        for step in part.steps:
             for value in map(base_of, (*step.inputs, *step.repair_inputs)):
                 known = value.op in ("input", "const") or value in written
                 assert known, f"{step.kind} reads {value} before it is written"

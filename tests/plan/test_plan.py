@@ -260,6 +260,15 @@ def test_the_source_of_a_plan_is_cuda() -> None:
     assert "#include" not in re.sub(r"#include <.*>", "", plan_of(head_logsumexp, *SHAPES[0]).source(inline=True))
 
 
+def test_the_source_of_a_plan_in_blocks_of_rows() -> None:
+    def total(x: Any, weight: Any) -> Any:
+        return cf.logsumexp(x @ weight.T, axis=1).sum()
+
+    plan = cf.fuse(total, max_workspace=1 << 12).plan(cf.spec((64, 32), "float32"), cf.spec((128, 32), "float32"))
+    assert plan.blocks is not None and len(plan.parts) > 1
+    assert plan.source().count("struct") >= sum(step.kind == "RowProgram" for step in plan.steps) > 0
+
+
 # Best times ---------------------------------------------------------------------------------------------------------
 
 
