@@ -122,7 +122,7 @@ class _Chain:
         return {name: lambda name=name: Rival(self._call(name), [], []) for name in chosen}  # type: ignore[misc]
 
     def _call(self, rival: str) -> Call:
-        """Return a rival's call; what computes nothing returns a view."""
+        """Return a rival's call; `NOTHING` stands for a compiled function that only returns a view."""
         if rival == OURS:
             from cupyfuse.torch.chains.runner import Runner
 

@@ -219,12 +219,12 @@ def margin(report: Report) -> float | None:
     return min(found, default=None)
 
 
-def _count_holding(requirement: Requirement, cases: list[Case], what: str, where: str) -> list[str]:
-    """Say in how many cases a requirement holds."""
+def _count_holding(requirement: Requirement, cases: list[Case], measure: str, group: str) -> list[str]:
+    """Say in how many cases a requirement of the error, by some measure, holds."""
     holds = [finding.holds for finding in check([requirement], cases)]
     known = [h for h in holds if h is not None]
     unknown = f"; {len(holds) - len(known)} not measured" if len(known) < len(holds) else ""
-    return [f"- By {what} it is no larger in {sum(known)} of {len(known)} {where}{unknown}."] if cases else []
+    return [f"- By {measure} it is no larger in {sum(known)} of {len(known)} {group}{unknown}."] if cases else []
 
 
 def _error_columns(requirement: Requirement) -> list[Column]:

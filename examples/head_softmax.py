@@ -25,7 +25,7 @@ def infer(inputs: dict[str, Any], xp: Any) -> None:
 
 
 def train(inputs: dict[str, Any], xp: Any) -> None:
-    """Normalise with the statistics of the batch, and update the running ones."""
+    """Show the plan of training, which normalises by the batch; check results and running statistics; compare times."""
     print(head_softmax.plan(**inputs, training=True))
     print()
     # Each of the three runs updates its own running statistics.

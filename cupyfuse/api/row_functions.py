@@ -199,7 +199,10 @@ def stop_gradient(x: Tracer) -> Tracer:
 
 
 def _expsum(x: Tracer, top: Tracer, axis: Any) -> Tracer:
-    """Compute sum(exp(x - top)) for the maximum `top`; along a single axis both are found in one pass."""
+    """Compute sum(exp(x - top)) for the maximum `top`.
+
+    Along a single axis the kernel finds its own maximum in the same pass, and `top` is not used.
+    """
     if len(trace.normalize_axes(axis, x.ndim)) == 1:
         return reduce("expsum", x, axis, keepdims=True)
     return reduce("sum", apply("exp", x - top), axis, keepdims=True)

@@ -353,9 +353,9 @@ class Signature:
         if isinstance(owner, abc.ABCMeta):
             self.key.append(abc.get_cache_token())  # changes when a class is registered as a virtual subclass
         if not isinstance(owner, type):
-            self.probes += [(vars(owner), label, value) for _, label, value in found]
+            self.probes += [(vars(owner), label, value) for _, label, value in found]  # variables may be rebound
         elif type(owner) is not type and user_bases(type(owner), self._package):
-            self.classes.setdefault(type(owner), f"type({name})")
+            self.classes.setdefault(type(owner), f"type({name})")  # a metaclass of the user's
         new = [m for m in found if m[2] is not MISSING and (id(m[0]), m[1]) not in done]
         done.update((id(holder), label) for holder, label, _ in new)
         for _, label, value in new:

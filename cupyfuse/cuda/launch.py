@@ -54,7 +54,7 @@ def launcher(function: Any, grid: Dim, block: Dim, form: str, shared: int = 0) -
         try:
             packed, address, _ = buffer = buffers.free.pop()
         except (AttributeError, IndexError):
-            if getattr(stream, "ptr", 0) is not None:
+            if stream is None or stream.ptr is not None:
                 # In a new thread CuPy's function makes the device's context current.
                 launch_by_function(members, stream)
                 buffers.free = [_buffer(packed_struct.size)]

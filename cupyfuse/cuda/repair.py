@@ -11,7 +11,7 @@ from .program import Program, c_type
 
 
 def repair_function(name: str, node: Node, scope: Scope, repair: Callable[[Node], str]) -> str:
-    """Write the function `name` that sums the columns of a row one by one, as a guard's exact form says.
+    """Emit the CUDA function that evaluates a guarded row sum as written, one column after the other.
 
     Parameters
     ----------

@@ -125,7 +125,9 @@ class RoundedProduct:
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernel; call the result with the addresses of both splits, A and B, C, and the three factors."""
+        """Load the kernels: the fp16 product of two splits, and what then writes the factors that undo its scales.
+
+        Call the result with the addresses of both splits, of A and B, of C, and of the three factors to write."""
         (m, n, k), left, right = self._shape, self._left, self._right
         depth = padded(k)
         a_parts, b_parts = Operand(m, depth, depth, 1), Operand(depth, n, 1, depth)
@@ -136,10 +138,14 @@ class RoundedProduct:
         offset_a, offset_b = inverse_at(m, k, 1), inverse_at(n, k, 1)
 
         def launch(
-            parts: Sequence[int], operands: Sequence[int], target: int, factors: Sequence[int], stream: Any = None
+            parts: Sequence[int],
+            operands: Sequence[int],
+            target: int,
+            factor_targets: Sequence[int],
+            stream: Any = None,
         ) -> None:
             (a, b), (x, y) = parts, operands
             product(a, b, target, stream)
-            finish((x, *left, a + offset_a, m, y, *right, b + offset_b, n, target, k, *factors), stream)
+            finish((x, *left, a + offset_a, m, y, *right, b + offset_b, n, target, k, *factor_targets), stream)
 
         return launch

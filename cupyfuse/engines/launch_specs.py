@@ -153,7 +153,8 @@ class LaunchSpecs:
 
     def _put_spec(self, node: Node) -> LaunchSpec:
         """Return the copy of a matrix, and the copy of a value to a strided view of that."""
-        (x, y), z = (self._place(i).slot for i in node.inputs), self._place(node).slot
+        whole_slot, value_slot = (self._place(i).slot for i in node.inputs)
+        result_slot = self._place(node).slot
         name = self._storage[node]
         dtype, start = self._runtime.dtype(name), node.offset * dtypes.ITEMSIZE[name]
         lengths, strides = zip(*node.dims, strict=True)
@@ -161,9 +162,12 @@ class LaunchSpecs:
 
         def launch(at: Addresses, stream: Any) -> None:
             view, copy = self._runtime.view, self._runtime.copy
-            whole, result = (view(at[slot], node.shape, dtype, whole_strides) for slot in (x, z))
+            whole, result = (view(at[slot], node.shape, dtype, whole_strides) for slot in (whole_slot, result_slot))
             copy(result, whole)
-            copy(view(at[z] + start, lengths, dtype, strides), view(at[y], lengths, dtype, value_strides))
+            copy(
+                view(at[result_slot] + start, lengths, dtype, strides),
+                view(at[value_slot], lengths, dtype, value_strides),
+            )
 
         return LaunchSpec(lambda runtime, _: launch)
 

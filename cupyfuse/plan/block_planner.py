@@ -207,14 +207,14 @@ class BlockPlanner:
         `block` is the graph of one block that has all rows, which take `whole` bytes, and `workspace(rows)` returns the
         bytes that a block of some rows takes.
         """
-        # Addends that no product adds to the sums by itself do not shrink with the rows.
+        # Addends that cuBLAS does not accumulate are as large for one row as for all: they come on top of the limit.
         users = g.users(block.roots)
         addends = block.outputs[len(parts.collected) :]
-        most = self.settings.max_workspace + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
+        limit = self.settings.max_workspace + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
         one = workspace(1)
-        if one > most:
+        if one > limit:
             raise NotRowwise("one row takes more than that")
-        return rows_within(max(one, most - kept), parts.rows, whole, one, workspace)
+        return rows_within(max(one, limit - kept), parts.rows, whole, one, workspace)
 
     def _result_index(self, node: Node, direct: Sequence[bool]) -> int | None:
         """Return the index of the result that blocks write directly, if a value is one; else None."""
@@ -363,14 +363,14 @@ class BlockPlanner:
 
 
 def _accumulating_product(addend: Node, users: dict[Node, list[Node]]) -> Node | None:
-    """Return the product that can be computed into the sum: one by cuBLAS that only the addend reads; else None."""
+    """Return the cuBLAS product that an addend is, or is a cast of, if nothing else reads it; else None."""
     product = addend.inputs[0] if addend.op == "cast" else addend
     alone = not users[product] or users[product] == [addend]
     return product if product.op == "matmul" and alone else None
 
 
 def _add_to_sum(total: Node, addend: Node, users: dict[Node, list[Node]]) -> Node:
-    """Add an addend to a sum, by the product itself where it can."""
+    """Add an addend to a sum; a product by cuBLAS accumulates into it directly."""
     product = _accumulating_product(addend, users)
     if product is None:
         return g.pointwise("add", total, addend)

@@ -79,14 +79,15 @@ def split_off(graph: Graph, static: set[Node], name: str, cheap: bool = True) ->
 def _static_values_read(graph: Graph, static: set[Node], cheap: bool) -> dict[Node, bool]:
     """Find the static values that are results, or that the rest of the graph reads; `cheap` as for `split_off`.
 
-    Returns for each whether a reader takes it as stored in its own dtype, not in the wider one that it is computed in.
+    A static value can be computed from bound arguments alone. Returns for each whether a reader takes it as stored in
+    its own dtype, not in the wider one that it is computed in.
     """
     costly: dict[Node, bool] = {}  # whether a value depends on a reduction, a product or a copy
     for node in g.topological(graph.roots):
         costly[node] = node.reduction or node.op in _READ_STORED or any(costly[i] for i in node.inputs)
     eager = set(g.topological(graph.roots, lambda n: () if n in static else g.eager_inputs(n)))
 
-    def taken(value: Node, operand: Node, reader: Node) -> bool:
+    def is_read(value: Node, operand: Node, reader: Node) -> bool:
         """Whether a reader takes a static value, of which its operand may be a view, rather than recompute it."""
         if value.op == "input":
             return False
@@ -102,7 +103,7 @@ def _static_values_read(graph: Graph, static: set[Node], cheap: bool) -> dict[No
             continue
         for operand in reader.inputs:
             value = base_of(operand)
-            if value in static and taken(value, operand, reader):
+            if value in static and is_read(value, operand, reader):
                 found[value] = found.get(value, False) or reader.op in _READ_STORED
     return found
 

@@ -43,7 +43,7 @@ def _match_pool(node: Node) -> tuple[Node, int] | None:
 
 
 def _groups_of(pool: Node) -> Node:
-    """Return the node of an average pool that has one row for each group of columns."""
+    """Return the reshaped operand of an average pool's mean: a row for each group of columns."""
     return pool.inputs[0].inputs[0]
 
 

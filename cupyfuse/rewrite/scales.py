@@ -85,7 +85,7 @@ class _Dependences:
 
 
 def _find_dependences(roots: Iterable[Node]) -> _Dependences:
-    """Classify all values beneath the roots."""
+    """Find which values beneath the roots vary from row to row, and which depend on an extremum of such values."""
     varying: set[Node] = set()
     extremal: set[Node] = set()
     for node in g.topological(roots, g.eager_inputs):

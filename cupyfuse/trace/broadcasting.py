@@ -166,7 +166,7 @@ def _complete_shape(x: Tracer, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _reshape_matrix(x: Tracer, shape: tuple[int, ...]) -> Tracer:
-    """Reshape an array of at most two axes longer than one to such a shape: two are rows and columns, one is a row."""
+    """Reshape between shapes of at most two axes longer than one: two become rows and columns, one the columns."""
     node = x._node
     if list(axis_labels(x, x.ndim).values()) == [1, 0]:  # the node holds the transpose of the user's matrix
         node = g.transpose(node)

@@ -49,7 +49,7 @@ def in_memory(node: g.Node) -> bool:
 
 
 def strides_of(x: Tracer) -> tuple[g.Node, dict[int, int]]:
-    """Return the stored node of which an array's node may be the transpose, and the strides of axes in its elements.
+    """Return an array's node as stored, beneath a transpose, and each axis's stride in that node's elements.
 
     Axes of length one have no stride.
     """

@@ -150,10 +150,10 @@ class _Cutter:
         for node in self.graph.outputs:
             if node in self.modes:
                 yield node
-            elif node not in self.after and node.op not in ("input", "const"):
-                parts = _operands(node, ROWS, self.rows)
-                if parts is not None:
-                    yield node
+            elif node in self.after or node.op in ("input", "const"):
+                continue
+            elif _operands(node, ROWS, self.rows) is not None:
+                yield node  # it depends on no anchor, but can be computed by rows
         for node in g.topological(self.graph.outputs):
             if node in self.after:
                 yield from (i for i in node.inputs if i in self.modes)

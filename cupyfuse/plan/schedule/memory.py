@@ -119,6 +119,7 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         return value.op != "transpose" and layout_of(value, layouts).contiguous
 
     def readable_operand(reader: Node, value: Node) -> Node:
+        """Return the value, or a copy of it where the reader cannot take its layout."""
         if value.op not in ("input", "transpose", "slice"):
             return value
         if reader.op in ("matmul", "split") and _views_slice(value):
@@ -127,7 +128,8 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         if layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts):
             return value
         tall = value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
-        return value if reader.op == "split" and layout.unit_rows and tall else copy_of(value)
+        splits_by_columns = reader.op == "split" and layout.unit_rows and tall
+        return value if splits_by_columns else copy_of(value)
 
     done: dict[Node, Node] = {}
     for node in g.topological(graph.roots):

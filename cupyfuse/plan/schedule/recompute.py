@@ -75,7 +75,10 @@ def _with_cost(scheduler: Scheduler, steps: list[Step]) -> tuple[list[Step], Cos
 
 
 def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
-    """Yield partitions of a graph of cost `once`, those that store the least first."""
+    """Yield partitions that store nothing more than they must, then shared values too, then those rounded.
+
+    `once` is the cost of the graph with each value computed once.
+    """
     scheduler = Scheduler(graph)
     yield scheduler
     for _ in range(_ROUNDS):

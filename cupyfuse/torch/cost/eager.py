@@ -118,24 +118,24 @@ def eager_time(traced: TracedChain, requires_grad: tuple[bool, ...], machine: Ma
     return total_time(times)
 
 
-def _kernel_time(call: Call, flows: list[int], traced: TracedChain, machine: Machine) -> Time:
-    """Estimate an operation bound by memory, and its gradients with respect to the operands `flows`."""
+def _kernel_time(call: Call, graded: list[int], traced: TracedChain, machine: Machine) -> Time:
+    """Estimate an operation bound by memory, and its gradients with respect to the operands `graded`."""
     kernels = _kernels_of(call, traced)
     if kernels is None:
-        return Time(0.0, rates.EAGER_VIEW * (2 if flows else 1))
+        return Time(0.0, rates.EAGER_VIEW * (2 if graded else 1))
     operands = sum(_size(traced, n) for n in references(call.arguments))
     result = sum(_size(traced, n) for n in call.results)
     launches = kernels.full + kernels.small
     rate = rates.STREAM * kernels.rate
     moved = kernels.reads * operands + kernels.writes * result
     times = [Time(rates.LAUNCH * launches + machine.memory_time(moved, rate), rates.EAGER * launches)]
-    if flows:
-        grads = sum(_size(traced, n) for n in flows)
+    if graded:
+        grads = sum(_size(traced, n) for n in graded)
         gpu = rates.LAUNCH * kernels.backward + machine.memory_time(kernels.moved * (operands + result + grads), rate)
         times.append(Time(gpu, 2 * rates.EAGER_GRADED + rates.EAGER * kernels.backward))
         if not RULES[call.rule].reduces:
             # Gradients of operands that were broadcast are summed.
-            broadcast = sum(_size(traced, n) < result for n in flows)
+            broadcast = sum(_size(traced, n) < result for n in graded)
             summing = rates.LAUNCH + machine.memory_time(result, rates.STREAM * rates.COLUMNS)
             times += [Time(summing, rates.EAGER)] * broadcast
     return total_time(times)

@@ -53,8 +53,9 @@ class Estimate:
         gpu_saved, host_saved = pytorch.gpu - fused.gpu, pytorch.host - fused.host
         if gpu_saved >= 0 and host_saved >= 0:
             return gpu_saved + host_saved > MARGIN * (pytorch.gpu + pytorch.host)
-        if host_saved > 0:
+        if host_saved > 0:  # and the GPU loses
             return fused.gpu < fused.host and host_saved + GPU_WORTH * gpu_saved > MARGIN * pytorch.host
+        # The GPU saves, and the host loses.
         return pytorch.gpu > fused.host and gpu_saved + host_saved > MARGIN * pytorch.gpu
 
     def summary(self) -> str:

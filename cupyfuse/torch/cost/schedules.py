@@ -145,7 +145,7 @@ def _backward_time(
 ) -> Time:
     """Estimate the backward pass of a forward schedule: two products for each, and row work recomputed from its inputs.
 
-    Gradients that neither of these writes, as of weights whose product was rewritten, count as one write each.
+    Wanted gradients that no step here writes, as of weights whose product was rewritten, are a write each.
     """
     dependent = _dependent_nodes(steps, traced, requires_grad)
     times: list[Time] = []
@@ -154,7 +154,7 @@ def _backward_time(
         reads = [n for n in dict.fromkeys(step.inputs) if n in dependent]
         if step.kind == "Gemm":
             for node in filter(g.is_product, step.nodes):
-                m, k, n = _sizes(node)
+                m, k, n = _sizes(node)  # of C = A B: the gradients are dC Bᵀ and Aᵀ dC
                 for operand, sizes in zip(_operands(node), ((m, n, k), (k, m, n)), strict=True):
                     if operand in dependent:
                         written.add(base_of(operand))
@@ -170,12 +170,12 @@ def _backward_time(
 
 
 def _backward_row_times(step: Step, reads: Sequence[Node], machine: Machine, costs: _Costs) -> list[Time]:
-    """Estimate the gradients of row work with respect to `reads`: along rows, and down columns for one row's values."""
+    """Estimate the gradients of row work by `reads`: along rows, and down columns for biases and scales."""
     matrices = [n for n in reads if n.shape[0] > 1]
     moved = _bytes(step.inputs) + _bytes(step.outputs) + _bytes(matrices)
     rows = _row_time(step, machine, moved, rates.STREAM) * costs.backward_rows
     times = [Time(rows, costs.launch * step.launches)]
-    if len(matrices) < len(reads) and step.domain[0] > 1:  # biases, scales: sums down the columns
+    if len(matrices) < len(reads) and step.domain[0] > 1:
         moved = _bytes(n for n in step.inputs if n.shape[0] > 1) + _bytes(step.outputs)
         times.append(Time(2 * rates.LAUNCH + machine.memory_time(moved, rates.COLUMNS), 2 * costs.launch))
     return times

@@ -153,7 +153,10 @@ class ImportedGraph:
         return frozenset(references(self._with_refs(written)))
 
     def _find_refusal(self, operation: Operation, node: Node, target: Any) -> str:
-        """Say why an operation is left to PyTorch even if there is a rule for it; empty otherwise."""
+        """Say why an operation is left to PyTorch even if there is a rule for it; empty otherwise.
+
+        Called once for each operation, in order: it counts the transforms that begin and end.
+        """
         if target is tag_activation_checkpoint:
             return "a checkpointed region, whose operations count by themselves"
         nesting = _transform_nesting(operation)
