@@ -448,7 +448,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "vectors whatever the row stride",
         "cupyfuse/engines/kernel_launch.py",
-        "self.strides |= abs(place.row_stride)",
+        "self.row_stride_bits |= abs(place.row_stride)",
         "pass",
         kernels("row_gap"),
     ),

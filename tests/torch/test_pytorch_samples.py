@@ -38,7 +38,7 @@ def samples(
             arguments = (sample.input, *sample.args)
             # PyTorch's samples call `Tensor.__rsub__` of numbers too.
             if any(isinstance(a, torch.Tensor) for a in arguments[: 1 if short.startswith("__") else None]):
-                yield op.op, arguments, sample.kwargs, f"{short}, sample {number}: {arguments}, {sample.kwargs}"
+                yield op.op, arguments, sample.kwargs, f"{short}, sample {number}"
 
 
 def reason_to_leave(target: Any, arguments: Any, options: Any) -> str:
@@ -73,7 +73,7 @@ def test_samples_of_all_operations(dtype: torch.dtype, reference: bool) -> None:
                 continue
             check(target, *arguments, tolerance=tolerance, **options)
         except Exception as error:
-            raise AssertionError(name) from error
+            raise AssertionError(f"{name}: {arguments}, {options}") from error
         counts["right"] += 1
     assert counts["right"] > (200 if dtype.is_floating_point else 20), counts
 
@@ -93,5 +93,5 @@ def test_samples_of_losses(dtype: torch.dtype) -> None:
                 same_gradients(target, *arguments, wanted=[0], **options)
                 done[name.partition(",")[0]] += 1
         except Exception as error:
-            raise AssertionError(name) from error
+            raise AssertionError(f"{name}: {arguments}, {options}") from error
     assert set(LOSSES) == set(done), done

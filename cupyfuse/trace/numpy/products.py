@@ -192,9 +192,11 @@ def _contract_all(operands: list[_Term], result: str) -> Tracer:
         # A sum of no terms is 0, even times infinity, where NumPy's einsum gives NaN.
         zero = g.cast(g.const(0.0), dtype)
         return expand(operands[0][1]._trace.array(zero, ()), tuple(sizes[c] for c in result))
-    # Values of their own: what is reshaped here is no view of the user's arrays, which may change afterwards.
-    values = [x._trace.array(x._node, x._axes) for _, x in operands]
-    operands = [(term, x.astype(dtype, copy=False)) for (term, _), x in zip(operands, values, strict=True)]
+    if len(operands) > 1:
+        # Values of their own: what a product reshapes is no view of the user's arrays, which may change afterwards. One
+        # operand whose axes are permuted is a view, as NumPy's.
+        operands = [(term, x._trace.array(x._node, x._axes)) for term, x in operands]
+    operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     for number in range(len(operands)):
         others = "".join(term for k, (term, _) in enumerate(operands) if k != number)
         operands[number] = _sum_over(*operands[number], {*result, *others})
