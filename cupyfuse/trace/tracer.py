@@ -125,7 +125,7 @@ class Tracer(Arithmetic):
             new = self._trace.array(new._node, new._axes.picked(range(extra, new.ndim)))
         self._replace(new)
 
-    def _update(self, value: Any) -> Tracer:
+    def _assign_all(self, value: Any) -> Tracer:
         """Assign all elements, as in-place operators and out= do: cast to this dtype within the same kind."""
         new = self._trace.tracer_of(value)
         if not self._is_scalar and not dtypes.can_assign(new._node.dtype, self._node.dtype):
@@ -223,7 +223,7 @@ class Tracer(Arithmetic):
 
     def _updated(self, value: Tracer) -> Tracer:
         """Return the result of an in-place operator: the updated array itself, or the new value of a scalar."""
-        return value if self._is_scalar else self._update(value)
+        return value if self._is_scalar else self._assign_all(value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._trace.assign(self, index, value)
@@ -320,7 +320,7 @@ class Tracer(Arithmetic):
         return self._trace.array(g.cast(self._node, name), self._axes)._with_kind_of(self)
 
     def copy(self, order: str = "C") -> Tracer:
-        return self._trace.array(self._node, self._axes)._with_kind_of(self)
+        return self._as_result()._with_kind_of(self)
 
     def __copy__(self) -> Tracer:
         return self.copy()

@@ -64,7 +64,7 @@ def _assign_out(out: Any, name: str, result: Tracer) -> Tracer:
         fail(f"np.{name} with out=", "the output array has to be an argument of the fused function or computed in it")
     if out.shape != result.shape:
         raise ValueError(f"np.{name}: out has shape {out.shape}, the result {result.shape}\n  at {user_line()}")
-    return out._update(result)
+    return out._assign_all(result)
 
 
 def _call_native(func: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -89,5 +89,5 @@ def call_method(name: str, x: Tracer, *args: Any, **options: Any) -> Any:
     result = call_function(_METHODS[name], (x, *args), options)
     if name not in IN_PLACE_METHODS:
         return result
-    x._update(result)
+    x._assign_all(result)
     return None

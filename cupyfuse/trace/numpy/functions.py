@@ -57,7 +57,7 @@ def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = No
     result = apply("where", apply("isnan", x), float(nan), finite).astype(dtype)
     if copy:
         return result
-    return x._update(result) if x.ndim else x._updated(result)._as_result()
+    return x._assign_all(result) if x.ndim else x._updated(result)._as_result()
 
 
 def _expand_dims(x: Tracer, axis: Any) -> Tracer:

@@ -195,7 +195,7 @@ def _contract_all(operands: list[_Term], result: str) -> Tracer:
     if len(operands) > 1:
         # Values of their own: what a product reshapes is no view of the user's arrays, which may change afterwards. One
         # operand whose axes are permuted is a view, as NumPy's.
-        operands = [(term, x._trace.array(x._node, x._axes)) for term, x in operands]
+        operands = [(term, x._as_result()) for term, x in operands]
     operands = [(term, x.astype(dtype, copy=False)) for term, x in operands]
     for number in range(len(operands)):
         others = "".join(term for k, (term, _) in enumerate(operands) if k != number)

@@ -63,7 +63,7 @@ def call_ufunc(name: str, method: str, inputs: tuple[Any, ...], options: dict[st
         result = call_library(f"{_numpy_name(name)}.{method}", inputs, options)
     else:
         result = _call(name, inputs, options, target)
-    return result if target is None else target._update(result)
+    return result if target is None else target._assign_all(result)
 
 
 def _at(name: str, inputs: tuple[Any, ...]) -> None:

@@ -33,7 +33,7 @@ def _copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -
     if casting != "same_kind":
         fail("np.copyto with casting=", "that option is not supported; convert with .astype first")
     value = target._trace.tracer_of(src)
-    target._update(value if where is True else apply("where", where, value.astype(target.dtype), target))
+    target._assign_all(value if where is True else apply("where", where, value.astype(target.dtype), target))
 
 
 def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
@@ -43,7 +43,7 @@ def _fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
         return
     diagonal = target._trace.constant(np.eye(*target.shape, dtype=bool))
     value = target._trace.tracer_of(val)
-    target._update(apply("where", diagonal, value.astype(target.dtype), target))
+    target._assign_all(apply("where", diagonal, value.astype(target.dtype), target))
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
