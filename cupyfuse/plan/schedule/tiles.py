@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...devices import Device
 from ...ir.graph import Node, Shape
-from .steps import Step
+from .steps import Step, stages_of
 
 TILE_ROWS = 128
 LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the TMA reads
@@ -15,9 +15,9 @@ _TILES = ((256, 2), (256, 1), (128, 2), (128, 1))  # columns, and blocks that sh
 _FIXED_COLUMNS = 28  # the cost of a tile beside its products, in columns, as that of the split product
 _ALONE = 1.06  # the cost of a block that shares nothing: its operands take more of the L2's bandwidth
 _DEPTH = 64  # columns of the operands in one stage
-_LAUNCH = 2e-6  # seconds
+LAUNCH = 2e-6  # seconds
 # Of the half-precision peak, what cuBLAS reaches in large products, and of the bandwidth, what a row program reaches.
-_LIBRARY_SHARE, _STREAM_SHARE = 0.77, 0.85
+LIBRARY_SHARE, _STREAM_SHARE = 0.77, 0.85
 _LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
 
 
@@ -63,16 +63,21 @@ def own_time(step: Step, device: Device) -> float:
     depth = -(-product.inputs[0].shape[1] // _DEPTH) * _DEPTH
     columns = tiles_for(product.shape, device.processors).columns_in_turn(product.shape, device.processors)
     compute = 2 * TILE_ROWS * columns * depth * device.processors / device.own_half
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _LAUNCH * step.launches
+    return max(compute, (step.reads + step.writes) / device.bandwidth) + LAUNCH * step.launches
 
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS."""
-    compute = 2 * step.product.size * step.product.inputs[0].shape[1] / (_LIBRARY_SHARE * device.half)
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _LAUNCH
+    compute = 2 * step.product.size * step.product.inputs[0].shape[1] / (LIBRARY_SHARE * device.half)
+    return max(compute, (step.reads + step.writes) / device.bandwidth) + LAUNCH
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:
     """Estimate the seconds of a row program of so many stages from its bytes."""
     times = stages if step.domain[1] > _LONGEST_HELD else 1
-    return (times * step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth) + _LAUNCH * step.launches
+    return (times * step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth) + LAUNCH * step.launches
+
+
+def last_stage(step: Step) -> int:
+    """Return the number of the last stage of a row program; the first one is stage 0."""
+    return max(stages_of(step).values(), default=0)
