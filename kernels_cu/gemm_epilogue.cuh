@@ -68,11 +68,18 @@ struct CopyResult {
     }
 };
 
-// Keep a branch of a whole warp from becoming a select for each register.
-__device__ __forceinline__ void branch_here() {
-#ifdef __CUDA_ARCH__
-    asm volatile("");
-#endif
+// Copy the chunk `c` of the sums of a tile's columns, counted from `Next`. Registers cannot be indexed, so each chunk has a
+// branch of its own.
+template <int Next, int Sums, int Held>
+__device__ __forceinline__ void take_chunk(int c, const float (&sums)[Sums], float (&part)[Held]) {
+    if (c == Next) {
+#pragma unroll
+        for (int i = 0; i < Held; ++i) {
+            part[i] = sums[Next * Held + i];
+        }
+    } else if constexpr ((Next + 1) * Held < Sums) {
+        take_chunk<Next + 1>(c, sums, part);
+    }
 }
 
 // Set a value to a sum, rounded to the value's type.
@@ -195,16 +202,7 @@ __device__ __forceinline__ void finish_rows(
             break;
         }
         float part[chunk / 2];
-#pragma unroll
-        for (int k = 0; k < Shape::columns / chunk; ++k) {
-            if (k == c) {
-                branch_here();
-#pragma unroll
-                for (int i = 0; i < chunk / 2; ++i) {
-                    part[i] = sum[k * (chunk / 2) + i];
-                }
-            }
-        }
+        take_chunk<0>(c, sum, part);
         const i64 first = chunk_col + lane % 4 * 2;
         if (first_row + 16 <= m && chunk_col + chunk <= n) {
             finish_chunk<Shape, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);
