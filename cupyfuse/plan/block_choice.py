@@ -18,6 +18,7 @@ from .report import duration, quantity
 from .schedule import NotRowwise, base_of
 from .schedule.cut import COLUMNS, ROWS, Mode, cut
 
+_AXES = (ROWS, COLUMNS)  # in the order in which they are tried
 # How many numbers of rows, and of columns, are tried: those of the largest matrices first.
 _CANDIDATES = 3
 # Matrices smaller by this factor than the largest one with as many rows may be read as a whole.
@@ -47,7 +48,7 @@ def choose_blocks(planner: BlockPlanner, whole: int) -> tuple[Blocks | None, Pla
     """
     reasons: list[NotRowwise] = []
     best: tuple[Blocks, Plan | None] | None = None
-    for axis in (ROWS, COLUMNS):
+    for axis in _AXES:
         for blocks, prepare in _planned_cuts(planner, axis, reasons):
             if blocks is None:
                 return None, prepare

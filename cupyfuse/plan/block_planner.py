@@ -127,7 +127,9 @@ class BlockPlanner:
             return self._plan_block(with_rows(block.graph, block.modes, rows), parts, direct)
 
         def workspace(rows: int) -> int:
-            return plan_of(rows).workspace
+            """Return the bytes that a block takes, or the last one, whose products may be computed in another way."""
+            rest = parts.rows % rows
+            return max(plan_of(rows).workspace, plan_of(rest).workspace if rest else 0)
 
         whole = workspace(parts.rows)
         if whole <= self.settings.max_workspace and not parts.summed:
