@@ -1,4 +1,4 @@
-"""Build the plan of a traced function: choose its products, split off what is prepacked, cut it into blocks of rows."""
+"""Build the plan of a traced function: choose its products, split off what is prepacked, cut it into blocks."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of rows in which a plan runs.
+    """The blocks in which a plan runs, of rows or of columns.
 
     Attributes
     ----------
@@ -197,7 +197,7 @@ class Plan:
     Attributes
     ----------
     steps : tuple of Step
-        In launch order; those of one block, if the plan runs in blocks of rows. A step has `kind` ("Gemm", "MatVec",
+        In launch order; those of one block, if the plan runs in blocks. A step has `kind` ("Gemm", "MatVec",
         "ColumnStats", "RowProgram", "Split", "Copy", or "Library" for a function of NumPy's or CuPy's own, counted as
         one launch), `fused` (names of its operators, or of the function), `reads` and `writes` (bytes),
         `flops`, `launches`, and for products `how` they are computed.
@@ -210,7 +210,7 @@ class Plan:
     prepare_note : str
         When `prepare` runs, for the report, with a placeholder for the bytes that are kept.
     blocks : Blocks or None
-        Blocks of rows, if the workspace for all rows would exceed the limit.
+        Blocks of rows or columns, if the workspace for all of them would exceed the limit.
     whole : str
         If the plan exceeds `Settings.max_workspace` and still runs on the whole of all rows: why they cannot be taken
         in blocks, for the report. Empty otherwise.
@@ -240,7 +240,7 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps in launch order; those of one block, if the plan runs in blocks of rows."""
+        """The steps in launch order; those of one block, if the plan runs in blocks."""
         if self.blocks is None:
             return tuple(self.scheduled.steps)
         return tuple(step for part in self.parts for step in part.steps)

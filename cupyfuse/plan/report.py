@@ -112,7 +112,7 @@ def workspace_lines(plan: Plan) -> list[str]:
 
 
 def _blocks_lines(plan: Plan) -> list[str]:
-    """Report the blocks of rows in which a plan runs, or why it runs in none although it exceeds the limit."""
+    """Report the blocks in which a plan runs, or why it runs in none although it exceeds the limit."""
     most = quantity(plan.settings.max_workspace, "B")
     if plan.blocks is not None:
         b = plan.blocks
