@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from chains import Chain, chains
 from searched import EXAMPLES, searched
-from support import HEADS, Engine, Head
+from support import HEADS, HOST, Engine, Head, dtype_of
 
 import cupyfuse as cf
+from cupyfuse import devices
 from cupyfuse.plan import block_choice
 from cupyfuse.plan.schedule.cut import COLUMNS, ROWS
 from cupyfuse.settings import epilogues
@@ -189,6 +190,30 @@ def specs_of_gradients(rows: int, features: int, columns: int) -> list[Any]:
     shapes = (rows, features), (columns, features), (rows,), (rows,), (rows,)
     kinds = ("bfloat16", "bfloat16", "int64", "float32", "float32")
     return [cf.spec(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("columns", [512, 584])
+def test_columns_by_our_own_kernel(columns: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epilogue makes the gradient of the logits, which are in no memory."""
+    monkeypatch.setattr(block_choice, "_AXES", (COLUMNS,))
+    monkeypatch.setattr(HOST.runtime, "device", devices.DEVICES["H200"])
+    rows, bfloat16 = 72, dtype_of("bfloat16")
+    x, w, top, cotangent = normal(rng, (rows, 64), (columns, 64), (rows,), (rows,))
+    labels = rng.integers(0, columns, rows)
+    labels[-1] = columns - 1
+    arguments = (x * 0.1).astype(bfloat16), w.astype(bfloat16), labels, np.abs(top) + 3, cotangent
+    with HOST.active(), epilogues("always"):
+        fused = cf.fuse(gradients_of_linear, max_workspace=50_000)
+        given = HOST.arrays(arguments)
+        found, plan = fused(*given), fused.plan(*given)
+    blocks = plan.blocks
+    assert blocks is not None and blocks.transposed and blocks.count > 1 and plan.workspace <= 50_000
+    assert any(s.epilogue is not None and s.epilogue.nodes for s in blocks.plan.steps)
+    expected = by_hand(*(a.astype(np.float64) if a.dtype == bfloat16 else a for a in arguments))
+    for ours, theirs in zip(found, expected, strict=True):
+        # The gradient of the logits and the results are rounded to bfloat16, and its terms may cancel.
+        values = HOST.host(ours).astype(np.float64)
+        np.testing.assert_allclose(values, theirs, rtol=2.0**-7, atol=2.0**-8 * np.abs(theirs).max())
 
 
 def test_columns_are_summed_where_a_product_contracts_them(engine: Engine, rng: np.random.Generator) -> None:
