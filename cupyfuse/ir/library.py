@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter, getitem, setitem
+from operator import attrgetter, getitem, itemgetter, setitem
 from typing import Any
 
 from ..dtypes import is_complex
@@ -64,13 +64,21 @@ class LibraryCall:
         """Return the function of a library, given as its module; AttributeError if the library lacks it."""
         return resolve_function(self.function, namespace)
 
-    def run(self, function: Callable[..., Any], arrays: Sequence[Any]) -> list[Any]:
-        """Call the function on the operands' matrices, reshaped as the user's; return all of its results."""
-        operands = [a.reshape(shape) for a, shape in zip(arrays, self.shapes, strict=True)]
-        arguments, options = (replace_operands(given, operands) for given in (self.arguments, self.options))
-        result = function(*arguments, **options)
-        found = list(result) if isinstance(result, (tuple, list)) else [result]
-        shapes = tuple(tuple(getattr(r, "shape", ())) for r in found)
+    def prepare(self, function: Callable[..., Any]) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return a call of `function` that takes the operands, in their shapes, and returns all of its results."""
+        arguments, options = filler(self.arguments), filler(self.options)
+
+        def run(operands: Sequence[Any]) -> list[Any]:
+            result = function(*arguments(operands), **options(operands))
+            found = list(result) if isinstance(result, (tuple, list)) else [result]
+            self._check(found)
+            return found
+
+        return run
+
+    def _check(self, found: Sequence[Any]) -> None:
+        """Check the shapes of results, and that no complex one would lose its imaginary part."""
+        shapes = tuple([getattr(r, "shape", ()) for r in found])
         if shapes != self.results:
             raise EngineError(f"{self!r}: results of shapes {self.results} were planned, the library returned {shapes}")
         for planned, r in zip(self.dtypes, found, strict=True):
@@ -79,7 +87,6 @@ class LibraryCall:
                     f"{self!r}: {planned} results were planned, and for these operands it returned {r.dtype} ones; "
                     "convert the operands with .astype(complex) first"
                 )
-        return found
 
 
 _WRITING = "writing."
@@ -126,12 +133,21 @@ _INDEXING: dict[str, Callable[..., Any]] = {
 }
 
 
-def replace_operands(value: Any, operands: Sequence[Any]) -> Any:
-    """Replace each `Operand` in nested tuples, lists and dicts by its array."""
+def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that replaces each `Operand` in nested tuples, lists and dicts by its array."""
     if isinstance(value, Operand):
-        return operands[value.index]
-    if isinstance(value, (tuple, list)):
-        return type(value)([replace_operands(v, operands) for v in value])
+        return itemgetter(value.index)
+    if not _has_operands(value):
+        return lambda operands: value
     if isinstance(value, dict):
-        return {k: replace_operands(v, operands) for k, v in value.items()}
-    return value
+        values = {k: filler(v) for k, v in value.items()}
+        return lambda operands: {k: fill(operands) for k, fill in values.items()}
+    cls, items = type(value), [filler(v) for v in value]
+    return lambda operands: cls([fill(operands) for fill in items])
+
+
+def _has_operands(value: Any) -> bool:
+    """Whether nested tuples, lists and dicts hold an `Operand`."""
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(_has_operands, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Operand)
