@@ -18,7 +18,7 @@ from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
 from ..ir.library import LibraryCall
-from . import tensor_map
+from . import library_functions, tensor_map
 from .compile import check_process, load, load_together
 from .gemm import BatchStrides, Blas, CupyBlas, Gemm, Operand
 from .kernel import Kernel
@@ -230,15 +230,16 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
 
     def library_function(self, call: LibraryCall, stored: dict[int, str]) -> LibraryFunction:
         try:
-            run = call.prepare(call.resolve_in(self._cupy))
+            function = library_functions.resolve(call, self._cupy)
         except AttributeError:
             raise EngineError(
                 f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
                 "or fuse for NumPy arrays"
             ) from None
+        run = call.prepare(function, library_functions.arguments_of(call, self._cupy))
         kept = [(k, self.dtype(name)) for k, name in stored.items()]
 
-        def function(operands: Sequence[Any]) -> list[Any]:
+        def run_for_values(operands: Sequence[Any]) -> list[Any]:
             results = run(operands)
             for k, dtype in kept:
                 if not self._is_value(results, k, dtype, operands):
@@ -246,7 +247,7 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
                 self._hold_if_capturing(results[k])
             return results
 
-        return function
+        return run_for_values
 
     def _is_value(self, arrays: list[Any], k: int, dtype: Any, operands: Sequence[Any]) -> bool:
         """Whether array `k`, C-contiguous and of a dtype, has memory of its own: only this list holds it."""

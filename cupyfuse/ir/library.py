@@ -64,9 +64,14 @@ class LibraryCall:
         """Return the function of a library, given as its module; AttributeError if the library lacks it."""
         return resolve_function(self.function, namespace)
 
-    def prepare(self, function: Callable[..., Any]) -> Callable[[Sequence[Any]], list[Any]]:
-        """Return a call of `function` that takes the operands, in their shapes, and returns all of its results."""
-        arguments, options = filler(self.arguments), filler(self.options)
+    def prepare(
+        self, function: Callable[..., Any], given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return a call of `function` that takes the operands, in their shapes, and returns all of its results.
+
+        `given` are the arguments and options, if they are not the call's own.
+        """
+        arguments, options = map(filler, given or (self.arguments, self.options))
 
         def run(operands: Sequence[Any]) -> list[Any]:
             result = function(*arguments(operands), **options(operands))
@@ -137,7 +142,7 @@ def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
     """Return a function that replaces each `Operand` in nested tuples, lists and dicts by its array."""
     if isinstance(value, Operand):
         return itemgetter(value.index)
-    if not _has_operands(value):
+    if not has_operands(value):
         return lambda operands: value
     if isinstance(value, dict):
         values = {k: filler(v) for k, v in value.items()}
@@ -146,8 +151,8 @@ def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
     return lambda operands: cls([fill(operands) for fill in items])
 
 
-def _has_operands(value: Any) -> bool:
+def has_operands(value: Any) -> bool:
     """Whether nested tuples, lists and dicts hold an `Operand`."""
     if isinstance(value, (tuple, list, dict)):
-        return any(map(_has_operands, value.values() if isinstance(value, dict) else value))
+        return any(map(has_operands, value.values() if isinstance(value, dict) else value))
     return isinstance(value, Operand)
