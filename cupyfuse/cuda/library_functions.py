@@ -1,6 +1,7 @@
 """NumPy's and SciPy's functions on CuPy's arrays, where CuPy lacks them, takes no lists, or computes something else.
 
-Each function takes the array library as its first argument, `xp`. CuPy's `ufunc.at` are atomic operations, which exist
+Each function takes the array library as its first argument, `xp`; one that writes to its operand returns it, or another
+array where it computes in another dtype. CuPy's `ufunc.at` are atomic operations, which exist
 for few dtypes, ignore NaN, and round float64 to float32 in extremes.
 """
 
@@ -11,13 +12,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..ir.library import LibraryCall, has_operands, resolve_function, writing_call
+from ..ir.library import LibraryCall, has_operands, on_copy, resolve_function, writing_call
 
 
-def resolve(call: LibraryCall, xp: Any) -> Callable[..., Any]:
-    """Return the function of a call for arrays of CuPy, given as `xp`; AttributeError if there is none."""
+def resolve(call: LibraryCall, xp: Any, in_place: bool = False) -> Callable[..., Any]:
+    """Return the function of a call for arrays of CuPy, given as `xp`; AttributeError if there is none.
+
+    With `in_place` it may write to its first operand.
+    """
     own = _OWN.get(call.function)
-    return call.resolve_in(xp) if own is None else partial(own, xp)
+    if own is None:
+        return call.resolve_in(xp, in_place)
+    function = partial(own, xp)
+    return on_copy(function) if call.writes and not in_place else function
 
 
 def arguments_of(call: LibraryCall, xp: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -72,13 +79,12 @@ _ARRAYS = {
 
 
 def _setitem(xp: Any, array: Any, index: Any, value: Any) -> Any:
-    """Assign to elements of a copy; of several values for one element the last one stays, as in NumPy."""
+    """Assign to elements; of several values for one element the last one stays, as in NumPy."""
     value = xp.asarray(value) if isinstance(value, (list, tuple)) else value
     if getattr(value, "ndim", 0) and any(map(_may_repeat, index if isinstance(index, tuple) else (index,))):
         value = _last_values(xp, array.shape, index, value)
-    changed = array.copy()
-    changed[index] = value
-    return changed
+    array[index] = value
+    return array
 
 
 def _may_repeat(index: Any) -> bool:
@@ -97,33 +103,33 @@ def _last_values(xp: Any, shape: tuple[int, ...], index: Any, value: Any) -> Any
 
 
 def _add_at(xp: Any, array: Any, index: Any, values: Any) -> Any:
-    """Compute `numpy.add.at` on a copy, in the dtypes of atomic additions."""
-    values = xp.asarray(values).astype(array.dtype)
+    """Compute `numpy.add.at` in the dtypes of atomic additions."""
+    values = xp.asarray(values).astype(array.dtype, copy=False)
     if array.dtype.kind == "b":
         return _extreme_at("maximum", xp, array, index, values)
-    changed = array.astype(_atomic_dtype(array.dtype))
+    changed = array.astype(_atomic_dtype(array.dtype), copy=False)
     if array.dtype.kind == "c":
         xp.add.at(changed.real, index, values.real)
         xp.add.at(changed.imag, index, values.imag)
     else:
-        xp.add.at(changed, index, values.astype(changed.dtype))
+        xp.add.at(changed, index, values.astype(changed.dtype, copy=False))
     return changed.astype(array.dtype, copy=False)
 
 
 def _subtract_at(xp: Any, array: Any, index: Any, values: Any) -> Any:
-    """Compute `numpy.subtract.at` on a copy: adding the negated values is exact, and wraps around as integers do."""
-    return _add_at(xp, array, index, -xp.asarray(values).astype(array.dtype))
+    """Compute `numpy.subtract.at`: adding the negated values is exact, and wraps around as integers do."""
+    return _add_at(xp, array, index, -xp.asarray(values).astype(array.dtype, copy=False))
 
 
 def _extreme_at(name: str, xp: Any, array: Any, index: Any, values: Any) -> Any:
-    """Compute `numpy.maximum.at` or `minimum.at` on a copy; floats as integers of the same order."""
-    values = xp.asarray(values).astype(array.dtype)
+    """Compute `numpy.maximum.at` or `minimum.at`; floats as integers of the same order."""
+    values = xp.asarray(values).astype(array.dtype, copy=False)
     if array.dtype.kind != "f":
-        changed = array.astype(_atomic_dtype(array.dtype))
-        getattr(xp, name).at(changed, index, values.astype(changed.dtype))
+        changed = array.astype(_atomic_dtype(array.dtype), copy=False)
+        getattr(xp, name).at(changed, index, values.astype(changed.dtype, copy=False))
         return changed.astype(array.dtype, copy=False)
     wide = "float32" if array.dtype.itemsize < 4 else array.dtype
-    changed, values = (_as_ordered(xp, name, x.astype(wide)) for x in (array, values))
+    changed, values = (_as_ordered(xp, name, x.astype(wide, copy=False)) for x in (array, values))
     getattr(xp, name).at(changed, index, values)
     return _flip_negative(xp, changed).view(wide).astype(array.dtype, copy=False)
 

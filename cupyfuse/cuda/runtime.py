@@ -99,10 +99,11 @@ class Runtime(Protocol):
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         """Encode the tensor map of a matrix at an address, as the 64-bit words of a `CUtensorMap`."""
 
-    def library_function(self, call: LibraryCall, stored: dict[int, str]) -> LibraryFunction:
+    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
         """Return the array library's own function for a call: from operands in their shapes to all results.
 
         Those numbered in `stored` have the dtypes there, are C-contiguous, and share no memory with any other array.
+        With `in_place` the first operand may be written to, and be the result.
         """
 
 
@@ -228,9 +229,9 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
     def blas(self) -> Blas:
         return CupyBlas()
 
-    def library_function(self, call: LibraryCall, stored: dict[int, str]) -> LibraryFunction:
+    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
         try:
-            function = library_functions.resolve(call, self._cupy)
+            function = library_functions.resolve(call, self._cupy, in_place)
         except AttributeError:
             raise EngineError(
                 f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
@@ -242,6 +243,8 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
         def run_for_values(operands: Sequence[Any]) -> list[Any]:
             results = run(operands)
             for k, dtype in kept:
+                if in_place and results[k] is operands[0] and results[k].dtype == dtype:
+                    continue
                 if not self._is_value(results, k, dtype, operands):
                     results[k] = self._cupy.array(results[k], dtype, order="C")
                 self._hold_if_capturing(results[k])

@@ -19,7 +19,7 @@ from ..plan.plan import Output, Plan
 from ..plan.schedule import Step, assign_offsets, base_of, dead_after, row_stride, view_chain
 from .kernel_launch import Addresses, LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
-from .library_launch import Held, release
+from .library_launch import Held, allocation, release, rewritten_operand
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 
@@ -92,13 +92,16 @@ class CudaExecutable:
         self._copies = self._place_effects(arrays)
         for step in library_steps:
             self._hold_results(step)
+        self._dead = dead_after(plan.steps, plan.graph.roots)
+        self._allocated: dict[Node, Held] = {}  # values in arrays of their own, which library steps overwrite
+        in_place = [step for step, dead in zip(plan.steps, self._dead, strict=True) if self._can_rewrite(step, dead)]
         self._results = [self._result(o) for o in plan.outputs]
         offsets, self._workspace = assign_offsets(
             plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
         )
         for node, offset in offsets.items():
             self._places[node] = Place(self._workspace_slot(offset), node.shape[1], 1)
-        self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, self._flag, self._numbers)
+        self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, in_place, self._flag, self._numbers)
         with runtime.made_current():
             specs = self._launch_specs()
             runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
@@ -128,10 +131,25 @@ class CudaExecutable:
         """Let a library step give its results, but for those that overwrite arguments."""
         written = {self._places[node].slot for node in self.plan.graph.inputs}
         for node in step.outputs:
-            place = self._places.setdefault(node, Place(self._slot(), node.shape[1], 1))
-            if place.slot not in written:
+            if node not in self._places:
+                self._places[node] = Place(self._slot(), node.shape[1], 1)
+            if self._places[node].slot not in written:
                 assert node.call is not None
                 self._held[node] = Held(self._slot(), node.call.results[node.result])
+
+    def _can_rewrite(self, step: Step, dead: Sequence[Node]) -> bool:
+        """Whether a library step may write its result over an operand, which then is an array of its own."""
+        if step.kind != "Library" or not step.launches:
+            return False
+        value = rewritten_operand(step, dead, self.plan.scheduled.storage)
+        if value is None or (value in self._places and value not in self._held):
+            return False
+        if value not in self._held:
+            call = step.nodes[0].call
+            assert call is not None
+            self._places[value] = Place(self._slot(), value.shape[1], 1)
+            self._held[value] = self._allocated[value] = Held(self._slot(), call.shapes[0])
+        return True
 
     def _result(self, output: Output) -> _Result:
         """Return a result as the steps write it."""
@@ -143,8 +161,12 @@ class CudaExecutable:
 
     def _launch_specs(self) -> list[LaunchSpec]:
         """List the launches of all steps; what library steps have given is released after its last use."""
-        steps, found = self.plan.steps, []
-        for step, dead in zip(steps, dead_after(steps, self.plan.graph.roots), strict=True):
+        found = []
+        for step, dead in zip(self.plan.steps, self._dead, strict=True):
+            for node in step.outputs:
+                if node in self._allocated:
+                    dtype = self.plan.scheduled.storage[node]
+                    found.append(allocation(self._places[node].slot, self._allocated[node], dtype))
             found += self._specs.of(step) if step.launches else []
             released = [self._held[node] for node in dead if node in self._held]
             found += [release(released)] if released else []

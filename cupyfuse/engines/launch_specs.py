@@ -5,7 +5,7 @@ In the functions that launch, `at` holds the addresses by slot, and one-letter n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from .. import dtypes
@@ -35,6 +35,8 @@ class LaunchSpecs:
         Shapes and strides, in elements, of arguments of more than two dimensions.
     held : dict
         The values that calls hold as arrays, for library steps.
+    in_place : collection of Step
+        Library steps that may write to their first operands.
     flag : int
         Slot of the address of the flag that conditional launches read; -1 if launches are unconditional.
     numbers : int
@@ -48,11 +50,13 @@ class LaunchSpecs:
         place: Callable[[Node], Place],
         strides: dict[Node, ShapeAndStrides],
         held: dict[Node, Held],
+        in_place: Collection[Step],
         flag: int,
         numbers: int,
     ):
         self._storage, self._precision = plan.scheduled.storage, plan.precision
-        self._runtime, self._place, self._strides, self._held = runtime, place, strides, held
+        self._runtime, self._place, self._strides = runtime, place, strides
+        self._held, self._in_place = held, in_place
         self._flag, self._numbers = flag, numbers
 
     def of(self, step: Step) -> list[LaunchSpec]:
@@ -66,7 +70,7 @@ class LaunchSpecs:
             (node,) = step.outputs
             return [self._put_spec(node) if node.op == "put" else self._copy_spec(node)]
         if step.kind == "Library":
-            return [LibraryLaunch(step, storage, self._place, self._held).spec()]
+            return [LibraryLaunch(step, storage, self._place, self._held, step in self._in_place).spec()]
         return [KernelLaunch(step, storage, self._place, self._flag, self._numbers).spec()]
 
     def _product_spec(self, step: Step, node: Node) -> LaunchSpec:

@@ -6,7 +6,7 @@ operand becomes an array of the user's shape. Arguments, and results of earlier 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -47,10 +47,20 @@ class LibraryLaunch:
         Returns the `Place` of a value.
     held : dict
         The values that calls hold as arrays.
+    in_place : bool
+        Whether the step may write to its first operand, which it holds.
     """
 
-    def __init__(self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], held: dict[Node, Held]):
+    def __init__(
+        self,
+        step: Step,
+        storage: dict[Node, str],
+        place: Callable[[Node], Place],
+        held: dict[Node, Held],
+        in_place: bool,
+    ):
         self._step, self._storage, self._place, self._held = step, storage, place, held
+        self._in_place = in_place
 
     def spec(self) -> LaunchSpec:
         """Return the binding of the launch."""
@@ -60,7 +70,8 @@ class LibraryLaunch:
         """Prepare the call and its operands."""
         call, inputs = self._step.nodes[0].call, self._step.nodes[0].inputs
         assert call is not None
-        function = runtime.library_function(call, {n.result: self._storage[n] for n in self._step.outputs})
+        stored = {n.result: self._storage[n] for n in self._step.outputs}
+        function = runtime.library_function(call, stored, self._in_place)
         operands = [self._operand(runtime, n, shape) for n, shape in zip(inputs, call.shapes, strict=True)]
         stores = [self._store(runtime, n) for n in self._step.outputs]
 
@@ -97,13 +108,40 @@ class LibraryLaunch:
 
         def store(addresses: Addresses, results: list[Any]) -> None:
             result = results[number]
-            if addresses[slot] is not None:
-                runtime.copy(runtime.view(addresses[slot], shape, dtype, strides), result)
+            if held is not None:
+                addresses[held.slot] = result
+            if addresses[slot] is None:
+                addresses[slot] = runtime.address(result)
             else:
-                assert held is not None
-                addresses[slot], addresses[held.slot] = runtime.address(result), result
+                runtime.copy(runtime.view(addresses[slot], shape, dtype, strides), result)
 
         return store
+
+
+def rewritten_operand(step: Step, dead: Sequence[Node], storage: dict[Node, str]) -> Node | None:
+    """Return the value that a library step may overwrite with its result: its own operand, `dead` after the step."""
+    node, (target, *others) = step.nodes[0], step.nodes[0].inputs or (None,)
+    if target is None or node.call is None or not node.call.writes or step.outputs != (node,):
+        return None
+    value = base_of(target)
+    in_order = all(view.op == "reshape" for view in view_chain(target))
+    alone = value in dead and value not in map(base_of, others)
+    return value if in_order and alone and storage[value] == storage[node] else None
+
+
+def allocation(slot: int, held: Held, dtype: str) -> LaunchSpec:
+    """Return a launch that allocates an array for a value: its address has the slot `slot`."""
+
+    def bind(runtime: Runtime, _: int) -> Launch:
+        empty = runtime.allocator(held.shape, runtime.dtype(dtype))
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            array = addresses[held.slot] = empty()
+            addresses[slot] = runtime.address(array)
+
+        return launch
+
+    return LaunchSpec(bind)
 
 
 def release(held: list[Held]) -> LaunchSpec:

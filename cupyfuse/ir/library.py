@@ -1,7 +1,7 @@
 """Calls of NumPy's or CuPy's own functions on whole arrays: what the nodes of operator `library` run.
 
 Beside the functions of the array library there are SciPy's (CuPy's of the same names lie in `cupyx.scipy`), indexing,
-and functions that write to their first operand: those run on a copy of it, and return the copy.
+and functions that write to their first operand, or to a copy of it, and return what they wrote to.
 """
 
 from __future__ import annotations
@@ -60,9 +60,14 @@ class LibraryCall:
     def __repr__(self) -> str:
         return display_name(self.function)
 
-    def resolve_in(self, namespace: Any) -> Callable[..., Any]:
-        """Return the function of a library, given as its module; AttributeError if the library lacks it."""
-        return resolve_function(self.function, namespace)
+    @property
+    def writes(self) -> bool:
+        """Whether the function writes to its first operand."""
+        return self.function == _SETITEM or self.function.startswith(_WRITING)
+
+    def resolve_in(self, namespace: Any, in_place: bool = False) -> Callable[..., Any]:
+        """Return the function of a library, given as its module; see `resolve_function`."""
+        return resolve_function(self.function, namespace, in_place)
 
     def prepare(
         self, function: Callable[..., Any], given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
@@ -94,7 +99,7 @@ class LibraryCall:
                 )
 
 
-_WRITING = "writing."
+_WRITING, _SETITEM = "writing.", "setitem"
 
 
 def writing_call(name: str) -> str:
@@ -110,12 +115,17 @@ def display_name(function: str) -> str:
     return function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
 
 
-def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
-    """Return a library's function by its name in a `LibraryCall`; AttributeError if there is none."""
-    if name in _INDEXING:
-        return _INDEXING[name]
-    if name.startswith(_WRITING):
-        return partial(_call_on_copy, attrgetter(name.removeprefix(_WRITING))(namespace))
+def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Callable[..., Any]:
+    """Return a library's function by its name in a `LibraryCall`; AttributeError if there is none.
+
+    A function that writes to its first operand returns that operand: a copy of it, or with `in_place` itself.
+    """
+    if name == "getitem":
+        return getitem
+    if name == _SETITEM or name.startswith(_WRITING):
+        write = setitem if name == _SETITEM else attrgetter(name.removeprefix(_WRITING))(namespace)
+        changed = partial(_changed_by, write)
+        return changed if in_place else on_copy(changed)
     if not name.startswith("scipy."):
         return attrgetter(name)(namespace)
     prefix = "cupyx." if namespace.__name__ == "cupy" else ""
@@ -125,17 +135,15 @@ def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
         raise AttributeError(str(error)) from error
 
 
-def _call_on_copy(function: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:
-    """Call a function that writes to its first argument on a copy of that; return the copy."""
-    changed = array.copy()
-    function(changed, *arguments, **options)
-    return changed
+def _changed_by(write: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:
+    """Return an array after a function has written to it."""
+    write(array, *arguments, **options)
+    return array
 
 
-_INDEXING: dict[str, Callable[..., Any]] = {
-    "getitem": getitem,
-    "setitem": partial(_call_on_copy, setitem),
-}
+def on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same on a copy of its first argument."""
+    return lambda array, *arguments, **options: function(array.copy(), *arguments, **options)
 
 
 def filler(value: Any) -> Callable[[Sequence[Any]], Any]:

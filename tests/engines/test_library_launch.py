@@ -57,6 +57,10 @@ def count(monkeypatch: pytest.MonkeyPatch) -> Iterator[Count]:
         (lambda x: np.linalg.svd(x, full_matrices=False), 0, 0),
         (lambda x: np.sort(x, axis=1).reshape(4, 12), 0, 0),
         (lambda x: np.sort(x, axis=1).T, 0, 0),
+        (lambda x: written(np.zeros((4, 8)), x), 0, 0),  # what nobody reads later is written to in place
+        (lambda x: written(np.sort(x, axis=0) * 2, x), 0, 0),
+        (lambda x: written(np.sort(x, axis=0), x), 0, 0),
+        (lambda x: written(written(x + 1, x), x), 0, 0),
     ],
 )
 def test_arrays_of_their_own_are_handed_on(count: Count, function: Callable[..., Any], copies: int, views: int) -> None:
@@ -67,6 +71,47 @@ def test_arrays_of_their_own_are_handed_on(count: Count, function: Callable[...,
     for got, expected in zip(results, wanted, strict=True) if several else [(results, wanted)]:
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
     assert (count.copies, count.views) == (copies, views)
+
+
+def written(z: Any, x: Any) -> Any:
+    """What is left after scatters onto an array."""
+    np.add.at(z, [0, 2, 0, 3, 1, 1], x)
+    z[np.array([1, 1])] = -1
+    return z
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (z := x * 2, written(z.copy(), x), z),
+        lambda x: (written(x.copy(), x), x),
+        lambda x: (z := np.sort(x, axis=0), z.sum(axis=1), written(z + 0, z), z.sum(axis=0)),
+        lambda x: scattered_from_itself(x * 2),
+        lambda x: (y := written(x * 2, x), np.cumsum(y, axis=0), written(y * 1, x)),
+    ],
+)
+def test_what_is_read_later_is_not_written_to(count: Count, function: Callable[..., Any]) -> None:
+    x = HOST.array(X)
+    for got, wanted in zip(HOST.host(cf.fuse(function)(x)), function(X.copy()), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(x, X)
+
+
+def scattered_from_itself(z: Any) -> Any:
+    np.add.at(z, [0, 1, 0], z[1:4])
+    z[[5, 4]] = z[[4, 5]]
+    before = z.sum(axis=0)
+    z[[0, 0]] = 3
+    return before, z
+
+
+def test_results_that_other_steps_read_are_written_to_out(count: Count) -> None:
+    fused = cf.fuse(lambda x: (y := np.sort(x, axis=1), np.cumsum(y, axis=1), y * 2))
+    outs = [HOST.array(np.zeros_like(X)) for _ in range(3)]
+    fused(HOST.array(X), out=outs)
+    ordered = np.sort(X, axis=1)
+    for got, wanted in zip(HOST.host(outs), (ordered, np.cumsum(ordered, axis=1), ordered * 2), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
 def test_results_are_copied_where_the_caller_wants_them(count: Count) -> None:
@@ -95,8 +140,8 @@ def test_values_are_released_after_their_last_use(monkeypatch: pytest.MonkeyPatc
     live: list[int] = []
     provide = HOST.runtime.library_function
 
-    def watched(call: LibraryCall, stored: dict[int, str]) -> Any:
-        function = provide(call, stored)
+    def watched(call: LibraryCall, stored: dict[int, str], in_place: bool) -> Any:
+        function = provide(call, stored, in_place)
 
         def run(operands: Any) -> Any:
             live.append(sum(reference() is not None for reference in held))
@@ -138,7 +183,9 @@ class Array:
         self.copied = False
 
 
-def returned(function: Callable[..., Any], operand: Array, dtypes: tuple[str, ...] = ("float32",)) -> list[Any]:
+def returned(
+    function: Callable[..., Any], operand: Array, dtypes: tuple[str, ...] = ("float32",), in_place: bool = False
+) -> list[Any]:
     """What CuPy's runtime makes of the results of a library function."""
 
     def copy(array: Any, dtype: Any, order: str) -> Array:
@@ -150,7 +197,7 @@ def returned(function: Callable[..., Any], operand: Array, dtypes: tuple[str, ..
     runtime._cupy = SimpleNamespace(ndarray=Array, array=copy, f=function, __name__="cupy")
     runtime.is_capturing = lambda: False
     call = LibraryCall("f", (Operand(0),), {}, ((2,),), ((2,),) * len(dtypes), dtypes)
-    results: list[Any] = runtime.library_function(call, dict(enumerate(dtypes)))([operand])
+    results: list[Any] = runtime.library_function(call, dict(enumerate(dtypes)), in_place)([operand])
     return results
 
 
@@ -188,6 +235,14 @@ CACHED = Array()
 def test_what_is_no_value_is_copied(function: Callable[..., Any]) -> None:
     (result,) = returned(function, Array())
     assert result.copied and result.dtype == np.float32
+
+
+def test_an_operand_written_in_place_is_the_value() -> None:
+    operand = Array()
+    assert returned(lambda x: x, operand, in_place=True)[0] is operand
+    (result,) = returned(lambda x: Array(memory=x.data.mem), operand, in_place=True)
+    assert result.copied
+    assert returned(lambda x: x, Array(dtype="float64"), in_place=True)[0].copied
 
 
 def test_results_that_share_memory_are_copied() -> None:

@@ -165,7 +165,7 @@ class TorchRuntime(TensorMemory, GpuRuntime):
     def blas(self) -> Blas:
         return _blas()
 
-    def library_function(self, call: LibraryCall, stored: dict[int, str]) -> LibraryFunction:
+    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
         raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
 
 

@@ -223,11 +223,15 @@ class HostRuntime(NumpyLikeArrays):
         words = (address, matrix.length, matrix.lines, matrix.stride, matrix.box[1], matrix.box[0])
         return (*words, *(0,) * (WORDS - len(words)))
 
-    def library_function(self, call: LibraryCall, stored: dict[int, str]) -> Callable[[Sequence[Any]], list[Any]]:
-        run = call.prepare(call.resolve_in(np))
+    def library_function(
+        self, call: LibraryCall, stored: dict[int, str], in_place: bool = False
+    ) -> Callable[[Sequence[Any]], list[Any]]:
+        run = call.prepare(call.resolve_in(np, in_place))
 
         def function(operands: Sequence[Any]) -> list[Any]:
             with np.errstate(all="ignore"):
+                if in_place:
+                    return run(operands)
                 results = run([np.array(x, subok=False, copy=None) for x in operands])
             for k, name in stored.items():  # their memory is between guards
                 array = self.empty(call.results[k], dtypes.to_numpy(name))
