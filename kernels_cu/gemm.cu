@@ -27,7 +27,7 @@
 #include "tile_order.cuh"
 
 // The sizes of a product's tiles and of its shared memory, and the descriptors of its operands there.
-template <class T, int Columns, int Stages, int Cluster, int TurnedA, int TurnedB, int Chunk, int Staged>
+template <class T, int Columns, int Stages, int Cluster, int TurnedA, int TurnedB, int Chunk, int Staged, int Unroll>
 struct Gemm {
     typedef T Element;
     static constexpr int rows = 128, columns = Columns, cluster = Cluster, turned_a = TurnedA, turned_b = TurnedB;
@@ -36,6 +36,7 @@ struct Gemm {
     static constexpr int bytes_a = rows * line, stage = bytes_a + Columns * line;
     static constexpr int consumers = 256, consumer_warps = consumers / 32 * Cluster, threads = 384;
     static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
+    static constexpr int unroll = Unroll;                                // chunks with code of their own
     static constexpr int staged = 16 * Chunk * Staged;                   // bytes of a warp's chunk of results
     static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * staged;
     typedef Ring<Gemm, Stages> Stream;

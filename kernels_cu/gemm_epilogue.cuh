@@ -175,7 +175,7 @@ __device__ __forceinline__ void finish_chunk(
 }
 
 // Run the epilogue of the 16 rows of a tile that a warp has, from (first_row, first_col) on: a thread has two rows, see
-// multiply_add, and the four lanes of a row merge their totals. All chunks go through one copy of the code.
+// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code.
 template <class Shape, int V, class P>
 __device__ __forceinline__ void finish_rows(
     const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col) {
@@ -195,7 +195,7 @@ __device__ __forceinline__ void finish_rows(
             p.begin(rows[h], r[h]);
         }
     }
-#pragma unroll 1
+#pragma unroll(Shape::unroll)
     for (int c = 0; c < Shape::columns / chunk; ++c) {
         const i64 chunk_col = first_col + c * chunk;
         if (chunk_col >= n) {

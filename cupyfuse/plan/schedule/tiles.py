@@ -11,13 +11,18 @@ from .steps import Step
 TILE_ROWS = 128
 LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the TMA reads
 MOST_STAGED = 16  # bytes of all full results of an epilogue for one element
-_TILES = ((256, 2), (256, 1), (128, 2), (128, 1))  # columns, and blocks that share them: those preferred first
-_FIXED_COLUMNS = 28  # the cost of a tile beside its products, in columns, as that of the split product
-_ALONE = 1.06  # the cost of a block that shares nothing: its operands take more of the L2's bandwidth
+_TILES = ((256, 2), (256, 1), (128, 2), (128, 1), (64, 1))  # columns, and blocks that share them: those preferred first
 _DEPTH = 64  # columns of the operands in one stage
-_LAUNCH = 2e-6  # seconds
+# Measured on an H200 (docs/gemm.md), by the columns of a tile: seconds of a stage, which the bandwidth of shared memory
+# limits in narrow tiles, and of a tile beside its stages and its epilogue's arithmetic, in which it is written.
+_STAGE = {256: 0.68e-6, 128: 0.355e-6, 64: 0.31e-6}
+_TILE = {256: 2.2e-6, 128: 1.7e-6, 64: 1.3e-6}
+_STAGE_FLOPS = 2 * TILE_ROWS * 256 * _DEPTH  # of the widest
+_ALONE = 1.005  # of a block that shares nothing: its operands take more of the L2's bandwidth
+_START, _LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
+_EPILOGUE_SHARE = 0.4  # of the arithmetic rate, what epilogues reach, while the tensor cores wait
 # Of the half-precision peak, what cuBLAS reaches in large products, and of the bandwidth, what a row program reaches.
-_LIBRARY_SHARE, _STREAM_SHARE = 0.77, 0.85
+_LIBRARY_SHARE, _STREAM_SHARE = 0.78, 0.85
 _LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
 
 
@@ -36,17 +41,21 @@ class Tiles:
         """Count the blocks of a launch: whole clusters, at most one block for each multiprocessor."""
         return min(self.count(shape), processors // self.cluster * self.cluster)
 
-    def columns_in_turn(self, shape: Shape, processors: int) -> float:
-        """Count the columns that a block computes in all its tiles, the fixed cost of a tile included as columns."""
-        turns = -(-self.count(shape) // self.blocks(shape, processors))
-        return turns * (self.columns + _FIXED_COLUMNS) * (_ALONE if self.cluster == 1 else 1.0)
+    def turns(self, shape: Shape, processors: int) -> int:
+        """Count the tiles that a block computes one after the other."""
+        return -(-self.count(shape) // self.blocks(shape, processors))
+
+    def seconds(self, shape: Shape, depth: int, processors: int) -> float:
+        """Estimate the time of a product that is only written, on an H200 at any number of multiprocessors."""
+        stages = -(-depth // _DEPTH) * (_ALONE if self.cluster == 1 else 1.0)
+        return self.turns(shape, processors) * (stages * _STAGE[self.columns] + _TILE[self.columns])
 
 
-def tiles_for(shape: Shape, processors: int) -> Tiles:
-    """Choose the tiles with which a product of these rows and columns takes the least time."""
+def tiles_for(shape: Shape, depth: int, processors: int) -> Tiles:
+    """Choose the tiles with which a product of these rows, columns and sums takes the least time."""
     most = max(1, min(-(-shape[0] // TILE_ROWS), processors))  # blocks of a cluster that have rows, and a place
     fitting = [Tiles(columns, min(cluster, most)) for columns, cluster in _TILES]
-    return min(fitting, key=lambda tiles: tiles.columns_in_turn(shape, processors))
+    return min(fitting, key=lambda tiles: tiles.seconds(shape, depth, processors))
 
 
 def strip_transposes(operand: Node) -> tuple[Node, bool]:
@@ -60,16 +69,22 @@ def strip_transposes(operand: Node) -> tuple[Node, bool]:
 def own_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a product by our kernel with its epilogue."""
     product = step.product
-    depth = -(-product.inputs[0].shape[1] // _DEPTH) * _DEPTH
-    columns = tiles_for(product.shape, device.processors).columns_in_turn(product.shape, device.processors)
-    compute = 2 * TILE_ROWS * columns * depth * device.processors / device.own_half
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _LAUNCH * step.launches
+    depth, processors = product.inputs[0].shape[1], device.processors
+    tiles = tiles_for(product.shape, depth, processors)
+    # The table is of an H200, whose rate is that of its widest stages.
+    scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
+    compute = tiles.seconds(product.shape, depth, processors) * scale
+    if step.epilogue is not None:
+        elements = tiles.turns(product.shape, processors) * TILE_ROWS * tiles.columns
+        work = step.epilogue.flops / product.size
+        compute += elements * work * processors / (_EPILOGUE_SHARE * device.simt)
+    return max(compute, (step.reads + step.writes) / device.bandwidth) + _START + _LAUNCH * step.launches
 
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS."""
     compute = 2 * step.product.size * step.product.inputs[0].shape[1] / (_LIBRARY_SHARE * device.half)
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _LAUNCH
+    return max(compute, (step.reads + step.writes) / device.bandwidth) + _START + _LAUNCH
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:
