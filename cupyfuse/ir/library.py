@@ -77,26 +77,36 @@ class LibraryCall:
         `given` are the arguments and options, if they are not the call's own.
         """
         arguments, options = map(filler, given or (self.arguments, self.options))
+        planned = list(zip(self.results, map(is_complex, self.dtypes), strict=True))
 
         def run(operands: Sequence[Any]) -> list[Any]:
             result = function(*arguments(operands), **options(operands))
             found = list(result) if isinstance(result, (tuple, list)) else [result]
-            self._check(found)
+            if len(found) != len(planned):
+                raise self._mismatch(found)
+            for r, (shape, may_be_complex) in zip(found, planned, strict=True):
+                if getattr(r, "shape", ()) != shape or (not may_be_complex and _is_complex(r)):
+                    raise self._mismatch(found)
             return found
 
         return run
 
-    def _check(self, found: Sequence[Any]) -> None:
-        """Check the shapes of results, and that no complex one would lose its imaginary part."""
-        shapes = tuple([getattr(r, "shape", ()) for r in found])
+    def _mismatch(self, found: Sequence[Any]) -> EngineError:
+        """Return the error for results of other shapes than were planned, or complex ones in the place of real ones."""
+        shapes = tuple(tuple(getattr(r, "shape", ())) for r in found)
         if shapes != self.results:
-            raise EngineError(f"{self!r}: results of shapes {self.results} were planned, the library returned {shapes}")
-        for planned, r in zip(self.dtypes, found, strict=True):
-            if getattr(getattr(r, "dtype", None), "kind", "") == "c" and not is_complex(planned):
-                raise EngineError(
-                    f"{self!r}: {planned} results were planned, and for these operands it returned {r.dtype} ones; "
-                    "convert the operands with .astype(complex) first"
-                )
+            planned = f"results of shapes {self.results} were planned"
+            return EngineError(f"{self!r}: {planned}, the library returned {shapes}")
+        name, r = next((d, r) for d, r in zip(self.dtypes, found, strict=True) if _is_complex(r) and not is_complex(d))
+        return EngineError(
+            f"{self!r}: {name} results were planned, and for these operands it returned {r.dtype} ones; "
+            "convert the operands with .astype(complex) first"
+        )
+
+
+def _is_complex(result: Any) -> bool:
+    """Whether what a library returned is a complex array or number."""
+    return getattr(getattr(result, "dtype", None), "kind", "") == "c"
 
 
 _WRITING, _SETITEM = "writing.", "setitem"
@@ -153,10 +163,18 @@ def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
     if not has_operands(value):
         return lambda operands: value
     if isinstance(value, dict):
-        values = {k: filler(v) for k, v in value.items()}
-        return lambda operands: {k: fill(operands) for k, fill in values.items()}
-    cls, items = type(value), [filler(v) for v in value]
-    return lambda operands: cls([fill(operands) for fill in items])
+        fill_values = filler(list(value.values()))
+        return lambda operands: dict(zip(value, fill_values(operands), strict=True))
+    cls = type(value)
+    filled = [(k, filler(v)) for k, v in enumerate(value) if has_operands(v)]
+
+    def fill(operands: Sequence[Any]) -> Any:
+        items = list(value)
+        for k, fill_item in filled:
+            items[k] = fill_item(operands)
+        return items if cls is list else cls(items)
+
+    return fill
 
 
 def has_operands(value: Any) -> bool:
