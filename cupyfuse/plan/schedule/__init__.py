@@ -32,7 +32,7 @@ from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, stages_of
-from .tiles import Tiles, strip_transposes, tiles_for
+from .tiles import Tiles, finish_time, strip_transposes, tiles_for
 from .times import step_time
 from .workspace import assign_offsets, dead_after
 
@@ -61,6 +61,7 @@ __all__ = [
     "stages_of",
     "step_time",
     "takes_epilogues",
+    "finish_time",
     "tiles_for",
     "unfused_cost",
     "view_chain",

@@ -11,27 +11,48 @@ from .steps import Step, stages_of
 TILE_ROWS = 128
 LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the TMA reads
 MOST_STAGED = 16  # bytes of all full results of an epilogue for one element
-_TILES = ((256, 2), (256, 1), (128, 2), (128, 1), (64, 1))  # columns, and blocks that share them: those preferred first
+# Columns, blocks that share them, and whether warpgroups alternate: those preferred first.
+_TILES = (
+    (256, 2, False),
+    (256, 1, False),
+    (192, 1, False),
+    (128, 2, False),
+    (128, 1, False),
+    (64, 1, False),
+    (128, 2, True),
+    (128, 1, True),
+)
 _DEPTH = 64  # columns of the operands in one stage
-# Measured on an H200 (docs/gemm.md), by the columns of a tile: seconds of a stage, which the bandwidth of shared memory
-# limits in narrow tiles, and of a tile beside its stages and its epilogue's arithmetic, in which it is written.
-_STAGE = {256: 0.68e-6, 128: 0.355e-6, 64: 0.31e-6}
-_TILE = {256: 2.2e-6, 128: 1.7e-6, 64: 1.3e-6}
+# Seconds, measured on an H200 (docs/gemm.md): of a stage by the columns of a tile, which shared memory limits in
+# narrow ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of its first two
+# bytes, and of more.
+_STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
+_TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
+_UNDER_PRODUCTS = 0.85  # of that, what it takes while the other warpgroup multiplies
 _STAGE_FLOPS = 2 * TILE_ROWS * 256 * _DEPTH  # of the widest
 _ALONE = 1.005  # of a block that shares nothing: its operands take more of the L2's bandwidth
 _START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
-_EPILOGUE_SHARE = 0.4  # of the arithmetic rate, what epilogues reach, while the tensor cores wait
-# Of the half-precision peak, what cuBLAS reaches in large products, and of the bandwidth, what a row program reaches.
-LIBRARY_SHARE, _STREAM_SHARE = 0.78, 0.85
+_LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
+# Where that leaves multiprocessors idle, cuBLAS also splits sums: then it takes this, and reaches this of the rates.
+_SPLIT, _SPLIT_SHARE = 4e-6, 0.75
+_STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
 _LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How our kernel cuts a product: the columns of a tile, and the blocks of a cluster, which share them."""
+    """How our kernel cuts a product.
+
+    Attributes
+    ----------
+    columns : of a tile
+    cluster : blocks that share the columns, each with rows of its own
+    alternating : whether the warpgroups of a block compute tiles in turn, rather than half of each
+    """
 
     columns: int
     cluster: int
+    alternating: bool = False
 
     def count(self, shape: Shape) -> int:
         """Count the tiles of a product, rounded up to whole clusters."""
@@ -41,21 +62,41 @@ class Tiles:
         """Count the blocks of a launch: whole clusters, at most one block for each multiprocessor."""
         return min(self.count(shape), processors // self.cluster * self.cluster)
 
-    def turns(self, shape: Shape, processors: int) -> int:
-        """Count the tiles that a block computes one after the other."""
-        return -(-self.count(shape) // self.blocks(shape, processors))
+    def seconds(self, shape: Shape, depth: int, finish: float, processors: int) -> float:
+        """Estimate the time of a product on an H200 with so many multiprocessors.
 
-    def seconds(self, shape: Shape, depth: int, processors: int) -> float:
-        """Estimate the time of a product that is only written, on an H200 at any number of multiprocessors."""
-        stages = -(-depth // _DEPTH) * (_ALONE if self.cluster == 1 else 1.0)
-        return self.turns(shape, processors) * (stages * _STAGE[self.columns] + _TILE[self.columns])
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the product.
+        depth : int
+            Elements of a sum.
+        finish : float
+            Seconds that the results of a tile of 256 columns take (`finish_time`).
+        processors : int
+        """
+        turns = -(-self.count(shape) // self.blocks(shape, processors))
+        stages = -(-depth // _DEPTH) * (_ALONE if self.cluster == 1 else 1.0) * _STAGE[self.columns]
+        if self.alternating:
+            # A warpgroup has as many elements of a tile as of a shared one of twice the columns.
+            end = _TILE + _UNDER_PRODUCTS * finish * 2 * self.columns / 256
+            return -(-turns // 2) * max(2 * stages, stages + end) + end
+        return turns * (stages + _TILE + finish * self.columns / 256)
 
 
-def tiles_for(shape: Shape, depth: int, processors: int) -> Tiles:
-    """Choose the tiles with which a product of these rows, columns and sums takes the least time."""
+def finish_time(step: Step) -> float:
+    """Estimate the seconds that the results of a tile of 256 columns take: to compute in an epilogue, and to write."""
+    size = step.product.size
+    flops = 0 if step.epilogue is None else step.epilogue.flops
+    written = step.writes / size
+    return _FLOP * flops / size + _FIRST_BYTES * min(written, 2) + _BYTE * max(written - 2, 0)
+
+
+def tiles_for(shape: Shape, depth: int, finish: float, processors: int) -> Tiles:
+    """Choose the tiles with which a product takes the least time; the parameters are those of `Tiles.seconds`."""
     most = max(1, min(-(-shape[0] // TILE_ROWS), processors))  # blocks of a cluster that have rows, and a place
-    fitting = [Tiles(columns, min(cluster, most)) for columns, cluster in _TILES]
-    return min(fitting, key=lambda tiles: tiles.seconds(shape, depth, processors))
+    fitting = [Tiles(columns, min(cluster, most), alternating) for columns, cluster, alternating in _TILES]
+    return min(fitting, key=lambda tiles: tiles.seconds(shape, depth, finish, processors))
 
 
 def strip_transposes(operand: Node) -> tuple[Node, bool]:
@@ -68,23 +109,23 @@ def strip_transposes(operand: Node) -> tuple[Node, bool]:
 
 def own_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a product by our kernel with its epilogue."""
-    product = step.product
-    depth, processors = product.inputs[0].shape[1], device.processors
-    tiles = tiles_for(product.shape, depth, processors)
-    # The table is of an H200, whose rate is that of its widest stages.
-    scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
-    compute = tiles.seconds(product.shape, depth, processors) * scale
-    if step.epilogue is not None:
-        elements = tiles.turns(product.shape, processors) * TILE_ROWS * tiles.columns
-        work = step.epilogue.flops / product.size
-        compute += elements * work * processors / (_EPILOGUE_SHARE * device.simt)
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _START + LAUNCH * step.launches
+    return _tiles_time(step, device) + _START + LAUNCH * step.launches
 
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS."""
-    compute = 2 * step.product.size * step.product.inputs[0].shape[1] / (LIBRARY_SHARE * device.half)
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _START + LAUNCH
+    flops = 2 * step.product.size * step.product.inputs[0].shape[1]
+    split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
+    return min(_LIBRARY_SHARE * _tiles_time(step, device), split) + _START + LAUNCH
+
+
+def _tiles_time(step: Step, device: Device) -> float:
+    product, processors = step.product, device.processors
+    given = product.shape, product.inputs[0].shape[1], finish_time(step), processors
+    # The table is of an H200, whose rate is that of its widest stages.
+    scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
+    memory = (step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth)
+    return max(tiles_for(*given).seconds(*given) * scale, memory)
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:
