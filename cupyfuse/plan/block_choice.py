@@ -51,7 +51,9 @@ def choose_blocks(planner: BlockPlanner, whole: int) -> tuple[Blocks | None, Pla
     for axis in _AXES:
         for blocks, prepare in _planned_cuts(planner, axis, reasons):
             if blocks is None:
-                return None, prepare
+                if axis == ROWS and best is None:
+                    return None, prepare
+                continue  # a matrix that is small beside those that all of its blocks would share
             best = (blocks, prepare) if best is None else _better(best, (blocks, prepare))
             if blocks.workspace <= 2 * blocks.plan.settings.max_workspace:
                 break  # cuts of smaller matrices would make more blocks

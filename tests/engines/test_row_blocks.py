@@ -225,6 +225,19 @@ def test_columns_are_summed_where_a_product_contracts_them(engine: Engine, rng: 
     np.testing.assert_allclose(engine.host(fused(*engine.arrays((x, w)))), y @ y.T, rtol=1e-4, atol=1e-4)
 
 
+def test_sums_of_a_gradient_that_is_scaled_take_blocks(rng: np.random.Generator) -> None:
+    """Blocks of its columns would share the logits: they are no reason to compute these at once."""
+
+    def scaled(x: Any, w: Any) -> Any:
+        y = cf.softmax(x @ w.T, axis=1)
+        return y.max(axis=1), (y.T @ x) / 3.0
+
+    x, w = normal(rng, (600, 32), (200, 32))
+    plan = cf.fuse(scaled, max_workspace=100_000).plan(x, w)
+    # The sum leaves less than 128 rows of room: it comes on top.
+    assert plan.blocks is not None and plan.workspace <= 100_000 + w.nbytes and not plan.whole
+
+
 def test_columns_where_the_sum_of_rows_would_take_the_time_or_the_memory() -> None:
     """The time of sums counts, and their memory; without sums of matrices there are rows, and no choice."""
     specs = specs_of_gradients(2048, 1024, 32768)
