@@ -103,7 +103,7 @@ class Library:
     def _load_shim(self) -> None:
         self._shim.mkdir(parents=True, exist_ok=True)
         with locked(self._shim / "lock"):
-            shim = self._built(self._shim / "shim.so", HERE / "shim.cpp", ["-O1", "-shared"])
+            shim = self._built(self._shim / "shim.so", HERE / "shim.cpp", ["-O2", "-shared"])
         ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
 
     def _prepare_common(self, units: int) -> None:
