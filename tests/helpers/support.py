@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,9 +68,12 @@ class Engine:
         with installed(self.runtime):
             yield self
 
-    def compiling_together(self) -> contextlib.AbstractContextManager[Any]:
-        """Where calls compute nothing on the host: their kernels are compiled at the end, in far less time."""
-        return self.runtime.only_collecting() if self.name == "host" else contextlib.nullcontext()
+    def prepare(self, calls: Iterable[Callable[[], Any]]) -> None:
+        """Compile the host's kernels of some calls together, in half the time that one by one takes."""
+        if self.name == "host":
+            with self.runtime.only_collecting(), np.errstate(all="ignore"):
+                for call in calls:
+                    call()
 
     @functools.cached_property
     def runtime(self) -> HostRuntime:
