@@ -114,6 +114,12 @@ class Worker:
         self.dist.broadcast_object_list(held, src=0, device=self.device)
         return held[0]
 
+    def _gather(self, value: Any) -> list[Any]:
+        """Return the values of all processes."""
+        found: list[Any] = [None] * self.count
+        self.dist.all_gather_object(found, value)
+        return found
+
     def environment(self) -> dict[str, Any]:
         if not self.gpu:
             found = environment.collect("cpu")
@@ -130,8 +136,7 @@ class Worker:
             self._measure(case, result)
         except Exception as error:
             failure = describe(error)
-        failures: list[Any] = [None] * self.count
-        self.dist.all_gather_object(failures, failure)
+        failures = self._gather(failure)
         result.failure = next((f"process {rank}: {text}" for rank, text in enumerate(failures) if text), "")
         if self.gpu:
             self.torch.cuda.empty_cache()
@@ -156,7 +161,7 @@ class Worker:
         (exact_losses, _), (plain_losses, plain_state) = self._train_references(case, plain, wrapper)
         model = self._build(result.rival, wrapper, plain, drop_in)
         losses, state = self._train(model, dtype)
-        if len(set(plain_losses)) < STEPS:
+        if any(self._gather(len(set(plain_losses)) < STEPS)):  # in all processes or none: what follows waits for all
             raise RuntimeError(f"PyTorch's losses repeat, which would hide stale weights: {plain_losses}")
         first = [p.detach().double() for p in plain.parameters()]
         moved, between = _distance(plain_state, first), _distance(plain_state, state)
@@ -210,10 +215,10 @@ class Worker:
         return self.torch.randn(self.shape[:2], generator=generator).to(self.device, dtype)
 
     def _step(self, module: Any, optimizer: Any, x: Any) -> Any:
-        """Take one training step towards outputs of 0.3, and return the loss (float32 or float64)."""
+        """Take one training step towards row sums of 0.3, and return the loss (float32 or float64)."""
         optimizer.zero_grad()
         y = module(x)
-        loss = (y.to(self.torch.promote_types(y.dtype, self.torch.float32)) - 0.3).square().sum(1).mean()
+        loss = (y.to(self.torch.promote_types(y.dtype, self.torch.float32)) * y.shape[1] - 0.3).square().mean()
         loss.backward()
         optimizer.step()
         return loss

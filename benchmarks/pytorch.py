@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,7 @@ def load(name: str, shape: tuple[int, int, int]) -> Any:
     spec = importlib.util.spec_from_file_location(name, MODELS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where a compiler looks up what its functions refer to
     spec.loader.exec_module(module)
     module.batch_size, module.in_features, module.out_features = shape  # type: ignore[attr-defined]
     return module

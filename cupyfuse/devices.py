@@ -18,7 +18,7 @@ class Device:
     tf32, half : of tensor cores without sparsity, FLOP/s
     processors : number of multiprocessors
     split : measured with large hi/lo split products, counting all three products, FLOP/s; 0 without a kernel for them
-    own_half : measured with large 16-bit products of our own kernel, FLOP/s; 0 where not measured
+    own_half : measured within large tiles of 16-bit products by our own kernel, FLOP/s; 0 where not measured
     """
 
     name: str
@@ -45,7 +45,7 @@ class Device:
 DEVICES: dict[str, Device] = {
     d.name: d
     for d in (
-        Device("H200", 4.8e12, 67e12, 34e12, 494e12, 989e12, 132, 900e12),
+        Device("H200", 4.8e12, 67e12, 34e12, 494e12, 989e12, 132, 900e12, 826e12),
         Device("H100", 3.35e12, 67e12, 34e12, 494e12, 989e12, 132, 900e12),
         Device("A100", 2.04e12, 19.5e12, 9.7e12, 156e12, 312e12, 108),
         Device("L40S", 0.864e12, 91.6e12, 1.43e12, 183e12, 362e12, 142),

@@ -13,13 +13,14 @@
 // Reductions leave their totals in p.partial; gemm_merge finishes the rows. Results are staged in shared memory, so that
 // warps write whole lines.
 //
-// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
-// copies the operands, 64 columns per stage, up to Stages stages ahead, also into the next tile while this one's epilogue
-// runs. The blocks of a cluster compute tiles below each other: each copies its part of B to all of them.
+// A block computes tiles of 128 x Columns with two consumer warpgroups: 64 rows of a tile each, or, if Alternating, tiles in
+// turn, so that the tensor cores work for one while the other runs its epilogue. One thread of a third warpgroup copies the
+// operands, 64 columns per stage, up to Stages stages ahead, also into the next tile. The blocks of a cluster compute tiles
+// below each other: each copies its part of B to all of them.
 // Tensor cores sum over all of k, as cuBLAS does. An element has the same bits whatever m and n are.
 // Launch: 384 threads, any number of clusters of Cluster blocks, Gemm<...>::shared bytes. Columns is a multiple of
-//   64 Cluster, up to 256, for which `multiply_add` is emitted. V is 2 where pointers, row strides and columns of what P
-//   loads are multiples of 2 elements, else 1.
+//   64 Cluster, up to 256 or, if Alternating, 128, for which `multiply_add` is emitted. V is 2 where pointers, row strides and
+//   columns of what P loads are multiples of 2 elements, else 1.
 #pragma once
 
 #include "gemm_epilogue.cuh"
@@ -27,23 +28,29 @@
 #include "tile_order.cuh"
 
 // The sizes of a product's tiles and of its shared memory, and the descriptors of its operands there.
-template <class T, int Columns, int Stages, int Cluster, int TurnedA, int TurnedB, int Chunk, int Staged>
+template <
+    class T, int Columns, int Stages, int Cluster, int Alternating, int TurnedA, int TurnedB, int Chunk, int Staged,
+    int Unroll>
 struct Gemm {
     typedef T Element;
+    static constexpr bool alternating = Alternating;
+    static constexpr int parts = Alternating ? 2 : 1;                    // of 64 rows, that a warpgroup computes of a tile
     static constexpr int rows = 128, columns = Columns, cluster = Cluster, turned_a = TurnedA, turned_b = TurnedB;
     static constexpr int line = 128;                                     // bytes of 64 elements
     static constexpr int box = 64 * line;                                // of a transposed operand: 64 rows, 64 columns
     static constexpr int bytes_a = rows * line, stage = bytes_a + Columns * line;
-    static constexpr int consumers = 256, consumer_warps = consumers / 32 * Cluster, threads = 384;
+    static constexpr int consumers = 256, threads = 384;
+    static constexpr int consumer_warps = consumers / 32 / parts * Cluster;
     static constexpr int chunk = Chunk;                                  // columns of a tile that the epilogue has at once
+    static constexpr int unroll = Unroll;                                // chunks with code of their own
     static constexpr int staged = 16 * Chunk * Staged;                   // bytes of a warp's chunk of results
     static constexpr int shared = Ring<Gemm, Stages>::bytes + consumers / 32 * staged;
     typedef Ring<Gemm, Stages> Stream;
 
     static __device__ __forceinline__ TileOrder order(i64 m, i64 n) { return TileOrder(m, n, Cluster * rows, Columns); }
-    static __device__ __forceinline__ u64 first_a(const Stream& ring, u32 warpgroup) {
-        return TurnedA ? transposed_operand_at(ring.a() + warpgroup * box, box)
-                       : operand_at(ring.a() + warpgroup * (bytes_a / 2), 8 * line);
+    static __device__ __forceinline__ u64 first_a(const Stream& ring, u32 part) {
+        return TurnedA ? transposed_operand_at(ring.a() + part * box, box)
+                       : operand_at(ring.a() + part * (bytes_a / 2), 8 * line);
     }
     static __device__ __forceinline__ u64 first_b(const Stream& ring) {
         return TurnedB ? transposed_operand_at(ring.b(), box) : operand_at(ring.b(), 8 * line);
@@ -113,21 +120,30 @@ __device__ __forceinline__ void hand_back(u32 empty) {
     }
 }
 
-// Sum the products of one tile; the tensor cores work on a stage while the next one is issued.
-template <class Shape>
+// Sum the products of one tile; the tensor cores work on a stage while the next one is issued. Calls `issued` after the last.
+template <class Shape, class Issued>
 __device__ __forceinline__ void sum_products(
-    typename Shape::Stream& ring, float (&sum)[Shape::columns / 2], u32 warpgroup, u32 blocks) {
+    typename Shape::Stream& ring, float (&sum)[Shape::parts][Shape::columns / 2], u32 warpgroup, u32 blocks,
+    const Issued& issued) {
+    const u32 first_part = Shape::alternating ? 0 : warpgroup;
     u32 read = 0;  // the barrier of the stage that the tensor cores still read
-    products_begin(sum);
+#pragma unroll
+    for (int part = 0; part < Shape::parts; ++part) {
+        products_begin(sum[part]);
+    }
 #pragma unroll 1
     for (u32 block = 0; block < blocks; ++block) {
-        const u64 a = Shape::first_a(ring, warpgroup), b = Shape::first_b(ring);
+        const u64 b = Shape::first_b(ring);
         barrier_wait(ring.full(), ring.parity);
         products_fence();
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            multiply_add<typename Shape::Element, Shape::turned_a, Shape::turned_b>(
-                sum, a + i * Shape::next_a, b + i * Shape::next_b, block > 0 || i > 0);
+#pragma unroll
+            for (int part = 0; part < Shape::parts; ++part) {
+                const u64 a = Shape::first_a(ring, first_part + part);
+                multiply_add<typename Shape::Element, Shape::turned_a, Shape::turned_b>(
+                    sum[part], a + i * Shape::next_a, b + i * Shape::next_b, block > 0 || i > 0);
+            }
         }
         products_commit();
         products_wait_for_all_but<1>();
@@ -137,28 +153,65 @@ __device__ __forceinline__ void sum_products(
         read = ring.empty();
         ring.advance();
     }
-    products_wait(sum);
+    issued();
+#pragma unroll
+    for (int part = 0; part < Shape::parts; ++part) {
+        products_wait(sum[part]);
+    }
     hand_back<Shape>(read);
 }
 
-// Compute this block's tiles, by the consumer warpgroups.
+// Compute this block's tiles, by the consumer warpgroups. Alternating ones take turns at the ring: a warpgroup begins when the
+// other one has waited for all stages of the tile before, as `parity` tells only neighbouring rounds of a stage apart.
 template <class Shape, int V, class P>
 __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream ring, char* staging, u32 blocks) {
     const TileOrder order = Shape::order(p.rows, p.cols);
     // The shuffles tell the compiler that the values are uniform in a warp.
-    const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const u32 warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0), warpgroup = warp / 4;
     const u32 rank = Shape::cluster == 1 ? 0 : cluster_rank();
-    float sum[Shape::columns / 2];
+    const u32 step = gridDim.x / Shape::cluster;
+    const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
+    const auto pass_turn = [&] {
+        if (Shape::alternating) {
+            named_arrive(2 - warpgroup, Shape::consumers);
+        }
+    };
+    float sum[Shape::parts][Shape::columns / 2];
 #pragma unroll
-    for (int i = 0; i < Shape::columns / 2; ++i) {
-        sum[i] = 0.0f;
+    for (int part = 0; part < Shape::parts; ++part) {
+#pragma unroll
+        for (int i = 0; i < Shape::columns / 2; ++i) {
+            sum[part][i] = 0.0f;
+        }
+    }
+    if (Shape::alternating && warpgroup == 1) {
+        ring.skip(blocks);
+        pass_turn();
     }
 #pragma unroll 1
-    for (u32 tile = blockIdx.x / Shape::cluster; tile < order.count(); tile += gridDim.x / Shape::cluster) {
+    for (u32 first = blockIdx.x / Shape::cluster; first < order.count(); first += Shape::parts * step) {
+        const u32 tile = Shape::alternating ? first + warpgroup * step : first;
+        if (Shape::alternating) {
+            take_turn();
+            if (tile >= order.count()) {
+                pass_turn();
+                break;
+            }
+        }
         i64 row, col;
         order.at(tile, row, col);
-        sum_products<Shape>(ring, sum, warp / 4, blocks);
-        finish_rows<Shape, V>(p, sum, staging + warp * Shape::staged, row + rank * Shape::rows + warp * 16, col);
+        row += rank * Shape::rows + (Shape::alternating ? warp % 4 : warp) * 16;
+        sum_products<Shape>(ring, sum, warpgroup, blocks, pass_turn);
+        if (Shape::alternating) {
+            ring.skip(blocks);
+        }
+#pragma unroll
+        for (int part = 0; part < Shape::parts; ++part) {
+            finish_rows<Shape, V>(p, sum[part], staging + warp * Shape::staged, row + part * 64, col);
+        }
+    }
+    if (Shape::alternating && warpgroup == 0) {
+        take_turn();  // pairs with the other warpgroup's last pass_turn
     }
 }
 

@@ -68,11 +68,18 @@ struct CopyResult {
     }
 };
 
-// Keep a branch of a whole warp from becoming a select for each register.
-__device__ __forceinline__ void branch_here() {
-#ifdef __CUDA_ARCH__
-    asm volatile("");
-#endif
+// Copy the chunk `c` of the sums of a tile's columns, counted from `Next`. Registers cannot be indexed, so each chunk has a
+// branch of its own.
+template <int Next, int Sums, int Held>
+__device__ __forceinline__ void take_chunk(int c, const float (&sums)[Sums], float (&part)[Held]) {
+    if (c == Next) {
+#pragma unroll
+        for (int i = 0; i < Held; ++i) {
+            part[i] = sums[Next * Held + i];
+        }
+    } else if constexpr ((Next + 1) * Held < Sums) {
+        take_chunk<Next + 1>(c, sums, part);
+    }
 }
 
 // Set a value to a sum, rounded to the value's type.
@@ -168,7 +175,7 @@ __device__ __forceinline__ void finish_chunk(
 }
 
 // Run the epilogue of the 16 rows of a tile that a warp has, from (first_row, first_col) on: a thread has two rows, see
-// multiply_add, and the four lanes of a row merge their totals. All chunks go through one copy of the code.
+// multiply_add, and the four lanes of a row merge their totals. Chunks of a loop that is not unrolled share their code.
 template <class Shape, int V, class P>
 __device__ __forceinline__ void finish_rows(
     const P& p, const float (&sum)[Shape::columns / 2], char* staging, i64 first_row, i64 first_col) {
@@ -188,23 +195,14 @@ __device__ __forceinline__ void finish_rows(
             p.begin(rows[h], r[h]);
         }
     }
-#pragma unroll 1
+#pragma unroll(Shape::unroll)
     for (int c = 0; c < Shape::columns / chunk; ++c) {
         const i64 chunk_col = first_col + c * chunk;
         if (chunk_col >= n) {
             break;
         }
         float part[chunk / 2];
-#pragma unroll
-        for (int k = 0; k < Shape::columns / chunk; ++k) {
-            if (k == c) {
-                branch_here();
-#pragma unroll
-                for (int i = 0; i < chunk / 2; ++i) {
-                    part[i] = sum[k * (chunk / 2) + i];
-                }
-            }
-        }
+        take_chunk<0>(c, sum, part);
         const i64 first = chunk_col + lane % 4 * 2;
         if (first_row + 16 <= m && chunk_col + chunk <= n) {
             finish_chunk<Shape, V, true>(p, part, staging, rows, inside, first, chunk, r, totals);

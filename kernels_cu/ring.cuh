@@ -23,6 +23,12 @@ struct Ring {
         stage = stage + 1 == Stages ? 0 : stage + 1;
         parity ^= stage == 0;
     }
+    // Go on `stages` stages, which others use.
+    __device__ __forceinline__ void skip(u32 stages) {
+        stage += stages;
+        parity ^= stage / Stages & 1;
+        stage %= Stages;
+    }
     // What follows the ring in the same memory, aligned to 16 bytes.
     __device__ __forceinline__ char* behind(char* shared) const {
         return shared + (first - shared_address(shared)) + Stages * (Shape::stage + 16);

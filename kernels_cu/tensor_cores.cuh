@@ -71,14 +71,16 @@ __device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
 #endif
 }
 
-// Arrive at the barrier with this address of another block of the cluster, or the own one.
+// Arrive at the barrier with this address of another block of the cluster, or the own one. It tells that this warp has read
+// what the other block's copies overwrite next, and publishes no writes: a release at the scope of the cluster would wait for
+// a fence of the whole GPU.
 __device__ __forceinline__ void barrier_arrive_in(u32 barrier, u32 block) {
 #ifdef __CUDA_ARCH__
     asm volatile(
         "{\n"
         ".reg .b32 there;\n"
         "mapa.shared::cluster.u32 there, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [there];\n"
         "}" ::"r"(barrier),
         "r"(block)
         : "memory");
@@ -194,7 +196,7 @@ __device__ __forceinline__ void tensor_copy_to(
 // The descriptor of an operand whose first atom is at `address`, with `stride` bytes to the next 8 rows. Adding n moves it by
 // 16 n bytes: 2 for the next 16 columns of the same atoms.
 __device__ __forceinline__ u64 operand_at(u32 address, u32 stride) {
-    return static_cast<u64>(1) << 62 | static_cast<u64>(stride >> 4) << 32 | address >> 4;
+    return static_cast<u64>(1) << 62 | static_cast<u64>(stride >> 4) << 32 | (address & 0x3ffff) >> 4;
 }
 
 // The same of a transposed operand, whose atoms of 8 columns follow each other, with `stride` bytes to the next 64 rows.

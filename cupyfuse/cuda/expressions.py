@@ -241,8 +241,8 @@ class Body:
             if row.arity == 1 and row.result == "bool" and not dtypes.is_float(dtype):
                 dtype = "float32"  # CUDA's isfinite, isnan, ... take floats only
             operands = [self.operand(i, dtype) for i in node.inputs]
-        if node.op == "exp" and dtypes.compute_dtype(node.dtype) != node.dtype:
-            return f"quick_exp({operands[0]})"
+        if row.quick and dtypes.compute_dtype(node.dtype) != node.dtype:
+            return formatted(row.quick, operands, c_type(dtype))
         if c_type(dtype) == "i64" and node.op in _WRAPPING:
             # C leaves the overflow of signed integers undefined; NumPy wraps.
             return f"static_cast<i64>({formatted(row.cuda, [f'static_cast<u64>({o})' for o in operands], 'u64')})"

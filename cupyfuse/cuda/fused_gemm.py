@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .. import devices, dtypes
 from ..ir.graph import Node
-from ..plan.schedule import Step, Tiles, strip_transposes, tiles_for
+from ..plan.schedule import Step, Tiles, finish_time, strip_transposes, tiles_for
 from ..plan.schedule.tiles import TILE_ROWS
 from .configure import Config
 from .emit import Writer
@@ -21,6 +21,9 @@ from .warpgroup import ARCHITECTURE, SHARED_BYTES, multiply_add
 THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
 _MOST_STAGES = 6  # more hide no more latency
+_MOST_UNROLLED = (
+    16  # FLOPs of an epilogue's element: the code of more costs more to fetch than the copies that it saves
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class GemmShape:
         Columns of a tile that the epilogue works on at once: they take registers, and shared memory for results.
     vec : int
         Elements per access of the epilogue's loads, 1 or 2.
+    unrolled : bool
+        Whether each chunk of a tile has code of its own, instead of a loop that copies each to the same registers.
     """
 
     dtype: str
@@ -48,6 +53,7 @@ class GemmShape:
     staged: int
     chunk: int
     vec: int
+    unrolled: bool
 
     @property
     def stages(self) -> int:
@@ -68,9 +74,10 @@ class GemmShape:
     @property
     def type(self) -> str:
         """The C++ type with these parameters."""
-        tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}"
+        tiles = f"{self.tiles.columns}, {self.stages}, {self.tiles.cluster}, {int(self.tiles.alternating)}"
         transposed = ", ".join(str(int(t)) for t in self.transposed)
-        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {self.chunk}, {self.staged}>"
+        unroll = self.tiles.columns // self.chunk if self.unrolled else 1
+        return f"Gemm<{stored_type(self.dtype)}, {tiles}, {transposed}, {self.chunk}, {self.staged}, {unroll}>"
 
     @property
     def _stage_bytes(self) -> int:
@@ -92,7 +99,10 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
     # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
-    return GemmShape(step.product.dtype, tiles_for(step.product.shape, processors), transposed, staged, chunk, vec)
+    tiles = tiles_for(step.product.shape, step.product.inputs[0].shape[1], finish_time(step), processors)
+    assert step.epilogue is not None
+    unrolled = step.epilogue.flops <= _MOST_UNROLLED * step.product.size
+    return GemmShape(step.product.dtype, tiles, transposed, staged, chunk, vec, unrolled)
 
 
 def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:

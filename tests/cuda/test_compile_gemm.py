@@ -63,9 +63,9 @@ def local_bytes(binary: bytes) -> int:
     return max(int.from_bytes(size, "little") for size in found)
 
 
-@pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by{cut[1]}")
+@pytest.mark.parametrize("cut", tiles._TILES, ids=lambda cut: f"{cut[0]}by{cut[1]}{'alternating' * cut[2]}")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_every_cut_compiles_without_spills(dtype: str, cut: tuple[int, int]) -> None:
+def test_every_cut_compiles_without_spills(dtype: str, cut: tuple[int, int, bool]) -> None:
     for number, (program, shape) in enumerate(products(dtype)):
         if cut[0] == 256 or number % 3 == 0:
             kernels = emit_gemm(program, dataclasses.replace(shape, tiles=Tiles(*cut)))

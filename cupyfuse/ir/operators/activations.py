@@ -82,6 +82,7 @@ ROWS = (
         flops=24,
         ulps=combined(_ERFC, ROUNDING),
         scale=lambda x: np.abs(_gelu(x)) * (1 + x * x),
+        quick=f"T(0.5) * {{0}} * quick_erfc(-{{0}} * {_HALF_NORMAL})",
     ),
     op(
         "gelu_tanh",
@@ -92,6 +93,8 @@ ROWS = (
         flops=24,
         ulps=combined(LIBRARY, 3 * ROUNDING),
         scale=np.abs,
+        quick="quick_divide({0}, T(1) + quick_exp("
+        f"T({-2 * SQRT_2_OVER_PI!r}) * ({{0}} + T(0.044715) * {{0}} * {{0}} * {{0}})))",
     ),
     op(
         "silu",
@@ -101,6 +104,7 @@ ROWS = (
         "x * sigmoid(x), also called swish.",
         flops=14,
         ulps=combined(LIBRARY, ROUNDING),
+        quick="quick_divide({0}, T(1) + quick_exp(-{0}))",
     ),
     op(
         "sigmoid",
@@ -110,6 +114,7 @@ ROWS = (
         "1 / (1 + exp(-x)).",
         flops=14,
         ulps=combined(LIBRARY, ROUNDING),
+        quick="quick_divide(T(1), T(1) + quick_exp(-{0}))",
     ),
     op(
         "log_sigmoid",

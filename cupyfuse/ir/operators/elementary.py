@@ -128,7 +128,16 @@ ROWS = (
     op("sqrt", np.sqrt, "sqrt({0})", lambda o, y, x: (0.5 / y,), "Square root.", flops=4, ulps=ROUNDING),
     op("reciprocal", np.reciprocal, "T(1) / {0}", lambda o, y, x: (-y * y,), "1 / x.", flops=4, ulps=ROUNDING),
     # exponentials and logarithms
-    op("exp", np.exp, "exp({0})", lambda o, y, x: (y,), "e to the x.", flops=8, ulps=LIBRARY),
+    op(
+        "exp",
+        np.exp,
+        "exp({0})",
+        lambda o, y, x: (y,),
+        "e to the x.",
+        flops=8,
+        ulps=LIBRARY,
+        quick="quick_exp({0})",
+    ),
     op("exp2", np.exp2, "exp2({0})", lambda o, y, x: (LN2 * y,), "2 to the x.", flops=8, ulps=LIBRARY),
     op(
         "expm1",

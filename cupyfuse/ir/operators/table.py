@@ -42,6 +42,7 @@ class Operator:
     result : "float" (works in floats), "same" (any dtype) or "bool"
     ulps : the largest error allowed, in ulps of the result; 0 for exact operators
     scale : `scale(*x)`, for operators that cancel inside: errors are in ulps of the larger of this and the result
+    quick : a cheaper CUDA expression for 16-bit results, with a relative error below 1e-5 more; empty for none
     """
 
     name: str
@@ -54,6 +55,7 @@ class Operator:
     result: str = "float"
     ulps: float = 0.0
     scale: Callable[..., Array] | None = None
+    quick: str = ""
 
     @property
     def exact(self) -> bool:

@@ -32,7 +32,7 @@ from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, stages_of
-from .tiles import Tiles, strip_transposes, tiles_for
+from .tiles import Tiles, finish_time, strip_transposes, tiles_for
 from .workspace import assign_offsets, dead_after
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     "schedule",
     "stages_of",
     "takes_epilogues",
+    "finish_time",
     "tiles_for",
     "unfused_cost",
     "view_chain",

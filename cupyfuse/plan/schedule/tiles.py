@@ -11,22 +11,46 @@ from .steps import Step
 TILE_ROWS = 128
 LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the TMA reads
 MOST_STAGED = 16  # bytes of all full results of an epilogue for one element
-_TILES = ((256, 2), (256, 1), (128, 2), (128, 1))  # columns, and blocks that share them: those preferred first
-_FIXED_COLUMNS = 28  # the cost of a tile beside its products, in columns, as that of the split product
-_ALONE = 1.06  # the cost of a block that shares nothing: its operands take more of the L2's bandwidth
+# Columns, blocks that share them, and whether warpgroups alternate: those preferred first.
+_TILES = (
+    (256, 2, False),
+    (256, 1, False),
+    (192, 1, False),
+    (128, 2, False),
+    (128, 1, False),
+    (64, 1, False),
+    (128, 2, True),
+    (128, 1, True),
+)
 _DEPTH = 64  # columns of the operands in one stage
-_LAUNCH = 2e-6  # seconds
-# Of the half-precision peak, what cuBLAS reaches in large products, and of the bandwidth, what a row program reaches.
-_LIBRARY_SHARE, _STREAM_SHARE = 0.77, 0.85
+# Measured on an H200 (docs/gemm.md), in seconds: of a stage by the columns of a tile, which shared memory limits in narrow
+# ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of its first two
+# bytes, and of more.
+_STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
+_TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
+_UNDER_PRODUCTS = 0.85  # of that, what it takes while the other warpgroup multiplies
+_STAGE_FLOPS = 2 * TILE_ROWS * 256 * _DEPTH  # of the widest
+_ALONE = 1.005  # of a block that shares nothing: its operands take more of the L2's bandwidth
+_START, _LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
+_LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
+_STREAM_SHARE = 0.85  # of the bandwidth, what a row program reaches
 _LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How our kernel cuts a product: the columns of a tile, and the blocks of a cluster, which share them."""
+    """How our kernel cuts a product.
+
+    Attributes
+    ----------
+    columns : of a tile
+    cluster : blocks that share the columns, each with rows of its own
+    alternating : whether the warpgroups of a block compute tiles in turn, rather than half of each
+    """
 
     columns: int
     cluster: int
+    alternating: bool = False
 
     def count(self, shape: Shape) -> int:
         """Count the tiles of a product, rounded up to whole clusters."""
@@ -36,17 +60,41 @@ class Tiles:
         """Count the blocks of a launch: whole clusters, at most one block for each multiprocessor."""
         return min(self.count(shape), processors // self.cluster * self.cluster)
 
-    def columns_in_turn(self, shape: Shape, processors: int) -> float:
-        """Count the columns that a block computes in all its tiles, the fixed cost of a tile included as columns."""
+    def seconds(self, shape: Shape, depth: int, finish: float, processors: int) -> float:
+        """Estimate the time of a product on an H200 with so many multiprocessors.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            Of the product.
+        depth : int
+            Elements of a sum.
+        finish : float
+            Seconds that the results of a tile of 256 columns take (`finish_time`).
+        processors : int
+        """
         turns = -(-self.count(shape) // self.blocks(shape, processors))
-        return turns * (self.columns + _FIXED_COLUMNS) * (_ALONE if self.cluster == 1 else 1.0)
+        stages = -(-depth // _DEPTH) * (_ALONE if self.cluster == 1 else 1.0) * _STAGE[self.columns]
+        if self.alternating:
+            # A warpgroup has as many elements of a tile as of a shared one of twice the columns.
+            end = _TILE + _UNDER_PRODUCTS * finish * 2 * self.columns / 256
+            return -(-turns // 2) * max(2 * stages, stages + end) + end
+        return turns * (stages + _TILE + finish * self.columns / 256)
 
 
-def tiles_for(shape: Shape, processors: int) -> Tiles:
-    """Choose the tiles with which a product of these rows and columns takes the least time."""
+def finish_time(step: Step) -> float:
+    """Estimate the seconds that the results of a tile of 256 columns take: to compute in an epilogue, and to write."""
+    size = step.product.size
+    flops = 0 if step.epilogue is None else step.epilogue.flops
+    written = step.writes / size
+    return _FLOP * flops / size + _FIRST_BYTES * min(written, 2) + _BYTE * max(written - 2, 0)
+
+
+def tiles_for(shape: Shape, depth: int, finish: float, processors: int) -> Tiles:
+    """Choose the tiles with which a product takes the least time; the parameters are those of `Tiles.seconds`."""
     most = max(1, min(-(-shape[0] // TILE_ROWS), processors))  # blocks of a cluster that have rows, and a place
-    fitting = [Tiles(columns, min(cluster, most)) for columns, cluster in _TILES]
-    return min(fitting, key=lambda tiles: tiles.columns_in_turn(shape, processors))
+    fitting = [Tiles(columns, min(cluster, most), alternating) for columns, cluster, alternating in _TILES]
+    return min(fitting, key=lambda tiles: tiles.seconds(shape, depth, finish, processors))
 
 
 def strip_transposes(operand: Node) -> tuple[Node, bool]:
@@ -59,17 +107,20 @@ def strip_transposes(operand: Node) -> tuple[Node, bool]:
 
 def own_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a product by our kernel with its epilogue."""
-    product = step.product
-    depth = -(-product.inputs[0].shape[1] // _DEPTH) * _DEPTH
-    columns = tiles_for(product.shape, device.processors).columns_in_turn(product.shape, device.processors)
-    compute = 2 * TILE_ROWS * columns * depth * device.processors / device.own_half
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _LAUNCH * step.launches
+    return _tiles_time(step, device) + _START + _LAUNCH * step.launches
 
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS."""
-    compute = 2 * step.product.size * step.product.inputs[0].shape[1] / (_LIBRARY_SHARE * device.half)
-    return max(compute, (step.reads + step.writes) / device.bandwidth) + _LAUNCH
+    return _LIBRARY_SHARE * _tiles_time(step, device) + _START + _LAUNCH
+
+
+def _tiles_time(step: Step, device: Device) -> float:
+    product, processors = step.product, device.processors
+    given = product.shape, product.inputs[0].shape[1], finish_time(step), processors
+    # The table is of an H200, whose rate is that of its widest stages.
+    scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
+    return max(tiles_for(*given).seconds(*given) * scale, (step.reads + step.writes) / device.bandwidth)
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:
