@@ -23,8 +23,8 @@ _TILES = (
     (128, 1, True),
 )
 _DEPTH = 64  # columns of the operands in one stage
-# Measured on an H200 (docs/gemm.md), in seconds: of a stage by the columns of a tile, which shared memory limits in narrow
-# ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of its first two
+# Measured on an H200 (docs/gemm.md), in seconds: of a stage by the columns of a tile, which shared memory limits in
+# narrow ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of its first two
 # bytes, and of more.
 _STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
 _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6

@@ -162,7 +162,7 @@ void read_operand(float* to, int step, Word64 operand, bool turned, bool bfloat1
 
 // A thread's sums: two rows of a, and the columns (rows of b) 8 j + 2 (thread % 4) and the next one.
 void compute(const Issued& issued) {
-    constexpr int kColumns = 128;
+    constexpr int kColumns = 64;  // a quarter of the widest product
     const Product& product = issued.product;
     const unsigned thread = threadIdx.x % 128;
     const int columns = product.sums / 2;
