@@ -6,6 +6,7 @@ the tests, which run the same kernels on a CPU.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -17,13 +18,14 @@ from .. import devices, dtypes
 from ..devices import Device
 from ..errors import EngineError
 from ..ir.library import LibraryCall
-from . import tensor_map
+from . import library_functions, tensor_map
 from .compile import check_process, load, load_together
 from .gemm import BatchStrides, Blas, CupyBlas, Gemm, Operand
 from .kernel import Kernel
 from .tensor_map import MatrixBoxes
 
 Function = Callable[..., Any]
+LibraryFunction = Callable[[Sequence[Any]], list[Any]]
 
 
 class Runtime(Protocol):
@@ -97,8 +99,12 @@ class Runtime(Protocol):
     def tensor_map(self, matrix: MatrixBoxes, address: int) -> tuple[int, ...]:
         """Encode the tensor map of a matrix at an address, as the 64-bit words of a `CUtensorMap`."""
 
-    def library_function(self, call: LibraryCall) -> Function:
-        """Return the array library's own function for a call."""
+    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
+        """Return the array library's own function for a call: from operands in their shapes to all results.
+
+        Those numbered in `stored` have the dtypes there, are C-contiguous, and share no memory with any other array.
+        With `in_place` the first operand may be written to, and be the result.
+        """
 
 
 class NumpyLikeArrays:
@@ -223,14 +229,44 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
     def blas(self) -> Blas:
         return CupyBlas()
 
-    def library_function(self, call: LibraryCall) -> Function:
+    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
         try:
-            return call.resolve_in(self._cupy)
+            function = library_functions.resolve(call, self._cupy, in_place)
         except AttributeError:
             raise EngineError(
                 f"{call!r} has no counterpart in CuPy {self._cupy.__version__}; call it outside of the fused function, "
                 "or fuse for NumPy arrays"
             ) from None
+        run = call.prepare(function, library_functions.arguments_of(call, self._cupy))
+        kept = [(k, self.dtype(name)) for k, name in stored.items()]
+
+        def run_for_values(operands: Sequence[Any]) -> list[Any]:
+            results = run(operands)
+            for k, dtype in kept:
+                if in_place and results[k] is operands[0] and results[k].dtype == dtype:
+                    continue
+                if not self._is_value(results, k, dtype, operands):
+                    results[k] = self._cupy.array(results[k], dtype, order="C")
+                self._hold_if_capturing(results[k])
+            return results
+
+        return run_for_values
+
+    def _is_value(self, arrays: list[Any], k: int, dtype: Any, operands: Sequence[Any]) -> bool:
+        """Whether array `k`, C-contiguous and of a dtype, has memory of its own: only this list holds it."""
+        array_type = self._cupy.ndarray
+        if type(arrays[k]) is not array_type or arrays[k].dtype != dtype or not arrays[k].flags.c_contiguous:
+            return False
+        if sys.getrefcount(arrays[k]) > _ONE_HOLDER:
+            return False
+        if arrays[k].base is not None and sys.getrefcount(arrays[k].base) > _ONE_HOLDER:
+            return False
+        memory = arrays[k].data.mem  # also of views that have no base, as those of `as_strided`
+        return all(operand.data.mem is not memory for operand in operands)
+
+
+# References to an array that only a list or another array holds, as `_is_value` counts them.
+_ONE_HOLDER = sys.getrefcount([object()][0]) + 1
 
 
 @lru_cache(maxsize=64)

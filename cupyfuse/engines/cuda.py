@@ -16,20 +16,35 @@ from ..errors import EngineError
 from ..ir import graph as g
 from ..ir.graph import Node
 from ..plan.plan import Output, Plan
-from ..plan.schedule import assign_offsets, base_of, row_stride, view_chain
-from .kernel_launch import Addresses, Place
+from ..plan.schedule import Step, assign_offsets, base_of, dead_after, row_stride, view_chain
+from .kernel_launch import Addresses, LaunchSpec, Place
 from .launch_specs import LaunchSpecs, ShapeAndStrides
+from .library_launch import Held, allocation, release, rewritten_operand
 
 _ALIGNMENT = 256  # of values in the workspace, in bytes
 
 
 @dataclass(frozen=True)
 class _Result:
-    """A result, the function that allocates it as the steps write it, and whether that is what the caller gets."""
+    """A result as the steps write it.
+
+    Attributes
+    ----------
+    output : Output
+    shape : tuple of int
+    empty : callable
+        Allocates it.
+    direct : bool
+        Whether that is what the caller gets.
+    held : int
+        Slot of the array that a library step gives, -1 if it is not one's.
+    """
 
     output: Output
+    shape: tuple[int, ...]
     empty: Callable[[], Any]
     direct: bool
+    held: int = -1
 
 
 class CudaExecutable:
@@ -62,30 +77,37 @@ class CudaExecutable:
             self._places[node] = self._argument_place(array)
             if array.ndim > 2:
                 strides[node] = tuple(array.shape), tuple(runtime.strides(array))
-        self._results = []
         for o in plan.outputs:
             base = base_of(o.node)
             self._places[base] = Place(self._slot(), base.shape[1], 1)
-            shape = o.shape if o.direct else base.shape
-            self._results.append(_Result(o, runtime.allocator(shape, runtime.dtype(o.dtype)), o.direct))
         nodes = (node for step in plan.steps for node in step.nodes)
         takes_numbers = any(n.number is not None for n in g.topological(nodes))
         self._numbers = self._slot() if takes_numbers else -1  # of the float arguments
         self._flag = self._slot() if conditional else -1
+        library_steps = [step for step in plan.steps if step.kind == "Library" and step.launches]
+        self._holds_arguments = bool(library_steps)
+        self._held = self._hold_arguments(arrays) if library_steps else {}
+        self._first_unset = self._slots
         self._overwritten: list[int] = []  # arguments that steps write to
         self._copies = self._place_effects(arrays)
+        for step in library_steps:
+            self._hold_results(step)
+        self._dead = dead_after(plan.steps, plan.graph.roots)
+        self._allocated: dict[Node, Held] = {}  # values in arrays of their own, which library steps overwrite
+        in_place = [step for step, dead in zip(plan.steps, self._dead, strict=True) if self._can_rewrite(step, dead)]
+        self._results = [self._result(o) for o in plan.outputs]
         offsets, self._workspace = assign_offsets(
             plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
         )
         for node, offset in offsets.items():
             self._places[node] = Place(self._workspace_slot(offset), node.shape[1], 1)
-        self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._flag, self._numbers)
+        self._specs = LaunchSpecs(plan, runtime, self._place, strides, self._held, in_place, self._flag, self._numbers)
         with runtime.made_current():
-            specs = [spec for step in plan.steps if step.launches for spec in self._specs.of(step)]
+            specs = self._launch_specs()
             runtime.load_together([kernel for spec in specs for kernel in spec.kernels])
             slots = [self._reserve(spec.workspace) if spec.workspace else -1 for spec in specs]
             self._launches = [spec.bind(runtime, slot) for spec, slot in zip(specs, slots, strict=True)]
-        self._unset = [0] * len(self._temporaries)  # addresses that `_launch` fills in
+        self._unset = [None] * (self._slots - self._first_unset)  # what `_launch` and library steps fill in
 
     def _slot(self) -> int:
         """Return a new slot of the list of addresses."""
@@ -99,6 +121,56 @@ class CudaExecutable:
             return Place(self._slot(), strides[0], strides[1])
         # Rows with several strides are only read by copies, which take all strides.
         return Place(self._slot(), row_stride(array.shape, strides) or 0, strides[-1] if strides else 0)
+
+    def _hold_arguments(self, arrays: Sequence[Any]) -> dict[Node, Held]:
+        """Return the arguments, which follow their addresses in slots of their own."""
+        inputs = self.plan.graph.inputs
+        return {node: Held(self._slot(), tuple(array.shape)) for node, array in zip(inputs, arrays, strict=True)}
+
+    def _hold_results(self, step: Step) -> None:
+        """Let a library step give its results, but for those that overwrite arguments."""
+        written = {self._places[node].slot for node in self.plan.graph.inputs}
+        for node in step.outputs:
+            if node not in self._places:
+                self._places[node] = Place(self._slot(), node.shape[1], 1)
+            if self._places[node].slot not in written:
+                assert node.call is not None
+                self._held[node] = Held(self._slot(), node.call.results[node.result])
+
+    def _can_rewrite(self, step: Step, dead: Sequence[Node]) -> bool:
+        """Whether a library step may write its result over an operand, which then is an array of its own."""
+        if step.kind != "Library" or not step.launches:
+            return False
+        value = rewritten_operand(step, dead, self.plan.scheduled.storage)
+        if value is None or (value in self._places and value not in self._held):
+            return False
+        if value not in self._held:
+            call = step.nodes[0].call
+            assert call is not None
+            self._places[value] = Place(self._slot(), value.shape[1], 1)
+            self._held[value] = self._allocated[value] = Held(self._slot(), call.shapes[0])
+        return True
+
+    def _result(self, output: Output) -> _Result:
+        """Return a result as the steps write it."""
+        base = base_of(output.node)
+        shape = output.shape if output.direct else base.shape
+        empty = self.runtime.allocator(shape, self.runtime.dtype(output.dtype))
+        held = self._held[base].slot if base in self._held else -1
+        return _Result(output, shape, empty, output.direct, held)
+
+    def _launch_specs(self) -> list[LaunchSpec]:
+        """List the launches of all steps; what library steps have given is released after its last use."""
+        found = []
+        for step, dead in zip(self.plan.steps, self._dead, strict=True):
+            for node in step.outputs:
+                if node in self._allocated:
+                    dtype = self.plan.scheduled.storage[node]
+                    found.append(allocation(self._places[node].slot, self._allocated[node], dtype))
+            found += self._specs.of(step) if step.launches else []
+            released = [self._held[node] for node in dead if node in self._held]
+            found += [release(released)] if released else []
+        return found
 
     def _workspace_slot(self, offset: int) -> int:
         """Return a new slot, for the address at an offset in the workspace."""
@@ -185,13 +257,21 @@ class CudaExecutable:
         written = []
         finished = True  # every result is a new array, which a step writes as the caller gets it
         for result, out in zip(self._results, outs, strict=True):
-            array = out if out is not None and result.direct and runtime.is_contiguous(out) else result.empty()
             finished &= out is None and result.direct
+            if out is not None and result.direct and runtime.is_contiguous(out):
+                array = out
+            else:
+                array = result.empty() if result.held < 0 else None
             written.append(array)
-            addresses.append(address(array))
+            addresses.append(None if array is None else address(array))
         if self._numbers >= 0:
             addresses.append(numbers)
+        if self._holds_arguments:
+            addresses += arrays
         memory = self._launch(addresses, runtime.stream())
+        for k, result in enumerate(self._results):
+            if written[k] is None:
+                written[k] = _in_shape(addresses[result.held], result.shape)
         if not finished:
             written = [self._deliver(*each) for each in zip(self._results, written, outs, strict=True)]
         if self._copies or self._overwritten:
@@ -209,7 +289,8 @@ class CudaExecutable:
     def _launch(self, addresses: Addresses, stream: Any) -> Any:
         """Launch all steps, and return the workspace, to be kept until its values have been read.
 
-        `addresses` holds those of arguments, results and flag, by slot; those in the workspace are appended here.
+        `addresses` holds those of arguments, results and flag, by slot; those in the workspace are appended here. None
+        is that of a value which a library step gives.
         """
         addresses += self._unset
         memory = None
@@ -241,6 +322,10 @@ class CudaExecutable:
         for arg, node in self._copies:
             value = self._specs.view(node, self._place(node), addresses)
             self.runtime.copy(arrays[arg], value.reshape(arrays[arg].shape))
+
+
+def _in_shape(array: Any, shape: tuple[int, ...]) -> Any:
+    return array if array.shape == shape else array.reshape(shape)
 
 
 def _apply_views(node: Node, base: Any) -> Any:

@@ -5,7 +5,7 @@ In the functions that launch, `at` holds the addresses by slot, and one-letter n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from .. import dtypes
@@ -16,6 +16,7 @@ from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step, base_of, contiguous_strides
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
+from .library_launch import Held, LibraryLaunch
 from .product_launch import ProductLaunch
 
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
@@ -32,6 +33,10 @@ class LaunchSpecs:
         Returns the `Place` of a value.
     strides : dict
         Shapes and strides, in elements, of arguments of more than two dimensions.
+    held : dict
+        The values that calls hold as arrays, for library steps.
+    in_place : collection of Step
+        Library steps that may write to their first operands.
     flag : int
         Slot of the address of the flag that conditional launches read; -1 if launches are unconditional.
     numbers : int
@@ -44,11 +49,14 @@ class LaunchSpecs:
         runtime: Runtime,
         place: Callable[[Node], Place],
         strides: dict[Node, ShapeAndStrides],
+        held: dict[Node, Held],
+        in_place: Collection[Step],
         flag: int,
         numbers: int,
     ):
         self._storage, self._precision = plan.scheduled.storage, plan.precision
         self._runtime, self._place, self._strides = runtime, place, strides
+        self._held, self._in_place = held, in_place
         self._flag, self._numbers = flag, numbers
 
     def of(self, step: Step) -> list[LaunchSpec]:
@@ -62,7 +70,7 @@ class LaunchSpecs:
             (node,) = step.outputs
             return [self._put_spec(node) if node.op == "put" else self._copy_spec(node)]
         if step.kind == "Library":
-            return [self._library_spec(step)]
+            return [LibraryLaunch(step, storage, self._place, self._held, step in self._in_place).spec()]
         return [KernelLaunch(step, storage, self._place, self._flag, self._numbers).spec()]
 
     def _product_spec(self, step: Step, node: Node) -> LaunchSpec:
@@ -180,25 +188,6 @@ class LaunchSpecs:
             return *self._strides[value], 0
         place = self._place(value)
         return node.shape, (place.row_stride, place.col_stride), place.offset
-
-    def _library_spec(self, step: Step) -> LaunchSpec:
-        """Return the call of the array library's own function, and the copies of its results."""
-        call, operands = step.nodes[0].call, step.nodes[0].inputs
-        assert call is not None
-        sources = [(n, self._place(n)) for n in operands]
-        targets = [(n, self._place(n)) for n in step.outputs]
-
-        def bind(runtime: Runtime, _: int) -> Launch:
-            function = runtime.library_function(call)
-
-            def launch(addresses: Addresses, stream: Any) -> None:
-                results = call.run(function, [self.view(n, place, addresses) for n, place in sources])
-                for node, place in targets:
-                    runtime.copy(self.view(node, place, addresses), results[node.result].reshape(node.shape))
-
-            return launch
-
-        return LaunchSpec(bind)
 
     def view(self, node: Node, place: Place, addresses: Addresses) -> Any:
         """Return the memory of a value at `place` as an array."""

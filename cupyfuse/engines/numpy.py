@@ -36,9 +36,9 @@ class NumpyExecutable:
         nodes = (node for step in plan.steps for node in step.nodes)
         self._numbers = [n for n in g.topological(nodes) if n.number is not None]
         in_memory = set(plan.graph.inputs)
-        self._programs: list[StraightLine | None] = []  # of each step; None for steps that run in blocks
+        self._programs: list[StraightLine | _LibraryProgram | None] = []  # of each step; None for those in blocks
         for step in plan.steps:
-            self._programs.append(_straight_line_program(step, frozenset(in_memory), plan.scheduled.storage))
+            self._programs.append(_program(step, frozenset(in_memory), plan.scheduled.storage))
             in_memory.update(step.outputs)
         self._results = [(output, output.axes.in_order) for output in plan.outputs]
 
@@ -83,8 +83,10 @@ class NumpyExecutable:
         return results
 
 
-def _straight_line_program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | None:
-    """Return the straight-line program of a step that is a single block; None for others."""
+def _program(step: Step, in_memory: frozenset[Node], storage: dict[Node, str]) -> StraightLine | _LibraryProgram | None:
+    """Return the program of a library step, or of a step that is a single block; None for others."""
+    if step.kind == "Library":
+        return _LibraryProgram(step, storage)
     if step.kind in ("Gemm", "Copy", "Split") or not 0 < step.domain[0] * step.domain[1] <= BLOCK:
         return None
     along = 0 if step.kind == "ColumnStats" else 1
@@ -150,8 +152,6 @@ def _run_step(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -
             memory[node] = _strided_view(node, source).copy().reshape(node.shape)
         else:
             memory[node] = np.array(source, order="C")
-    elif step.kind == "Library":
-        _run_library(step, memory, storage)
     else:
         for node in step.outputs:
             memory[node] = np.empty(node.shape, dtypes.to_numpy(storage[node]))
@@ -184,13 +184,21 @@ def _accumulate(total: Array, a: Array, b: Array) -> Array:
     return total
 
 
-def _run_library(step: Step, memory: dict[Node, Array], storage: dict[Node, str]) -> None:
-    """Call NumPy's own function, and copy its results, which may be views of the operands."""
-    call, operands = step.nodes[0].call, step.nodes[0].inputs
-    assert call is not None
-    results = call.run(call.resolve_in(np), [_view_of(i, memory) for i in operands])
-    for node in step.outputs:
-        memory[node] = np.array(results[node.result], dtypes.to_numpy(storage[node]), order="C").reshape(node.shape)
+class _LibraryProgram:
+    """A library step: a call of NumPy's own function, whose results are copied, as they may be views of operands."""
+
+    def __init__(self, step: Step, storage: dict[Node, str]):
+        call, operands = step.nodes[0].call, step.nodes[0].inputs
+        assert call is not None
+        self._call = call.prepare(call.resolve_in(np))
+        self._operands = list(zip(operands, call.shapes, strict=True))
+        self._stores = [(n, n.result, dtypes.to_numpy(storage[n])) for n in step.outputs]
+
+    def run(self, memory: dict[Node, Array]) -> None:
+        """Compute the step's outputs from what is in memory."""
+        results = self._call([_view_of(node, memory).reshape(shape) for node, shape in self._operands])
+        for node, number, dtype in self._stores:
+            memory[node] = np.array(results[number], dtype, order="C").reshape(node.shape)
 
 
 def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:

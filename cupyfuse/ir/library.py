@@ -1,7 +1,7 @@
 """Calls of NumPy's or CuPy's own functions on whole arrays: what the nodes of operator `library` run.
 
 Beside the functions of the array library there are SciPy's (CuPy's of the same names lie in `cupyx.scipy`), indexing,
-and functions that write to their first operand: those run on a copy of it, and return the copy.
+and functions that write to their first operand, or to a copy of it, and return what they wrote to.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter, getitem, setitem
+from operator import attrgetter, getitem, itemgetter, setitem
 from typing import Any
 
 from ..dtypes import is_complex
@@ -60,29 +60,56 @@ class LibraryCall:
     def __repr__(self) -> str:
         return display_name(self.function)
 
-    def resolve_in(self, namespace: Any) -> Callable[..., Any]:
-        """Return the function of a library, given as its module; AttributeError if the library lacks it."""
-        return resolve_function(self.function, namespace)
+    @property
+    def writes(self) -> bool:
+        """Whether the function writes to its first operand."""
+        return self.function == _SETITEM or self.function.startswith(_WRITING)
 
-    def run(self, function: Callable[..., Any], arrays: Sequence[Any]) -> list[Any]:
-        """Call the function on the operands' matrices, reshaped as the user's; return all of its results."""
-        operands = [a.reshape(shape) for a, shape in zip(arrays, self.shapes, strict=True)]
-        arguments, options = (replace_operands(given, operands) for given in (self.arguments, self.options))
-        result = function(*arguments, **options)
-        found = list(result) if isinstance(result, (tuple, list)) else [result]
+    def resolve_in(self, namespace: Any, in_place: bool = False) -> Callable[..., Any]:
+        """Return the function of a library, given as its module; see `resolve_function`."""
+        return resolve_function(self.function, namespace, in_place)
+
+    def prepare(
+        self, function: Callable[..., Any], given: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+    ) -> Callable[[Sequence[Any]], list[Any]]:
+        """Return a call of `function` that takes the operands, in their shapes, and returns all of its results.
+
+        `given` are the arguments and options, if they are not the call's own.
+        """
+        arguments, options = map(filler, given or (self.arguments, self.options))
+        planned = list(zip(self.results, map(is_complex, self.dtypes), strict=True))
+
+        def run(operands: Sequence[Any]) -> list[Any]:
+            result = function(*arguments(operands), **options(operands))
+            found = list(result) if isinstance(result, (tuple, list)) else [result]
+            if len(found) != len(planned):
+                raise self._mismatch(found)
+            for r, (shape, may_be_complex) in zip(found, planned, strict=True):
+                if getattr(r, "shape", ()) != shape or (not may_be_complex and _is_complex(r)):
+                    raise self._mismatch(found)
+            return found
+
+        return run
+
+    def _mismatch(self, found: Sequence[Any]) -> EngineError:
+        """Return the error for results of other shapes than were planned, or complex ones in the place of real ones."""
         shapes = tuple(tuple(getattr(r, "shape", ())) for r in found)
         if shapes != self.results:
-            raise EngineError(f"{self!r}: results of shapes {self.results} were planned, the library returned {shapes}")
-        for planned, r in zip(self.dtypes, found, strict=True):
-            if getattr(getattr(r, "dtype", None), "kind", "") == "c" and not is_complex(planned):
-                raise EngineError(
-                    f"{self!r}: {planned} results were planned, and for these operands it returned {r.dtype} ones; "
-                    "convert the operands with .astype(complex) first"
-                )
-        return found
+            planned = f"results of shapes {self.results} were planned"
+            return EngineError(f"{self!r}: {planned}, the library returned {shapes}")
+        name, r = next((d, r) for d, r in zip(self.dtypes, found, strict=True) if _is_complex(r) and not is_complex(d))
+        return EngineError(
+            f"{self!r}: {name} results were planned, and for these operands it returned {r.dtype} ones; "
+            "convert the operands with .astype(complex) first"
+        )
 
 
-_WRITING = "writing."
+def _is_complex(result: Any) -> bool:
+    """Whether what a library returned is a complex array or number."""
+    return getattr(getattr(result, "dtype", None), "kind", "") == "c"
+
+
+_WRITING, _SETITEM = "writing.", "setitem"
 
 
 def writing_call(name: str) -> str:
@@ -98,12 +125,17 @@ def display_name(function: str) -> str:
     return function if function.startswith("scipy.") else f"np.{function.removeprefix(_WRITING)}"
 
 
-def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
-    """Return a library's function by its name in a `LibraryCall`; AttributeError if there is none."""
-    if name in _INDEXING:
-        return _INDEXING[name]
-    if name.startswith(_WRITING):
-        return partial(_call_on_copy, attrgetter(name.removeprefix(_WRITING))(namespace))
+def resolve_function(name: str, namespace: Any, in_place: bool = False) -> Callable[..., Any]:
+    """Return a library's function by its name in a `LibraryCall`; AttributeError if there is none.
+
+    A function that writes to its first operand returns that operand: a copy of it, or with `in_place` itself.
+    """
+    if name == "getitem":
+        return getitem
+    if name == _SETITEM or name.startswith(_WRITING):
+        write = setitem if name == _SETITEM else attrgetter(name.removeprefix(_WRITING))(namespace)
+        changed = partial(_changed_by, write)
+        return changed if in_place else on_copy(changed)
     if not name.startswith("scipy."):
         return attrgetter(name)(namespace)
     prefix = "cupyx." if namespace.__name__ == "cupy" else ""
@@ -113,25 +145,40 @@ def resolve_function(name: str, namespace: Any) -> Callable[..., Any]:
         raise AttributeError(str(error)) from error
 
 
-def _call_on_copy(function: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:
-    """Call a function that writes to its first argument on a copy of that; return the copy."""
-    changed = array.copy()
-    function(changed, *arguments, **options)
-    return changed
+def _changed_by(write: Callable[..., Any], array: Any, *arguments: Any, **options: Any) -> Any:
+    """Return an array after a function has written to it."""
+    write(array, *arguments, **options)
+    return array
 
 
-_INDEXING: dict[str, Callable[..., Any]] = {
-    "getitem": getitem,
-    "setitem": partial(_call_on_copy, setitem),
-}
+def on_copy(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that does the same on a copy of its first argument."""
+    return lambda array, *arguments, **options: function(array.copy(), *arguments, **options)
 
 
-def replace_operands(value: Any, operands: Sequence[Any]) -> Any:
-    """Replace each `Operand` in nested tuples, lists and dicts by its array."""
+def filler(value: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that replaces each `Operand` in nested tuples, lists and dicts by its array."""
     if isinstance(value, Operand):
-        return operands[value.index]
-    if isinstance(value, (tuple, list)):
-        return type(value)([replace_operands(v, operands) for v in value])
+        return itemgetter(value.index)
+    if not has_operands(value):
+        return lambda operands: value
     if isinstance(value, dict):
-        return {k: replace_operands(v, operands) for k, v in value.items()}
-    return value
+        fill_values = filler(list(value.values()))
+        return lambda operands: dict(zip(value, fill_values(operands), strict=True))
+    cls = type(value)
+    filled = [(k, filler(v)) for k, v in enumerate(value) if has_operands(v)]
+
+    def fill(operands: Sequence[Any]) -> Any:
+        items = list(value)
+        for k, fill_item in filled:
+            items[k] = fill_item(operands)
+        return items if cls is list else cls(items)
+
+    return fill
+
+
+def has_operands(value: Any) -> bool:
+    """Whether nested tuples, lists and dicts hold an `Operand`."""
+    if isinstance(value, (tuple, list, dict)):
+        return any(map(has_operands, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, Operand)

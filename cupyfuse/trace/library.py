@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import dtypes
 from ..ir import graph as g
-from ..ir.library import LibraryCall, Operand, display_name, replace_operands, resolve_function
+from ..ir.library import LibraryCall, Operand, display_name, filler, resolve_function
 from .axes import Axes
 from .broadcasting import axis_labels
 from .folds import in_fold
@@ -219,7 +219,7 @@ def _call_on_samples(
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            result = numpy(*replace_operands(arguments, samples), **replace_operands(options, samples))
+            result = numpy(*filler(arguments)(samples), **filler(options)(samples))
         except Exception as error:
             reraise(name, error)
     if hasattr(result, "_fields"):

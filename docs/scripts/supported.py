@@ -39,6 +39,8 @@ def page() -> str:
         _table(("ufunc", ""), numpy_ufuncs()),
         "Their methods `reduce`, `accumulate`, `reduceat`, `outer` and `at` trace too.",
         "Index arrays, read and assigned to, are library steps, but for labels: `y[np.arange(len(y)), labels]`. "
+        "Where an index names an element twice, the last value stays; of `np.put` and `np.put_along_axis` on CuPy "
+        "arrays, any of them. "
         "Arrays that the function makes (`np.zeros`, `np.full`, `np.array`) can be filled with what it computes. What "
         "needs values while the function is traced is an error that names the line: `if x.sum() > 0`, `float(x)`, "
         "`len(x[mask])`; Python's `min` and `max` of scalars are `np.where`.",

@@ -2,7 +2,7 @@
 
 Memory comes straight from cudaMalloc, so that the tools see where an array ends; results go to arrays full of NaN and
 gaps between rows hold NaN; and everything is compared with the program as written. Products by cuBLAS are left out;
-those from fp16 halves run where there are Hopper's tensor cores.
+those from fp16 halves, and 16-bit ones with epilogues, run where there are Hopper's tensor cores.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from kernel_cases import CASES, Arrays, Case
 from support import dtype_of, lay_out, normal
 
 import cupyfuse as cf
+from cupyfuse import settings
+from cupyfuse.plan.schedule import tiles
 
 POISON = 0xFF  # in every byte: NaN in floats of any size
 
@@ -108,6 +110,31 @@ def run_products(cupy: Any) -> int:
     return launches
 
 
+def run_epilogues(cupy: Any) -> int:
+    """16-bit products with row programs as epilogues, in every cut; returns how many kernels were launched."""
+    from cupyfuse.cuda.runtime import on_device
+
+    device = on_device(0).device
+    if device is None or not device.has_warpgroups:
+        return 0
+    rng, launches, chosen = np.random.default_rng(3), 0, tiles._TILES
+    tails = (lambda x, w, b: cf.gelu(x @ w.T + b), lambda x, w, b: cf.logsumexp(x @ w.T + b, axis=1))
+    for cut in chosen:
+        tiles._TILES = (cut,)
+        for m, n, k in ((1, 3, 8), (300, 520, 200)):
+            x, w, b = normal(rng, (m, k), "bfloat16"), normal(rng, (n, k), "bfloat16"), normal(rng, (n,), "bfloat16")
+            wide = [a.astype(np.float64) for a in (x, w, b)]
+            for tail in tails:
+                with settings.epilogues("always"):
+                    fused = cf.fuse(tail)
+                    result = downloaded(fused(*(uploaded(cupy, a, "contiguous") for a in (x, w, b))))
+                assert fused.plans[-1].steps[0].epilogue is not None
+                np.testing.assert_allclose(result.astype(np.float64), tail(*wide), rtol=2**-7, atol=2**-7 * k**0.5)
+                launches += fused.plans[-1].launches
+    tiles._TILES = chosen
+    return launches
+
+
 def main() -> None:
     import cupy
 
@@ -115,11 +142,11 @@ def main() -> None:
     # One element off, no pointer is aligned for vectors.
     scalar = [replace(case, layout="offset") for case in CASES if case.layout == "contiguous"]
     launches = [run(cupy, case) for case in (*CASES, *scalar, *GUARDED)]
-    products = run_products(cupy)
+    products, epilogues = run_products(cupy), run_epilogues(cupy)
     cupy.cuda.Device().synchronize()
     cases = sum(count > 0 for count in launches)
     print(f"{cases} cases, {sum(launches)} launches, {len(launches) - cases} cases with cuBLAS's products left out")
-    print(f"{products} launches for products from halves")
+    print(f"{products} launches for products from halves, {epilogues} for 16-bit products with epilogues")
     assert sum(launches) >= 200, "too few launches for a check of all kernels"
 
 

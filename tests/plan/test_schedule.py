@@ -271,7 +271,7 @@ def check(plan: Plan) -> None:
         unique = dict.fromkeys(step.inputs)
         assert step.reads == sum(n.size * dtypes.ITEMSIZE[stored[base_of(n)]] for n in unique)
         if step.kind in ("Gemm", "Copy"):
-            assert len(step.nodes) == 1
+            assert step.nodes[1:] == (() if step.epilogue is None else step.epilogue.nodes)
             continue
         rows, columns = step.domain
         for node in step.nodes:

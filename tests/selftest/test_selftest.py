@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import FLOATS, HOST, NUMPY, ROOT, Engine
+from support import CUDA, FLOATS, HOST, NUMPY, ROOT, Engine
 
 import cupyfuse as cf
 from cupyfuse import heads, selftest
@@ -39,7 +39,8 @@ def test_operators_are_as_accurate_as_their_rows_say(engine: Engine, dtype: str)
     for name, one in found.items():
         row = POINTWISE[pointwise.parse_name(name)[0]]
         assert one.count > 20_000
-        assert one.ulps == 0 or not row.exact
+        flushed = engine is CUDA and one.used <= 1  # subnormal results of exact operators
+        assert one.ulps == 0 or flushed or not row.exact
 
 
 CHAINS = {"softmax", "log_softmax", "linear", "batch_norm", "batch_norm, training", "head_softmax, training"}
@@ -148,7 +149,7 @@ def test_a_run_passes_and_says_what_ran(page: tuple[Report, str, str]) -> None:
 def test_every_template_is_among_the_kernels(page: tuple[Report, str, str]) -> None:
     report, printed, text = page
     assert "would have run were compiled" in report.kernels_title
-    # Products of this size do not run from halves; epilogues are off until they are measured.
+    # Products of this size do not run from halves, nor with epilogues.
     others = ("split_", "fingerprint", "gemm")
     templates = {path.stem for path in (ROOT / "kernels_cu").glob("*.cu") if not path.stem.startswith(others)}
     ways = templates | {"column_stats, in shares", "column_stats, merge of shares"}

@@ -83,12 +83,15 @@ def test_row_work_gains_beside_eager_and_not_beside_inductor(build, dtype, shape
 
 
 def test_what_gains_in_inference_alone():
-    """Backward passes take back what a small product, or a 16-bit one, gains forward."""
+    """The backward pass takes back what a small product gains forward."""
     small = (chains.linear, "float32", (4096, 768, 768))  # 356 us of GPU against 454, 790 of the host against 307
-    half = (chains.head_logsumexp, "bfloat16", HEAD)  # forward 183 us, eager 241, Inductor 180
-    for case in (small, half):
-        assert of(*case).gains() and not of(*case, True).gains()
-    assert of(*small, compiled=True).gains() and not of(*half, compiled=True).gains()
+    assert of(*small).gains() and not of(*small, True).gains()
+    assert of(*small, compiled=True).gains()
+
+
+def test_a_16_bit_product_gains_beside_eager():
+    half = (chains.head_logsumexp, "bfloat16", HEAD)  # forward 190 us, eager 240, Inductor 189
+    assert of(*half).gains() and not of(*half, compiled=True).gains()
 
 
 @pytest.mark.parametrize("build", [chains.pointwise, chains.scaled_softmax, chains.add_layer_norm, chains.bias_gelu])

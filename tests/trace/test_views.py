@@ -176,6 +176,15 @@ def test_statistics_of_complex_arrays(engine: Engine) -> None:
         np.testing.assert_allclose(engine.host(cf.fuse(function)(engine.array(z))), function(z), rtol=1e-13)
 
 
+def test_vector_norms_of_complex_arrays_ask_for_absolute_values_alone(engine: Engine) -> None:
+    z = X + 2j * X.T
+    for options in ({}, {"axis": 1}, {"axis": (0, 1), "ord": 3}, {"axis": 0, "ord": np.inf}, {"axis": (), "ord": 0}):
+        fused = cf.fuse(lambda x, options=options: np.linalg.vector_norm(x, **options))
+        assert [s.fused for s in fused.plan(z).steps if s.kind == "Library"] == [("np.absolute",)]
+        expected = np.linalg.vector_norm(z, **options)
+        np.testing.assert_allclose(engine.host(fused(engine.array(z))), expected, rtol=1e-13)
+
+
 def test_views_of_complex_arrays_are_views() -> None:
     z = X + 1j * X.T
     for text in ("np.flip(x, 1)", "np.split(x, 2)[0]", "np.rot90(x)"):

@@ -23,7 +23,7 @@ _TILES = (
     (128, 1, True),
 )
 _DEPTH = 64  # columns of the operands in one stage
-# Measured on an H200 (docs/gemm.md), in seconds: of a stage by the columns of a tile, which shared memory limits in
+# Seconds, measured on an H200 (docs/gemm.md): of a stage by the columns of a tile, which shared memory limits in
 # narrow ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of its first two
 # bytes, and of more.
 _STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
@@ -33,7 +33,9 @@ _STAGE_FLOPS = 2 * TILE_ROWS * 256 * _DEPTH  # of the widest
 _ALONE = 1.005  # of a block that shares nothing: its operands take more of the L2's bandwidth
 _START, _LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
-_STREAM_SHARE = 0.85  # of the bandwidth, what a row program reaches
+# Where that leaves multiprocessors idle, cuBLAS also splits sums: then it takes this, and reaches this of the rates.
+_SPLIT, _SPLIT_SHARE = 4e-6, 0.75
+_STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
 _LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
 
 
@@ -112,7 +114,9 @@ def own_time(step: Step, device: Device) -> float:
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS."""
-    return _LIBRARY_SHARE * _tiles_time(step, device) + _START + _LAUNCH
+    flops = 2 * step.product.size * step.product.inputs[0].shape[1]
+    split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
+    return min(_LIBRARY_SHARE * _tiles_time(step, device), split) + _START + _LAUNCH
 
 
 def _tiles_time(step: Step, device: Device) -> float:
@@ -120,7 +124,8 @@ def _tiles_time(step: Step, device: Device) -> float:
     given = product.shape, product.inputs[0].shape[1], finish_time(step), processors
     # The table is of an H200, whose rate is that of its widest stages.
     scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
-    return max(tiles_for(*given).seconds(*given) * scale, (step.reads + step.writes) / device.bandwidth)
+    memory = (step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth)
+    return max(tiles_for(*given).seconds(*given) * scale, memory)
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:

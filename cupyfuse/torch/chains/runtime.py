@@ -20,7 +20,7 @@ from ... import devices
 from ...cuda.compile import check_process
 from ...cuda.gemm import Blas, ForeignBlas, library_name
 from ...cuda.launch_graph import LaunchGraph
-from ...cuda.runtime import Function, GpuRuntime
+from ...cuda.runtime import GpuRuntime, LibraryFunction
 from ...devices import Device
 from ...engines import row_blocks
 from ...engines.cuda import CudaExecutable
@@ -165,7 +165,7 @@ class TorchRuntime(TensorMemory, GpuRuntime):
     def blas(self) -> Blas:
         return _blas()
 
-    def library_function(self, call: LibraryCall) -> Function:
+    def library_function(self, call: LibraryCall, stored: dict[int, str], in_place: bool = False) -> LibraryFunction:
         raise EngineError(f"{call!r}: chains of PyTorch's operations have no library steps")
 
 

@@ -251,13 +251,12 @@ def _vector_norm(size: Tracer, ord: float, axis: Any, keepdims: bool) -> Tracer:
 
 
 def linalg_vector_norm(x: Tracer, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
-    axes = normalize_axes(axis, x.ndim, "vector_norm")
-    if len(axes) != 1:
-        if ord != 2 or dtypes.is_opaque(x._node.dtype):
-            return call_library("linalg.vector_norm", [x], {"axis": axis, "keepdims": keepdims, "ord": ord})
-        x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
+    if dtypes.is_complex(x._node.dtype):
+        x = apply("absolute", x)
+    x = x if dtypes.is_float(x._node.dtype) else x.astype("float64")
+    if ord == 2:
         return apply("sqrt", reduce("sum", apply("square", x), axis, keepdims))
-    return norm(x, ord, axis, keepdims)
+    return _vector_norm(apply("absolute", x), ord, axis, keepdims)
 
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {

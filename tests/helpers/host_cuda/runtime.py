@@ -157,7 +157,7 @@ class HostRuntime(NumpyLikeArrays):
         kind = np.dtype(dtype)
         strides = tuple(s * kind.itemsize for s in strides)
         interface = {"data": (address, False), "shape": tuple(shape), "strides": strides, "version": 3}
-        low = min((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        low = min(((n - 1) * s for n, s in zip(shape, strides, strict=True)), default=0) if 0 not in shape else 0
         assert low >= 0 or address + low > 0
         holder = type("Holder", (), {"__array_interface__": interface | {"typestr": f"|V{kind.itemsize}"}})()
         return np.asarray(holder).view(kind) if kind.itemsize else np.asarray(holder)
@@ -227,15 +227,23 @@ class HostRuntime(NumpyLikeArrays):
         words = (address, matrix.length, matrix.lines, matrix.stride, matrix.box[1], matrix.box[0])
         return (*words, *(0,) * (WORDS - len(words)))
 
-    def library_function(self, call: LibraryCall) -> Callable[..., Any]:
-        function = call.resolve_in(np)
+    def library_function(
+        self, call: LibraryCall, stored: dict[int, str], in_place: bool = False
+    ) -> Callable[[Sequence[Any]], list[Any]]:
+        run = call.prepare(call.resolve_in(np, in_place))
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def function(operands: Sequence[Any]) -> list[Any]:
             with np.errstate(all="ignore"):
-                result = function(*args, **kwargs)
-            return [np.asarray(r) for r in result] if isinstance(result, (tuple, list)) else np.asarray(result)
+                if in_place:
+                    return run(operands)
+                results = run([np.array(x, subok=False, copy=None) for x in operands])
+            for k, name in stored.items():  # their memory is between guards
+                array = self.empty(call.results[k], dtypes.to_numpy(name))
+                array[...] = results[k]
+                results[k] = array
+            return results
 
-        return run
+        return function
 
     @contextlib.contextmanager
     def only_collecting(self) -> Iterator[None]:

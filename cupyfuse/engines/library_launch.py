@@ -1,0 +1,155 @@
+"""Launches of library steps: calls of the array library's own functions on whole arrays.
+
+What does not depend on addresses is decided when a plan is loaded: the arguments around the operands, and how each
+operand becomes an array of the user's shape. Arguments, and results of earlier library steps, are passed as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+from .. import dtypes
+from ..cuda.runtime import Runtime
+from ..ir.graph import Node
+from ..plan.schedule import Step, base_of, contiguous_strides, view_chain
+from .kernel_launch import Addresses, Launch, LaunchSpec, Place
+
+
+class Held(NamedTuple):
+    """An array that a call holds beside its address: an argument, or what a library step has returned.
+
+    Attributes
+    ----------
+    slot : int
+        Of the array itself, among the addresses.
+    shape : tuple of int
+        The user's.
+    """
+
+    slot: int
+    shape: tuple[int, ...]
+
+
+class LibraryLaunch:
+    """The launch of a library step.
+
+    A result whose slot holds no address when the step runs is given by the step: the array that the function returned
+    becomes the value. Otherwise it is copied to the address.
+
+    Parameters
+    ----------
+    step : Step
+    storage : dict
+        The dtype in which each value in memory is stored.
+    place : callable
+        Returns the `Place` of a value.
+    held : dict
+        The values that calls hold as arrays.
+    in_place : bool
+        Whether the step may write to its first operand, which it holds.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        storage: dict[Node, str],
+        place: Callable[[Node], Place],
+        held: dict[Node, Held],
+        in_place: bool,
+    ):
+        self._step, self._storage, self._place, self._held = step, storage, place, held
+        self._in_place = in_place
+
+    def spec(self) -> LaunchSpec:
+        """Return the binding of the launch."""
+        return LaunchSpec(self._bind)
+
+    def _bind(self, runtime: Runtime, _: int) -> Launch:
+        """Prepare the call and its operands."""
+        call, inputs = self._step.nodes[0].call, self._step.nodes[0].inputs
+        assert call is not None
+        stored = {n.result: self._storage[n] for n in self._step.outputs}
+        function = runtime.library_function(call, stored, self._in_place)
+        operands = [self._operand(runtime, n, shape) for n, shape in zip(inputs, call.shapes, strict=True)]
+        stores = [self._store(runtime, n) for n in self._step.outputs]
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            results = function([operand(addresses) for operand in operands])
+            for store in stores:
+                store(addresses, results)
+
+        return launch
+
+    def _operand(self, runtime: Runtime, node: Node, shape: tuple[int, ...]) -> Callable[[Addresses], Any]:
+        """Return a function that makes an operand in the user's shape from what a call holds."""
+        base, place = base_of(node), self._place(node)
+        held = self._held.get(base)
+        if held is not None and all(view.op == "reshape" for view in view_chain(node)):
+            if held.shape == shape:
+                return itemgetter(held.slot)
+            return lambda at: at[held.slot].reshape(shape)
+        name, matrix, strides = self._storage[base], node.shape, (place.row_stride, place.col_stride)
+        dtype, start = runtime.dtype(name), place.offset * dtypes.ITEMSIZE[name]
+        if strides == contiguous_strides(matrix):
+            in_order = contiguous_strides(shape)
+            return lambda at: runtime.view(at[place.slot] + start, shape, dtype, in_order)
+        if matrix == shape:
+            return lambda at: runtime.view(at[place.slot] + start, matrix, dtype, strides)
+        return lambda at: runtime.view(at[place.slot] + start, matrix, dtype, strides).reshape(shape)
+
+    def _store(self, runtime: Runtime, node: Node) -> Callable[[Addresses, list[Any]], None]:
+        """Return a function that takes the value of a node from the results."""
+        call, number, slot = node.call, node.result, self._place(node).slot
+        assert call is not None
+        shape, dtype = call.results[number], runtime.dtype(self._storage[node])
+        strides, held = contiguous_strides(shape), self._held.get(node)
+
+        def store(addresses: Addresses, results: list[Any]) -> None:
+            result = results[number]
+            if held is not None:
+                addresses[held.slot] = result
+            if addresses[slot] is None:
+                addresses[slot] = runtime.address(result)
+            else:
+                runtime.copy(runtime.view(addresses[slot], shape, dtype, strides), result)
+
+        return store
+
+
+def rewritten_operand(step: Step, dead: Sequence[Node], storage: dict[Node, str]) -> Node | None:
+    """Return the value that a library step may overwrite with its result: its own operand, `dead` after the step."""
+    node, (target, *others) = step.nodes[0], step.nodes[0].inputs or (None,)
+    if target is None or node.call is None or not node.call.writes or step.outputs != (node,):
+        return None
+    value = base_of(target)
+    in_order = all(view.op == "reshape" for view in view_chain(target))
+    alone = value in dead and value not in map(base_of, others)
+    return value if in_order and alone and storage[value] == storage[node] else None
+
+
+def allocation(slot: int, held: Held, dtype: str) -> LaunchSpec:
+    """Return a launch that allocates an array for a value: its address has the slot `slot`."""
+
+    def bind(runtime: Runtime, _: int) -> Launch:
+        empty = runtime.allocator(held.shape, runtime.dtype(dtype))
+
+        def launch(addresses: Addresses, stream: Any) -> None:
+            array = addresses[held.slot] = empty()
+            addresses[slot] = runtime.address(array)
+
+        return launch
+
+    return LaunchSpec(bind)
+
+
+def release(held: list[Held]) -> LaunchSpec:
+    """Return a launch that lets go of arrays that no later step reads; the stream orders the next use of memory."""
+    slots = [h.slot for h in held]
+
+    def launch(addresses: Addresses, stream: Any) -> None:
+        for slot in slots:
+            addresses[slot] = None
+
+    return LaunchSpec(lambda runtime, _: launch)
