@@ -128,7 +128,61 @@ void tensor_copy(Site site, unsigned to, const Word64* map, int element, int lin
     }
 }
 
-void products_issue(Product* product, float* sums, Word64 a, Word64 b, int add) {
+namespace {
+
+constexpr int kDepth = 16;  // of a product of one instruction
+
+float widened(unsigned short bits, bool bfloat16) {
+    static const std::vector<float> halves = [] {
+        std::vector<float> values(1 << 16);
+        for (unsigned k = 0; k < values.size(); ++k) {
+            values[k] = bits_as<_Float16>(static_cast<unsigned short>(k));
+        }
+        return values;
+    }();
+    return bfloat16 ? __uint_as_float(static_cast<unsigned>(bits) << 16) : halves[bits];
+}
+
+// The elements k = 0, 1, ... of a row of an operand.
+void read_operand(float* to, int step, Word64 operand, bool turned, bool bfloat16, unsigned row) {
+    const char* shared = dynamic_shared_memory();
+    const unsigned base = static_cast<unsigned>(operand & 0x3fff) << 4;
+    const unsigned stride = static_cast<unsigned>(operand >> 32 & 0x3fff) << 4;
+    const unsigned far = static_cast<unsigned>(operand >> 16 & 0x3fff) << 4;
+    for (unsigned k = 0; k < kDepth; ++k) {
+        unsigned at = base + (turned ? row / 64 * far + k / 8 * stride + k % 8 * 128 + row % 64 * 2
+                                     : row / 8 * stride + row % 8 * 128 + k * 2);
+        at ^= (at >> 7 & 7) << 4;
+        if (at + 2 > dynamic_bytes) fail("an operand beyond the shared memory", Site{"a product of a warpgroup", 0});
+        unsigned short bits;
+        memcpy(&bits, shared + at, 2);
+        to[k * step] = widened(bits, bfloat16);
+    }
+}
+
+// A thread's sums: two rows of a, and the columns (rows of b) 8 j + 2 (thread % 4) and the next one.
+void compute(const Issued& issued) {
+    constexpr int kColumns = 64;  // a quarter of the widest product
+    const Product& product = issued.product;
+    const unsigned thread = threadIdx.x % 128;
+    const int columns = product.sums / 2;
+    float a[kDepth], b[kDepth][kColumns], sums[kColumns];
+    for (int n = 0; n < columns; ++n) {
+        read_operand(&b[0][n], kColumns, issued.b, product.turned_b, product.bfloat16, n / 2 * 8 + thread % 4 * 2 + n % 2);
+    }
+    for (int h = 0; h < 2; ++h) {
+        read_operand(a, 1, issued.a, product.turned_a, product.bfloat16, thread / 32 * 16 + thread % 32 / 4 + h * 8);
+        for (int n = 0; n < columns; ++n) sums[n] = issued.add ? issued.sums[n / 2 * 4 + 2 * h + n % 2] : 0.0f;
+        for (int k = 0; k < kDepth; ++k) {
+            for (int n = 0; n < columns; ++n) sums[n] += a[k] * b[k][n];
+        }
+        for (int n = 0; n < columns; ++n) issued.sums[n / 2 * 4 + 2 * h + n % 2] = sums[n];
+    }
+}
+
+}  // namespace
+
+void products_issue(Product product, float* sums, Word64 a, Word64 b, int add) {
     current->groups.back().push_back(Issued{product, sums, a, b, add});
 }
 
@@ -137,7 +191,7 @@ void products_commit() { current->groups.push_back({}); }
 void products_wait(unsigned left) {
     std::vector<std::vector<Issued>>& groups = current->groups;
     while (groups.size() > left + 1) {
-        for (const Issued& each : groups.front()) each.product(each.sums, each.a, each.b, each.add);
+        for (const Issued& each : groups.front()) compute(each);
         groups.erase(groups.begin());
     }
 }
