@@ -76,6 +76,13 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         "half of the turned columns", KERNEL, "i < share / 64", "i < share / 128", fused("turned and right and 256by2")
     ),
     Mutant(
+        "an operand's address in the cluster, in its descriptor",
+        "kernels_cu/tensor_cores.cuh",
+        "(address & 0x3ffff) >> 4",
+        "address >> 4",
+        fused("turned and right and 256by2"),
+    ),
+    Mutant(
         "a turned operand's next columns",
         KERNEL,
         "next_b = TurnedB ? 128 : 2",

@@ -19,6 +19,10 @@ void wake(Kind kind, unsigned block, unsigned what) {
 
 unsigned rank() { return block_of(*current); }
 
+// Addresses of shared memory tell the blocks of a cluster apart: those of a block are this many bytes from the last one's.
+constexpr unsigned kWindow = 1 << 24;
+unsigned within_block(unsigned address) { return address % kWindow; }
+
 // The barrier of a block of the cluster, which has to be there still.
 Phase& phase_of(Site site, unsigned barrier, unsigned block) {
     if (block >= blocks.size()) fail("a block that the cluster does not have", site);
@@ -27,11 +31,13 @@ Phase& phase_of(Site site, unsigned barrier, unsigned block) {
         fail("an access to the shared memory of a block that has left the kernel", site);
     }
     std::map<unsigned, Phase>& phases = blocks[block].phases;
+    barrier = within_block(barrier);
     if (phases.count(barrier) == 0) fail("a barrier in shared memory that nobody has initialised", site);
     return phases[barrier];
 }
 
 void settle(unsigned barrier, unsigned block) {
+    barrier = within_block(barrier);
     Phase& phase = blocks[block].phases[barrier];
     if (phase.pending == 0 && phase.bytes == 0) {
         phase.pending = phase.arrivals;
@@ -62,12 +68,14 @@ constexpr Site kDynamic{"dynamic shared memory", 0};
 }  // namespace
 
 unsigned offset_in_shared(const void* p) {
-    return static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
+    return rank() * kWindow + static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
 }
 
-void phase_init(unsigned barrier, unsigned arrivals) { here->phases[barrier] = Phase{arrivals, arrivals, 0, 0}; }
+void phase_init(unsigned barrier, unsigned arrivals) {
+    here->phases[within_block(barrier)] = Phase{arrivals, arrivals, 0, 0};
+}
 
-void phase_expect(unsigned barrier, unsigned bytes) { here->phases[barrier].bytes += bytes; }
+void phase_expect(unsigned barrier, unsigned bytes) { here->phases[within_block(barrier)].bytes += bytes; }
 
 void phase_complete(unsigned barrier, unsigned bytes) {
     complete(Site{"a bulk copy", 0}, barrier, rank(), bytes);
@@ -84,6 +92,7 @@ void phase_arrive(Site site, unsigned barrier, unsigned block) {
 
 void phase_wait(Site site, unsigned barrier, unsigned parity) {
     phase_of(site, barrier, rank());
+    barrier = within_block(barrier);
     while (here->phases[barrier].parity == parity) wait_for(Kind::Phase, site, barrier);
 }
 
@@ -105,6 +114,7 @@ void tensor_copy(Site site, unsigned to, const Word64* map, int element, int lin
     const char* from = reinterpret_cast<const char*>(map[0]);
     const long long elements = map[1], lines = map[2], stride = map[3];
     const unsigned wide = map[4], high = map[5];
+    to = within_block(to);
     if (to % 1024 != 0) fail("a swizzled box has to be aligned to 1024 bytes", site);
     if (reinterpret_cast<Word64>(from) % 16 != 0 || stride % 16 != 0) fail("a matrix that is not aligned to 16", site);
     for (unsigned block = 0; block < 32; ++block) {
