@@ -261,38 +261,9 @@ void products_wait(float (&)[R]) {
 template <class T, int TurnedA, int TurnedB, int R>
 __device__ __forceinline__ void multiply_add(float (&d)[R], u64 a, u64 b, int add);
 #else
-template <class T>
-float operand_element(u64 operand, bool turned, int row, int k) {
-    const u32 stride = static_cast<u32>(operand >> 32 & 0x3fff) << 4, far = static_cast<u32>(operand >> 16 & 0x3fff) << 4;
-    const u32 line = turned ? row / 64 * far + k / 8 * stride + k % 8 * 128 + row % 64 * 2
-                            : row / 8 * stride + row % 8 * 128 + k * 2;
-    u32 at = (static_cast<u32>(operand & 0x3fff) << 4) + line;
-    at ^= (at >> 7 & 7) << 4;
-    return widen(*reinterpret_cast<const T*>(host_cuda::dynamic_shared_memory() + at));
-}
 // As late as on a GPU: the operands are read when the group is waited for.
 template <class T, int TurnedA, int TurnedB, int R>
 void multiply_add(float (&d)[R], u64 a, u64 b, int add) {
-    host_cuda::products_issue(
-        [](float* sums, u64 left, u64 right, int more) {
-            const int thread = threadIdx.x % 128;
-            for (int h = 0; h < 2; ++h) {
-                float row_of_a[16];
-                for (int k = 0; k < 16; ++k) {
-                    row_of_a[k] = operand_element<T>(left, TurnedA, thread / 32 * 16 + thread % 32 / 4 + h * 8, k);
-                }
-                for (int j = 0; j < R / 4; ++j) {
-                    for (int i = 0; i < 2; ++i) {
-                        float& at = sums[4 * j + 2 * h + i];
-                        float sum = more ? at : 0.0f;
-                        for (int k = 0; k < 16; ++k) {
-                            sum += row_of_a[k] * operand_element<T>(right, TurnedB, j * 8 + thread % 4 * 2 + i, k);
-                        }
-                        at = sum;
-                    }
-                }
-            }
-        },
-        d, a, b, add);
+    host_cuda::products_issue({__is_same(T, bf16), TurnedA != 0, TurnedB != 0, R}, d, a, b, add);
 }
 #endif

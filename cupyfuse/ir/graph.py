@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -305,10 +305,12 @@ def guard(fast: Node, exact: Node) -> Node:
 
 def with_inputs(node: Node, inputs: Sequence[Node], shape: Shape | None = None) -> Node:
     """Return the node with other inputs, and another shape if given; itself if nothing changes."""
-    shape = shape or node.shape
-    if shape == node.shape and all(a is b for a, b in zip(inputs, node.inputs, strict=True)):
+    inputs = tuple(inputs)
+    if inputs == node.inputs and shape in (None, node.shape):  # nodes compare by identity
         return node
-    return replace(node, inputs=tuple(inputs), shape=shape)
+    changed = object.__new__(Node)  # dataclasses.replace sets every field by itself, which takes several times as long
+    vars(changed).update(vars(node), inputs=inputs, shape=shape or node.shape)
+    return changed
 
 
 def operation_key(node: Node) -> tuple[object, ...]:
@@ -333,26 +335,31 @@ def eager_inputs(node: Node) -> tuple[Node, ...]:
     return node.inputs[:1] if node.op == "guard" else node.inputs
 
 
-def topological(roots: Iterable[T], inputs: Callable[[T], Iterable[T]] = lambda n: n.inputs) -> Iterator[T]:  # type: ignore[attr-defined]
+def topological(roots: Iterable[T], inputs: Callable[[T], Iterable[T]] = attrgetter("inputs")) -> Iterator[T]:
     """Iterate over all nodes beneath the roots, inputs first; not recursive, for long chains."""
     seen: set[T] = set()
     for root in roots:
-        stack: list[T | None] = [root]
-        while stack:
-            node = stack.pop()
-            if node is None:  # all operands of the node beneath have been yielded
-                yield stack.pop()  # type: ignore[misc]
-            elif node not in seen:
-                seen.add(node)
-                stack += (node, None)
-                stack += reversed(tuple(inputs(node)))
+        if root in seen:
+            continue
+        seen.add(root)
+        path = [(root, iter(inputs(root)))]
+        while path:
+            node, rest = path[-1]
+            for operand in rest:
+                if operand not in seen:
+                    seen.add(operand)
+                    path.append((operand, iter(inputs(operand))))
+                    break
+            else:
+                path.pop()
+                yield node
 
 
 def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
     """Rebuild the graph bottom-up, applying `rule` to each node with its rebuilt inputs."""
     done: dict[Node, Node] = {}
     for node in topological(graph.roots):
-        done[node] = rule(with_inputs(node, [done[i] for i in node.inputs]))
+        done[node] = rule(with_inputs(node, tuple([done[i] for i in node.inputs])))
     return graph.replace(done)
 
 

@@ -71,8 +71,14 @@ def _is_cheap_vector(node: g.Node) -> bool:
     """Whether a value is a vector that a few pointwise operators compute from arguments."""
     if 1 not in node.shape:
         return False
-    for k, each in enumerate(g.topological([node])):
-        if k >= _MOST_RECOMPUTED or not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
+    seen, rest = {node}, [node]
+    while rest:
+        each = rest.pop()
+        if not (each.pointwise or each.op in ("input", "const", "positions", *g.VIEWS)):
+            return False
+        rest += set(each.inputs) - seen
+        seen.update(each.inputs)
+        if len(seen) > _MOST_RECOMPUTED:  # before a long chain is walked to its end, once for each of its operations
             return False
     return True
 

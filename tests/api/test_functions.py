@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -50,16 +52,19 @@ ACTIVATIONS: list[tuple[str, Callable[..., Any], dict[str, Any]]] = [
 def test_activations(
     engine: Engine, name: str, theirs: Callable[..., Any], options: dict[str, Any], rng: np.random.Generator
 ) -> None:
-    for shape in ((), (1,), (9,), (4, 5), (2, 3, 4), (2, 3, 4, 5), (0,), (3, 0), (0, 4, 2)):
-        for dtype in ("float32", "float64", "float16"):
-            x = np.asarray(normal(rng, shape, dtype, 4.0))
-            wide = x.astype(np.float64)
-            expected = theirs(torch.from_numpy(wide.reshape(shape)), **options).numpy()
-            actual = engine.host(getattr(cf, name)(engine.array(x), **options))
-            assert np.shape(actual) == shape and np.asarray(actual).dtype == dtype_of(dtype)
-            # A handful of roundings, relative to x where the formula cancels in its tail.
-            bound = 32 * unit(compute(dtype)) * (1 + np.abs(wide)) + 2 * unit(dtype) * np.abs(expected)
-            assert_close(actual, expected, bound, f"{shape} {dtype}")
+    ours = functools.partial(getattr(cf, name), **options)
+    shapes = ((), (1,), (9,), (4, 5), (2, 3, 4), (2, 3, 4, 5), (0,), (3, 0), (0, 4, 2))
+    kinds = itertools.product(shapes, ("float32", "float64", "float16"))
+    given = [(shape, dtype, np.asarray(normal(rng, shape, dtype, 4.0))) for shape, dtype in kinds]
+    engine.prepare(lambda x=x: ours(engine.array(x)) for _, _, x in given)
+    for shape, dtype, x in given:
+        wide = x.astype(np.float64)
+        expected = theirs(torch.from_numpy(wide.reshape(shape)), **options).numpy()
+        actual = engine.host(ours(engine.array(x)))
+        assert np.shape(actual) == shape and np.asarray(actual).dtype == dtype_of(dtype)
+        # A handful of roundings, relative to x where the formula cancels in its tail.
+        bound = 32 * unit(compute(dtype)) * (1 + np.abs(wide)) + 2 * unit(dtype) * np.abs(expected)
+        assert_close(actual, expected, bound, f"{shape} {dtype}")
 
 
 @pytest.mark.parametrize(
@@ -130,12 +135,14 @@ def test_linear_checks_shapes(x: Any, weight: Any, bias: Any, words: str) -> Non
 @pytest.mark.parametrize("name", ["sum", "prod", "mean", "max", "min", "var", "std"])
 @pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 def test_statistics(engine: Engine, name: str, shape: tuple[int, ...], axis: Any, rng: np.random.Generator) -> None:
-    a = normal(rng, shape)
-    for options in ({}, {"keepdims": True}, *([{"ddof": 1}] if name in ("var", "std") else [])):
+    a, ours = normal(rng, shape), functools.partial(getattr(cf, name), axis=axis)
+    ways: list[dict[str, Any]] = [{}, {"keepdims": True}, *([{"ddof": 1}] if name in ("var", "std") else [])]
+    engine.prepare(lambda options=options: ours(engine.array(a), **options) for options in ways)
+    for options in ways:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore", RuntimeWarning)  # the variance of one element, one degree of freedom less
             expected = getattr(np, name)(a.astype(np.float64), axis=axis, **options)
-        actual = engine.host(getattr(cf, name)(engine.array(a), axis=axis, **options))
+        actual = engine.host(ours(engine.array(a), **options))
         assert np.asarray(actual).dtype == np.float32
         bound = 2 * a.size * unit("float32") * (1 + np.abs(np.nan_to_num(expected)) + np.abs(a).sum() / a.size)
         assert_close(actual, expected, bound, f"{options}")

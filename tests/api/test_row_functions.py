@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from typing import Any
 
@@ -26,6 +27,10 @@ def rounding(value: Any, dtype: str, terms: int) -> Any:
 @pytest.mark.parametrize(("shape", "axis"), SHAPES_AND_AXES)
 def test_logsumexp(engine: Engine, shape: tuple[int, ...], axis: Any, dtype: str, rng: np.random.Generator) -> None:
     a = normal(rng, shape, dtype, 3.0)
+    ways = itertools.product((False, True), repeat=2)
+    engine.prepare(
+        lambda way=way: cf.logsumexp(engine.array(a), axis=axis, keepdims=way[0], return_sign=way[1]) for way in ways
+    )
     for keepdims in (False, True):
         expected = scipy_special.logsumexp(a.astype(np.float64), axis=axis, keepdims=keepdims)
         actual = engine.host(cf.logsumexp(engine.array(a), axis=axis, keepdims=keepdims))

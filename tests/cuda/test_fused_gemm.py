@@ -275,9 +275,13 @@ def test_rows_keep_their_bits(engine: Engine, rng: np.random.Generator) -> None:
         np.testing.assert_array_equal(whole[131:].view(np.uint16), part.view(np.uint16))
 
 
-def test_every_order_of_threads_gives_the_same_bits(engine: Engine, rng: np.random.Generator) -> None:
-    """A cluster of two, with a stage more than the ring holds."""
-    x, w, b, _, _ = operands(rng, (130, 20, 400), "bfloat16")
+@pytest.mark.parametrize("cut", [(128, 2, False), (128, 2, True)], ids=["shared", "alternating"])
+def test_every_order_of_threads_gives_the_same_bits(
+    engine: Engine, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """A cluster of two, with a stage more than the ring holds; more tiles than clusters where warpgroups alternate."""
+    monkeypatch.setattr(tiles, "_TILES", (cut,))
+    x, w, b, _, _ = operands(rng, (130, 270 if cut[2] else 20, 400), "bfloat16")
     fused = cf.fuse(lambda x, w, b: np.tanh(x @ w.T + b))
     given = engine.arrays([x, w, b])
     results = [engine.host(fused(*given)) for _ in range(12)]

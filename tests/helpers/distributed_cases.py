@@ -28,6 +28,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
+from torch_quick import be_quick
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.backend import backend, fuse_module
@@ -296,6 +297,7 @@ def check(case: Case, rank: int) -> None:
 def main(folder: Path) -> None:
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
+    be_quick()
     vars(decision)["judge_for"] = lambda *args, **kwargs: partition.judge_without_costs
     place = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=place, rank=rank, world_size=count, timeout=LIMIT)

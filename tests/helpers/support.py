@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,6 +67,13 @@ class Engine:
             return
         with installed(self.runtime):
             yield self
+
+    def prepare(self, calls: Iterable[Callable[[], Any]]) -> None:
+        """Compile the host's kernels of some calls together, in half the time that one by one takes."""
+        if self.name == "host":
+            with self.runtime.only_collecting(), np.errstate(all="ignore"):
+                for call in calls:
+                    call()
 
     @functools.cached_property
     def runtime(self) -> HostRuntime:

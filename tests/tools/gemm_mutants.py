@@ -18,6 +18,7 @@ PAIRS = fused("more_tiles and two and 256by2")
 REDUCED = fused("test_tails and 37 and several and not bfloat16")
 WRITTEN = fused("test_tails and 37 and two and not bfloat16")
 WIDE = fused("test_tails and 263 and several and not bfloat16")
+ALTERNATING = fused("more_tiles and two and 128by2alternating")
 
 GEMM_MUTANTS: tuple[Mutant, ...] = (
     # Barriers that wait for too little
@@ -31,8 +32,8 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a stage that is empty for one block",
         KERNEL,
-        "consumer_warps = consumers / 32 * Cluster",
-        "consumer_warps = consumers / 32",
+        "consumer_warps = consumers / 32 / parts * Cluster",
+        "consumer_warps = consumers / 32 / parts",
         PAIRS,
     ),
     Mutant(
@@ -40,8 +41,17 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         KERNEL,
         "        __syncthreads();\n    } else {\n        cluster_sync();",
         "        __syncthreads();\n    } else {\n        __syncthreads();",
-        fused("every_order"),
+        fused("every_order and shared"),
     ),
+    Mutant(
+        "warpgroups that do not take turns",
+        KERNEL,
+        "            take_turn();\n            if (tile >= order.count())",
+        "            if (tile >= order.count())",
+        ALTERNATING,
+    ),
+    Mutant("a turn's stages that are not skipped", RING, "stage += stages;", "stage += 0;", ALTERNATING),
+    Mutant("rounds of skipped stages", RING, "parity ^= stage / Stages & 1;", "parity ^= 0;", ALTERNATING),
     Mutant("a stage that two arrivals fill", RING, "+ s * 16, 1);", "+ s * 16, 2);", PAIRS),
     Mutant("a ring without turns", RING, "        parity ^= stage == 0;\n", "", PAIRS),
     # Operands
@@ -60,10 +70,17 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         "ring.b() + (rank ^ 1) * (share",
         PAIRS,
     ),
-    Mutant("rows that both blocks compute", KERNEL, "row + rank * Shape::rows + warp * 16", "row + warp * 16", PAIRS),
+    Mutant("rows that both blocks compute", KERNEL, "row += rank * Shape::rows + (", "row += (", PAIRS),
     Mutant("half of the turned rows", KERNEL, "i < Shape::rows / 64", "i < 1", fused("turned and left and 256by2")),
     Mutant(
         "half of the turned columns", KERNEL, "i < share / 64", "i < share / 128", fused("turned and right and 256by2")
+    ),
+    Mutant(
+        "an operand's address in the cluster, in its descriptor",
+        "kernels_cu/tensor_cores.cuh",
+        "(address & 0x3ffff) >> 4",
+        "address >> 4",
+        fused("turned and right and 256by2"),
     ),
     Mutant(
         "a turned operand's next columns",
@@ -82,7 +99,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("a stage of k left out", KERNEL, "(p.depth + 63) / 64", "p.depth / 64", PAIRS),
     Mutant("sums of two tiles", KERNEL, "block > 0 || i > 0);", "1);", PAIRS),
     # Epilogues
-    Mutant("a chunk of another one's sums", EPILOGUE, "sum[k * (chunk / 2) + i]", "sum[i]", WIDE),
+    Mutant("a chunk of another one's sums", EPILOGUE, "sums[Next * Held + i]", "sums[i]", WIDE),
     Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
     Mutant("rows beyond the last", EPILOGUE, "if (row + down < m && left > 0)", "if (left > 0)", WRITTEN),
     Mutant("16 bytes of what is not aligned", EPILOGUE, "if (aligned)", "if (true)", fused("anywhere and out")),

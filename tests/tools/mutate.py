@@ -10,13 +10,17 @@ A mutant is one exchange of text in one file. It is caught if its tests fail, an
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
+import gc
 import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,25 +41,57 @@ class Outcome:
     why: str
 
 
-def check(mutant: Mutant, root: Path = ROOT) -> Outcome:
+def check(mutant: Mutant) -> Outcome:
     """Run a mutant's tests in a copy of the checkout in which it is broken."""
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="mutant_") as name:
-        copy = Path(name)
-        for part in COPIED:
-            source = root / part
-            if source.is_dir():
-                shutil.copytree(source, copy / part)  # with its bytecode, which still fits what is not broken
-            else:
-                shutil.copy(source, copy / part)
-        mutant.apply(copy)
-        broken = copy / mutant.file
-        for stale in (broken.parent / "__pycache__").glob(f"{broken.stem}.*"):
-            stale.unlink()
+    copy = _copy()
+    with _broken(mutant, copy):
         status, output = run_pytest(copy, mutant.tests)
     seconds = time.perf_counter() - start
     # 1: tests failed. 2 to 5: no test ran, or pytest itself failed, which shows nothing; below 0: a crash.
     return Outcome(mutant, status == 1 or status < 0, seconds, reason(status, output))
+
+
+def run_whole(tests: Sequence[str]) -> tuple[int, str]:
+    """Exit status and output of tests in a copy in which nothing is broken."""
+    return run_pytest(_copy(), tests)
+
+
+_COPIES = threading.local()
+
+
+def _copy() -> Path:
+    """Return this thread's copy of the checkout, which its mutants share one after the other, and its bytecode."""
+    if not hasattr(_COPIES, "path"):
+        folder = tempfile.TemporaryDirectory(prefix="mutants_")
+        atexit.register(folder.cleanup)
+        _COPIES.path = Path(folder.name)
+        for part in COPIED:
+            if (ROOT / part).is_dir():
+                shutil.copytree(ROOT / part, _COPIES.path / part)
+            else:
+                shutil.copy(ROOT / part, _COPIES.path / part)
+    return _COPIES.path
+
+
+@contextlib.contextmanager
+def _broken(mutant: Mutant, copy: Path) -> Iterator[None]:
+    """Break one file of a copy, and put it back."""
+    file = copy / mutant.file
+    whole = file.read_text()
+    mutant.apply(copy)
+    _forget_bytecode(file)
+    try:
+        yield
+    finally:
+        file.write_text(whole)
+        _forget_bytecode(file)
+
+
+def _forget_bytecode(file: Path) -> None:
+    """Python tells whether bytecode fits by size and second, which two texts may share."""
+    for stale in (file.parent / "__pycache__").glob(f"{file.stem}.*"):
+        stale.unlink()
 
 
 # What tests import from elsewhere, which every mutant's process gets ready from the one that it is forked from.
@@ -85,6 +121,8 @@ def _pytest_in(root: str, tests: list[str], log: str) -> None:
     os.environ["PYTHONPATH"] = root
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each takes time to load, and no test of a mutant uses one
+    sys.dont_write_bytecode = False
     here = str(ROOT)
     sys.path[:] = [root, *(path for path in sys.path if not path.startswith(here))]
     for name, module in list(sys.modules.items()):
@@ -92,6 +130,7 @@ def _pytest_in(root: str, tests: list[str], log: str) -> None:
             del sys.modules[name]
     import pytest
 
+    gc.freeze()  # of what the first process has imported nothing is garbage
     sys.exit(pytest.main(["-q", "-x", "--tb=line", "-p", "no:cacheprovider", *tests]))
 
 
@@ -125,7 +164,7 @@ def main() -> int:
             print(f"{m.name} ({m.file}; {where})")
         return 0
     print("without a mutant: ", end="", flush=True)
-    status, output = run_pytest(ROOT, (KERNELS, "-k", "cuda" if options.gpu else "host"))
+    status, output = run_whole((KERNELS, "-k", "cuda" if options.gpu else "host"))
     print(f"the tests FAIL: {reason(status, output)}" if status else "the tests pass", flush=True)
     outcomes = run(chosen, 1 if options.gpu else options.jobs)
     survivors = [o for o in outcomes if not o.caught]

@@ -6,9 +6,17 @@ import pytest
 from barriers import barriers
 from mutant import Mutant
 from mutants import MUTANTS
-from mutate import ROOT, check
+from mutate import ROOT, check, run_whole
 
 ON_THE_CPU = [*(m for m in MUTANTS if not m.gpu), *barriers()]
+ONE_BY_FILE = {m.tests[0]: m.tests for m in ON_THE_CPU}
+
+
+@pytest.mark.parametrize("tests", ONE_BY_FILE.values(), ids=ONE_BY_FILE)
+def test_nothing_fails_without_a_mutant(tests: tuple[str, ...]) -> None:
+    """In the same copy and process: it is the mutants that fail there."""
+    status, output = run_whole(tests)
+    assert status == 0, output
 
 
 @pytest.mark.parametrize("mutant", ON_THE_CPU, ids=lambda mutant: mutant.name)

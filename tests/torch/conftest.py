@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import missing_gpu
+from torch_quick import be_quick
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -18,6 +19,11 @@ def device(request: pytest.FixtureRequest) -> str:
 def fresh_dynamo() -> None:
     """Nothing captured by earlier tests is found again."""
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick() -> None:
+    be_quick()
 
 
 @pytest.fixture(autouse=True)

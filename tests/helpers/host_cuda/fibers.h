@@ -8,14 +8,21 @@ enum class State { Ready, Waiting, Done };
 
 // A product of a warpgroup, as far as one thread computes it.
 struct Issued {
-    Product* product;
+    Product product;
     float* sums;
     Word64 a, b;
     int add;
 };
 
+// Where a fiber, or the scheduler, goes on. GCC's __builtin_setjmp fills it and makes no system call, as swapcontext does
+// twice for each switch, of which a launch has millions.
+struct Place {
+    void* words[5];
+};
+
 struct Fiber {
-    ucontext_t context;
+    Place place;
+    Place begin;  // of a kernel
     char* stack;
     unsigned number;  // in the cluster
     std::vector<std::vector<Issued>> groups;  // of products: those in flight, and the one that is still open
@@ -52,7 +59,7 @@ struct Block {
 
 std::vector<Block> blocks;  // of the cluster that runs
 Block* here;                // that of the current thread
-ucontext_t scheduler;
+Place scheduler;
 Fiber* current;
 Entry* entry;
 const void* program;
@@ -97,7 +104,23 @@ void* scheduler_fake;
 const void* scheduler_bottom;
 size_t scheduler_size;
 
-void enter_fiber() {
+[[noreturn]] void go_to(Place& place) { __builtin_longjmp(place.words, 1); }
+
+// Leave a fiber, and come back here once the scheduler resumes it.
+[[gnu::noinline]] void leave(Place& here_after) {
+    if (__builtin_setjmp(here_after.words) == 0) go_to(scheduler);
+}
+
+[[gnu::noinline]] void enter(Place& place) {
+    if (__builtin_setjmp(scheduler.words) == 0) go_to(place);
+}
+
+ucontext_t creator;
+
+// What a fiber runs: it waits at the beginning of a kernel as soon as it is made, and goes there again for every launch.
+void fiber_main() {
+    Fiber& own = *current;
+    if (__builtin_setjmp(own.begin.words) == 0) setcontext(&creator);
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_bottom, &scheduler_size);
 #endif
@@ -106,7 +129,7 @@ void enter_fiber() {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(nullptr, scheduler_bottom, scheduler_size);
 #endif
-    setcontext(&scheduler);
+    go_to(scheduler);
 }
 
 unsigned block_of(const Fiber& fiber) { return fiber.number / threads_a_block; }
@@ -120,7 +143,7 @@ void resume(Fiber& fiber) {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(&scheduler_fake, fiber.stack, kStack);
 #endif
-    swapcontext(&scheduler, &fiber.context);
+    enter(fiber.place);
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(scheduler_fake, nullptr, nullptr);
 #endif
@@ -132,7 +155,7 @@ void give_way() {
     void* fake;
     __sanitizer_start_switch_fiber(&fake, scheduler_bottom, scheduler_size);
 #endif
-    swapcontext(&current->context, &scheduler);
+    leave(current->place);
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_finish_switch_fiber(fake, &scheduler_bottom, &scheduler_size);
 #endif
@@ -143,29 +166,35 @@ void give_way() {
 #ifdef __SANITIZE_ADDRESS__
     __sanitizer_start_switch_fiber(nullptr, scheduler_bottom, scheduler_size);
 #endif
-    setcontext(&scheduler);
-    abort();
+    go_to(scheduler);
+}
+
+void make_fiber() {
+    Fiber fiber{};
+    fiber.number = static_cast<unsigned>(fibers.size());
+    fiber.stack = static_cast<char*>(
+        mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    if (fiber.stack == MAP_FAILED) {
+        perror("host_cuda: stack of a fiber");
+        abort();
+    }
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack;
+    context.uc_stack.ss_size = kStack;
+    context.uc_link = nullptr;
+    makecontext(&context, fiber_main, 0);
+    current = &fiber;
+    swapcontext(&creator, &context);
+    current = nullptr;
+    fibers.push_back(fiber);
 }
 
 void prepare(unsigned threads) {
-    while (fibers.size() < threads) {
-        Fiber fiber{};
-        fiber.number = static_cast<unsigned>(fibers.size());
-        fiber.stack = static_cast<char*>(
-            mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-        if (fiber.stack == MAP_FAILED) {
-            perror("host_cuda: stack of a fiber");
-            abort();
-        }
-        fibers.push_back(fiber);
-    }
+    while (fibers.size() < threads) make_fiber();
     for (unsigned k = 0; k < threads; ++k) {
         Fiber& fiber = fibers[k];
-        getcontext(&fiber.context);
-        fiber.context.uc_stack.ss_sp = fiber.stack;
-        fiber.context.uc_stack.ss_size = kStack;
-        fiber.context.uc_link = nullptr;
-        makecontext(&fiber.context, enter_fiber, 0);
+        fiber.place = fiber.begin;
         fiber.state = State::Ready;
         fiber.groups.assign(1, {});
     }

@@ -19,6 +19,10 @@ void wake(Kind kind, unsigned block, unsigned what) {
 
 unsigned rank() { return block_of(*current); }
 
+// Addresses of shared memory tell the blocks of a cluster apart: those of a block are this many bytes from the last one's.
+constexpr unsigned kWindow = 1 << 24;
+unsigned within_block(unsigned address) { return address % kWindow; }
+
 // The barrier of a block of the cluster, which has to be there still.
 Phase& phase_of(Site site, unsigned barrier, unsigned block) {
     if (block >= blocks.size()) fail("a block that the cluster does not have", site);
@@ -27,11 +31,13 @@ Phase& phase_of(Site site, unsigned barrier, unsigned block) {
         fail("an access to the shared memory of a block that has left the kernel", site);
     }
     std::map<unsigned, Phase>& phases = blocks[block].phases;
+    barrier = within_block(barrier);
     if (phases.count(barrier) == 0) fail("a barrier in shared memory that nobody has initialised", site);
     return phases[barrier];
 }
 
 void settle(unsigned barrier, unsigned block) {
+    barrier = within_block(barrier);
     Phase& phase = blocks[block].phases[barrier];
     if (phase.pending == 0 && phase.bytes == 0) {
         phase.pending = phase.arrivals;
@@ -62,12 +68,14 @@ constexpr Site kDynamic{"dynamic shared memory", 0};
 }  // namespace
 
 unsigned offset_in_shared(const void* p) {
-    return static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
+    return rank() * kWindow + static_cast<unsigned>(static_cast<const char*>(p) - dynamic_shared_memory());
 }
 
-void phase_init(unsigned barrier, unsigned arrivals) { here->phases[barrier] = Phase{arrivals, arrivals, 0, 0}; }
+void phase_init(unsigned barrier, unsigned arrivals) {
+    here->phases[within_block(barrier)] = Phase{arrivals, arrivals, 0, 0};
+}
 
-void phase_expect(unsigned barrier, unsigned bytes) { here->phases[barrier].bytes += bytes; }
+void phase_expect(unsigned barrier, unsigned bytes) { here->phases[within_block(barrier)].bytes += bytes; }
 
 void phase_complete(unsigned barrier, unsigned bytes) {
     complete(Site{"a bulk copy", 0}, barrier, rank(), bytes);
@@ -84,6 +92,7 @@ void phase_arrive(Site site, unsigned barrier, unsigned block) {
 
 void phase_wait(Site site, unsigned barrier, unsigned parity) {
     phase_of(site, barrier, rank());
+    barrier = within_block(barrier);
     while (here->phases[barrier].parity == parity) wait_for(Kind::Phase, site, barrier);
 }
 
@@ -105,6 +114,7 @@ void tensor_copy(Site site, unsigned to, const Word64* map, int element, int lin
     const char* from = reinterpret_cast<const char*>(map[0]);
     const long long elements = map[1], lines = map[2], stride = map[3];
     const unsigned wide = map[4], high = map[5];
+    to = within_block(to);
     if (to % 1024 != 0) fail("a swizzled box has to be aligned to 1024 bytes", site);
     if (reinterpret_cast<Word64>(from) % 16 != 0 || stride % 16 != 0) fail("a matrix that is not aligned to 16", site);
     for (unsigned block = 0; block < 32; ++block) {
@@ -128,7 +138,61 @@ void tensor_copy(Site site, unsigned to, const Word64* map, int element, int lin
     }
 }
 
-void products_issue(Product* product, float* sums, Word64 a, Word64 b, int add) {
+namespace {
+
+constexpr int kDepth = 16;  // of a product of one instruction
+
+float widened(unsigned short bits, bool bfloat16) {
+    static const std::vector<float> halves = [] {
+        std::vector<float> values(1 << 16);
+        for (unsigned k = 0; k < values.size(); ++k) {
+            values[k] = bits_as<_Float16>(static_cast<unsigned short>(k));
+        }
+        return values;
+    }();
+    return bfloat16 ? __uint_as_float(static_cast<unsigned>(bits) << 16) : halves[bits];
+}
+
+// The elements k = 0, 1, ... of a row of an operand.
+void read_operand(float* to, int step, Word64 operand, bool turned, bool bfloat16, unsigned row) {
+    const char* shared = dynamic_shared_memory();
+    const unsigned base = static_cast<unsigned>(operand & 0x3fff) << 4;
+    const unsigned stride = static_cast<unsigned>(operand >> 32 & 0x3fff) << 4;
+    const unsigned far = static_cast<unsigned>(operand >> 16 & 0x3fff) << 4;
+    for (unsigned k = 0; k < kDepth; ++k) {
+        unsigned at = base + (turned ? row / 64 * far + k / 8 * stride + k % 8 * 128 + row % 64 * 2
+                                     : row / 8 * stride + row % 8 * 128 + k * 2);
+        at ^= (at >> 7 & 7) << 4;
+        if (at + 2 > dynamic_bytes) fail("an operand beyond the shared memory", Site{"a product of a warpgroup", 0});
+        unsigned short bits;
+        memcpy(&bits, shared + at, 2);
+        to[k * step] = widened(bits, bfloat16);
+    }
+}
+
+// A thread's sums: two rows of a, and the columns (rows of b) 8 j + 2 (thread % 4) and the next one.
+void compute(const Issued& issued) {
+    constexpr int kColumns = 64;  // a quarter of the widest product
+    const Product& product = issued.product;
+    const unsigned thread = threadIdx.x % 128;
+    const int columns = product.sums / 2;
+    float a[kDepth], b[kDepth][kColumns], sums[kColumns];
+    for (int n = 0; n < columns; ++n) {
+        read_operand(&b[0][n], kColumns, issued.b, product.turned_b, product.bfloat16, n / 2 * 8 + thread % 4 * 2 + n % 2);
+    }
+    for (int h = 0; h < 2; ++h) {
+        read_operand(a, 1, issued.a, product.turned_a, product.bfloat16, thread / 32 * 16 + thread % 32 / 4 + h * 8);
+        for (int n = 0; n < columns; ++n) sums[n] = issued.add ? issued.sums[n / 2 * 4 + 2 * h + n % 2] : 0.0f;
+        for (int k = 0; k < kDepth; ++k) {
+            for (int n = 0; n < columns; ++n) sums[n] += a[k] * b[k][n];
+        }
+        for (int n = 0; n < columns; ++n) issued.sums[n / 2 * 4 + 2 * h + n % 2] = sums[n];
+    }
+}
+
+}  // namespace
+
+void products_issue(Product product, float* sums, Word64 a, Word64 b, int add) {
     current->groups.back().push_back(Issued{product, sums, a, b, add});
 }
 
@@ -137,7 +201,7 @@ void products_commit() { current->groups.push_back({}); }
 void products_wait(unsigned left) {
     std::vector<std::vector<Issued>>& groups = current->groups;
     while (groups.size() > left + 1) {
-        for (const Issued& each : groups.front()) each.product(each.sums, each.a, each.b, each.add);
+        for (const Issued& each : groups.front()) compute(each);
         groups.erase(groups.begin());
     }
 }

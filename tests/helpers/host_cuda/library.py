@@ -103,7 +103,7 @@ class Library:
     def _load_shim(self) -> None:
         self._shim.mkdir(parents=True, exist_ok=True)
         with locked(self._shim / "lock"):
-            shim = self._built(self._shim / "shim.so", HERE / "shim.cpp", ["-O1", "-shared"])
+            shim = self._built(self._shim / "shim.so", HERE / "shim.cpp", ["-O2", "-shared"])
         ctypes.CDLL(str(shim), mode=ctypes.RTLD_GLOBAL)
 
     def _prepare_common(self, units: int) -> None:
@@ -113,8 +113,9 @@ class Library:
             header = self._directory / COMMON
             if not header.exists():
                 _write(header, "".join(f'#include "{name}"\n' for name in ("shim.h", *(f"{t}.cu" for t in TEMPLATES))))
-            if units + len(list(self._directory.glob("*.so"))) > _UNITS_READ_PLAIN:
-                self._built(self._directory / f"{COMMON}.gch", header, ["-x", "c++-header"])
+            compiled = self._directory / f"{COMMON}.gch"
+            if not compiled.exists() and units + len(list(self._directory.glob("*.so"))) > _UNITS_READ_PLAIN:
+                self._built(compiled, header, ["-x", "c++-header"])
 
     def _unit(self, kernels: Sequence[Kernel]) -> Path:
         text = translation_unit(kernels)

@@ -27,7 +27,7 @@ GUARD = 256
 # Where memory ends beside a page: like CuPy's pool as far as the widest access goes, not to its 512 bytes.
 ALIGNMENT = 16
 _PROCESS = ctypes.CDLL(None)
-_GUARD_BYTE, _POISON = 0xA5, 0xFF
+_GUARD, _POISON = b"\xa5", 0xFF
 _MAP_NORESERVE = 0x4000  # of Linux; Python's mmap names it since 3.13
 DEVICE = "host"
 
@@ -72,7 +72,7 @@ class Workspace:
         self.bytes[:] = _POISON
         first, last = self.raw[:PAGE], self.raw[PAGE + pages :]
         for guard in guards(self.raw, self.start, nbytes):
-            guard[:] = _GUARD_BYTE
+            guard[:] = ord(_GUARD)
         if asan:
             for guard in (first, last, *guards(self.raw, self.start, nbytes)):
                 _poison(guard.ctypes.data, guard.nbytes)
@@ -84,6 +84,10 @@ class Workspace:
     @property
     def bytes(self) -> np.ndarray[Any, Any]:
         return self.raw[self.start : self.start + self.nbytes]
+
+
+def untouched(memory: np.ndarray[Any, Any]) -> bool:
+    return not memory.tobytes().strip(_GUARD)
 
 
 def guards(raw: np.ndarray[Any, Any], start: int, nbytes: int) -> tuple[np.ndarray[Any, Any], ...]:
@@ -264,7 +268,7 @@ class HostRuntime(NumpyLikeArrays):
             return
         for key, (reference, start, nbytes) in list(self._live.items()):
             raw = reference()
-            if raw is not None and not all((guard == _GUARD_BYTE).all() for guard in guards(raw, start, nbytes)):
+            if raw is not None and not all(map(untouched, guards(raw, start, nbytes))):
                 del self._live[key]
                 raise HostCudaError(f"{kernel}: a write outside of an array of {nbytes} bytes")
 

@@ -31,7 +31,7 @@ namespace {
 
 // Waiting -----------------------------------------------------------------------------------------------------------
 
-bool same(Site a, Site b) { return a.line == b.line && strcmp(a.file, b.file) == 0; }
+bool same(Site a, Site b) { return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0); }
 
 // The threads whose numbers are those of `members` in the current warp; null where the block has no such thread.
 Fiber* member(int lane) {

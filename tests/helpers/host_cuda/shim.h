@@ -49,9 +49,13 @@ void cluster_barrier(Site);
 void tensor_copy(Site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks);
 // What all lanes of a warp execute together: none of them may be in another collective.
 void converged(Site);
-// Products are computed when their group is waited for, and not before.
-typedef void Product(float* sums, Word64 a, Word64 b, int add);
-void products_issue(Product*, float* sums, Word64 a, Word64 b, int add);
+// What the name of the tensor cores' instruction says: how many sums each thread holds, and what the operands are.
+struct Product {
+    bool bfloat16, turned_a, turned_b;
+    int sums;
+};
+// Products are computed when their group is waited for, and not before; a and b as in tensor_cores.cuh.
+void products_issue(Product, float* sums, Word64 a, Word64 b, int add);
 void products_commit();
 void products_wait(unsigned left);
 [[noreturn]] void fail(const char* what, Site);
