@@ -25,7 +25,7 @@ class Settings:
     device : Device or None
         The target GPU; None for NumPy and for GPUs without an entry in `devices`.
     max_workspace : int
-        Bytes of intermediate values beyond which a plan runs in blocks of rows, where it can.
+        Bytes of intermediate values beyond which a plan runs in blocks of rows or of columns, where it can.
     keep_halves : bool
         Whether `bind` keeps the fp16 hi/lo split of bound float32 operands.
     epilogues : str

@@ -1,4 +1,7 @@
-"""Run a plan whose rows are taken in blocks, on either engine: load the plans of its blocks, and call them in turn."""
+"""Run a plan in blocks on either engine: load the plans of its blocks, and call them in turn.
+
+Rows are what blocks have: columns of the matrices that are cut, where `Blocks.transposed` says so.
+"""
 
 from __future__ import annotations
 

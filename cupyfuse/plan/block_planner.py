@@ -1,4 +1,7 @@
-"""Plan a graph that `schedule.cut` cuts into blocks of rows: the plan of a block, and those before and after it."""
+"""Plan a graph that `schedule.cut` cuts into blocks of rows: the plan of a block, and those before and after it.
+
+What is said of rows holds of columns, too, where `Cut.transposed` says so.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,25 @@ from .prepacking import (
 from .schedule import (
     Layout,
     NotRowwise,
-    base_of,
     choose_products,
     one_pass_variances,
     schedule,
     takes_epilogues,
 )
-from .schedule.cut import ROWS, WHOLE, Cut, Mode, Part, across_rows, cut, modes_of, rows_within, with_rows
+from .schedule.cut import (
+    COLUMNS,
+    LEAST_ROWS,
+    ROWS,
+    WHOLE,
+    Cut,
+    Mode,
+    Part,
+    across_rows,
+    modes_of,
+    rows_within,
+    with_rows,
+)
 from .schedule.memory import insert_copies
-
-# How many numbers of rows are tried, those of the largest matrices first.
-_CANDIDATES = 3
-# Matrices smaller by this factor than the largest one with as many rows may be read as a whole.
-_SMALLER = 8
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class BlockParts:
 
 
 class BlockPlanner:
-    """Plans a simplified graph in blocks of rows.
+    """Plans cuts of a simplified graph into blocks of rows.
 
     Parameters
     ----------
@@ -95,13 +104,8 @@ class BlockPlanner:
         self.layouts, self.settings, self.bound = layouts, settings, bound
         self.arguments = len(graph.inputs)
 
-    def plan(self, whole: int) -> tuple[Blocks | None, Plan | None]:
-        """Choose the rows to cut and plan the blocks.
-
-        Parameters
-        ----------
-        whole : int
-            Bytes of workspace that all rows take at once.
+    def plan(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
+        """Plan the blocks of one cut.
 
         Returns
         -------
@@ -113,43 +117,8 @@ class BlockPlanner:
         Raises
         ------
         NotRowwise
-            No matrix's rows can be taken in blocks, or none with less workspace.
+            The cut is of no use; the message says why.
         """
-        reasons: list[NotRowwise] = []
-        best: tuple[Blocks, Plan | None] | None = None
-        for anchors in self._candidate_anchor_sets():
-            try:
-                blocks, prepare = self._plan_cut(cut(self.graph, anchors))
-            except NotRowwise as reason:
-                reasons.append(reason)
-                continue
-            if blocks is None or blocks.workspace <= 2 * self.settings.max_workspace:
-                return blocks, prepare
-            if best is None or blocks.workspace < best[0].workspace:
-                best = blocks, prepare
-        if best is not None and best[0].workspace < whole:
-            return best
-        raise reasons[0] if reasons else NotRowwise("blocks of rows would take no less")
-
-    def _candidate_anchor_sets(self) -> list[set[Node]]:
-        """For each row count, the large matrices with that many rows: products and computed operands of products.
-
-        The row counts of the largest matrices come first. Without such a matrix the only candidate is the empty set,
-        for which `cut` takes the rows of the results.
-        """
-        products = [n for n in g.topological(self.graph.roots, g.eager_inputs) if n.op == "matmul"]
-        matrices = dict.fromkeys([*products, *(base_of(i) for n in products for i in n.inputs)])
-        by_rows: dict[int, list[Node]] = {}
-        for node in sorted(matrices, key=lambda n: -n.nbytes):
-            if node.inputs and 1 not in node.shape and node not in self.graph.roots:
-                by_rows.setdefault(node.shape[0], []).append(node)
-        found = []
-        for largest, *others in list(by_rows.values())[:_CANDIDATES]:
-            found.append({largest, *(n for n in others if _SMALLER * n.nbytes >= largest.nbytes)})
-        return found or [set()]
-
-    def _plan_cut(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
-        """Plan the blocks of one cut, see `plan`."""
         direct = [self._is_direct(k, parts) for k in range(len(self.graph.outputs))]
         kept = self._bytes_kept(parts, direct)
         block = self._split_block(parts)
@@ -158,22 +127,31 @@ class BlockPlanner:
             return self._plan_block(with_rows(block.graph, block.modes, rows), parts, direct)
 
         def workspace(rows: int) -> int:
-            return plan_of(rows).workspace
+            """Return the bytes that a block takes, or the last one, whose products may be computed in another way."""
+            rest = parts.rows % rows
+            return max(plan_of(rows).workspace, plan_of(rest).workspace if rest else 0)
 
         whole = workspace(parts.rows)
         if whole <= self.settings.max_workspace and not parts.summed:
             return None, block.prepare
-        rows = self._choose_rows(block.graph, parts, kept, whole, workspace)
-        rest = parts.rows % rows
         before = list(dict.fromkeys(n for n, _ in block.sources if n.op != "input"))
+        zeros = self._plan_zeros(parts, direct)
+        summed = tuple(self._result_index(n, direct) for n in parts.summed)
+        totals = zeros.outputs if zeros is not None else ()
+        fixed = sum(o.node.nbytes for k, o in zip(summed, totals, strict=True) if k is None)
+        fixed += sum(n.nbytes for n in before)
+        fixed += sum(o.node.nbytes for o in block.common.outputs) if block.common is not None else 0
+        rows = self._choose_rows(block.graph, parts, kept, fixed, whole, workspace)
+        rest = parts.rows % rows
         blocks = Blocks(
             total=parts.rows,
             rows=rows,
+            transposed=parts.axis == COLUMNS,
             plan=plan_of(rows),
             last=plan_of(rest) if rest else None,
             before=self._plan_before(before),
             common=block.common,
-            zeros=self._plan_zeros(parts, direct),
+            zeros=zeros,
             after=self._plan_after(parts, direct),
             arguments=self.arguments,
             sources=tuple(
@@ -181,7 +159,7 @@ class BlockPlanner:
                 for n, mode in block.sources
             ),
             collected=tuple(self._result_index(n, direct) for n in parts.collected),
-            summed=tuple(self._result_index(n, direct) for n in parts.summed),
+            summed=summed,
             following=tuple(k for k in range(len(self.graph.outputs)) if not direct[k]),
         )
         return blocks, block.prepare
@@ -201,20 +179,25 @@ class BlockPlanner:
             raise NotRowwise(self._reason_to_keep(parts, max(kept, key=lambda n: n.nbytes)))
         return found
 
-    def _choose_rows(self, block: Graph, parts: Cut, kept: int, whole: int, workspace: Callable[[int], int]) -> int:
+    def _choose_rows(
+        self, block: Graph, parts: Cut, kept: int, fixed: int, whole: int, workspace: Callable[[int], int]
+    ) -> int:
         """Choose the rows of a block, so that it fits beside the `kept` bytes; NotRowwise if one row does not.
 
-        `block` is the graph of one block that has all rows, which take `whole` bytes, and `workspace(rows)` returns the
-        bytes that a block of some rows takes.
+        `fixed` are the bytes of sums, and of what is computed before the blocks; `block` is the graph of one block that
+        has all rows, which take `whole` bytes, and `workspace(rows)` returns the bytes that a block of some rows takes.
         """
-        # Addends that cuBLAS does not accumulate are as large for one row as for all: they come on top of the limit.
+        # These, and addends that cuBLAS does not accumulate, are as large for one row as for all: where they leave too
+        # little for a block, they come on top of the limit.
         users = g.users(block.roots)
         addends = block.outputs[len(parts.collected) :]
-        limit = self.settings.max_workspace + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
+        limit = self.settings.max_workspace
+        if workspace(min(LEAST_ROWS, parts.rows)) + kept + fixed > limit:
+            limit += fixed + sum(n.nbytes for n in addends if not _accumulating_product(n, users))
         one = workspace(1)
         if one > limit:
             raise NotRowwise("one row takes more than that")
-        return rows_within(max(one, limit - kept), parts.rows, whole, one, workspace)
+        return rows_within(max(one, limit - kept - fixed), parts.rows, whole, one, workspace)
 
     def _result_index(self, node: Node, direct: Sequence[bool]) -> int | None:
         """Return the index of the result that blocks write directly, if a value is one; else None."""

@@ -1,4 +1,4 @@
-"""Build the plan of a traced function: choose its products, split off what is prepacked, cut it into blocks of rows."""
+"""Build the plan of a traced function: choose its products, split off what is prepacked, cut it into blocks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from ..ir.graph import Graph
 from ..rewrite import simplify
 from ..settings import Settings
 from ..trace import Axes
+from .block_choice import choose_blocks
 from .block_planner import BlockPlanner
 from .plan import Output, Plan, Traced
 from .prepacking import fixed_values, plan_inputs, prepackable, scheduled_for, split_off
@@ -58,7 +59,7 @@ def build(
     if plan.workspace > settings.max_workspace:
         planner = BlockPlanner(traced.name, simplified, traced.axes, layouts or {}, settings, bound)
         try:
-            blocks, prepare = planner.plan(plan.workspace)
+            blocks, prepare = choose_blocks(planner, plan.workspace)
         except NotRowwise as reason:
             plan.whole = str(reason)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..trace import Axes, AxisLabels, Call
 from .picture import notebook_html, svg
 from .report import record, report
-from .schedule import Schedule, Step, assign_offsets, base_of
+from .schedule import Schedule, Step, assign_offsets, base_of, step_time
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -99,12 +99,16 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of rows in which a plan runs.
+    """The blocks in which a plan runs, of rows or of columns.
 
     Attributes
     ----------
     total, rows : int
         Rows of all blocks, and of one.
+    transposed : bool
+        Whether these are rows of the transposes of the matrices that are cut: columns of the matrices themselves.
+    choice : str
+        Why blocks have rows, or columns, where both were estimated; else empty.
     plan : Plan
         For one block. Its results are `collected`; it adds to further arguments, the sums over the blocks.
     last : Plan or None
@@ -132,6 +136,7 @@ class Blocks:
 
     total: int
     rows: int
+    transposed: bool
     plan: Plan
     last: Plan | None
     before: Plan | None
@@ -143,6 +148,12 @@ class Blocks:
     collected: tuple[int | None, ...]
     summed: tuple[int | None, ...]
     following: tuple[int, ...]
+    choice: str = ""
+
+    @property
+    def unit(self) -> str:
+        """What a block has some of."""
+        return "columns" if self.transposed else "rows"
 
     @property
     def count(self) -> int:
@@ -152,6 +163,20 @@ class Blocks:
     def first(self) -> tuple[Plan, ...]:
         """The plans that run before the first block."""
         return tuple(p for p in (self.before, self.common, self.zeros) if p is not None)
+
+    def steps_of_call(self) -> Iterator[Step]:
+        """Yield each step as often as it runs in a call."""
+        for plan in self.first:
+            yield from plan.steps
+        for _ in range(self.count - (self.last is not None)):
+            yield from self.plan.steps
+        for following in (self.last, self.after):
+            yield from following.steps if following else ()
+
+    @property
+    def estimated_time(self) -> float:
+        """The seconds that all blocks are estimated to take, see `Plan.estimated_time`."""
+        return self.plan.estimated_time_of(self.steps_of_call())
 
     @property
     def workspace(self) -> int:
@@ -172,7 +197,7 @@ class Plan:
     Attributes
     ----------
     steps : tuple of Step
-        In launch order; those of one block, if the plan runs in blocks of rows. A step has `kind` ("Gemm", "MatVec",
+        In launch order; those of one block, if the plan runs in blocks. A step has `kind` ("Gemm", "MatVec",
         "ColumnStats", "RowProgram", "Split", "Copy", or "Library" for a function of NumPy's or CuPy's own, counted as
         one launch), `fused` (names of its operators, or of the function), `reads` and `writes` (bytes),
         `flops`, `launches`, and for products `how` they are computed.
@@ -185,7 +210,7 @@ class Plan:
     prepare_note : str
         When `prepare` runs, for the report, with a placeholder for the bytes that are kept.
     blocks : Blocks or None
-        Blocks of rows, if the workspace for all rows would exceed the limit.
+        Blocks of rows or columns, if the workspace for all of them would exceed the limit.
     whole : str
         If the plan exceeds `Settings.max_workspace` and still runs on the whole of all rows: why they cannot be taken
         in blocks, for the report. Empty otherwise.
@@ -215,7 +240,7 @@ class Plan:
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The steps in launch order; those of one block, if the plan runs in blocks of rows."""
+        """The steps in launch order; those of one block, if the plan runs in blocks."""
         if self.blocks is None:
             return tuple(self.scheduled.steps)
         return tuple(step for part in self.parts for step in part.steps)
@@ -236,15 +261,7 @@ class Plan:
 
     def _steps_of_call(self) -> Iterator[Step]:
         """Yield each step as often as it runs in a call."""
-        if self.blocks is None:
-            yield from self.scheduled.steps
-            return
-        for plan in self.blocks.first:
-            yield from plan.steps
-        for _ in range(self.blocks.count - (self.blocks.last is not None)):
-            yield from self.blocks.plan.steps
-        for following in (self.blocks.last, self.blocks.after):
-            yield from following.steps if following else ()
+        yield from self.scheduled.steps if self.blocks is None else self.blocks.steps_of_call()
 
     @property
     def launches(self) -> int:
@@ -291,6 +308,19 @@ class Plan:
         """
         device = devices.find(gpu)
         return sum(max(self.step_times(step, device)) for step in self._steps_of_call())
+
+    @property
+    def estimated_time(self) -> float:
+        """The seconds that a call is estimated to take, at the shares of peak rates that steps reach, to compare plans.
+
+        It is for the GPU of the settings; without one, for the default GPU of `best_time`.
+        """
+        return self.estimated_time_of(self._steps_of_call())
+
+    def estimated_time_of(self, steps: Iterable[Step]) -> float:
+        """Estimate the seconds that steps take in this plan's precision, as `estimated_time`."""
+        device = self.settings.device or devices.find(devices.DEFAULT)
+        return sum(step_time(step, device, *self.step_times(step, device)) for step in steps)
 
     def step_times(self, step: Step, device: devices.Device) -> tuple[float, float]:
         """Bound the time of a step from below by its bytes and by its arithmetic, in seconds; they overlap."""

@@ -112,7 +112,7 @@ def workspace_lines(plan: Plan) -> list[str]:
 
 
 def _blocks_lines(plan: Plan) -> list[str]:
-    """Report the blocks of rows in which a plan runs, or why it runs in none although it exceeds the limit."""
+    """Report the blocks in which a plan runs, or why it runs in none although it exceeds the limit."""
     most = quantity(plan.settings.max_workspace, "B")
     if plan.blocks is not None:
         b = plan.blocks
@@ -120,9 +120,10 @@ def _blocks_lines(plan: Plan) -> list[str]:
         shared = f"; {first} for all blocks first" if first else ""
         shared += f"; {after} after them" if after else ""
         return [
-            f"the steps run for {b.count} blocks of {b.rows} rows, one after the other{shared}: "
+            f"the steps run for {b.count} blocks of {b.rows} {b.unit}, one after the other{shared}: "
             f"{quantity(plan.workspace, 'B')} of",
-            f"workspace, where all rows at once would take more than the {most} of max_workspace",
+            f"workspace, where all {b.unit} at once would take more than the {most} of max_workspace",
+            *([b.choice] if b.choice else []),
         ]
     if plan.whole:
         workspace = quantity(plan.workspace, "B")
@@ -170,7 +171,11 @@ def record(plan: Plan, gpu: str = devices.DEFAULT) -> dict[str, Any]:
         {"identity": note.identity, "what": note.what, "saved": note.saved, "times": times}
         for note, times in merged_notes(plan).items()
     ]
-    blocks = plan.blocks and {"count": plan.blocks.count, "rows": plan.blocks.rows}
+    blocks = plan.blocks and {
+        "count": plan.blocks.count,
+        plan.blocks.unit: plan.blocks.rows,
+        "choice": plan.blocks.choice,
+    }
     return {
         "name": plan.name,
         "precision": plan.precision,

@@ -166,7 +166,7 @@ def fuse(
     precision : {"highest", "high", "medium", "ieee", "tf32"}, optional
         Of float32 products; PyTorch's `torch.get_float32_matmul_precision()` unless given.
     max_workspace : int
-        Bytes of workspace of a chain, where it can run in blocks of rows.
+        Bytes of workspace of a chain, where it can run in blocks of rows or of columns.
     keep_halves : bool
         Whether the fp16 hi/lo split of float32 weights, as large as the weights, is kept from call to call.
     frozen : bool

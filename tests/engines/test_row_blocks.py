@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from chains import Chain, chains
 from searched import EXAMPLES, searched
-from support import HEADS, Engine, Head
+from support import HEADS, HOST, Engine, Head, dtype_of
 
 import cupyfuse as cf
-from cupyfuse import settings
-from cupyfuse.plan.schedule.cut import ROWS
+from cupyfuse import devices
+from cupyfuse.plan import block_choice
+from cupyfuse.plan.schedule.cut import COLUMNS, ROWS
+from cupyfuse.settings import epilogues
 
 SMALL = 6000  # bytes of workspace: a few rows of the products below
 
@@ -141,10 +143,142 @@ def test_what_several_blocks_read_of_all_rows_is_computed_before(engine: Engine,
         np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-6)
 
 
+# Blocks of columns ---------------------------------------------------------------------------------------------------
+
+
+def gradients_of_linear(x: Any, w: Any, labels: Any, top: Any, cotangent: Any) -> Any:
+    """From the maxima of rows, as a forward pass saves them, to the gradients of both operands and of a bias."""
+    y = x @ w.T
+    error = np.exp(y - top[:, None]) - np.where(labels[:, None] == np.arange(w.shape[0]), 1.0, 0.0).astype(y.dtype)
+    error = (error * cotangent[:, None]).astype(x.dtype)
+    return error.T @ x, error @ w, error.sum(axis=0)
+
+
+def by_hand(x: Any, w: Any, labels: Any, top: Any, cotangent: Any) -> Any:
+    """The same in float64 by NumPy."""
+    x, w, top, cotangent = (a.astype(np.float64) for a in (x, w, top, cotangent))
+    error = np.exp(x @ w.T - top[:, None])
+    error[np.arange(len(x)), labels] -= 1
+    error *= cotangent[:, None]
+    return error.T @ x, error @ w, error.sum(axis=0)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(24, 300), (24, 512), (300, 300), (2, 700), (129, 130)])
+def test_columns_of_a_product_whose_gradients_they_give(
+    engine: Engine, rows: int, columns: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(block_choice, "_AXES", (COLUMNS,))
+    x, w, top, cotangent = normal(rng, (rows, 10), (columns, 10), (rows,), (rows,))
+    labels = rng.integers(0, columns, rows)
+    labels[-1] = columns - 1  # in the last block
+    arguments = x * 0.1, w, labels, np.abs(top) + 3, cotangent
+    most = 12 * columns + 8 * rows * min(columns // 2, 140)  # the positions of columns; logits and their gradient
+    fused = cf.fuse(gradients_of_linear, max_workspace=most)
+    plan = fused.plan(*arguments)
+    blocks = plan.blocks
+    assert blocks is not None and blocks.transposed and plan.workspace <= most
+    assert f"{blocks.count} blocks of {blocks.rows} columns" in str(plan)
+    assert plan.record()["blocks"] == {"count": blocks.count, "columns": blocks.rows, "choice": ""}
+    found, expected = fused(*engine.arrays(arguments)), by_hand(*arguments)
+    for ours, theirs in zip(found, expected, strict=True):
+        # Sums of at most 700 terms of about 1, each rounded a few times.
+        np.testing.assert_allclose(engine.host(ours), theirs, rtol=1e-4, atol=1e-5 * np.abs(theirs).max())
+
+
+def specs_of_gradients(rows: int, features: int, columns: int) -> list[Any]:
+    """Arguments of `gradients_of_linear`, the operands in 16 bits."""
+    shapes = (rows, features), (columns, features), (rows,), (rows,), (rows,)
+    kinds = ("bfloat16", "bfloat16", "int64", "float32", "float32")
+    return [cf.spec(shape, kind) for shape, kind in zip(shapes, kinds, strict=True)]
+
+
+@pytest.mark.parametrize("columns", [512, 584])
+def test_columns_by_our_own_kernel(columns: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its epilogue makes the gradient of the logits, which are in no memory."""
+    monkeypatch.setattr(block_choice, "_AXES", (COLUMNS,))
+    monkeypatch.setattr(HOST.runtime, "device", devices.DEVICES["H200"])
+    rows, bfloat16 = 72, dtype_of("bfloat16")
+    x, w, top, cotangent = normal(rng, (rows, 64), (columns, 64), (rows,), (rows,))
+    labels = rng.integers(0, columns, rows)
+    labels[-1] = columns - 1
+    arguments = (x * 0.1).astype(bfloat16), w.astype(bfloat16), labels, np.abs(top) + 3, cotangent
+    with HOST.active(), epilogues("always"):
+        fused = cf.fuse(gradients_of_linear, max_workspace=50_000)
+        given = HOST.arrays(arguments)
+        found, plan = fused(*given), fused.plan(*given)
+    blocks = plan.blocks
+    assert blocks is not None and blocks.transposed and blocks.count > 1 and plan.workspace <= 50_000
+    assert any(s.epilogue is not None and s.epilogue.nodes for s in blocks.plan.steps)
+    expected = by_hand(*(a.astype(np.float64) if a.dtype == bfloat16 else a for a in arguments))
+    for ours, theirs in zip(found, expected, strict=True):
+        # The gradient of the logits and the results are rounded to bfloat16, and its terms may cancel.
+        values = HOST.host(ours).astype(np.float64)
+        np.testing.assert_allclose(values, theirs, rtol=2.0**-7, atol=2.0**-8 * np.abs(theirs).max())
+
+
+def test_columns_are_summed_where_a_product_contracts_them(engine: Engine, rng: np.random.Generator) -> None:
+    x, w = normal(rng, (50, 20), (60, 20))
+    fused = cf.fuse(lambda x, w: self_product(x @ w.T), max_workspace=SMALL)
+    plan = fused.plan(x, w)
+    assert plan.blocks is not None and plan.blocks.transposed and plan.workspace <= SMALL
+    y = x.astype(np.float64) @ w.T
+    np.testing.assert_allclose(engine.host(fused(*engine.arrays((x, w)))), y @ y.T, rtol=1e-4, atol=1e-4)
+
+
+def test_sums_of_a_gradient_that_is_scaled_take_blocks(rng: np.random.Generator) -> None:
+    """Blocks of its columns would share the logits: they are no reason to compute these at once."""
+
+    def scaled(x: Any, w: Any) -> Any:
+        y = cf.softmax(x @ w.T, axis=1)
+        return y.max(axis=1), (y.T @ x) / 3.0
+
+    x, w = normal(rng, (600, 32), (200, 32))
+    plan = cf.fuse(scaled, max_workspace=100_000).plan(x, w)
+    # The sum leaves less than 128 rows of room: it comes on top.
+    assert plan.blocks is not None and plan.workspace <= 100_000 + w.nbytes and not plan.whole
+
+
+def test_columns_where_the_sum_of_rows_would_take_the_time_or_the_memory() -> None:
+    """The time of sums counts, and their memory; without sums of matrices there are rows, and no choice."""
+    specs = specs_of_gradients(2048, 1024, 32768)
+    with epilogues("never"):
+        plan = cf.fuse(gradients_of_linear, max_workspace=64 << 20).plan(*specs)
+        alone = cf.fuse(lambda *a: gradients_of_linear(*a)[1], max_workspace=64 << 20).plan(*specs)
+    assert plan.blocks is not None and plan.blocks.transposed and plan.workspace <= 64 << 20
+    assert "where blocks of rows would take" in plan.blocks.choice
+    assert plan.estimated_time >= plan.best_time()
+    accumulating = [s for s in plan.blocks.plan.steps if s.kind == "Gemm" and s.product.op == "accumulate"]
+    assert [s.domain for s in accumulating] == [(2048, 1024)], "the gradient of the features alone is a sum"
+    assert alone.blocks is not None and not alone.blocks.transposed and not alone.blocks.choice
+
+
+def test_what_masks_need_of_all_columns_is_no_matrix_in_memory() -> None:
+    """A row sum of pointwise work is computed for all blocks at once, though blocks compute that work, too."""
+
+    def smoothed(x: Any, w: Any, labels: Any, top: Any) -> Any:
+        wanted = np.where(labels[:, None] == np.arange(w.shape[0]), 0.9, 0.1).astype(top.dtype)
+        error = np.exp(x @ w.T - top[:, None]) * wanted.sum(axis=1, keepdims=True) - wanted
+        return error.astype(x.dtype).T @ x, error.astype(x.dtype) @ w
+
+    plan = cf.fuse(smoothed, max_workspace=8 << 20).plan(*specs_of_gradients(512, 128, 16384)[:4])
+    assert plan.blocks is not None and plan.blocks.transposed and plan.workspace <= 8 << 20
+
+
+def test_a_last_block_takes_no_more_than_the_others() -> None:
+    """Fewer columns may be another kernel's, which writes logits that the others keep in registers."""
+    for columns in range(100_000, 130_000, 4_096):
+        plan = cf.fuse(gradients_of_linear).plan(*specs_of_gradients(8192, 4096, columns))
+        assert plan.blocks is not None and plan.blocks.transposed and plan.workspace <= 256 << 20
+
+
+def self_product(y: Any) -> Any:
+    return y @ y.T
+
+
 WHOLE: list[tuple[Callable[..., Any], str]] = [
     (lambda x, w: cf.softmax(x @ w.T, axis=0), "across rows"),
     (lambda x, w: (x @ w.T).T * 2, "rows"),
-    (lambda x, w: (x @ w.T) @ (x @ w.T).T, "takes all rows of what others take row by row"),
+    (lambda x, w: self_product(cf.softmax(x @ w.T, axis=1)), "takes all rows of what others take row by row"),
 ]
 
 
@@ -183,7 +317,7 @@ def test_a_vocabulary_takes_little_workspace() -> None:
         assert plan.workspace <= 256 << 20
         if dtype == "bfloat16":
             assert plan.blocks is None and plan.steps[0].epilogue is not None, "no product in memory"
-            with settings.epilogues("never"):
+            with epilogues("never"):
                 plan = fused.plan(cf.spec(x.shape, dtype))
         assert plan.blocks is not None and plan.workspace <= 256 << 20
         assert plan.blocks.rows % 128 == 0 and plan.blocks.rows >= 256

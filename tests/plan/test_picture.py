@@ -131,7 +131,7 @@ def test_a_plan_in_blocks_of_rows_says_so() -> None:
     plan = fused.plan(cf.spec((4096, 64)), cf.spec((1024, 64)))
     assert plan.blocks is not None
     assert f"the steps run for {plan.blocks.count} blocks of {plan.blocks.rows} rows" in "\n".join(texts(parsed(plan)))
-    assert plan.record()["blocks"] == {"count": plan.blocks.count, "rows": plan.blocks.rows}
+    assert plan.record()["blocks"] == {"count": plan.blocks.count, "rows": plan.blocks.rows, "choice": ""}
 
 
 def test_an_unknown_gpu_is_refused() -> None:

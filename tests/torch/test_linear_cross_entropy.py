@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cross_entropies import OPTIONS, REDUCTIONS, draw, reference
 
 import cupyfuse.torch as ct
 from cupyfuse.torch.chains.executor import Executor
@@ -23,11 +24,6 @@ INF = math.inf
 ROWS, FEATURES, CLASSES = 26, 5, 40
 SMALL = 6000  # bytes: a block of a few rows of float64 logits and their gradient
 WORKSPACES = (1 << 28, SMALL)
-REDUCTIONS = ("none", "mean", "sum")
-
-
-def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def operands(dtype: torch.dtype = torch.float64, rows: int = ROWS) -> tuple[torch.Tensor, ...]:
@@ -41,27 +37,6 @@ def operands(dtype: torch.dtype = torch.float64, rows: int = ROWS) -> tuple[torc
     return tuple(t.requires_grad_() for t in (x, w, b)) + (target,)
 
 
-def reference(x: Any, w: Any, target: Any, b: Any = None, **options: Any) -> Any:
-    """The same in PyTorch's operations."""
-    own = {name: options.pop(name, None) for name in ("z_loss", "soft_cap", "temperature")}
-    y = F.linear(x, w, b)
-    if own["soft_cap"] is not None:
-        y = own["soft_cap"] * torch.tanh(y / own["soft_cap"])
-    if own["temperature"] is not None:
-        y = y / own["temperature"]
-    class_weight, reduction = options.pop("class_weight", None), options.pop("reduction", "mean")
-    loss = F.cross_entropy(y, target, class_weight, reduction=reduction, **options)
-    if not own["z_loss"]:
-        return loss
-    penalty = own["z_loss"] * y.logsumexp(1) ** 2
-    counted = torch.ones_like(penalty)
-    if not target.is_floating_point():
-        counted = (target != options.get("ignore_index", -100)).to(y.dtype)
-        counted = counted * (1 if class_weight is None else class_weight[target.clamp(min=0)])
-    total = (penalty * counted).sum()
-    return loss + {"none": penalty * counted, "sum": total, "mean": total / counted.sum()}[reduction]
-
-
 def executor_of(names: tuple[str, ...], workspace: int, **options: Any) -> Executor:
     """The latest executor of calls with these operands and options."""
     defaults = dict(ct.linear_cross_entropy.__kwdefaults__ or {})
@@ -69,18 +44,6 @@ def executor_of(names: tuple[str, ...], workspace: int, **options: Any) -> Execu
     chosen = {**defaults, **options}
     order = ("ignore_index", "reduction", "label_smoothing", "z_loss", "soft_cap", "temperature")
     return _runner(names, False, tuple(chosen[name] for name in order), workspace).executors[-1]
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"label_smoothing": 0.25},
-    {"ignore_index": 7},
-    {"z_loss": 0.01},
-    {"soft_cap": 2.0},
-    {"temperature": 0.7},
-    {"class_weight": True},
-    {"class_weight": True, "label_smoothing": 0.1, "z_loss": 0.1, "soft_cap": 3.0, "temperature": 1.5},
-]
 
 
 @pytest.mark.parametrize("workspace", WORKSPACES)

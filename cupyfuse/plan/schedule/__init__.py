@@ -33,6 +33,7 @@ from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, stages_of
 from .tiles import Tiles, finish_time, strip_transposes, tiles_for
+from .times import step_time
 from .workspace import assign_offsets, dead_after
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "round_values",
     "schedule",
     "stages_of",
+    "step_time",
     "takes_epilogues",
     "finish_time",
     "tiles_for",

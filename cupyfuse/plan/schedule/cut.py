@@ -3,12 +3,15 @@
 A block has some rows of a large product. It computes values from those rows alone, and its addends of sums over all
 rows: products that contract the rows, such as the gradient of a weight, and sums down the columns. What needs all rows
 of a small value, such as a mean of losses, follows the blocks.
+
+A block may have some columns of the product instead, which are rows of its transpose: all is said of rows, and holds of
+columns with the axes exchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from ... import dtypes
@@ -16,7 +19,7 @@ from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.products import split_shape
 
-_LEAST_ROWS = 128  # of a block, if the workspace allows: with fewer, tensor cores wait for the weights
+LEAST_ROWS = 128  # of a block, if the workspace allows: with fewer, tensor cores wait for the weights
 
 # What a block has of a value: its rows along axis 0 or 1, all of it, or an addend of a sum over all rows.
 ROWS, COLUMNS, WHOLE, ADDEND = 0, 1, -1, -2
@@ -73,6 +76,8 @@ class Cut:
 
     Attributes
     ----------
+    axis : int
+        ROWS, or COLUMNS if what is cut are the rows of transposes.
     rows : int
         Of all blocks together.
     block : Graph
@@ -87,6 +92,7 @@ class Cut:
         Values that are sums over all rows.
     """
 
+    axis: Mode
     rows: int
     block: Graph
     sources: list[Part]
@@ -95,8 +101,8 @@ class Cut:
     summed: list[Node]
 
 
-def cut(graph: Graph, anchors: Set[Node]) -> Cut:
-    """Cut a graph along the rows of the matrices `anchors`; without any, along the rows that all results have.
+def cut(graph: Graph, anchors: Set[Node], axis: Mode = ROWS) -> Cut:
+    """Cut a graph along an axis of the matrices `anchors`; without any, along the rows that all results have.
 
     Raises
     ------
@@ -105,10 +111,10 @@ def cut(graph: Graph, anchors: Set[Node]) -> Cut:
     """
     if graph.effects:
         raise NotRowwise("an argument is changed in place")
-    rows = {n.shape[0] for n in anchors or graph.outputs}
+    rows = {n.shape[axis] for n in anchors or graph.outputs}
     if len(rows) != 1 or rows <= {0, 1}:
         raise NotRowwise("the results differ in their numbers of rows" if len(rows) > 1 else "there is one row at most")
-    return _Cutter(graph, rows.pop(), anchors).cut()
+    return _Cutter(graph, rows.pop(), anchors, axis).cut()
 
 
 @dataclass
@@ -118,6 +124,7 @@ class _Cutter:
     graph: Graph
     rows: int
     anchors: Set[Node]
+    axis: Mode
     modes: dict[Node, Mode] = field(default_factory=dict)  # of anchors, and of values that depend on them
     after: dict[Node, str] = field(default_factory=dict)  # values that need all blocks, and why
 
@@ -133,7 +140,7 @@ class _Cutter:
         depends_on_anchors = any(i in self.modes or i in self.after for i in node.inputs)
         if not depends_on_anchors:
             if node in self.anchors:
-                self.modes[node] = ROWS
+                self.modes[node] = self.axis
             return
         if all(i not in self.after and self.modes.get(i) != ADDEND for i in node.inputs):
             for mode in (ROWS, COLUMNS, ADDEND):
@@ -178,10 +185,11 @@ class _Cutter:
                 inputs.append(done[part])
                 sources.append(part)
             else:
-                done[part] = g.with_inputs(node, [done[p] for p in operands])
+                # A node of its own also where nothing changes: what is computed both ways is two nodes of the block.
+                done[part] = replace(node, inputs=tuple(done[p] for p in operands))
         outputs = [g.transpose(done[part]) if part[0] in transposed else done[part] for part in roots]
         outputs += [g.cast(done[part], dtypes.compute_dtype(done[part].dtype)) for part in addends]
-        return Cut(self.rows, Graph(inputs, outputs), sources, collected, transposed, summed)
+        return Cut(self.axis, self.rows, Graph(inputs, outputs), sources, collected, transposed, summed)
 
     def _parts_of_block(self, roots: list[Part]) -> tuple[list[Part], set[Node]]:
         """List what a block computes or reads for its results `roots`, operands first.
@@ -192,6 +200,9 @@ class _Cutter:
         while True:
             order = list(g.topological(roots, lambda part: self._operands_in_block(part, before)))
             whole = {n for n, mode in order if mode == WHOLE and n.inputs}
+            # Pointwise work is done both ways, unless an operation that is no part of a row program stores it anyway.
+            stored = {i for n in whole if not (n.pointwise or n.reduction) for i in n.inputs}
+            whole -= {n for n in whole if n.pointwise and n not in stored}
             both = whole & {n for n, mode in order if mode != WHOLE} - before
             if not both:
                 return order, before
@@ -273,11 +284,12 @@ def rows_within(most: int, total: int, whole: int, one: int, workspace: Callable
     """
     bytes_a_row = max(1, (whole - one) // max(1, total - 1))
     rows = max(1, min(total, 1 + (most - one) // bytes_a_row))
-    if rows >= _LEAST_ROWS:
-        rows -= rows % _LEAST_ROWS
+    if rows >= LEAST_ROWS:
+        rows -= rows % LEAST_ROWS
         blocks = -(-total // rows)
         even = -(-total // blocks)
-        rows = min(rows, -(-even // _LEAST_ROWS) * _LEAST_ROWS)
+        rows = min(rows, -(-even // LEAST_ROWS) * LEAST_ROWS)
     while rows > 1 and workspace(rows) > most:
         rows -= -(-rows // 16)  # not linear in the rows: splits are padded to groups of eight
+        rows -= rows % LEAST_ROWS if rows > LEAST_ROWS else 0
     return rows

@@ -18,7 +18,7 @@ from ...ir.graph import Node
 from ...settings import Settings
 from .memory import Layout, base_of
 from .steps import Step, stages_of, step_of, with_bytes
-from .tiles import LINE, MOST_STAGED, library_time, own_time, stream_time, strip_transposes
+from .tiles import LINE, MOST_STAGED, last_stage, library_time, own_time, stream_time, strip_transposes
 
 _DTYPES = ("float16", "bfloat16")
 _GAIN = 0.985  # of the library's time, what our kernel may take at most
@@ -123,9 +123,9 @@ class _FusedProduct:
         plain = library_time(self.plain, device)
         own = own_time(self.gemm, device)
         if self.tail is not None:
-            plain += stream_time(self.tail, device, _last_stage(self.tail) + 1)
+            plain += stream_time(self.tail, device, last_stage(self.tail) + 1)
         if self.rest is not None:
-            own += stream_time(self.rest, device, _last_stage(self.rest) + 1)
+            own += stream_time(self.rest, device, last_stage(self.rest) + 1)
         if own < _GAIN * plain:
             return ""
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
@@ -162,10 +162,6 @@ def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node,
     gemm = step_of("Gemm", product.shape, nodes, inputs, list(epilogue.outputs), list(epilogue.repair_inputs))
     launches = 1 + any(n.reduction for n in epilogue.nodes)
     return with_bytes(replace(gemm, launches=launches, epilogue=epilogue, choice=how), storage)
-
-
-def _last_stage(step: Step) -> int:
-    return max(stages_of(step).values(), default=0)
 
 
 def _reason_against_tail(tail: Step, product: Node) -> str:

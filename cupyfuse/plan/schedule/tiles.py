@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ...devices import Device
 from ...ir.graph import Node, Shape
-from .steps import Step
+from .steps import Step, stages_of
 
 TILE_ROWS = 128
 LINE = 8  # elements of 16 bytes: rows begin at multiples of them where the TMA reads
@@ -31,7 +31,7 @@ _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
 _UNDER_PRODUCTS = 0.85  # of that, what it takes while the other warpgroup multiplies
 _STAGE_FLOPS = 2 * TILE_ROWS * 256 * _DEPTH  # of the widest
 _ALONE = 1.005  # of a block that shares nothing: its operands take more of the L2's bandwidth
-_START, _LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
+_START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # Where that leaves multiprocessors idle, cuBLAS also splits sums: then it takes this, and reaches this of the rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
@@ -109,14 +109,14 @@ def strip_transposes(operand: Node) -> tuple[Node, bool]:
 
 def own_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a product by our kernel with its epilogue."""
-    return _tiles_time(step, device) + _START + _LAUNCH * step.launches
+    return _tiles_time(step, device) + _START + LAUNCH * step.launches
 
 
 def library_time(step: Step, device: Device) -> float:
     """Estimate the seconds of a 16-bit product by cuBLAS."""
     flops = 2 * step.product.size * step.product.inputs[0].shape[1]
     split = max(flops / device.half, (step.reads + step.writes) / device.bandwidth) / _SPLIT_SHARE + _SPLIT
-    return min(_LIBRARY_SHARE * _tiles_time(step, device), split) + _START + _LAUNCH
+    return min(_LIBRARY_SHARE * _tiles_time(step, device), split) + _START + LAUNCH
 
 
 def _tiles_time(step: Step, device: Device) -> float:
@@ -131,4 +131,9 @@ def _tiles_time(step: Step, device: Device) -> float:
 def stream_time(step: Step, device: Device, stages: int) -> float:
     """Estimate the seconds of a row program of so many stages from its bytes."""
     times = stages if step.domain[1] > _LONGEST_HELD else 1
-    return (times * step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth) + _LAUNCH * step.launches
+    return (times * step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth) + LAUNCH * step.launches
+
+
+def last_stage(step: Step) -> int:
+    """Return the number of the last stage of a row program; the first one is stage 0."""
+    return max(stages_of(step).values(), default=0)

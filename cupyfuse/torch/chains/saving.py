@@ -1,9 +1,10 @@
 """What a chain's forward pass saves for its backward pass: products, statistics of their rows, or the gradients.
 
 Products are stored as long as they fit in `max_workspace`. Beyond that, as for the logits of a large vocabulary, there
-are two ways, both in blocks of rows: where one number scales all gradients, the forward pass makes them; where products
-outgrow the chain's inputs and outputs, the backward pass computes them again. The plans' estimated time decides, and
-`SavedValues.note` says so.
+are two ways, both in blocks: where one number scales all gradients, the forward pass makes them, in blocks of rows, and
+the backward pass scales them; where products outgrow the chain's inputs and outputs, weights aside, the backward pass
+computes them again, in blocks of rows or of columns. Of the ways whose memory fits in `max_workspace` the plans'
+estimated time decides, else the memory does, and `SavedValues.note` says so.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ... import devices, dtypes
+from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
@@ -80,32 +81,50 @@ def choose_saved(
     most = settings.max_workspace
     if nbytes <= most or traced.chain.updates:
         return SavedValues(products)
-    candidates: dict[str, SavedValues] = {}
-    # Computing products again takes time, which is not worth saving a part of what the chain reads and writes anyway.
-    if nbytes > sum(v.tracer._node.nbytes for v in (*traced.inputs, *traced.outputs)):
-        statistics = saved_values(outputs, list(roots.values()), products=False)
-        candidates["recomputed by the backward pass"] = SavedValues(statistics)
-    if _gradients_scale_with_one_number(traced, differentiable):
-        unit = unit_gradients(traced, needs)
-        candidates["not needed, since the forward pass makes the gradients"] = SavedValues(list(unit.values()), unit)
+    ways = _ways_without_products(traced, needs, differentiable, nbytes, roots)
     times: dict[str, float] = {}
-    for name, saved in candidates.items():
+    memory: dict[str, int] = {}
+    for name, saved in ways.items():
         forward = build(traced.as_traced(saved.nodes), None, settings)
         backward = _backward_plan(traced, roots, given, saved, settings)
-        kept = sum(n.nbytes for n in saved.nodes if n not in outputs and n not in saved.gradients.values())
-        if kept <= most and all(p.workspace <= most or p.blocks is not None for p in (forward, backward)):
-            gpu = settings.device.name if settings.device is not None else devices.DEFAULT
-            times[name] = forward.best_time(gpu) + backward.best_time(gpu)
+        # Gradients of the forward pass are kept beside those that the backward pass scales.
+        kept = sum(n.nbytes for n in saved.nodes if n not in outputs)
+        held = 0 if saved.gradients else kept
+        if held <= most and all(p.workspace <= most or p.blocks is not None for p in (forward, backward)):
+            times[name] = forward.estimated_time + backward.estimated_time
+            memory[name] = max(held + forward.workspace, kept + backward.workspace)
     if not times:
-        reason = "they are not taken by rows" if candidates else "they take no more than the chain's inputs and outputs"
+        reason = "they are not taken by rows" if ways else "they take no more than the chain's inputs and outputs"
         return SavedValues(products, note=f"{quantity(nbytes, 'B')} of products are stored: {reason}")
-    best = min(times, key=times.__getitem__)
-    rest = [f"{duration(t)} if {name}" for name, t in times.items() if name != best]
+
+    def cost(name: str) -> tuple[float, float]:
+        return 0 if memory[name] <= most else memory[name], times[name]
+
+    best, *others = sorted(times, key=cost)
+    rest = [f"{duration(times[name])} and {quantity(memory[name], 'B')} if {name}" for name in others]
     note = (
         f"{quantity(nbytes, 'B')} of products, more than the {quantity(most, 'B')} of max_workspace, are {best}: "
-        f"{duration(times[best])} at best for both passes" + "".join(f", {each}" for each in rest)
+        f"about {duration(times[best])} for both passes and {quantity(memory[best], 'B')}"
+        + "".join(f", {each}" for each in rest)
     )
-    return replace(candidates[best], note=note)
+    return replace(ways[best], note=note)
+
+
+def _ways_without_products(
+    traced: TracedChain, needs: Sequence[bool], differentiable: Sequence[bool], nbytes: int, roots: dict[int, Node]
+) -> dict[str, SavedValues]:
+    """List what may be saved instead of products of `nbytes` bytes, for the gradients `roots`, by what this means."""
+    ways: dict[str, SavedValues] = {}
+    # Computing products again takes time, which is not worth saving a part of what is read and written for each row.
+    values = [*(v for k, v in enumerate(traced.inputs) if k not in traced.chain.fixed), *traced.outputs]
+    if nbytes > sum(v.tracer._node.nbytes for v in values):
+        outputs = [v.tracer._node for v in traced.outputs]
+        statistics = saved_values(outputs, list(roots.values()), products=False)
+        ways["recomputed by the backward pass"] = SavedValues(statistics)
+    if _gradients_scale_with_one_number(traced, differentiable):
+        unit = unit_gradients(traced, needs)
+        ways["not needed, since the forward pass makes the gradients"] = SavedValues(list(unit.values()), unit)
+    return ways
 
 
 def _gradients_scale_with_one_number(traced: TracedChain, differentiable: Sequence[bool]) -> bool:

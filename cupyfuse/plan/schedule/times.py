@@ -1,0 +1,35 @@
+"""Estimates of the time of steps, at the shares of the peak rates that they reach."""
+
+from __future__ import annotations
+
+from ...devices import Device
+from .steps import Step
+from .tiles import LAUNCH, last_stage, own_time, stream_time
+
+# A product that is added to a matrix waits for that matrix, and reads and writes it at this share of the bandwidth:
+# 512 rows added to a float32 matrix of 128256 x 4096 take 3.2 ms on an H200, of which the arithmetic is 0.7.
+_SUM_SHARE = 1 / 3
+# Of the peak rate, what large products by cuBLAS and from splits reach.
+_PRODUCT_SHARE = 0.78
+
+
+def step_time(step: Step, device: Device, moving: float, computing: float) -> float:
+    """Estimate the seconds of a step.
+
+    Parameters
+    ----------
+    step : Step
+    device : Device
+    moving, computing : float
+        The seconds for its bytes and for its arithmetic, at peak rates.
+    """
+    if step.epilogue is not None and device.own_half:
+        return own_time(step, device)
+    computing /= _PRODUCT_SHARE
+    launches = LAUNCH * step.launches
+    if step.kind == "Gemm":
+        if step.product.op == "accumulate":
+            return computing + moving / _SUM_SHARE + launches
+        return max(computing, moving) + launches
+    stages = last_stage(step) + 1 if step.kind == "RowProgram" else 1
+    return max(computing, stream_time(step, device, stages))
