@@ -49,7 +49,7 @@ def choose_blocks(planner: BlockPlanner, whole: int) -> tuple[Blocks | None, Pla
     reasons: list[NotRowwise] = []
     best: tuple[Blocks, Plan | None] | None = None
     for axis in _AXES:
-        for blocks, prepare in _planned_cuts(planner, axis, reasons):
+        for blocks, prepare in _planned_cuts(planner, axis, whole, reasons):
             if blocks is None:
                 if axis == ROWS and best is None:
                     return None, prepare
@@ -65,12 +65,12 @@ def choose_blocks(planner: BlockPlanner, whole: int) -> tuple[Blocks | None, Pla
 
 
 def _planned_cuts(
-    planner: BlockPlanner, axis: Mode, reasons: list[NotRowwise]
+    planner: BlockPlanner, axis: Mode, whole: int, reasons: list[NotRowwise]
 ) -> Iterator[tuple[Blocks | None, Plan | None]]:
     """Plan the cuts along an axis, those of the largest matrices first; add to `reasons` why others are impossible."""
     for anchors in _candidate_anchor_sets(planner, axis):
         try:
-            yield planner.plan(cut(planner.graph, anchors, axis))
+            yield planner.plan(cut(planner.graph, anchors, axis), whole)
         except NotRowwise as reason:
             reasons.append(reason)
 

@@ -104,8 +104,14 @@ class BlockPlanner:
         self.layouts, self.settings, self.bound = layouts, settings, bound
         self.arguments = len(graph.inputs)
 
-    def plan(self, parts: Cut) -> tuple[Blocks | None, Plan | None]:
+    def plan(self, parts: Cut, at_once: int) -> tuple[Blocks | None, Plan | None]:
         """Plan the blocks of one cut.
+
+        Parameters
+        ----------
+        parts : Cut
+        at_once : int
+            Bytes of workspace that a plan without blocks takes.
 
         Returns
         -------
@@ -131,16 +137,17 @@ class BlockPlanner:
             rest = parts.rows % rows
             return max(plan_of(rows).workspace, plan_of(rest).workspace if rest else 0)
 
+        shared = sum(o.node.nbytes for o in block.common.outputs) if block.common is not None else 0
         whole = workspace(parts.rows)
-        if whole <= self.settings.max_workspace and not parts.summed:
+        # One block that adds to sums takes more than a plan without blocks, which writes them.
+        if min(whole, at_once - shared) <= self.settings.max_workspace:
             return None, block.prepare
         before = list(dict.fromkeys(n for n, _ in block.sources if n.op != "input"))
         zeros = self._plan_zeros(parts, direct)
         summed = tuple(self._result_index(n, direct) for n in parts.summed)
         totals = zeros.outputs if zeros is not None else ()
         fixed = sum(o.node.nbytes for k, o in zip(summed, totals, strict=True) if k is None)
-        fixed += sum(n.nbytes for n in before)
-        fixed += sum(o.node.nbytes for o in block.common.outputs) if block.common is not None else 0
+        fixed += sum(n.nbytes for n in before) + shared
         rows = self._choose_rows(block.graph, parts, kept, fixed, whole, workspace)
         rest = parts.rows % rows
         blocks = Blocks(

@@ -256,12 +256,11 @@ def test_heads_in_narrow_floats(name: str, training: bool, dtype: str, rng: np.r
 
 
 def steps(name: str, training: bool, wanted: Sequence[str]) -> tuple[Passes, list[tuple[str, Any]]]:
-    """The backward pass of a head at the benchmarks' shape on an H200, not in blocks: its steps, kinds and domains."""
+    """The backward pass of a head at the benchmarks' shape on an H200: its steps, kinds and domains."""
     names = list(example_inputs(name, 2, 2, 2))
     shapes = [(1024, 8192), (8192, 8192), *[(8192,)] * (len(names) - 2)]
     shapes[-1] = (1,) if "scale" in names else shapes[-1]
-    specs, numbers = [cf.spec(s) for s in shapes], [names.index(w) for w in wanted]
-    passes = Passes(our_head(name, training), specs, numbers, Settings(max_workspace=1 << 30))
+    passes = Passes(our_head(name, training), [cf.spec(s) for s in shapes], [names.index(w) for w in wanted])
     return passes, [(step.kind, step.domain) for step in passes.backward.steps]
 
 
