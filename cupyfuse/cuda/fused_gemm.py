@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .. import devices, dtypes
 from ..ir.graph import Node
-from ..plan.schedule import Step, Tiles, finish_time, strip_transposes, tiles_for
+from ..plan.schedule import Step, Tiles, finish_time, state_size, strip_transposes, tiles_for
 from ..plan.schedule.tiles import TILE_ROWS
 from .configure import Config
 from .emit import Writer
@@ -109,6 +109,8 @@ def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     """Emit the kernel of a product with its epilogue, and for reductions one that merges their states."""
     writer = _EpilogueWriter(program, streamed=False, conditional=False)
     struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
+    if program.accumulators(0):
+        struct += f'\nstatic_assert(sizeof(Program::Totals0) <= {state_size(program.step)}, "what a launch allocates");'
     check = f'static_assert({shape.type}::shared == {shape.shared}, "what a launch asks for");'
     instruction = multiply_add(shape.tiles.columns, shape.dtype, shape.transposed)
     config = Config("gemm", THREADS, shape.chunk, shape.vec)

@@ -12,13 +12,12 @@ from ..cuda.launch import launcher
 from ..cuda.runtime import Runtime
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
-from ..plan.schedule import Step, base_of, strip_transposes
+from ..plan.schedule import Step, base_of, state_bytes, strip_transposes
 from .kernel_launch import Addresses, KernelArguments, Launch, LaunchSpec, Place
 
 _ITEMSIZE = 2
 _MOST_MAPS = 64  # of an operand, by address: callers use few addresses again and again
 _STRUCT_MEMBERS = 16  # tensor maps are aligned, so that a struct's members are a multiple of this
-_STATE_BYTES = 32  # of an accumulator, at most
 _MERGING_WARPS = MERGE_THREADS // 32
 
 
@@ -93,8 +92,7 @@ class ProductLaunch:
 
     def spec(self) -> LaunchSpec:
         """Return the kernels, the workspace and the binding of the launch."""
-        states = len(self._program.accumulators(0)) * _STATE_BYTES * self._step.domain[0] * self._shares
-        return LaunchSpec(self._bind, self._kernels, states)
+        return LaunchSpec(self._bind, self._kernels, state_bytes(self._step, self._processors))
 
     def _bind(self, runtime: Runtime, states: int) -> Launch:
         """Load the kernels; `states` is the slot of the workspace."""

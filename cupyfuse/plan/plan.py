@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..trace import Axes, AxisLabels, Call
 from .picture import notebook_html, svg
 from .report import record, report
-from .schedule import Schedule, Step, assign_offsets, base_of, step_time
+from .schedule import Schedule, Step, assign_offsets, base_of, state_bytes, step_time
 
 Emitter = Callable[["Plan", bool], Sequence[str]]
 _emitter: Emitter
@@ -291,7 +291,10 @@ class Plan:
         for arg, node in self.graph.effects:
             if node.op == "accumulate" or (node.op == "add" and node.inputs[0] is self.graph.inputs[arg]):
                 results.add(node)  # written over the argument
-        return assign_offsets(self.scheduled.steps, self.scheduled.storage, self.graph.roots, results)[1]
+        steps = self.scheduled.steps
+        processors = (self.settings.device or devices.find(devices.DEFAULT)).processors
+        states = max((state_bytes(step, processors) for step in steps), default=0)
+        return states + assign_offsets(steps, self.scheduled.storage, self.graph.roots, results)[1]
 
     def best_time(self, gpu: str = devices.DEFAULT) -> float:
         """Bound the time from below, in seconds: for each step, the larger of bytes / bandwidth and FLOPs / peak.

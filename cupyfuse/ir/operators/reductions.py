@@ -99,6 +99,7 @@ ROWS = (
         flops=10,
         identity_on_one=False,
         about="max",
+        words=3,
     ),
     Reduction(
         "moment2",
@@ -111,6 +112,7 @@ ROWS = (
         flops=5,
         identity_on_one=False,
         about="mean",
+        words=4,
     ),
     Reduction(
         "mean",

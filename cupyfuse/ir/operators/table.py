@@ -80,6 +80,7 @@ class Reduction:
     flops : cost of an element relative to an addition
     identity_on_one : whether the reduction of one element is that element
     about : the reduction of the same elements whose result `derivative` takes as `y`; by default this one
+    words : numbers that the accumulator holds
     """
 
     name: str
@@ -93,6 +94,7 @@ class Reduction:
     flops: int = 1
     identity_on_one: bool = True
     about: str | None = None
+    words: int = 1
 
 
 def op(

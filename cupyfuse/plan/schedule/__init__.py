@@ -32,7 +32,7 @@ from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, stages_of
-from .tiles import Tiles, finish_time, strip_transposes, tiles_for
+from .tiles import Tiles, finish_time, state_bytes, state_size, strip_transposes, tiles_for
 from .times import step_time
 from .workspace import assign_offsets, dead_after
 
@@ -59,6 +59,8 @@ __all__ = [
     "round_values",
     "schedule",
     "stages_of",
+    "state_bytes",
+    "state_size",
     "step_time",
     "takes_epilogues",
     "finish_time",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ... import dtypes
 from ...devices import Device
 from ...ir.graph import Node, Shape
+from ...ir.operators import REDUCTIONS
 from .steps import Step, stages_of
 
 TILE_ROWS = 128
@@ -90,6 +92,24 @@ def finish_time(step: Step) -> float:
     flops = 0 if step.epilogue is None else step.epilogue.flops
     written = step.writes / size
     return _FLOP * flops / size + _FIRST_BYTES * min(written, 2) + _BYTE * max(written - 2, 0)
+
+
+def state_size(epilogue: Step) -> int:
+    """Bound the bytes of a state that an epilogue leaves for one row of a tile; 0 without reductions."""
+    reductions = [n for n in epilogue.nodes if n.reduction]
+    exponential = {n.inputs[0] for n in reductions if n.op == "expsum"}  # whose accumulators hold the maximum, too
+    separate = [n for n in reductions if n.op != "max" or n.inputs[0] not in exponential]
+    sizes = [REDUCTIONS[n.op].words * dtypes.ITEMSIZE[dtypes.compute_dtype(n.dtype)] for n in separate]
+    return -(-sum(sizes) // 8) * 8
+
+
+def state_bytes(step: Step, processors: int) -> int:
+    """Bound the bytes of the states that a product's tiles leave."""
+    if step.epilogue is None or not state_size(step.epilogue):
+        return 0
+    product = step.product
+    tiles = tiles_for(product.shape, product.inputs[0].shape[1], finish_time(step), processors)
+    return product.shape[0] * -(-product.shape[1] // tiles.columns) * state_size(step.epilogue)
 
 
 def tiles_for(shape: Shape, depth: int, finish: float, processors: int) -> Tiles:
