@@ -52,6 +52,13 @@ CASES = (
         ("torch TF32", None, "cupyfuse tf32, bound"),
     ),
     *(
+        Case(
+            f"Loss over 128256 classes, bfloat16, {mode}", "losses", section, "8192 x 4096 x 128256, bfloat16", EVICTED, "µs",
+            (*HEAD[:2], "cupyfuse.torch"),
+        )
+        for section, mode in (("Forward", "forward"), ("Forward and backward", "and backward"))
+    ),
+    *(
         Case(f"{title}, {mode}", "models", section, f"{model}, large", WALL, "ms", (*HEAD[:2], ours))
         for title, model, section, mode, ours in (
             ("BERT-base", "bert", 'Inference, float32 at "highest"', "float32, inference", FUSE),

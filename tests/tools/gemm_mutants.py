@@ -131,7 +131,13 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         "widest",
         fused("anywhere"),
     ),
-    Mutant("totals in too little memory", LAUNCH, "* self._step.domain[0] * self._shares", "* self._shares", REDUCED),
+    Mutant(
+        "totals in too little memory",
+        "cupyfuse/plan/schedule/tiles.py",
+        "return product.shape[0] * -(-product.shape[1] // tiles.columns)",
+        "return -(-product.shape[1] // tiles.columns)",
+        REDUCED,
+    ),
     Mutant(
         "a second stage that computes the first again",
         CUT,
