@@ -53,8 +53,8 @@ CASES = (
     ),
     *(
         Case(
-            f"Loss over 128256 classes, bfloat16, {mode}", "losses", section, "8192 x 4096 x 128256, bfloat16", EVICTED, "µs",
-            (*HEAD[:2], "cupyfuse.torch"),
+            f"Loss over 128256 classes, bfloat16, {mode}", "losses", section, "8192 x 4096 x 128256, bfloat16",
+            EVICTED, "µs", (*HEAD[:2], "cupyfuse.torch"),
         )
         for section, mode in (("Forward", "forward"), ("Forward and backward", "and backward"))
     ),
