@@ -162,7 +162,8 @@ __device__ __forceinline__ void sum_products(
 }
 
 // Compute this block's tiles, by the consumer warpgroups. Alternating ones take turns at the ring: a warpgroup begins when the
-// other one has waited for all stages of the tile before, as `parity` tells only neighbouring rounds of a stage apart.
+// other one has waited for all stages of the tile before. Parity cannot tell a stage's round from the one after the next, so
+// that one which waited two rounds ahead would find the stage full.
 template <class Shape, int V, class P>
 __device__ __forceinline__ void compute_tiles(const P& p, typename Shape::Stream ring, char* staging, u32 blocks) {
     const TileOrder order = Shape::order(p.rows, p.cols);

@@ -68,8 +68,8 @@ struct CopyResult {
     }
 };
 
-// Copy the chunk `c` of the sums of a tile's columns, counted from `Next`. Registers cannot be indexed, so each chunk has a
-// branch of its own.
+// Copy the chunk `c` of the sums of a tile's columns, which is `Next` or a later one. Registers cannot be indexed, so each
+// chunk has a branch of its own.
 template <int Next, int Sums, int Held>
 __device__ __forceinline__ void take_chunk(int c, const float (&sums)[Sums], float (&part)[Held]) {
     if (c == Next) {

@@ -288,7 +288,7 @@ __device__ __forceinline__ double quick_divide(double x, double n) { return x / 
 // Functions for 16-bit results, whose rounding is a thousand times larger: relative errors below 1e-5.
 __device__ __forceinline__ float quick_exp(float x) { return exp2f(x * 1.44269504f); }
 // exp(-a^2) times a polynomial in 1 / (1 + p a), for a >= 0: the form of Abramowitz and Stegun 7.1.26 (after Hastings), with
-// coefficients of the least relative error up to a = 14.
+// p = 0.38 and coefficients of the least relative error up to a = 14.
 __device__ __forceinline__ float quick_erfc(float x) {
     const float a = fabsf(x), u = quick_divide(1.0f, fmaf(0.38f, a, 1.0f));
     float sum = -0.12541884f;

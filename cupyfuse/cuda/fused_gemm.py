@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .. import devices, dtypes
 from ..ir.graph import Node
-from ..plan.schedule import Step, Tiles, finish_time, state_size, strip_transposes, tiles_for
+from ..plan.schedule import Step, Tiles, state_size, strip_transposes, tiles_of
 from ..plan.schedule.tiles import TILE_ROWS
 from .configure import Config
 from .emit import Writer
@@ -99,7 +99,7 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     staged = sum(dtypes.ITEMSIZE[p.dtype] for p in program.outputs.values() if p.extent == FULL)
     # The inputs of a chunk are all in flight at once: of wider chunks ptxas spills some.
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
-    tiles = tiles_for(step.product.shape, step.product.inputs[0].shape[1], finish_time(step), processors)
+    tiles = tiles_of(step, processors)
     assert step.epilogue is not None
     unrolled = step.epilogue.flops <= _MOST_UNROLLED * step.product.size
     return GemmShape(step.product.dtype, tiles, transposed, staged, chunk, vec, unrolled)

@@ -37,7 +37,7 @@ class _Result:
     direct : bool
         Whether that is what the caller gets.
     held : int
-        Slot of the array that a library step gives, -1 if it is not one's.
+        Slot of the array that a library step gives, -1 for other results.
     """
 
     output: Output
@@ -94,7 +94,7 @@ class CudaExecutable:
             self._hold_results(step)
         self._dead = dead_after(plan.steps, plan.graph.roots)
         self._allocated: dict[Node, Held] = {}  # values in arrays of their own, which library steps overwrite
-        in_place = [step for step, dead in zip(plan.steps, self._dead, strict=True) if self._can_rewrite(step, dead)]
+        in_place = [step for step, dead in zip(plan.steps, self._dead, strict=True) if self._let_rewrite(step, dead)]
         self._results = [self._result(o) for o in plan.outputs]
         offsets, self._workspace = assign_offsets(
             plan.steps, plan.scheduled.storage, plan.graph.roots, self._places, _ALIGNMENT
@@ -137,8 +137,8 @@ class CudaExecutable:
                 assert node.call is not None
                 self._held[node] = Held(self._slot(), node.call.results[node.result])
 
-    def _can_rewrite(self, step: Step, dead: Sequence[Node]) -> bool:
-        """Whether a library step may write its result over an operand, which then is an array of its own."""
+    def _let_rewrite(self, step: Step, dead: Sequence[Node]) -> bool:
+        """Let a library step write its result over an operand, then an array of its own, if it can; return whether."""
         if step.kind != "Library" or not step.launches:
             return False
         value = rewritten_operand(step, dead, self.plan.scheduled.storage)

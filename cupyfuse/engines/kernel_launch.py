@@ -23,7 +23,8 @@ from ..plan.schedule import Step
 
 _MAX_BLOCKS = (1 << 31) - 1
 
-# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments.
+# Addresses of arguments, results, the flag and the workspace's values, by slot; one slot may hold the float arguments,
+# and slots of their own hold the arrays that library steps take and give.
 Addresses = list[Any]
 Launch = Callable[[Addresses, Any], None]  # (addresses, stream)
 

@@ -25,14 +25,14 @@ _CANDIDATES = 3
 _SMALLER = 8
 
 
-def choose_blocks(planner: BlockPlanner, whole: int) -> tuple[Blocks | None, Plan | None]:
+def choose_blocks(planner: BlockPlanner, at_once: int) -> tuple[Blocks | None, Plan | None]:
     """Choose what to cut, and plan the blocks.
 
     Parameters
     ----------
     planner : BlockPlanner
-    whole : int
-        Bytes of workspace that all rows take at once.
+    at_once : int
+        Bytes of workspace that a plan without blocks takes.
 
     Returns
     -------
@@ -47,30 +47,34 @@ def choose_blocks(planner: BlockPlanner, whole: int) -> tuple[Blocks | None, Pla
         No matrix can be taken in blocks, or none with less workspace.
     """
     reasons: list[NotRowwise] = []
-    best: tuple[Blocks, Plan | None] | None = None
+    found: list[tuple[Blocks, Plan | None]] = []  # the best way along each axis
     for axis in _AXES:
-        for blocks, prepare in _planned_cuts(planner, axis, whole, reasons):
+        planned: list[tuple[Blocks, Plan | None]] = []
+        for blocks, prepare in _planned_cuts(planner, axis, at_once, reasons):
             if blocks is None:
-                if axis == ROWS and best is None:
+                if axis == ROWS and not planned:
                     return None, prepare
                 continue  # a matrix that is small beside those that all of its blocks would share
-            best = (blocks, prepare) if best is None else _better(best, (blocks, prepare))
+            planned.append((blocks, prepare))
             if blocks.workspace <= 2 * blocks.plan.settings.max_workspace:
                 break  # cuts of smaller matrices would make more blocks
-        if best is not None and _fits(best[0]) and not _sums_matrices(best[0]):
-            return best
-    if best is not None and (_fits(best[0]) or best[0].workspace < whole):
-        return best
-    raise reasons[0] if reasons else NotRowwise("blocks of rows would take no less")
+        found += [min(planned, key=_cost)] if planned else []
+        if found and _fits(found[0][0]) and not _sums_matrices(found[0][0]):
+            return found[0]  # blocks of rows that add up nothing large, or the only way
+    found.sort(key=_cost)
+    if found and (_fits(found[0][0]) or found[0][0].workspace < at_once):
+        best, prepare = found[0]
+        return (replace(best, choice=_compared(best, found[1][0])) if len(found) > 1 else best), prepare
+    raise reasons[0] if reasons else NotRowwise("blocks would take no less")
 
 
 def _planned_cuts(
-    planner: BlockPlanner, axis: Mode, whole: int, reasons: list[NotRowwise]
+    planner: BlockPlanner, axis: Mode, at_once: int, reasons: list[NotRowwise]
 ) -> Iterator[tuple[Blocks | None, Plan | None]]:
     """Plan the cuts along an axis, those of the largest matrices first; add to `reasons` why others are impossible."""
     for anchors in _candidate_anchor_sets(planner, axis):
         try:
-            yield planner.plan(cut(planner.graph, anchors, axis), whole)
+            yield planner.plan(cut(planner.graph, anchors, axis), at_once)
         except NotRowwise as reason:
             reasons.append(reason)
 
@@ -102,17 +106,14 @@ def _sums_matrices(blocks: Blocks) -> bool:
     return blocks.zeros is not None and any(1 not in o.node.shape for o in blocks.zeros.outputs)
 
 
-def _better(first: tuple[Blocks, Plan | None], second: tuple[Blocks, Plan | None]) -> tuple[Blocks, Plan | None]:
-    """Return the faster one of two ways that fit the workspace; else the one with less workspace."""
+def _cost(planned: tuple[Blocks, Plan | None]) -> tuple[float, float]:
+    """Order ways: by the time of those that fit the workspace, else by the workspace."""
+    blocks, _ = planned
+    return 0 if _fits(blocks) else blocks.workspace, blocks.estimated_time
 
-    def cost(blocks: Blocks) -> tuple[float, float]:
-        return 0 if _fits(blocks) else blocks.workspace, blocks.estimated_time
 
-    (best, prepare), (other, _) = sorted((first, second), key=lambda planned: cost(planned[0]))
-    if best.transposed == other.transposed:
-        return best, prepare
-    choice = f"estimated at {_described(best)}, where blocks of {other.unit} would take {_described(other)}"
-    return replace(best, choice=choice), prepare
+def _compared(best: Blocks, other: Blocks) -> str:
+    return f"estimated at {_described(best)}, where blocks of {other.unit} would take {_described(other)}"
 
 
 def _described(blocks: Blocks) -> str:

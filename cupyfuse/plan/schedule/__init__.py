@@ -32,7 +32,7 @@ from .moments import one_pass_variances
 from .products import choose_products
 from .recompute import best_partition
 from .steps import Step, column_launches, column_splits, stages_of
-from .tiles import Tiles, finish_time, state_bytes, state_size, strip_transposes, tiles_for
+from .tiles import Tiles, state_bytes, state_size, strip_transposes, tiles_for, tiles_of
 from .times import step_time
 from .workspace import assign_offsets, dead_after
 
@@ -63,8 +63,8 @@ __all__ = [
     "state_size",
     "step_time",
     "takes_epilogues",
-    "finish_time",
     "tiles_for",
+    "tiles_of",
     "unfused_cost",
     "view_chain",
 ]

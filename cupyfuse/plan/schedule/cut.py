@@ -200,7 +200,8 @@ class _Cutter:
         while True:
             order = list(g.topological(roots, lambda part: self._operands_in_block(part, before)))
             whole = {n for n, mode in order if mode == WHOLE and n.inputs}
-            # Pointwise work is done both ways, unless an operation that is no part of a row program stores it anyway.
+            # Pointwise work is computed whole and also by rows, unless an operation that is no part of a row program
+            # stores it anyway.
             stored = {i for n in whole if not (n.pointwise or n.reduction) for i in n.inputs}
             whole -= {n for n in whole if n.pointwise and n not in stored}
             both = whole & {n for n, mode in order if mode != WHOLE} - before

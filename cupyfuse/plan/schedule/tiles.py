@@ -26,16 +26,16 @@ _TILES = (
 )
 _DEPTH = 64  # columns of the operands in one stage
 # Seconds, measured on an H200 (docs/gemm.md): of a stage by the columns of a tile, which shared memory limits in
-# narrow ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of its first two
-# bytes, and of more.
+# narrow ones; of a tile beside its stages; in a tile of 256 columns, of each FLOP of an element, of each of
+# its first two bytes, and of each further one.
 _STAGE = {256: 0.67e-6, 192: 0.52e-6, 128: 0.355e-6, 64: 0.31e-6}
 _TILE, _FLOP, _FIRST_BYTES, _BYTE = 0.6e-6, 0.31e-6, 0.8e-6, 1.25e-6
-_UNDER_PRODUCTS = 0.85  # of that, what it takes while the other warpgroup multiplies
+_UNDER_PRODUCTS = 0.85  # share of an epilogue's time that it takes while the other warpgroup multiplies
 _STAGE_FLOPS = 2 * TILE_ROWS * 256 * _DEPTH  # of the widest
 _ALONE = 1.005  # of a block that shares nothing: its operands take more of the L2's bandwidth
 _START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of each launch
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
-# Where that leaves multiprocessors idle, cuBLAS also splits sums: then it takes this, and reaches this of the rates.
+# cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
 _STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
 _LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
@@ -107,9 +107,13 @@ def state_bytes(step: Step, processors: int) -> int:
     """Bound the bytes of the states that a product's tiles leave."""
     if step.epilogue is None or not state_size(step.epilogue):
         return 0
-    product = step.product
-    tiles = tiles_for(product.shape, product.inputs[0].shape[1], finish_time(step), processors)
-    return product.shape[0] * -(-product.shape[1] // tiles.columns) * state_size(step.epilogue)
+    rows, columns = step.product.shape
+    return rows * -(-columns // tiles_of(step, processors).columns) * state_size(step.epilogue)
+
+
+def tiles_of(step: Step, processors: int) -> Tiles:
+    """Choose the tiles of a product's step."""
+    return tiles_for(step.product.shape, step.product.inputs[0].shape[1], finish_time(step), processors)
 
 
 def tiles_for(shape: Shape, depth: int, finish: float, processors: int) -> Tiles:
@@ -145,7 +149,7 @@ def _tiles_time(step: Step, device: Device) -> float:
     # The table is of an H200, whose rate is that of its widest stages.
     scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
     memory = (step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth)
-    return max(tiles_for(*given).seconds(*given) * scale, memory)
+    return max(tiles_of(step, processors).seconds(*given) * scale, memory)
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:

@@ -9,7 +9,7 @@ from .tiles import LAUNCH, last_stage, own_time, stream_time
 # A product that is added to a matrix waits for that matrix, and reads and writes it at this share of the bandwidth:
 # 512 rows added to a float32 matrix of 128256 x 4096 take 3.2 ms on an H200, of which the arithmetic is 0.7.
 _SUM_SHARE = 1 / 3
-# Of the peak rate, what large products by cuBLAS and from splits reach.
+# Of the peak rate, what large products by cuBLAS and from splits reach, and the arithmetic of row programs.
 _PRODUCT_SHARE = 0.78
 
 

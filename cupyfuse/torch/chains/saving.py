@@ -94,7 +94,11 @@ def choose_saved(
             times[name] = forward.estimated_time + backward.estimated_time
             memory[name] = max(held + forward.workspace, kept + backward.workspace)
     if not times:
-        reason = "they are not taken by rows" if ways else "they take no more than the chain's inputs and outputs"
+        reason = (
+            "they are not taken by rows"
+            if ways
+            else "they take no more than the chain's outputs and its inputs beside the weights"
+        )
         return SavedValues(products, note=f"{quantity(nbytes, 'B')} of products are stored: {reason}")
 
     def cost(name: str) -> tuple[float, float]:
@@ -113,7 +117,10 @@ def choose_saved(
 def _ways_without_products(
     traced: TracedChain, needs: Sequence[bool], differentiable: Sequence[bool], nbytes: int, roots: dict[int, Node]
 ) -> dict[str, SavedValues]:
-    """List what may be saved instead of products of `nbytes` bytes, for the gradients `roots`, by what this means."""
+    """List what may be saved instead of products of `nbytes` bytes, for the gradients `roots`.
+
+    Each is named by what becomes of the products, in words for the plan's note.
+    """
     ways: dict[str, SavedValues] = {}
     # Computing products again takes time, which is not worth saving a part of what is read and written for each row.
     values = [*(v for k, v in enumerate(traced.inputs) if k not in traced.chain.fixed), *traced.outputs]
