@@ -194,8 +194,8 @@ class BlockPlanner:
         `fixed` are the bytes of sums, and of what is computed before the blocks; `block` is the graph of one block that
         has all rows, which take `whole` bytes, and `workspace(rows)` returns the bytes that a block of some rows takes.
         """
-        # The `fixed` bytes, and addends that cuBLAS does not accumulate, are as large for one row as for all: where they
-        # leave too little for a block, they come on top of the limit.
+        # The `fixed` bytes, and addends that cuBLAS does not accumulate, are as large for one row as for all: where
+        # they leave too little for a block, they come on top of the limit.
         users = g.users(block.roots)
         addends = block.outputs[len(parts.collected) :]
         limit = self.settings.max_workspace

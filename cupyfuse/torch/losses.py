@@ -61,7 +61,8 @@ def linear_cross_entropy(
     Returns
     -------
     Tensor
-        A number, or (...) for the reduction "none"; float32 for 16-bit operands, from logits that are not rounded.
+        A number, or (...) for the reduction "none"; float32 for 16-bit operands. Logits are in float32, but those that
+        fit in `max_workspace` and are kept for a backward pass are rounded to the operands' dtype, as PyTorch's are.
 
     Raises
     ------

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import cupyfuse as cf
@@ -82,6 +83,22 @@ def test_a_kernel_that_spills_is_seen() -> None:
     program, shape = next(p for p in products("bfloat16") if len(p[0].accumulators(0)) > 3)
     kernel, *_ = emit_gemm(program, dataclasses.replace(shape, chunk=128))
     assert local_bytes(cubin(kernel.source, f"sm_{kernel.arch}")) > 0
+
+
+def test_states_of_mixed_dtypes_fit_what_a_launch_allocates() -> None:
+    """Compilation asserts it: 8 bytes between 4 and 4 are padded to 24."""
+    x, w = cf.spec((M, K), "bfloat16"), cf.spec((N, K), "bfloat16")
+
+    def sums(x: Any, w: Any) -> Any:
+        y = x @ w.T
+        return y.sum(axis=1), y.astype("float64").sum(axis=1), np.abs(y).sum(axis=1)
+
+    with settings.epilogues("always"):
+        plan = cf.fuse(sums).plan(x, w)
+    step = plan.steps[0]
+    assert step.epilogue is not None and len({n.dtype for n in step.epilogue.nodes if n.reduction}) > 1
+    for kernel in kernels_of(step, plan.scheduled.storage):
+        assert cubin(kernel.source, f"sm_{kernel.arch}")
 
 
 def test_shared_memory_suffices_for_four_stages() -> None:

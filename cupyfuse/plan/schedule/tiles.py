@@ -99,7 +99,9 @@ def state_size(epilogue: Step) -> int:
     reductions = [n for n in epilogue.nodes if n.reduction]
     exponential = {n.inputs[0] for n in reductions if n.op == "expsum"}  # whose accumulators hold the maximum, too
     separate = [n for n in reductions if n.op != "max" or n.inputs[0] not in exponential]
-    sizes = [REDUCTIONS[n.op].words * dtypes.ITEMSIZE[dtypes.compute_dtype(n.dtype)] for n in separate]
+    words = [max(4, dtypes.ITEMSIZE[dtypes.compute_dtype(n.dtype)]) for n in separate]
+    aligned = max(words, default=4)  # an accumulator begins at most at multiples of the longest word
+    sizes = [-(-REDUCTIONS[n.op].words * word // aligned) * aligned for n, word in zip(separate, words, strict=True)]
     return -(-sum(sizes) // 8) * 8
 
 
