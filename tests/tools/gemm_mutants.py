@@ -134,8 +134,8 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "totals in too little memory",
         "cupyfuse/plan/schedule/tiles.py",
-        "return product.shape[0] * -(-product.shape[1] // tiles.columns)",
-        "return -(-product.shape[1] // tiles.columns)",
+        "return rows * -(-columns // tiles_of(step, processors).columns)",
+        "return -(-columns // tiles_of(step, processors).columns)",
         REDUCED,
     ),
     Mutant(

@@ -112,6 +112,11 @@ def run_pytest(root: Path, tests: Sequence[str]) -> tuple[int, str]:
         return status, log.read_text(errors="replace") if log.exists() else ""
 
 
+def _is_ours(path: str) -> bool:
+    """Whether a path is in this checkout, and not in a virtual environment there."""
+    return Path(path).is_relative_to(ROOT) and "site-packages" not in Path(path).parts
+
+
 def _pytest_in(root: str, tests: list[str], log: str) -> None:
     """Run tests in a process that has imported nothing of any checkout."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT)
@@ -123,10 +128,9 @@ def _pytest_in(root: str, tests: list[str], log: str) -> None:
         del os.environ[name]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # each takes time to load, and no test of a mutant uses one
     sys.dont_write_bytecode = False
-    here = str(ROOT)
-    sys.path[:] = [root, *(path for path in sys.path if not path.startswith(here))]
+    sys.path[:] = [root, *(path for path in sys.path if not _is_ours(path))]
     for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(here):
+        if _is_ours(str(getattr(module, "__file__", ""))):
             del sys.modules[name]
     import pytest
 
