@@ -21,9 +21,8 @@ from .warpgroup import ARCHITECTURE, SHARED_BYTES, multiply_add
 THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
 _MOST_STAGES = 6  # more hide no more latency
-_MOST_UNROLLED = (
-    16  # FLOPs of an epilogue's element: the code of more costs more to fetch than the copies that it saves
-)
+# FLOPs of an epilogue's element: the code of more costs more to fetch than the copies that it saves.
+_MOST_UNROLLED = 16
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """NumPy's and SciPy's functions on CuPy's arrays, where CuPy lacks them, takes no lists, or computes something else.
 
 Each function takes the array library as its first argument, `xp`; one that writes to its operand returns it, or another
-array where it computes in another dtype. CuPy's `ufunc.at` are atomic operations, which exist
-for few dtypes, ignore NaN, and round float64 to float32 in extremes.
+array where it computes in another dtype. CuPy's `ufunc.at` are atomic operations, which exist for few dtypes, ignore
+NaN, and round float64 to float32 in extremes.
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ def _tiles_time(step: Step, device: Device) -> float:
     # The table is of an H200, whose rate is that of its widest stages.
     scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
     memory = (step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth)
-    return max(tiles_of(step, processors).seconds(*given) * scale, memory)
+    return max(tiles_for(*given).seconds(*given) * scale, memory)
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:
