@@ -62,7 +62,7 @@ class _CompactForms:
         if len(inputs) < len(node.inputs):
             return None
         if node.op in g.PASS_THROUGH and (inputs[0].shape, inputs[0].dtype) == (shape, node.dtype):
-            return inputs[0]
+            return g.cast(inputs[0], node.dtype)  # a constant by itself would be weak in promotion
         return g.with_inputs(node, inputs, shape)
 
     def along_both(self, node: Node) -> Node:

@@ -117,6 +117,24 @@ def test_reductions_of_one_element(name: str, axis: int) -> None:
     assert rewrite.drop_unit_reductions(other) is other
 
 
+@pytest.mark.parametrize(
+    "filled",
+    [
+        lambda value: g.broadcast(value, (3, 4)),
+        lambda value: g.reduce("max", g.broadcast(value, (3, 4)), 1),
+        lambda value: g.reduce("max", value, 1),
+    ],
+    ids=["broadcast", "reduced", "one_element"],
+)
+def test_constants_that_fill_arrays_stay_arrays(filled: Callable[[g.Node], g.Node]) -> None:
+    """A float32 array is compared with one of float64 in float64, however this was filled; and steps can read it."""
+    x, full = g.argument(0, "x", (3, 4), "float32"), filled(g.const(0.1))
+    results = [g.Node("greater", (x, full), (3, 4), "bool"), g.Node("library", (full,), full.shape, "float64")]
+    graph, _ = rewrite.simplify(g.Graph([x], results))
+    assert g.operand_dtype(graph.outputs[0]) == "float64"
+    assert graph.outputs[1].inputs[0].op != "const"
+
+
 def test_a_chain_of_reductions_of_one_element_disappears() -> None:
     found, notes = simplified("x.sum(axis=1, keepdims=True).max(axis=1, keepdims=True).mean(axis=1).sum()")
     assert found["max"] == 0 and found["sum"] == 2
