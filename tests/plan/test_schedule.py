@@ -205,6 +205,19 @@ def test_computed_values_are_copied_where_rows_of_them_transposed_are_read(text:
     assert sorted(s.kind for s in plan_of(text).steps) == sorted(kinds.split())
 
 
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("np.broadcast_to(x, (3, 4, 6)).reshape(72) >= 0.25", [144, 72]),  # what repeats an argument
+        ("np.stack([x, x]).T * 2", [96, 96]),  # what NumPy returns for float16 arrays
+        ("np.exp(x).astype(np.float16).T.reshape(4, 6) * 2", [96, 96, 48]),  # 16-bit floats are kept wide
+    ],
+)
+def test_values_that_are_exact_in_16_bits_are_stored_so(text: str, written: list[int]) -> None:
+    plan = cf.fuse(eval(f"lambda x: {text}", {"np": np})).plan(cf.spec((4, 6), "float16"))
+    assert [s.writes for s in plan.steps] == written
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_products_of_copies_read_the_dtype_that_was_stored(
     dtype: str, engine: Engine, rng: np.random.Generator

@@ -57,6 +57,24 @@ def source_of_copies(node: Node) -> Node:
     return node
 
 
+def is_own_rounding(node: Node) -> bool:
+    """Whether a value is a cast to another dtype, which is rounded wherever it is computed, stored or not."""
+    return node.op == "cast" and node.inputs[0].dtype != node.dtype
+
+
+def is_exact(node: Node) -> bool:
+    """Whether a 16-bit value is computed as numbers of its dtype, so that storing it so rounds nothing.
+
+    That holds for arguments, for casts, for what library functions return for operands of that dtype, and for what is
+    repeated or taken of these.
+    """
+    while node.op in (*g.VIEWS, *g.PASS_THROUGH, "copy", "strided") and not is_own_rounding(node):
+        node = node.inputs[0]
+    if node.op == "library":
+        return all(not dtypes.is_float(i.dtype) or i.dtype == node.dtype for i in node.inputs)
+    return node.op == "input" or is_own_rounding(node)
+
+
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a C-contiguous array, in elements."""
     return tuple(math.prod(shape[k + 1 :]) for k in range(len(shape)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node, Shape
-from .memory import COPIES, base_of, source_of_copies
+from .memory import COPIES, base_of, is_exact, is_own_rounding, source_of_copies
 from .steps import Step, fuse_scalar_steps, fuse_splits, step_of
 
 # The kind of step of each operator that is a step of its own.
@@ -354,20 +354,20 @@ class Scheduler:
         self.rounded.add(source_of_copies(node))
 
     def storage(self, steps: list[Step]) -> dict[Node, str]:
-        """Return the dtype of each value in memory: its own if rounded, else the wider one that it is computed in."""
+        """Return the dtype of each value in memory: its own if rounded or exact, else the one it is computed in."""
         found = {node: node.dtype for node in self.graph.inputs}
         for step in steps:
             for node in (*step.outputs, *(base_of(i) for i in (*step.inputs, *step.repair_inputs))):
                 if node.op in COPIES:
                     found[node] = found[base_of(node.inputs[0])]
                 else:
-                    exact = node in self.rounded or node.op == "input"
-                    found[node] = node.dtype if exact else dtypes.compute_dtype(node.dtype)
+                    own = node in self.rounded or is_exact(node)
+                    found[node] = node.dtype if own else dtypes.compute_dtype(node.dtype)
         return found
 
     def values_rounded_for_some(self, steps: list[Step]) -> set[Node]:
         """Find 16-bit values that some steps read from memory, where they are rounded, and others recompute."""
-        rounded = {n for n in self.rounded if dtypes.compute_dtype(n.dtype) != n.dtype and not _is_own_rounding(n)}
+        rounded = {n for n in self.rounded if dtypes.compute_dtype(n.dtype) != n.dtype and not is_own_rounding(n)}
         if not rounded:
             return rounded
         read: set[Node] = set()
@@ -389,8 +389,3 @@ def _by_call(nodes: list[Node]) -> list[list[Node]]:
     for node in nodes:
         groups.setdefault((node.call, node.inputs), []).append(node)
     return list(groups.values())
-
-
-def _is_own_rounding(node: Node) -> bool:
-    """Whether a value is a cast to another dtype, which is rounded wherever it is computed, stored or not."""
-    return node.op == "cast" and node.inputs[0].dtype != node.dtype
