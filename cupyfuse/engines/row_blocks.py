@@ -32,7 +32,8 @@ class RowBlocks:
         self.plan, self._blocks = plan, blocks
         self._starts = range(0, blocks.total, blocks.rows)
         self._before = None if blocks.before is None else engine(blocks.before, _arguments_of(blocks.before, arrays))
-        given = self._block_sources(arrays, ())
+        before = self._run_before(arrays, ())
+        given = self._block_sources(arrays, before)
         self._common = None if blocks.common is None else engine(blocks.common, _arguments_of(blocks.common, given))
         given = self._with_common(given, ())
         self._zeros = None if blocks.zeros is None else engine(blocks.zeros, [])
@@ -44,15 +45,19 @@ class RowBlocks:
         self._after: Any = None
         if blocks.after is not None:
             collected = map(self._empty_rows, blocks.plan.outputs)
-            after = _arguments_of(blocks.after, [*arrays[: blocks.arguments], *collected, *sums])
+            after = _arguments_of(blocks.after, [*arrays[: blocks.arguments], *collected, *sums, *before])
             self._after = engine(blocks.after, after)
 
-    def _block_sources(self, arrays: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
+    def _run_before(self, arrays: Sequence[Any], numbers: Sequence[float]) -> list[Any]:
+        """Compute what precedes the blocks."""
+        if self._before is None:
+            return []
+        plan = self._before.plan
+        found: list[Any] = self._before(_arguments_of(plan, arrays), [None] * len(plan.outputs), numbers)
+        return found
+
+    def _block_sources(self, arrays: Sequence[Any], before: Sequence[Any]) -> list[Any]:
         """Return the arrays that blocks read, whole or in parts: arguments, and what is computed before the blocks."""
-        before: list[Any] = []
-        if self._before is not None:
-            plan = self._before.plan
-            before = self._before(_arguments_of(plan, arrays), [None] * len(plan.outputs), numbers)
         return [before[s.number] if s.before else arrays[s.number] for s in self._blocks.sources]
 
     def _with_common(self, given: list[Any], numbers: Sequence[float]) -> list[Any]:
@@ -78,13 +83,14 @@ class RowBlocks:
         """Run all blocks; the arguments are those of `NumpyExecutable.__call__`."""
         results = list(outs)
         collected = self._allocate_collected(outs, results)
-        given = self._with_common(self._block_sources(arrays, numbers), numbers)
+        before = self._run_before(arrays, numbers)
+        given = self._with_common(self._block_sources(arrays, before), numbers)
         sums = self._zero_sums([out if _is_contiguous(out) else None for out in outs])
         for k, value in zip(self._blocks.summed, sums, strict=True):
             if k is not None:
                 results[k] = value
         self._run_blocks(given, collected, sums, numbers)
-        after = self._run_after(arrays, collected, sums, outs, numbers)
+        after = self._run_after(arrays, collected, [*sums, *before], outs, numbers)
         for k, value in zip(self._blocks.following, after, strict=True):
             results[k] = value
         return _copied_to_outs(results, outs)
@@ -122,16 +128,16 @@ class RowBlocks:
         self,
         arrays: Sequence[Any],
         collected: Sequence[Any],
-        sums: Sequence[Any],
+        others: Sequence[Any],
         outs: Sequence[Any],
         numbers: Sequence[float],
     ) -> Sequence[Any]:
-        """Compute the results `Blocks.following`, which need all blocks."""
+        """Compute the results `Blocks.following`, which need all blocks; `others` are the sums, then what precedes."""
         if self._after is None:
             return []
         blocks, plan = self._blocks, self._after.plan
         matrices = [array.reshape(blocks.total, -1) for array in collected]
-        given = _arguments_of(plan, [*arrays[: blocks.arguments], *matrices, *sums])
+        given = _arguments_of(plan, [*arrays[: blocks.arguments], *matrices, *others])
         found: Sequence[Any] = self._after(given, [outs[k] for k in blocks.following], numbers)
         return found
 

@@ -142,12 +142,11 @@ class BlockPlanner:
         # One block that adds to sums takes more than a plan without blocks, which writes them.
         if min(whole, at_once - shared) <= self.settings.max_workspace:
             return None, block.prepare
-        before = list(dict.fromkeys(n for n, _ in block.sources if n.op != "input"))
         zeros = self._plan_zeros(parts, direct)
         summed = tuple(self._result_index(n, direct) for n in parts.summed)
         totals = zeros.outputs if zeros is not None else ()
         fixed = sum(o.node.nbytes for k, o in zip(summed, totals, strict=True) if k is None)
-        fixed += sum(n.nbytes for n in before) + shared
+        fixed += sum(n.nbytes for n in parts.before) + shared
         rows = self._choose_rows(block.graph, parts, kept, fixed, whole, workspace)
         rest = parts.rows % rows
         blocks = Blocks(
@@ -156,13 +155,13 @@ class BlockPlanner:
             transposed=parts.axis == COLUMNS,
             plan=plan_of(rows),
             last=plan_of(rest) if rest else None,
-            before=self._plan_before(before),
+            before=self._plan_before(parts.before),
             common=block.common,
             zeros=zeros,
             after=self._plan_after(parts, direct),
             arguments=self.arguments,
             sources=tuple(
-                Source(n.argument, mode) if n.op == "input" else Source(before.index(n), mode, before=True)
+                Source(n.argument, mode) if n.op == "input" else Source(parts.before.index(n), mode, before=True)
                 for n, mode in block.sources
             ),
             collected=tuple(self._result_index(n, direct) for n in parts.collected),
@@ -323,12 +322,12 @@ class BlockPlanner:
         return Plan(f"{self.name}: zeros", self.settings, scheduled.graph, scheduled, outputs, (), ())
 
     def _plan_before(self, values: list[Node]) -> Plan | None:
-        """Plan the values computed whole before the first block, which blocks then slice; None without any."""
+        """Plan the values computed before the first block; None without any."""
         graph = choose_products(Graph(self.graph.inputs, values), self.settings, set())
         return plan_inputs(f"{self.name}: before the blocks", with_used_inputs(graph), self.layouts, self.settings)
 
     def _plan_after(self, parts: Cut, direct: Sequence[bool]) -> Plan | None:
-        """Plan the results that need all blocks from the function's arguments, `collected` and `summed`."""
+        """Plan the results that need all blocks; the arguments are those of `Blocks.after`."""
         following = [k for k, written in enumerate(direct) if not written]
         if not following:
             return None
@@ -340,6 +339,9 @@ class BlockPlanner:
             shape = (node.shape[1], node.shape[0]) if transposed else node.shape
             inputs.append(g.argument(len(inputs), "", shape, dtype))
             done[node] = g.cast(g.transpose(inputs[-1]) if transposed else inputs[-1], node.dtype)
+        for node in parts.before:
+            inputs.append(g.argument(len(inputs), "", node.shape, node.dtype))
+            done.setdefault(node, inputs[-1])
         results = [self.graph.outputs[k] for k in following]
         for node in g.topological(results, lambda n: () if n in done else n.inputs):
             if node not in done:

@@ -114,14 +114,14 @@ class Blocks:
     last : Plan or None
         For the last block, if it has fewer rows.
     before : Plan or None
-        For values that are cut into blocks, but not computed by rows.
+        For values that are cut into blocks, but not computed by rows, and for those that several of these plans read.
     common : Plan or None
         For the values that all blocks share, such as split weights.
     zeros : Plan or None
         Writes the zeros that the sums start from.
     after : Plan or None
         For the results `following`, which need all blocks. Its arguments are those of the function, then the collected
-        values, then the sums.
+        values, then the sums, then the results of `before`.
     arguments : int
         The number of the function's arguments.
     sources : tuple of Source

@@ -143,6 +143,25 @@ def test_what_several_blocks_read_of_all_rows_is_computed_before(engine: Engine,
         np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_what_blocks_and_what_follows_them_share_is_computed_once(engine: Engine, rng: np.random.Generator) -> None:
+    """Reductions of arguments that all blocks need, that precede them, and that results need beside the blocks."""
+
+    def chain(x: Any, w: Any) -> Any:
+        top = w.max(axis=0)
+        scale = np.exp(np.median(top))
+        return cf.logsumexp((x * scale) @ w.T, axis=1).sum() * top, scale + 1
+
+    x, w = normal(rng, (90, 5), (40, 5))
+    fused = cf.fuse(chain, max_workspace=SMALL)
+    plan = fused.plan(x, w)
+    assert plan.blocks is not None and plan.blocks.before is not None and plan.blocks.after is not None
+    names = [name for step in plan.steps for name in step.fused]
+    assert names.count("max") == 2, "the maximum of the columns, and that of each row"
+    assert names.count("np.median") == 1
+    for found, expected in zip(fused(*engine.arrays((x, w))), chain(x, w), strict=True):
+        np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-6)
+
+
 # Blocks of columns ---------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ columns with the axes exchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Container, Iterable, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -90,6 +90,8 @@ class Cut:
         Those of `collected` that the block returns transposed.
     summed : list of Node
         Values that are sums over all rows.
+    before : list of Node
+        Values that are computed before the blocks, for these and for what follows them.
     """
 
     axis: Mode
@@ -99,6 +101,7 @@ class Cut:
     collected: list[Node]
     transposed: set[Node]
     summed: list[Node]
+    before: list[Node]
 
 
 def cut(graph: Graph, anchors: Set[Node], axis: Mode = ROWS) -> Cut:
@@ -170,16 +173,15 @@ class _Cutter:
         roots: list[Part] = [(n, self.modes.get(n, ROWS)) for n in collected]
         transposed = {n for n, mode in roots if mode == COLUMNS}
         addends: list[Part] = [(n, ADDEND) for n in summed]
-        order, before = self._parts_of_block([*roots, *addends])
+        order, before = self._parts_of_block([*roots, *addends], {*collected, *summed})
         sources: list[Part] = []
         inputs: list[Node] = []
         done: dict[Part, Node] = {}
         for part in order:
-            node, mode = part
-            operands = self._operands_in_block(part, before)
+            node, operands = part[0], self._operands_in_block(part, before)
             if node.op == "const":
                 done[part] = node
-            elif node.op == "input" or node in before or (mode != WHOLE and not operands):
+            elif node.op == "input" or node in before:
                 ndim = node.ndim if node.op == "input" else 2
                 done[part] = g.argument(len(inputs), node.name or f"before{len(inputs)}", node.shape, node.dtype, ndim)
                 inputs.append(done[part])
@@ -189,27 +191,52 @@ class _Cutter:
                 done[part] = replace(node, inputs=tuple(done[p] for p in operands))
         outputs = [g.transpose(done[part]) if part[0] in transposed else done[part] for part in roots]
         outputs += [g.cast(done[part], dtypes.compute_dtype(done[part].dtype)) for part in addends]
-        return Cut(self.axis, self.rows, Graph(inputs, outputs), sources, collected, transposed, summed)
+        read = {*(n for n, _ in sources), *self._computed_after(before, {*collected, *summed})}
+        kept = [n for n in before if n in read]
+        return Cut(self.axis, self.rows, Graph(inputs, outputs), sources, collected, transposed, summed, kept)
 
-    def _parts_of_block(self, roots: list[Part]) -> tuple[list[Part], set[Node]]:
+    def _parts_of_block(self, roots: list[Part], leaving: Set[Node]) -> tuple[list[Part], dict[Node, None]]:
         """List what a block computes or reads for its results `roots`, operands first.
 
-        Also returns the values to compute before the blocks, since these read their rows and also all of them.
+        Also returns the values to compute before the blocks: those of which these read rows, and cannot compute rows
+        alone or read all of them, too; and those that would be computed several times. `leaving` is what blocks return.
         """
-        before: set[Node] = set()
+        before: dict[Node, None] = {}
         while True:
             order = list(g.topological(roots, lambda part: self._operands_in_block(part, before)))
-            whole = {n for n, mode in order if mode == WHOLE and n.inputs}
+            whole = {n for n, mode in order if mode == WHOLE and n.inputs and n not in before}
+            shared = self._shared(whole, before, leaving)
             # Pointwise work is computed whole and also by rows, unless an operation that is no part of a row program
             # stores it anyway.
             stored = {i for n in whole if not (n.pointwise or n.reduction) for i in n.inputs}
             whole -= {n for n in whole if n.pointwise and n not in stored}
-            both = whole & {n for n, mode in order if mode != WHOLE} - before
-            if not both:
+            parts = [(n, mode) for n, mode in order if mode != WHOLE and n.op not in ("input", "const")]
+            sliced = {n for n, mode in parts if n in whole or _operands(n, mode, self.rows) is None}
+            found = (sliced | shared).difference(before)
+            if not found:
                 return order, before
-            before.update(both)
+            before.update((n, None) for n in g.topological(self.graph.outputs) if n in found)
 
-    def _operands_in_block(self, part: Part, before: Set[Node]) -> list[Part]:
+    def _shared(self, whole: Set[Node], before: Collection[Node], leaving: Set[Node]) -> set[Node]:
+        """Find reductions, products and library steps that two of three would compute, but not what these alone read.
+
+        The three are the blocks, for what they need of all rows, `whole`; what precedes the blocks; and what follows.
+        """
+        first = set(g.topological(before, g.eager_inputs)).difference(before)
+        last = self._computed_after(before, leaving).difference(before, leaving)
+        twice = (whole & (first | last)) | (first & last)
+        found = {n for n in twice if n.inputs and not (n.pointwise or n.op in g.VIEWS)}
+        return found.difference(g.topological(i for n in found for i in n.inputs))
+
+    def _computed_after(self, before: Container[Node], leaving: Set[Node]) -> set[Node]:
+        """Find the values that what follows the blocks computes, or reads of those computed already."""
+
+        def operands(node: Node) -> tuple[Node, ...]:
+            return () if node in leaving or node in before else g.eager_inputs(node)
+
+        return set(g.topological(self.graph.outputs, operands))
+
+    def _operands_in_block(self, part: Part, before: Container[Node]) -> list[Part]:
         """Return what a block computes a part from; nothing for inputs, constants and what is computed `before`."""
         node, mode = part
         if node.op in ("input", "const") or node in before:
