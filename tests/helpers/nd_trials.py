@@ -144,11 +144,14 @@ def costs_hold(graph: Any, plan: Plan) -> None:
 
     As written, or as rewritten, which takes a logsumexp apart. Not counted are copies of arguments and what operations
     one by one have for free: conversions between dtypes, constants and broadcasts, the float32 results of 16-bit
-    products, reductions and library steps, and results, which a step writes also where NumPy returns a view.
+    products, reductions and library steps, and results, which a step writes also where NumPy returns a view. Of a plan
+    in blocks one block counts; as written, a sum over all blocks is written once, here as zeros, then read and written.
     """
     forms, cost = [unfused_cost(graph), unfused_cost(plan.graph)], cost_of(plan.steps)
     free = sum(s.reads + s.writes for s in plan.steps if s.kind == "Copy") + 8 * len(plan.steps)
     free += 2 * sum(root.nbytes for root in graph.roots)
+    if plan.blocks is not None and plan.blocks.zeros is not None:
+        free += 2 * sum(step.writes for step in plan.blocks.zeros.steps)
     for node in g.topological(plan.graph.roots):
         if node.op in ("cast", "broadcast", "library"):
             free += 2 * max(node.nbytes, *(i.nbytes for i in node.inputs))
