@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from support import ROOT
 
 from benchmarks import __main__ as command
 from benchmarks import distributed
-from benchmarks.distributed import BACKEND, ENDED, FORMS, PLAIN_ERROR
+from benchmarks.distributed import ENDED, FORMS, PLAIN_ERROR
 from benchmarks.report import Case, Report, Result, read_cases
 from benchmarks.timing import summarize
 
@@ -65,10 +66,26 @@ def test_processes_are_not_waited_for_where_one_fails() -> None:
     assert statuses[0] == 3 and statuses[1] < 0
 
 
-def test_the_order_and_the_report() -> None:
+def test_forms_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    case, order = Case("float32, DDP", "head_sum", (4, 8, 16), "float32"), []
+    dist = types.SimpleNamespace(barrier=lambda: None, all_reduce=lambda *of: None, ReduceOp=torch.distributed.ReduceOp)
+    worker = types.SimpleNamespace(torch=torch, dist=dist, rank=0, device="cpu", synchronize=lambda: None)
+    trial = distributed.Trial(worker, case)
+    trial._models = {form: torch.nn.Linear(8, 16) for form in "abc"}
+    monkeypatch.setattr(trial, "_step", lambda model, optimizer, x: order.append(model))
+    results = [Result(form) for form in "abc"]
+    trial.time(results)
+    names = {model: form for form, model in trial._models.items()}
+    turns = [names[model] for model in order[:: distributed.TIMED_STEPS]]
+    assert len(order) == 3 * (distributed.ROUNDS + 1) * distributed.TIMED_STEPS
+    assert "".join(turns).startswith("abcbcacababc")
+    assert [result.times["wall_loop"].n for result in results] == [distributed.ROUNDS] * 3
+
+
+def test_the_report() -> None:
     case = Case("float32, DDP", "head_sum", (1, 2, 3), "float32", facts={f"{PLAIN_ERROR}, {FORMS[0]}": 2e-7})
-    planned = list(distributed.plan([case, case], FORMS))
-    assert len(planned) == 2 * len(FORMS) and [form for _, form in planned[-2:]] == [BACKEND] * 2
     case.results = [Result(FORMS[0], 1e-7, {"wall_loop": summarize([1500.0])}), Result(FORMS[1], failure="no")]
     text = "\n".join(distributed.report_lines(Report("distributed", {}, {}, cases=[case])))
     assert f"| {FORMS[0]} | 1.0e-07 | 1500 | 1.00 | 2.0e-07 |" in text
