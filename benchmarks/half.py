@@ -75,40 +75,35 @@ def factories(lab: Lab, name: str, arguments: tuple[Any, ...], dtype: str) -> di
 
     computation = Computation(lab, [expected], (rows, *expected.shape[1:]), dtype, sample)
 
-    def ours(value: str) -> Rival:
-        return computation.by_ours(switched(cf.fuse(FUNCTIONS[name]), value), *arguments)
+    def ours() -> Rival:
+        return computation.by_ours(cf.fuse(FUNCTIONS[name]), *arguments)
 
     def torch(rival: str) -> Rival:
         return computation.by_torch(rival, functools.partial(lab.need_torch().linear_then, name), *arguments)
 
-    return {
-        OWN: lambda: ours("always"),
-        LIBRARY: lambda: ours("never"),
-        EAGER: lambda: torch(EAGER),
-        COMPILED: lambda: torch(COMPILED),
-    }
+    return {**both_ways(ours), **{rival: functools.partial(torch, rival) for rival in (EAGER, COMPILED)}}
 
 
-def bound_head(head: heads.Head, value: str) -> Rival:
-    """Return a bound head as a rival that plans with `settings.epilogues(value)`."""
-    rival = head.bound()
-    rival.call = switched(rival.call, value)
-    rival.attempts = [switched(attempt, value) for attempt in rival.attempts]
-    return rival
+def both_ways(make: Callable[[], Rival]) -> dict[str, Callable[[], Rival]]:
+    """Return a rival of ours as it runs with our own kernel, and as it runs with cuBLAS."""
+
+    def planned(value: str) -> Rival:
+        rival = make()
+        rival.call = switched(rival.call, value)
+        rival.attempts = [switched(attempt, value) for attempt in rival.attempts]
+        return rival
+
+    return {OWN: functools.partial(planned, "always"), LIBRARY: functools.partial(planned, "never")}
 
 
 def _heads(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the bound heads in bfloat16, with epilogues and without."""
     inputs: Mapping[str, Any] = cupyfuse.heads.example_inputs("head_softmax", *_HEAD_SHAPE, DTYPES[0], options.seed)
     arguments = {name: lab.cupy.asarray(value) for name, value in inputs.items()}
-    product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
-    for name, fused, training in heads.CASES:
-        if name != "head_sum":  # which has no product once its weight is bound
-            lab.release()
-            head = heads.Head(lab, fused, training, arguments, product)
-            values = {OWN: "always", LIBRARY: "never"}
-            rivals = {rival: functools.partial(bound_head, head, value) for rival, value in values.items()}
-            yield run(lab, Case(HEADS, name, _HEAD_SHAPE, DTYPES[0]), rivals, FIGURES, options.budget)
+    for case, head in heads.whole(lab, arguments):
+        if case.name != "head_sum":  # which has no product once its weight is bound
+            case.group = HEADS
+            yield run(lab, case, both_ways(head.bound), FIGURES, options.budget)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:

@@ -19,7 +19,7 @@ import cupyfuse
 from .device import Call, Device, Host
 from .report import Case, Result
 from .rivals import Rival, Unavailable
-from .timing import Contest, describe
+from .timing import Contest, Summary, describe
 
 POISON = 0xFF  # every byte so: NaN in all float formats, and none that arithmetic gives
 
@@ -145,7 +145,7 @@ def _check(lab: Lab, case: Case, rival: Rival, result: Result) -> bool:
 def run(
     lab: Lab, case: Case, factories: Mapping[str, Callable[[], Rival]], figures: Sequence[str], budget: float
 ) -> Case:
-    """Make, check and time the rivals of a case, for `budget` GPU seconds each and figure; enter their results into it.
+    """Make, check and time the rivals of a case, for `budget` seconds each and figure; enter their results into it.
 
     A rival that cannot be made, is wrong or raises is reported with the reason.
     """
@@ -162,31 +162,32 @@ def run(
             result.failure = str(reason)
         except Exception as error:
             result.failure = describe(error)
-    _time(lab, case, rivals, figures, budget)
-    print(f"{case.group}: {case.name}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-    return case
-
-
-def _time(lab: Lab, case: Case, rivals: Mapping[str, Rival], figures: Sequence[str], budget: float) -> None:
+    results = {result.rival: result for result in case.results}
     before = {name: rival.before for name, rival in rivals.items() if rival.before}
     contest = Contest(lab.device, {name: rival.call for name, rival in rivals.items()}, budget, before)
-    results = {result.rival: result for result in case.results}
     for figure in figures:
         if figure == "gpu_graph":
-            replays: dict[str, Call] = {}
-            for name, rival in rivals.items():
-                if rival.capture is None or name in contest.failures:
-                    continue
-                try:
-                    replays[name] = rival.capture()
-                except Exception as error:
-                    results[name].missing[figure] = describe(error)
-            measured, failed = contest.replayed(replays)
-            for name, reason in failed.items():
+            captures = {n: r.capture for n, r in rivals.items() if r.capture and n not in contest.failures}
+            measured, missing = _replay(lab, captures)
+            for name, reason in missing.items():
                 results[name].missing[figure] = reason
         else:
-            measured = getattr(contest, figure.removeprefix("gpu_"))()
+            measured = contest.measure(figure)
         for name, summary in measured.items():
             results[name].times[figure] = summary
     for name, reason in contest.failures.items():
         results[name].failure = reason
+    print(f"{case.group}: {case.name}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    return case
+
+
+def _replay(lab: Lab, captures: Mapping[str, Callable[[], Call]]) -> tuple[dict[str, Summary], dict[str, str]]:
+    """Capture calls in CUDA graphs and time these; return times, and by rival why there are none."""
+    replays, missing = {}, {}
+    for name, capture in captures.items():
+        try:
+            replays[name] = capture()
+        except Exception as error:
+            missing[name] = describe(error)
+    contest = Contest(lab.device, replays, budget=0.0)
+    return contest.measure("gpu_graph"), {**missing, **contest.failures}

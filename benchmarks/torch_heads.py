@@ -216,7 +216,7 @@ class Head:
         arguments = {name: self._torch.as_array(tensor, lab.cupy) for name, tensor in shared.items()}
         product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
         head = cupyfuse.heads.find(self._name)
-        return heads.Head(lab, head, training and bool(self._initial), arguments, product).bound()
+        return heads.Head(lab, head, arguments, product, training and bool(self._initial)).bound()
 
     def _memory(self, backward: bool) -> dict[str, float]:
         """Measure GPU memory of a call of the fused module and of the plain one; empty without a GPU."""

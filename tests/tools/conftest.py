@@ -37,7 +37,6 @@ def torch_lab(lab, monkeypatch):
 def hasty(monkeypatch):
     """One repeat of everything, on little data."""
     monkeypatch.setattr(timing, "clamp", lambda wanted, low, high: 1)
-    monkeypatch.setattr(timing, "_HOST_CALLS", 2)
     monkeypatch.setitem(rows.DEFAULTS, "bytes", (1 << 14, 1 << 14))
 
 

@@ -134,10 +134,10 @@ def test_calls_in_a_loop_and_calls_that_are_queued():
 
     contest = timing.Contest(Clock(), {"a": lambda: order.append("call")}, 1e-9)
     order.clear()
-    assert contest.queued()["a"].n == 5
+    assert contest.measure("gpu_queued")["a"].n == 5
     assert order == ["hold", "record", "call", "record"] * 5
     order.clear()
-    assert contest.wall_loop()["a"].n == 5
+    assert contest.measure("wall_loop")["a"].n == 5
     calls = order.count("call") // 5
     assert calls == 9  # 30 ms of calls of 10 / 3 ms
     assert order == ["wait", *["call"] * calls, "wait"] * 5

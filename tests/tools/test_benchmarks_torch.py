@@ -133,10 +133,10 @@ def test_what_is_done_before_a_call_is_not_timed():
     contest = timing.Contest(Clock(), {"a": lambda: order.append("call")}, 1e-9, {"a": lambda: order.append("before")})
     assert order.count("before") == order.count("call")
     order.clear()
-    contest.evicted()
+    contest.measure("gpu_evicted")
     assert order[:5] == ["before", "evict", "record", "call", "record"]
     order.clear()
-    assert contest.wall()["a"].n == 7
+    assert contest.measure("wall")["a"].n == 7
     assert order == ["before", "call"] * 3 * 7
 
 
