@@ -43,12 +43,8 @@ _PARTS = ("our GPU", "our host", "their GPU", "their host")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--seconds", type=float, default=240.0, help="time that the whole may take (default: %(default).0f)"
-    )
-    parser.add_argument(
-        "--precision", choices=("highest", "high", "medium"), default="highest", help="of float32 matrix products"
-    )
+    parser.add_argument("--seconds", type=float, default=240.0, help="that the whole may take (default: %(default).0f)")
+    parser.add_argument("--precision", choices=("highest", "high", "medium"), default="highest", help="of products")
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:

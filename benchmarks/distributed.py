@@ -33,7 +33,7 @@ from .timing import describe, summarize
 from .torch_heads import NAMES
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SHAPE, SHAPE_ON_CPU = (1024, 8192, 8192), (16, 64, 96)
+SHAPE_ON_CPU = (16, 64, 96)
 BUDGET = 170.0  # seconds for all cases; those that are left then are not run
 STUCK = timedelta(seconds=60)  # for one collective operation
 STEPS = 5  # of which losses are compared
@@ -279,7 +279,7 @@ def work(given: argparse.Namespace) -> int:
     """Run the cases in this process, together with the others; the first one writes them."""
     begun = time.time() if given.begun is None else given.begun
     worker = Worker()
-    shape = given.shape or (SHAPE if worker.gpu else SHAPE_ON_CPU)
+    shape = given.shape or (types.SHAPE if worker.gpu else SHAPE_ON_CPU)
     options = {"shape": "x".join(map(str, shape)), "steps": STEPS}
     report = Report("distributed", worker.broadcast(worker.environment()), options)
     folder = given.output or RESULTS / f"{environment.slug(report.environment['gpu'])}-x{worker.count}"
@@ -309,7 +309,7 @@ def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
     count = given.processes or (torch.cuda.device_count() if torch.cuda.is_available() else 0) or 2
     begun, status = time.time(), 1
-    for turn in range(len(given.forms) * len(make_cases(given, SHAPE))):
+    for turn in range(len(given.forms) * len(make_cases(given, types.SHAPE))):
         command = [sys.executable, "-m", "benchmarks", *arguments, "--begun", str(begun)]
         command += ["--keep"] if turn or given.keep else []
         statuses = start(command, count, begun + given.budget + 60 - time.time())
@@ -344,12 +344,10 @@ def start(command: Sequence[str], count: int, seconds: float) -> list[int]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, metavar="N", help="how many (default: one for each GPU)")
-    parser.add_argument("--heads", type=types.names(NAMES), default=NAMES, metavar="NAME,...")
-    parser.add_argument("--dtypes", type=types.names(DTYPES), default=DTYPES, metavar="DTYPE,...")
+    types.add_several(parser, "--heads", NAMES)
+    types.add_several(parser, "--dtypes", DTYPES)
     parser.add_argument("--no-backend", dest="forms", action="store_const", const=FORMS[:-1], default=FORMS)
-    parser.add_argument(
-        "--shape", type=types.shape, metavar="BxKxN", help="rows of a process, in_features, out_features"
-    )
+    types.add_shape(parser, None, "rows of a process, in_features, out_features")
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="(default: %(default).0f)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: benchmarks/results/<gpu>-x<processes>")
     parser.add_argument("--keep", action="store_true", help="go on behind the rows that are written already")

@@ -42,8 +42,8 @@ plan. A call is *slow* if it takes more than 1.1 times the plain one and 15 us."
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu", action="store_true", help="with NumPy, also where there is a GPU")
-    parser.add_argument("--dtypes", type=types.names(("float32", "float64")), default=("float32",), metavar="DTYPE,...")
-    parser.add_argument("--sizes", type=types.names(tuple(SIZES)), metavar="SIZE,...", help="of " + ", ".join(SIZES))
+    types.add_several(parser, "--dtypes", ("float32", "float64"), default=("float32",))
+    types.add_several(parser, "--sizes", SIZES, default=None)
     parser.add_argument("--only", default="", metavar="TEXT", help="functions whose name holds this text")
 
 

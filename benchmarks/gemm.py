@@ -15,7 +15,7 @@ import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.settings import PRECISIONS
 
-from . import families, half, heads
+from . import families, half
 from . import options as types
 from .lab import Lab, run
 from .report import Case, Report, Requirement, check, ratio
@@ -69,17 +69,9 @@ Times are compared by single calls: many products in a row run at a clock that d
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=types.shape, default=heads.SHAPE, metavar="MxKxN", help="of every family")
-    parser.add_argument(
-        "--families",
-        type=types.names(families.FAMILIES),
-        default=tuple(families.FAMILIES),
-        metavar="NAME,...",
-        help=f"data, of {', '.join(families.FAMILIES)}; K is swept over for {' and '.join(SWEPT)}",
-    )
-    parser.add_argument(
-        "--parts", type=types.names(PARTS), default=PARTS, metavar="NAME,...", help=f"some of {', '.join(PARTS)}"
-    )
+    types.add_shape(parser, about="M x K x N of every family")
+    types.add_several(parser, "--families", families.FAMILIES)
+    types.add_several(parser, "--parts", PARTS)
     parser.add_argument("--half-size", type=int, metavar="N", help="the largest cube of 16-bit products")
     parser.add_argument("--depths", type=types.lengths, metavar="K,K,...", help="the K to sweep over")
 

@@ -19,7 +19,7 @@ from cupyfuse.api.fuse import Fused
 from cupyfuse.settings import PRECISIONS
 
 from .lab import Lab, run
-from .options import DTYPES, shape
+from .options import DTYPES, add_shape
 from .report import Case, Report
 from .rivals import AUTOTUNED, BOUND, COMPILED, EAGER, OURS, Computation, Rival, device_copy
 from .tables import ERROR, case_tables, explain
@@ -27,7 +27,6 @@ from .tables import ERROR, case_tables, explain
 FIGURES = ("gpu_evicted", "gpu_back_to_back", "host")
 TAIL_FIGURES = ("gpu_evicted", "gpu_back_to_back", "gpu_graph", "host")
 DEFAULTS = {"budget": (0.25, 0.04)}  # GPU seconds for each rival and figure; quick ones
-SHAPE = (cupyfuse.heads.ROWS, cupyfuse.heads.IN_FEATURES, cupyfuse.heads.OUT_FEATURES)
 
 UNFUSED = "cupyfuse, unfused"  # head.__wrapped__: the same functions, each in a launch of its own
 PLAIN = "CuPy"
@@ -46,11 +45,9 @@ _HOW = f"""\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=shape, default=SHAPE, metavar="BxKxN", help="1024x8192x8192")
+    add_shape(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="highest", help="of float32 matrix products, torch's too"
-    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="highest", help="of products, torch's too")
     parser.add_argument("--max-autotune", action="store_true", help="torch.compile in this mode too (takes minutes)")
 
 

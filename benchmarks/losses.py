@@ -47,7 +47,7 @@ _HOW = f"""\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=types.shape, default=None, metavar="BxKxN", help="one shape instead of all")
+    types.add_shape(parser, None, "one shape instead of all")
     # Reports are named by an option `dtype`; of this benchmark there is one, with several dtypes.
     parser.add_argument("--dtype", dest="operands", choices=types.DTYPES, default="bfloat16", help="of --shape")
 

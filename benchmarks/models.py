@@ -20,7 +20,7 @@ from typing import Any
 
 from .lab import Lab, run
 from .networks import NETWORKS, Network
-from .options import names
+from .options import add_several
 from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check
 from .rivals import (
     BACKEND,
@@ -90,8 +90,7 @@ _HOW = f"""\
 def add_options(parser: argparse.ArgumentParser) -> None:
     choices = {"models": NETWORKS, "dtypes": SETTINGS, "modes": MODES, "batches": BATCHES, "rivals": RIVALS}
     for option, known in choices.items():
-        about = {"default": tuple(known), "metavar": "NAME,...", "help": f"of {', '.join(known)}"}
-        parser.add_argument(f"--{option}", type=names(known), **about)
+        add_several(parser, f"--{option}", known)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing more after so long")
     parser.add_argument("--add", action="store_true", help="keep the cases of earlier runs that this one leaves out")
     parser.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")

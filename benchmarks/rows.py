@@ -44,12 +44,8 @@ _FUSED = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=types.lengths, metavar="N,N,...", help="elements in a row")
-    parser.add_argument(
-        "--dtypes", type=types.names(types.DTYPES), default=("float32", "bfloat16"), metavar="DTYPE,..."
-    )
-    full, quick = DEFAULTS["compile_budget"]
-    help_text = f"time for torch.compile to compile (default: {full:.0f}, quick {quick:.0f})"
-    parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help=help_text)
+    types.add_several(parser, "--dtypes", types.DTYPES, default=("float32", "bfloat16"))
+    parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help="for torch.compile to compile")
 
 
 class CompileBudget:

@@ -70,15 +70,11 @@ _HOW = f"""\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=types.shape, default=heads.SHAPE, metavar="BxKxN", help="1024x8192x8192")
+    types.add_shape(parser)
     parser.add_argument("--dtype", choices=types.DTYPES, default="float32")
-    parser.add_argument("--heads", type=types.names(NAMES), default=NAMES, metavar="NAME,...")
-    parser.add_argument(
-        "--no-max-autotune",
-        dest="max_autotune",
-        action="store_false",
-        help="leave torch.compile in this mode out (it takes minutes)",
-    )
+    types.add_several(parser, "--heads", NAMES)
+    left_out = "leave torch.compile in this mode out (it takes minutes)"
+    parser.add_argument("--no-max-autotune", dest="max_autotune", action="store_false", help=left_out)
 
 
 def require_whole(module: Any) -> None:
