@@ -90,16 +90,18 @@ class Loss:
 
     def cases(self, case: Callable[[str], Case], budget: float) -> Iterator[Case]:
         """Run every rival, forward, then forward and backward, in the cases that `case` makes for a group."""
-        rivals = (OURS, EAGER, COMPILED, LIGER, CCE, QUACK)
-        for group, backward in ((FORWARD, False), (BACKWARD, True)):
+        for group, leaves in ((FORWARD, ()), (BACKWARD, (self._x, self._weight))):
             found = case(group)
-            factories = {rival: functools.partial(self._rival, rival, backward) for rival in rivals}
-            factories[PRODUCT] = functools.partial(self._product, backward)
-            with self._torch.set_grad_enabled(backward):
+            rivals = (OURS, EAGER, COMPILED, LIGER, CCE, QUACK)
+            factories = {rival: functools.partial(self._rival, rival, leaves) for rival in rivals}
+            factories[PRODUCT] = functools.partial(self._product, group == BACKWARD)
+            with self._torch.set_grad_enabled(group == BACKWARD):
                 run(self._lab, found, factories, FIGURES, budget)
                 for result in found.results:
                     if result.rival != PRODUCT and not result.failure:
-                        found.facts[f"peak MB, {result.rival}"] = self._peak(self._loss(result.rival), backward)
+                        step = self._rivals.Step(self._loss(result.rival), leaves)
+                        step.drop_gradients()
+                        found.facts[f"peak MB, {result.rival}"] = self._rivals.measure_memory(step).peak / 1e6
             yield found
 
     def _loss(self, rival: str) -> Callable[[], Any]:
@@ -120,24 +122,9 @@ class Loss:
         logits = functional.linear(self._x, self._weight).float()
         return functional.cross_entropy(logits, self._labels, ignore_index=_IGNORED)
 
-    def _rival(self, rival: str, backward: bool) -> Rival:
-        loss = self._loss(rival)
-
-        def call() -> None:
-            self._step(loss, backward)
-
-        def attempt() -> list[Any]:
-            found = [self._step(loss, backward).detach().double()]
-            return [*found, *(t.grad.double() for t in (self._x, self._weight))] if backward else found
-
-        return Rival(call, [attempt], self._expected if backward else self._expected[:1])
-
-    def _step(self, loss: Callable[[], Any], backward: bool) -> Any:
-        self._x.grad = self._weight.grad = None
-        result = loss()
-        if backward:
-            result.backward()
-        return result
+    def _rival(self, rival: str, leaves: tuple[Any, ...]) -> Rival:
+        step = self._rivals.Step(self._loss(rival), leaves)
+        return Rival(step, [step.results], self._expected[: 1 + len(leaves)])
 
     def _product(self, backward: bool) -> Rival:
         """Return the product of the logits, and the two of its gradients: the least that all have to compute."""
@@ -149,17 +136,6 @@ class Loss:
                 y @ weight, y.T @ x
 
         return Rival(call, [], [])
-
-    def _peak(self, loss: Callable[[], Any], backward: bool) -> float:
-        """Return the MB that a call takes beyond its operands, gradients included."""
-        self._x.grad = self._weight.grad = None
-        before = self._rivals.memory_held()[0]
-
-        def call() -> None:
-            self._step(loss, backward)
-
-        peak = self._rivals.peak_memory(call)
-        return max(peak - before, 0) / 1e6
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:

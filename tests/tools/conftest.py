@@ -46,5 +46,5 @@ def on_cpu(monkeypatch):
     from benchmarks import pytorch
 
     monkeypatch.setattr(pytorch, "device_type", lambda: "cpu")
-    monkeypatch.setattr(pytorch, "peak_memory", lambda call: call() or 0)
+    monkeypatch.setattr(pytorch, "measure_memory", lambda call: pytorch.Memory() if call() is not None else None)
     monkeypatch.setattr(pytorch, "memory_held", lambda: (0, 0))
