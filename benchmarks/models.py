@@ -106,63 +106,56 @@ class Trial:
         place, dtype = self._rivals.device_type(), getattr(torch, SETTINGS[setting][0])
         torch.manual_seed(options.seed)
         with torch.device(place):
-            module = network.build(options.tiny)
+            self._module = network.build(options.tiny).to(dtype).train(self._training)
             given = network.inputs(network.batches[BATCHES[batch]], options.tiny)
-        self._module = module.to(dtype).train(self._training)
-        given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
-        self._labels = given.pop("labels", None)
-        self._inputs = given
-        if self._training and network.result and self._labels is not None:
-            self._inputs = {**given, "labels": self._labels}
+        self._inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
         self.shape = tuple(next(iter(given.values())).shape)
+        self._labels = self._inputs.get("labels")
+        if not (self._training and network.result):  # only modules that compute a loss take labels
+            self._inputs.pop("labels", None)
         exact = copy.deepcopy(self._module).double()
         doubles = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
-        self._expected = self._results(exact, doubles)
+        self._expected = self._results(self._step(exact, exact, doubles))
         del exact
-        self._initial = [t.detach().clone() for t in self._tensors()] if self._training else []
+        self._initial: list[Any] = []
         if self._training:
+            self._initial = [t.detach().clone() for t in self._tensors()]
             parameters = [p for p in self._module.parameters() if p.requires_grad]
             self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=place == "cuda")
-            self._step(self._module)  # the optimizer's own state counts as the model's
+            self._call(self._step(self._module, self._module, self._inputs))  # the optimizer's state is the model's
             self._reset()
 
     def _tensors(self) -> list[Any]:
         return [*self._module.parameters(), *self._module.buffers()]
 
     # What is computed
-    def _results(self, called: Any, inputs: dict[str, Any]) -> list[Any]:
-        """Return the output or, in training, the loss and all gradients as one, in float64."""
-        torch = self._torch
-        if not self._training:
-            with torch.no_grad():
-                return [self._network.output(called(**inputs)).double()]
-        parameters = [p for p in called.parameters() if p.requires_grad]
-        loss = self._differentiate(called, inputs)
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-        return [loss.detach().double(), torch.cat([g.double().flatten() for g in gradients])]
+    def _step(self, called: Any, module: Any, inputs: dict[str, Any]) -> Any:
+        """Return the output or, in training, the loss and its gradients, of a module as a rival calls it."""
 
-    def _differentiate(self, called: Any, inputs: dict[str, Any]) -> Any:
-        with self._torch.enable_grad():
-            loss = self._network.loss(called(**inputs), self._labels)
-            loss.backward()
-        return loss
+        def forward() -> Any:
+            returned = called(**inputs)
+            return self._network.loss(returned, self._labels) if self._training else self._network.output(returned)
 
-    def _step(self, called: Any) -> None:
-        self._differentiate(called, self._inputs)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        return self._rivals.Step(forward, [p for p in module.parameters() if self._training and p.requires_grad])
 
-    def _infer(self, called: Any) -> None:
-        with self._torch.no_grad():
-            called(**self._inputs)
+    def _call(self, step: Any) -> None:
+        """Take a step; in training update the weights by it."""
+        step()
+        if self._training:
+            self._optimizer.step()
+            step.drop_gradients()
+
+    def _results(self, step: Any) -> list[Any]:
+        """Return the result and, in training, all gradients as one, in float64."""
+        result, *gradients = step.results()
+        step.drop_gradients()
+        return [result, self._torch.cat([g.flatten() for g in gradients])] if gradients else [result]
 
     def _reset(self) -> None:
-        """Restore the first weights; drop the gradients."""
+        """Restore the first weights."""
         with self._torch.no_grad():
             for tensor, initial in zip(self._tensors(), self._initial, strict=False):
                 tensor.copy_(initial)
-        for parameter in self._module.parameters():
-            parameter.grad = None
 
     # The rivals
     def rival(self, name: str, case: Case, deadline: float) -> Rival:
@@ -170,31 +163,29 @@ class Trial:
         if time.monotonic() >= deadline:
             raise Unavailable(OUT_OF_TIME)
         self._reset()
-        self._lab.device.synchronize()
         allocated, reserved = self._rivals.memory_held()
+        self._lab.device.synchronize()
         began = time.perf_counter()
-        called = as_run_by(name, self._lab, self._module)
-        once = self._step if self._training else self._infer
+        step = self._step(as_run_by(name, self._lab, self._module), self._module, self._inputs)
 
         def call() -> None:
             if name in (COMPILED_GRAPHS, BACKEND_GRAPHS):
                 self._torch.compiler.cudagraph_mark_step_begin()
-            once(called)
+            self._call(step)
 
         call()
         self._lab.device.synchronize()
         case.facts[f"first call s, {name}"] = time.perf_counter() - began
         for _ in range(WARM_UP - 1):
             call()
-        self._lab.device.synchronize()
-        peak = self._rivals.peak_memory(call) - allocated
-        kept = self._rivals.memory_held()[1] - reserved
         if self._rivals.device_type() == "cuda":
+            memory, kept = self._rivals.measure_memory(call), self._rivals.memory_held()[1] - reserved
+            peak = memory.before + memory.peak - allocated
             case.facts |= {f"peak MB, {name}": peak / 1e6, f"kept MB, {name}": kept / 1e6}
 
         def attempt() -> list[Any]:
             self._reset()
-            found = self._results(called, self._inputs)
+            found = self._results(step)
             self._reset()
             return found
 
@@ -231,7 +222,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
             if time.monotonic() >= deadline:
                 raise Unavailable(OUT_OF_TIME)
             lab.release()
-            with torch.matmul_precision(precision):
+            with torch.matmul_precision(precision), torch.torch.set_grad_enabled(mode == TRAINING):
                 _measure(lab, case, Trial(lab, network, options, setting, mode, batch), options, deadline)
         except Exception as error:
             failure = str(error) if isinstance(error, Unavailable) else describe(error)
