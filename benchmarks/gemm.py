@@ -249,7 +249,7 @@ def _compare_with_cublas(cases: Sequence[Case]) -> list[str]:
     times = [time(product_name(precision, bound)) for precision in ("highest", "high") for bound in (True, False)]
     lines = ['Errors of "highest", the larger one of bound and unbound, beside those of cuBLAS in float32:', ""]
     lines += table([name, *_error_columns(BY_ELEMENT), *_error_columns(BY_NORM)], cases)
-    lines += [f"Time over that of {BASE}, {TITLES['gpu_evicted'][0]}; below 1 is faster:", ""]
+    lines += [f"Time over that of {BASE}, {TITLES['gpu_evicted'].title}; below 1 is faster:", ""]
     return [*lines, *table([name, *times], cases)]
 
 
@@ -260,7 +260,7 @@ def _tabulate_depths(cases: Sequence[Case]) -> list[str]:
     for title, what, form in (
         ("Max error:", "max_error", scientific),
         ("Error by Frobenius norms:", "error", scientific),
-        (f"Microseconds, {TITLES['gpu_evicted'][0]}:", "gpu_evicted", number),
+        (f"Microseconds, {TITLES['gpu_evicted'].title}:", "gpu_evicted", number),
     ):
         depth = Column("K", lambda case: str(case.shape[1]))
         lines += [title, "", *table([depth, *rival_columns(cases, what, notes, form)], cases, min)]

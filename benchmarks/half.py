@@ -140,7 +140,7 @@ def report_lines(cases: Sequence[Case]) -> list[str]:
         if found:
             notes: list[str] = []
             compared = [rate(OWN), rate(LIBRARY), gain(LIBRARY), gain(EAGER), gain(COMPILED)]
-            lines += [f"## {group}", "", f"Microseconds, {TITLES[time][0]}; ×: {OWN} faster by.", ""]
+            lines += [f"## {group}", "", f"Microseconds, {TITLES[time].title}; ×: {OWN} faster by.", ""]
             lines += table([name, *rival_columns(found, time, notes), *compared], found)
             errors = rival_columns(found, "error", [], scientific)
             lines += ["Errors by Frobenius norms:", "", *table([name, *errors], found, min), *list_notes(notes)]

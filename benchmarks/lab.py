@@ -70,11 +70,9 @@ class Lab:
     def release(self) -> None:
         """Return unused memory to the driver, so that the next case starts with all of it."""
         if self.torch is not None:
-            self.torch.reset_compiler()
+            self.torch.release()
         gc.collect()
         self.cupy.get_default_memory_pool().free_all_blocks()
-        if self.torch is not None:
-            self.torch.release()
 
     def error_limit(self, dtype: str) -> float:
         return WRONG_16_BIT if dtype in ("float16", "bfloat16") else WRONG[self.precision]
@@ -130,16 +128,13 @@ def measure_errors(rival: Rival) -> tuple[float | None, float | None]:
     return worst(norms), worst(elements)
 
 
-def _check(lab: Lab, case: Case, rival: Rival, result: Result) -> bool:
-    """Enter a rival's errors into its result; tell whether it is right."""
+def _check(rival: Rival, result: Result, limit: float) -> None:
+    """Enter a rival's errors into its result, and the failure where they are too large."""
     errors = measure_errors(rival)
     result.error, result.max_error = (e if e is None or math.isfinite(e) else None for e in errors)
     decisive = errors[1] if rival.sizes else errors[0]
-    limit = lab.error_limit(case.dtype) if rival.limit is None else rival.limit
-    if decisive is None or not rival.judged or (decisive <= limit and math.isfinite(decisive)):
-        return True
-    result.failure = f"wrong result: {'max' if rival.sizes else 'relative'} error {decisive:.3g}"
-    return False
+    if decisive is not None and rival.judged and not (decisive <= limit and math.isfinite(decisive)):
+        result.failure = f"wrong result: {'max' if rival.sizes else 'relative'} error {decisive:.3g}"
 
 
 def run(
@@ -156,8 +151,8 @@ def run(
         case.results.append(result)
         try:
             rival = make()
-            if _check(lab, case, rival, result):
-                rivals[name] = rival
+            _check(rival, result, lab.error_limit(case.dtype) if rival.limit is None else rival.limit)
+            rivals |= {} if result.failure else {name: rival}
         except Unavailable as reason:
             result.failure = str(reason)
         except Exception as error:

@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from .lab import Lab, run
 from .networks import NETWORKS, Network
 from .options import add_several
-from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check
+from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check, geometric_mean
 from .rivals import (
     BACKEND,
     BACKEND_GRAPHS,
@@ -233,10 +232,8 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
 # The report ---------------------------------------------------------------------------------------------------------
 
 
-def geometric_mean(findings: Sequence[Finding]) -> float | None:
-    """Return the geometric mean of ratios; None where none was measured."""
-    values = [value for finding in findings for value in finding.found.values() if value]
-    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+def mean_ratio(findings: Sequence[Finding]) -> float | None:
+    return geometric_mean(value for finding in findings for value in finding.found.values())
 
 
 def _write_ratios(report: Report) -> list[str]:
@@ -245,20 +242,18 @@ def _write_ratios(report: Report) -> list[str]:
     for group, cases in report.groups().items():
         rows += [*((f"{group}: {case.name}", [case]) for case in cases), (f"**{group}, geometric mean**", cases)]
     rows.append(("**All, geometric mean**", report.cases))
-    columns = [Column("", lambda row: row[0])]
-    sums = []
+    columns, sums = [Column("", lambda row: row[0])], []
     for requirement in REQUIREMENTS:
-        pair = f"{requirement.ours[0]} / {requirement.rivals[0]}, {TITLES[requirement.what][0]}"
-        columns.append(Column(pair, lambda row, r=requirement: geometric_mean(check([r], row[1]))))
+        pair = f"{requirement.ours[0]} / {requirement.rivals[0]}, {TITLES[requirement.what].title}"
+        columns.append(Column(pair, lambda row, r=requirement: mean_ratio(check([r], row[1]))))
         found = [f for f in check([requirement], report.cases) if f.holds is not None]
-        ordered = sorted(found, key=lambda f: geometric_mean([f]) or 0.0, reverse=True)
-        behind = "; ".join(
-            f"{f.case.name} ({f.case.group}) {number(geometric_mean([f]))}" for f in ordered if not f.holds
-        )
-        if found:
-            count = f"behind (above {requirement.bound}) in {sum(not f.holds for f in found)} of {len(found)}"
-            about = f"geometric mean {number(geometric_mean(found))}, worst {number(geometric_mean(ordered[:1]))}"
-            sums.append(f"- {pair}: {about}, {count}{': ' if behind else ''}{behind}.")
+        if not found:
+            continue
+        found.sort(key=lambda f: mean_ratio([f]) or 0.0, reverse=True)
+        behind = [f"{f.case.name} ({f.case.group}) {number(mean_ratio([f]))}" for f in found if not f.holds]
+        count = f"behind (above {requirement.bound}) in {len(behind)} of {len(found)}"
+        about = f"geometric mean {number(mean_ratio(found))}, worst {number(mean_ratio(found[:1]))}"
+        sums.append(f"- {pair}: {about}, {count}{': ' if behind else ''}{'; '.join(behind)}.")
     lines = ["## Verdicts", "", "Time over that of the rival; below 1 is faster.", "", *table(columns, rows)]
     return [*lines, *sums, "", *_count_failures(report.cases), ""]
 

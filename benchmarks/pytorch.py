@@ -97,7 +97,9 @@ def poison(size: int) -> None:
 
 
 def release() -> None:
-    """Return unused memory to the driver, so that CuPy can have it."""
+    """Drop what was compiled, and return unused memory to the driver, so that CuPy can have it."""
+    reset_compiler()
+    gc.collect()
     torch.cuda.empty_cache()
 
 
