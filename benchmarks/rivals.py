@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -76,9 +75,6 @@ class Computation:
     reset: Call = lambda: None  # restores the state that calls change
     sizes: Sequence[Any] = ()
     limit: float | None = None
-
-    def with_limit(self, limit: float) -> Computation:
-        return dataclasses.replace(self, limit=limit)
 
     def by(self, call: Call, torch: Any = None) -> Rival:
         """Return a call as a rival: of an array library or, with `torch` (`benchmarks.pytorch`), one of tensors."""
