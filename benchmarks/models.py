@@ -142,19 +142,19 @@ class Trial:
         step()
         if self._training:
             self._optimizer.step()
-            step.drop_gradients()
 
     def _results(self, step: Any) -> list[Any]:
         """Return the result and, in training, all gradients as one, in float64."""
         result, *gradients = step.results()
-        step.drop_gradients()
         return [result, self._torch.cat([g.flatten() for g in gradients])] if gradients else [result]
 
     def _reset(self) -> None:
-        """Restore the first weights."""
+        """Restore the first weights; drop the gradients."""
         with self._torch.no_grad():
             for tensor, initial in zip(self._tensors(), self._initial, strict=False):
                 tensor.copy_(initial)
+        for parameter in self._module.parameters():
+            parameter.grad = None
 
     # The rivals
     def rival(self, name: str, case: Case, deadline: float) -> Rival:
