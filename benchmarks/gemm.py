@@ -19,7 +19,7 @@ from . import families, half
 from . import options as types
 from .lab import Lab, run
 from .report import Case, Report, Requirement, check, ratio
-from .rivals import EAGER, Computation, Rival
+from .rivals import EAGER, Computation, Rival, spread
 from .tables import (
     ERROR,
     Column,
@@ -94,9 +94,8 @@ def product(lab: Lab, x: Any, weight: Any) -> tuple[dict[str, Callable[[], Rival
     are exact there, so only the additions round.
     """
     (m, k), n, cupy = x.shape, weight.shape[0], lab.cupy
-    few = max(1, min(m, _CHECKED // (k * n)))
-    checked = slice(None, None, -(-m // few))
-    xs, ws = lab.as_double(x[checked]), lab.as_double(weight)
+    every = spread(m, _CHECKED // (k * n))
+    xs, ws = lab.as_double(x[::every]), lab.as_double(weight)
     expected, sizes = xs @ ws.T, abs(xs) @ abs(ws).T
     norm = float((expected**2).sum())
     facts = {"reference": (k - 1) * 2.0**-53}
@@ -105,11 +104,8 @@ def product(lab: Lab, x: Any, weight: Any) -> tuple[dict[str, Callable[[], Rival
     bounds = [cupy.maximum(sizes, _TINY)]
 
     def computation(precision: str) -> Computation:
-        def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
-            return [double(result[checked])]
-
         limit = error_limit(precision, k)
-        return Computation(lab, [expected], (m, n), "float32", sample, sizes=bounds, limit=limit)
+        return Computation(lab, [expected], (m, n), "float32", every, sizes=bounds, limit=limit)
 
     def ours(precision: str, bound: bool) -> Rival:
         function: Any = cf.fuse(lambda x, weight: x @ weight.T, precision=precision)

@@ -15,7 +15,7 @@ from cupyfuse import dtypes, settings
 from . import heads
 from .lab import Lab, run
 from .report import Case, ratio
-from .rivals import COMPILED, EAGER, Computation, Rival
+from .rivals import COMPILED, EAGER, Computation, Rival, spread
 from .tables import Column, list_notes, rival_columns, scientific, table
 from .timing import FIGURES as TITLES
 
@@ -27,6 +27,7 @@ DTYPES = ("bfloat16", "float16")
 _CUBES = (1024, 2048, 4096, 8192, 16384)
 _HEAD_SHAPE = (1024, 8192, 8192)
 _VOCABULARY = (8192, 4096, 131072)
+_CHECKED = 1 << 23  # elements that are compared
 
 # What follows a linear map: our function of x, weight and bias, by the name of PyTorch's (`pytorch.linear_then`).
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -67,13 +68,10 @@ def draw(lab: Lab, shape: tuple[int, int, int], dtype: str, seed: int) -> tuple[
 def factories(lab: Lab, name: str, arguments: tuple[Any, ...], dtype: str) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of one of `FUNCTIONS`; some rows are compared with float64."""
     rows, columns = arguments[0].shape[0], arguments[1].shape[0]
-    checked = slice(None, None, max(1, rows * columns >> 23))
-    expected = FUNCTIONS[name](lab.as_double(arguments[0][checked]), *map(lab.as_double, arguments[1:]))
+    every = spread(rows, _CHECKED // columns)
+    expected = FUNCTIONS[name](lab.as_double(arguments[0][::every]), *map(lab.as_double, arguments[1:]))
 
-    def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
-        return [double(result[checked])]
-
-    computation = Computation(lab, [expected], (rows, *expected.shape[1:]), dtype, sample)
+    computation = Computation(lab, [expected], (rows, *expected.shape[1:]), dtype, every)
 
     def ours() -> Rival:
         return computation.by_ours(cf.fuse(FUNCTIONS[name]), *arguments)

@@ -76,11 +76,10 @@ class Head:
             for name, array in initial.items():
                 values[name][...] = array
 
-        def sample(out: Any, double: Callable[[Any], Any]) -> list[Any]:
-            trained = initial if self._flags else ()
-            return [double(out), *(self.lab.as_double(values[name]) for name in trained)]
+        def state() -> list[Any]:
+            return [self.lab.as_double(values[name]) for name in initial if self._flags]
 
-        return values, dataclasses.replace(self.computation, reset=reset, sample=sample)
+        return values, dataclasses.replace(self.computation, reset=reset, state=state)
 
     def factories(self, max_autotune: bool) -> dict[str, Callable[[], Rival]]:
         by_torch = (EAGER, COMPILED, AUTOTUNED) if max_autotune else (EAGER, COMPILED)
