@@ -46,9 +46,10 @@ __device__ __forceinline__ void split_columns(
 
     u32 small = 0;
     char* const own = shared + warp * Parts * 4096;
-    char* const here = own + lane / 8 * Parts * 1024 + lane % 8 * 128;
-    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * Parts * 64;  // of 16 bytes, in a block of columns
+    char* const here = own + lane * 128;
+    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 64;  // of 16 bytes, of one part in a block of columns
     for (i64 block = warp; block < blocks; block += Warps) {
+        bool any_lo = false;
 #pragma unroll
         for (int part = 0; part < 64; part += Depth) {
             Piece piece[Depth / 8];
@@ -64,16 +65,23 @@ __device__ __forceinline__ void split_columns(
                 char* at = here + ((part / 8 + j) ^ lane % 8) * 16;
                 *reinterpret_cast<uint4*>(at) = hi;
                 if (Parts == 2) {
-                    *reinterpret_cast<uint4*>(at + 1024) = lo;
+                    *reinterpret_cast<uint4*>(at + 4096) = lo;
+                    any_lo |= any_number(lo);
                 }
             }
         }
         __syncwarp(0xffffffffu);
-        char* const to = tiles + (block * groups + first / 8) * 2048;
+        char* const to = tiles + (block * 2 * groups + first / 8) * 1024;
         for (i64 p = lane; p < pieces; p += 32) {
             const i64 piece = block * 8 + (p ^ p / 8) % 8;
             char* const at = Parts == 2 ? to + p * 16 : piece_at<1>(tiles, first + p / 8, piece, groups, blocks * 8);
             *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(own + p * 16);
+            if (Parts == 2) {
+                *reinterpret_cast<uint4*>(at + groups * 1024) = *reinterpret_cast<const uint4*>(own + 4096 + p * 16);
+            }
+        }
+        if (Parts == 2 && row < groups * 8) {
+            lo_marks(inverse, groups)[block * groups * 8 + row] = any_lo;
         }
         __syncwarp(0xffffffffu);
     }

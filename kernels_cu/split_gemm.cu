@@ -10,6 +10,9 @@
 // copies the operands, 64 columns per stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they sum
 // 64 columns at a time, the corrections first; the sum over k is rounded to nearest in other registers. The consumers take
 // turns: while one adds, the tensor cores work for the other.
+// Where lo of all rows of a tile is zero in these columns, as it is of numbers that were bf16 or f16, it is neither copied nor
+// multiplied. This changes no bit: products with zero are zeros, which change no sum, and the sign of a sum that is zero is
+// lost where it is added to +0.
 // Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<Columns, Stages>::shared bytes. Columns is a
 //   multiple of 8, up to 192, for which `multiply_add` is emitted.
 #pragma once
@@ -20,12 +23,13 @@
 // The sizes of a product's tiles and of its shared memory.
 template <int Columns, int Stages>
 struct SplitGemm {
-    static constexpr int group = 2048;  // bytes of 8 rows x 64 columns, hi and lo
+    static constexpr int group = 1024;  // bytes of 8 rows x 64 columns, of hi or of lo
     static constexpr int rows_a_warpgroup = 64;
     static constexpr int groups_a = tile_rows / 8, groups_b = Columns / 8;
-    static constexpr int bytes_a = groups_a * group, stage = bytes_a + groups_b * group;
+    static constexpr int part_a = groups_a * group, part_b = groups_b * group;
+    static constexpr int bytes_a = 2 * part_a, stage = bytes_a + 2 * part_b;  // hi and lo of A, then of B
     static constexpr int consumers = 256, consumer_warps = consumers / 32, threads = 384;
-    static constexpr int shared = Ring<SplitGemm, Stages>::bytes;
+    static constexpr int shared = Ring<SplitGemm, Stages>::bytes + Stages * 4;  // the word of each stage is behind the ring
 };
 
 // min(n, most).
@@ -87,29 +91,74 @@ __device__ __forceinline__ void store_tile(
     }
 }
 
-// Copy the operands of all tiles of this block, by one thread.
+// What the word of a stage says: which operands have a lo that is not zero.
+constexpr u32 lo_of_a = 1, lo_of_b = 2;
+
+// The groups of 8 rows of an operand that a tile has, as the copying warp goes through the blocks of 64 columns.
+template <class Shape, int Most>
+struct Strip {
+    const char* hi;    // of this block
+    const u64* marks;  // of the next block, of the group of this lane
+    u64 mark;          // of this block
+    i64 groups;        // of the whole operand
+    u32 bytes;         // of hi or of lo
+    bool has_group;    // whether this lane has one
+
+    // Rows beyond the last group keep stale data: those rows of C are not stored.
+    __device__ __forceinline__ Strip(const char* parts, const float* inverse, i64 rows, i64 first)
+        : hi(parts + first / 8 * Shape::group),
+          marks(lo_marks(inverse, (rows + 7) / 8) + first / 8 + threadIdx.x % 32),
+          groups((rows + 7) / 8) {
+        static_assert(Most <= 32, "a group for each lane");
+        const int count = at_most(groups - first / 8, Most);
+        bytes = count * Shape::group;
+        has_group = static_cast<int>(threadIdx.x % 32) < count;
+        load();
+    }
+    __device__ __forceinline__ void load() {
+        mark = has_group ? *marks : 0;
+        marks += groups;
+    }
+    __device__ __forceinline__ bool has_lo() const { return __any_sync(0xffffffffu, mark != 0); }
+    __device__ __forceinline__ void copy(u32 to, u32 part, bool with_lo, u32 barrier) const {
+        bulk_copy(to, hi, bytes, barrier);
+        if (with_lo) {
+            bulk_copy(to + part, hi + groups * Shape::group, bytes, barrier);
+        }
+    }
+    __device__ __forceinline__ void advance(bool load_next) {
+        hi += 2 * groups * Shape::group;
+        if (load_next) {
+            load();
+        }
+    }
+};
+
+// Copy the operands of all tiles of this block, by a warp, of which one lane copies.
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void copy_operands(
-    Ring<Shape, Stages> ring, const char* a, const char* b, i64 m, i64 n, u32 blocks) {
-    const TileOrder order(m, n, tile_rows, Columns);
-    const i64 groups_a = (m + 7) / 8, groups_b = (n + 7) / 8;
+    Ring<Shape, Stages> ring, u32* words, const char* a, const char* b, const Target& to, u32 blocks) {
+    const TileOrder order(to.m, to.n, tile_rows, Columns);
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         i64 row, col;
         order.at(tile, row, col);
-        // Rows beyond the last group keep stale data: those rows of C are not stored.
-        const u32 bytes_a = at_most(groups_a - row / 8, Shape::groups_a) * Shape::group;
-        const u32 bytes_b = at_most(groups_b - col / 8, Shape::groups_b) * Shape::group;
-        const char* from_a = a + row / 8 * Shape::group;
-        const char* from_b = b + col / 8 * Shape::group;
+        Strip<Shape, Shape::groups_a> strip_a(a, to.inverse_a, to.m, row);
+        Strip<Shape, Shape::groups_b> strip_b(b, to.inverse_b, to.n, col);
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
-            barrier_wait(ring.empty(), ring.parity ^ 1);
-            barrier_arrive_expect(ring.full(), bytes_a + bytes_b);
-            bulk_copy(ring.a(), from_a, bytes_a, ring.full());
-            bulk_copy(ring.b(), from_b, bytes_b, ring.full());
-            from_a += groups_a * Shape::group;
-            from_b += groups_b * Shape::group;
+            const bool with_a = strip_a.has_lo(), with_b = strip_b.has_lo();
+            const Strip<Shape, Shape::groups_a> this_a = strip_a;
+            const Strip<Shape, Shape::groups_b> this_b = strip_b;
+            strip_a.advance(block + 1 < blocks);  // the next marks arrive while this stage is waited for
+            strip_b.advance(block + 1 < blocks);
+            if (threadIdx.x % 32 == 0) {
+                barrier_wait(ring.empty(), ring.parity ^ 1);
+                words[ring.stage] = lo_of_a * with_a + lo_of_b * with_b;
+                barrier_arrive_expect(ring.full(), this_a.bytes * (1 + with_a) + this_b.bytes * (1 + with_b));
+                this_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
+                this_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
+            }
             ring.advance();
         }
     }
@@ -117,8 +166,10 @@ __device__ __forceinline__ void copy_operands(
 
 // Compute this block's tiles, by the consumer warpgroups.
 template <class Shape, int Columns, int Stages>
-__device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target& to, u32 blocks) {
-    constexpr u32 lo = 1024 / 16, next = 32 / 16;  // offsets for operand_at: to the lo atom, to the next 16 columns
+__device__ __forceinline__ void multiply(
+    Ring<Shape, Stages> ring, const u32* words, const Target& to, u32 blocks) {
+    // Offsets for operand_at: to lo, to the next 16 columns.
+    constexpr u32 a_lo = Shape::part_a / 16, b_lo = Shape::part_b / 16, next = 32 / 16;
     const TileOrder order(to.m, to.n, tile_rows, Columns);
     // The shuffle tells the compiler that the value is uniform in a warp.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
@@ -126,38 +177,50 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
     float part[Columns / 2], sum[Columns / 2];  // over 64 columns, over all
     i64 last = -1, row = to.m, col = 0;         // the tile in `sum`: none yet, so beyond the last row
     u64 a, b;
+    u32 with_lo;
 
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
-    const auto begin_corrections = [&] {
+    // Begin with the corrections, or with hi hi' if there are none.
+    const auto begin_block = [&] {
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);
         barrier_wait(ring.full(), ring.parity);
+        with_lo = __shfl_sync(0xffffffffu, words[ring.stage], 0);
+        const u64 left = a + (with_lo == lo_of_a ? a_lo : 0), right = b + (with_lo & lo_of_b ? b_lo : 0);
         take_turn();
         products_begin(part);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            multiply_add<f16, 0, 0>(part, a + i * next, b + lo + i * next, i > 0);
-            multiply_add<f16, 0, 0>(part, a + lo + i * next, b + i * next, 1);
+            multiply_add<f16, 0, 0>(part, left + i * next, right + i * next, i > 0);
         }
         products_commit();
+        if (with_lo == (lo_of_a | lo_of_b)) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                multiply_add<f16, 0, 0>(part, a + a_lo + i * next, b + i * next, 1);
+            }
+            products_commit();
+        }
         pass_turn();
     };
     const auto finish_block = [&] {
         products_wait(part);
+        if (with_lo != 0) {
 #pragma unroll
-        for (int i = 0; i < Columns / 2; ++i) {
-            part[i] *= 0x1p-11f;
-        }
-        take_turn();
-        products_begin(part);
+            for (int i = 0; i < Columns / 2; ++i) {
+                part[i] *= 0x1p-11f;
+            }
+            take_turn();
+            products_begin(part);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            multiply_add<f16, 0, 0>(part, a + i * next, b + i * next, 1);
+            for (int i = 0; i < 4; ++i) {
+                multiply_add<f16, 0, 0>(part, a + i * next, b + i * next, 1);
+            }
+            products_commit();
+            pass_turn();
+            products_wait(part);
         }
-        products_commit();
-        pass_turn();
-        products_wait(part);
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(ring.empty());
         }
@@ -173,16 +236,16 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
     }
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        begin_corrections();
+        begin_block();
         store_tile<Columns>(sum, to, last, row, col);  // the previous tile, while the tensor cores work on this one
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
-            sum[i] = part[i];
+            sum[i] = part[i] + 0.0f;  // never -0
         }
 #pragma unroll 1
         for (u32 block = 1; block < blocks; ++block) {
-            begin_corrections();
+            begin_block();
             finish_block();
 #pragma unroll
             for (int i = 0; i < Columns / 2; ++i) {
@@ -198,12 +261,13 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
     }
 }
 
-// The kernel: one thread copies, eight warps compute.
+// The kernel: one warp copies, eight compute.
 template <int Columns, int Stages>
 __device__ __forceinline__ void split_gemm(const char* a, const char* b, const Target& to, i64 k) {
     typedef SplitGemm<Columns, Stages> Shape;
     SHARED_DYNAMIC(shared);
     const Ring<Shape, Stages> ring(shared);
+    u32* const words = reinterpret_cast<u32*>(ring.behind(shared));
     const u32 blocks = static_cast<u32>((k + 63) / 64);
     if (threadIdx.x == 0) {
         ring.init();
@@ -211,11 +275,11 @@ __device__ __forceinline__ void split_gemm(const char* a, const char* b, const T
     __syncthreads();
     if (threadIdx.x >= Shape::consumers) {
         shrink_registers<40>();
-        if (threadIdx.x == Shape::consumers) {
-            copy_operands<Shape, Columns>(ring, a, b, to.m, to.n, blocks);
+        if (threadIdx.x < Shape::consumers + 32) {
+            copy_operands<Shape, Columns>(ring, words, a, b, to, blocks);
         }
     } else {
         grow_registers<232>();
-        multiply<Shape, Columns>(ring, to, blocks);
+        multiply<Shape, Columns>(ring, words, to, blocks);
     }
 }

@@ -32,7 +32,7 @@ def stages_for(width: int) -> int:
 
 
 def _shared_bytes(width: int, stages: int) -> int:
-    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16)
+    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16 + 4)
 
 
 def padded(cols: int) -> int:

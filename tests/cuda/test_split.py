@@ -68,11 +68,20 @@ def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
     bits = raw[at : at + 4 * rows].view(np.uint32)
     small, inverse = bits & 0x7FFFFF, (bits & 0x7F800000).view(F32)
     groups, blocks = -(-rows // 8), -(-cols // 64)
-    atoms = raw[:at].view(np.float16).reshape(blocks, groups, 2, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
+    atoms = raw[:at].view(np.float16).reshape(blocks, 2, groups, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
     row, piece = np.arange(8)[:, None], np.arange(8)[None, :]
     atoms = atoms[:, :, :, row, piece ^ row, :]
-    parts = atoms.transpose(2, 1, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
+    parts = atoms.transpose(1, 2, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
+    marks = lo_marks(memory, rows, cols)
+    assert (marks == (parts[1].reshape(-1, blocks, 64) != 0).any(axis=2).T).all(), "where lo is not zero"
     return parts[0], parts[1], np.where(inverse == np.inf, np.nan, inverse), small
+
+
+def lo_marks(memory: Any, rows: int, cols: int) -> Any:
+    """The bytes that say where lo is not zero, for each block of 64 columns and row, padding included."""
+    groups, blocks = -(-rows // 8), -(-cols // 64)
+    at = split_kernels.inverse_at(rows, cols) + 4 * groups * 8
+    return memory.reshape(-1).view(np.uint8)[at : at + blocks * groups * 8].reshape(blocks, groups * 8)
 
 
 def rows_of(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> Any:
