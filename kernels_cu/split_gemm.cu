@@ -97,41 +97,36 @@ constexpr u32 lo_of_a = 1, lo_of_b = 2;
 // The groups of 8 rows of an operand that a tile has, as the copying warp goes through the blocks of 64 columns.
 template <class Shape, int Most>
 struct Strip {
-    const char* hi;    // of this block
-    const u64* marks;  // of the next block, of the group of this lane
-    u64 mark;          // of this block
+    static_assert(Most <= 32, "a group for each lane");
     i64 groups;        // of the whole operand
+    const char* hi;    // of this block
     u32 bytes;         // of hi or of lo
-    bool has_group;    // whether this lane has one
+    const u64* marks;  // of a group, one for each lane, of this block or the next
+    u64 mark;          // of this block
 
-    // Rows beyond the last group keep stale data: those rows of C are not stored.
+    // Rows beyond the last group keep stale data: those rows of C are not stored. Lanes beyond it have the last one too.
     __device__ __forceinline__ Strip(const char* parts, const float* inverse, i64 rows, i64 first)
-        : hi(parts + first / 8 * Shape::group),
-          marks(lo_marks(inverse, (rows + 7) / 8) + first / 8 + threadIdx.x % 32),
-          groups((rows + 7) / 8) {
-        static_assert(Most <= 32, "a group for each lane");
-        const int count = at_most(groups - first / 8, Most);
+        : groups((rows + 7) / 8), hi(parts + first / 8 * Shape::group) {
+        const int count = at_most(groups - first / 8, Most), lane = threadIdx.x % 32;
         bytes = count * Shape::group;
-        has_group = static_cast<int>(threadIdx.x % 32) < count;
-        load();
+        marks = lo_marks(inverse, groups) + first / 8 + (lane < count ? lane : count - 1);
+        mark = *marks;
     }
-    __device__ __forceinline__ void load() {
-        mark = has_group ? *marks : 0;
-        marks += groups;
+    // Whether lo is to be copied and multiplied. Then load the next mark, to arrive while this stage is waited for.
+    __device__ __forceinline__ bool has_lo(bool is_last) {
+        arrived(mark);
+        const bool any = __any_sync(0xffffffffu, mark != 0);
+        marks += is_last ? 0 : groups;
+        mark = *marks;
+        return any;
     }
-    __device__ __forceinline__ bool has_lo() const { return __any_sync(0xffffffffu, mark != 0); }
     __device__ __forceinline__ void copy(u32 to, u32 part, bool with_lo, u32 barrier) const {
         bulk_copy(to, hi, bytes, barrier);
         if (with_lo) {
             bulk_copy(to + part, hi + groups * Shape::group, bytes, barrier);
         }
     }
-    __device__ __forceinline__ void advance(bool load_next) {
-        hi += 2 * groups * Shape::group;
-        if (load_next) {
-            load();
-        }
-    }
+    __device__ __forceinline__ void advance() { hi += 2 * groups * Shape::group; }
 };
 
 // Copy the operands of all tiles of this block, by a warp, of which one lane copies.
@@ -147,18 +142,16 @@ __device__ __forceinline__ void copy_operands(
         Strip<Shape, Shape::groups_b> strip_b(b, to.inverse_b, to.n, col);
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
-            const bool with_a = strip_a.has_lo(), with_b = strip_b.has_lo();
-            const Strip<Shape, Shape::groups_a> this_a = strip_a;
-            const Strip<Shape, Shape::groups_b> this_b = strip_b;
-            strip_a.advance(block + 1 < blocks);  // the next marks arrive while this stage is waited for
-            strip_b.advance(block + 1 < blocks);
+            const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
             if (threadIdx.x % 32 == 0) {
                 barrier_wait(ring.empty(), ring.parity ^ 1);
                 words[ring.stage] = lo_of_a * with_a + lo_of_b * with_b;
-                barrier_arrive_expect(ring.full(), this_a.bytes * (1 + with_a) + this_b.bytes * (1 + with_b));
-                this_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
-                this_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
+                barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
+                strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
+                strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
             }
+            strip_a.advance();
+            strip_b.advance();
             ring.advance();
         }
     }
