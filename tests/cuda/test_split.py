@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support import CUDA, HOST, Engine
@@ -15,6 +16,8 @@ from cupyfuse.ir.products import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 
 F32 = np.float32
+Change = Callable[[Any, int, int], None]  # of the memory of a split, given the rows and columns of its matrix
+BF16 = ml_dtypes.bfloat16
 TINY, MAX = F32(2.0**-126), np.finfo(F32).max
 
 
@@ -163,13 +166,18 @@ def test_columns_are_split_as_rows_of_a_copy(
         assert (a == b).all()
 
 
-def product(device: Engine, a: Any, b: Any, operands: Any = None) -> Any:
-    """The product as the engine makes it, written over NaN."""
+def product(device: Engine, a: Any, b: Any, operands: Any = None, change: Change | None = None) -> Any:
+    """The product as the engine makes it, written over NaN; `change` may alter the split of each operand before."""
     runtime = runtime_of(device)
     left, right = operands or (device.array(a), device.array(b))
     result = device.xp.empty((left.shape[0], right.shape[0]), F32)
     result[...] = np.nan
     tiles = [split(device, device.array(m)) for m in (a, b)]
+    if change is not None:
+        for memory, matrix in zip(tiles, (a, b), strict=True):
+            altered = device.host(memory)
+            change(altered, *matrix.shape)
+            memory[...] = device.array(altered)
     strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
     multiply = SplitProduct((*result.shape, left.shape[1]), *strides, runtime.processors)
     at = runtime.address
@@ -197,6 +205,70 @@ def test_products_are_float32(device: Engine, kind: str, shape: tuple[int, int, 
     a, b = rows_of(rng, kind, (m, k)), rng.standard_normal((n, k)).astype(F32)
     # Two representations of 22 bits, the dropped product of both low parts, sums over 64 columns.
     assert error(product(device, a, b), a, b) <= 3 * 2.0**-22
+
+
+def test_several_tiles_for_each_block(device: Engine, rng: np.random.Generator) -> None:
+    """Each row and column with a scale of its own, fewer blocks of columns than stages, and more; in many orders."""
+    for n, k in ((337, 64), (338, 400)):
+        a, b = (rng.standard_normal(s) * 2.0 ** rng.integers(-30, 30, (s[0], 1)) for s in ((260, k), (n, k)))
+        a, b = a.astype(F32), b.astype(F32)
+        result = product(device, a, b)
+        assert error(result, a, b) <= 3 * 2.0**-22
+        for _ in range(6 if k == 64 else 1):
+            np.testing.assert_array_equal(product(device, a, b), result)
+
+
+@pytest.mark.parametrize("row", [0, 250, 519])
+def test_small_elements_count_in_every_tile(device: Engine, row: int, rng: np.random.Generator) -> None:
+    a, b = (np.abs(rng.standard_normal(shape)).astype(F32) for shape in ((520, 70), (338, 70)))
+    a[row, 0], b[:, 0] = 1e15, 0
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    for result in (product(device, a, b), product(device, b, a).T):
+        np.testing.assert_allclose(result, expected, rtol=3 * 2.0**-22)
+
+
+def everywhere(memory: Any, rows: int, cols: int) -> None:
+    lo_marks(memory, rows, cols)[...] = 1
+
+
+def nan_where_lo_is_zero(memory: Any, rows: int, cols: int) -> None:
+    groups, blocks = -(-rows // 8), -(-cols // 64)
+    lo = memory.reshape(-1)[: blocks * 2 * groups * 512].reshape(blocks, 2, groups * 512)[:, 1]
+    lo[~lo_marks(memory, rows, cols).any(axis=1)] = np.nan
+
+
+ROUNDED = {"float32": lambda x: x, "float16": lambda x: x.astype(np.float16), "bfloat16": lambda x: x.astype(BF16)}
+
+
+@pytest.mark.parametrize("right", ROUNDED)
+@pytest.mark.parametrize("left", ROUNDED)
+def test_zero_lo_is_left_out(device: Engine, left: str, right: str, rng: np.random.Generator) -> None:
+    """The same bits as with lo, and lo is not read. Rows of one block of columns, and of more than there are stages."""
+    for m, n, k in ((9, 12, 60), (140, 180, 200), (3, 5, 700)):
+        a, b = (ROUNDED[dtype](rng.standard_normal(s)).astype(F32) for dtype, s in ((left, (m, k)), (right, (n, k))))
+        a[0, :] = -0.0
+        result = product(device, a, b)
+        for change in (everywhere, nan_where_lo_is_zero):
+            assert (product(device, a, b, change=change).view(np.uint32) == result.view(np.uint32)).all()
+        assert error(result, a, b) <= (3 * 2.0**-22 if "float32" in (left, right) else k * 2.0**-23)
+
+
+def test_zero_lo_is_left_out_tile_by_tile(device: Engine, rng: np.random.Generator) -> None:
+    """Numbers that were bfloat16 have a lo only beside one that is 2**31 times larger; special values have none."""
+    a, b = (rng.standard_normal(s).astype(BF16).astype(F32) for s in ((150, 400), (340, 400)))
+    b[339] = 0
+    a[140, 330], b[339, 130], b[339, 200] = 1 + F32(2.0**-20), 2.0**40, 1 + 2.0**-7
+    a[5, 0], a[6, 399], b[7, 1], b[8, 2], b[9, 3] = np.inf, np.nan, -np.inf, 1e-40, -1e-30
+    a[10], b[10], b[11] = -0.0, 0.0, -0.0
+    marks = [lo_marks(device.host(split(device, device.array(x))), *x.shape).any(axis=1) for x in (a, b)]
+    assert [np.flatnonzero(m).tolist() for m in marks] == [[330 // 64], [200 // 64]]
+    result, whole = product(device, a, b), product(device, a, b, change=everywhere)
+    assert (result.view(np.uint32) == whole.view(np.uint32))[~np.isnan(result)].all()
+    assert (np.isnan(result) == np.isnan(whole)).all()
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64).T
+    assert (np.isnan(result) == np.isnan(expected)).all()
+    assert not np.signbit(result[10][result[10] == 0]).any(), "sums that are zero are +0"
 
 
 def test_what_needs_repair_is_as_float32_and_disturbs_nothing(device: Engine, rng: np.random.Generator) -> None:
