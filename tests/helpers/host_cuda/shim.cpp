@@ -283,12 +283,12 @@ const char* launch(const char* kernel_, Entry* entry_, const void* program_, Ind
     sigaction(SIGBUS, &action, &before[1]);
 #endif
     // Who moves as far as it can: a thread one step, a warp, or a block of a cluster.
-    const Word64 kind = random();
-    const unsigned team = !(kind & 1) ? 1 : cluster > 1 && kind & 2 ? threads_a_block : 32;
+    const unsigned team = seed % 3 == 0 ? 1 : cluster > 1 && seed % 3 == 1 ? threads_a_block : 32;
+    const bool one_is_late = seed / 3 % 2 != 0;
     for (const Index& first : firsts) {
         if (failed) break;
         for (unsigned k = 0; k < cluster; ++k) blocks.push_back(Block{Index{first.x + k, first.y, 0}, {}, {}, {}});
-        run_cluster(threads_a_block, random, team, kind & 4);
+        run_cluster(threads_a_block, random, team, one_is_late);
     }
 #ifndef __SANITIZE_ADDRESS__
     sigaction(SIGSEGV, &before[0], nullptr);
