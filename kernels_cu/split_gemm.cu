@@ -6,8 +6,8 @@
 // C: (m, n) float32, contiguous. An element has the same bits whatever m, n and Columns are.
 // split_repair.cu recomputes what this kernel cannot give: rows with infinities or NaN, and the elements marked in `flags`.
 //
-// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
-// copies the operands, 64 columns per stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they sum
+// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. A warp of a third warpgroup copies
+// the operands, 64 columns per stage, up to `Stages` stages ahead, and tells what the consumers need to know. Tensor cores round sums towards zero, so they sum
 // 64 columns at a time, the corrections first; the sum over k is rounded to nearest in other registers. The consumers take
 // turns: while one adds, the tensor cores work for the other.
 // Where lo of all rows of a tile is zero in these columns, as it is of numbers that were bf16 or f16, it is neither copied nor
@@ -114,9 +114,10 @@ __device__ __forceinline__ void store_tile(
     }
 }
 
-// Write the message for the epilogue of the tile at (row, col), by a warp; returns what it says.
-template <int Columns>
-__device__ __forceinline__ u32 tell(Message<Columns>& message, const Target& to, i64 row, i64 col) {
+// Write the message for the epilogue of the tile at (row, col), by a warp, once its stage is free; returns what it says.
+template <class Shape, int Columns, int Stages>
+__device__ __forceinline__ u32 tell(
+    const Ring<Shape, Stages>& ring, Message<Columns>& message, const Target& to, i64 row, i64 col) {
     const int lane = threadIdx.x % 32;
     float columns[(Columns + 31) / 32];  // every 32nd
     bool small = false;
@@ -131,6 +132,10 @@ __device__ __forceinline__ u32 tell(Message<Columns>& message, const Target& to,
         small |= row + j < to.m && SplitRow::of(to.inverse_a[row + j]).accurate_from() > 0.0f;
     }
     const bool any_small = __any_sync(0xffffffffu, small);
+    if (lane == 0) {  // one lane alone: the phase that others wait for could be over
+        barrier_wait(ring.empty(), ring.parity ^ 1);
+    }
+    __syncwarp(0xffffffffu);
 #pragma unroll
     for (int j = lane; j < Columns; j += 32) {
         message.columns[j] = columns[j / 32];
@@ -182,31 +187,28 @@ __device__ __forceinline__ void copy_operands(
     i64 row = to.m, col = to.n;  // of the last tile: none yet
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        const i64 last_row = row, last_col = col;
+        u32 says = tell(ring, messages[ring.stage], to, row, col);
         order.at(tile, row, col);
         Strip<Shape, Shape::groups_a> strip_a(a, to.inverse_a, to.m, row);
         Strip<Shape, Shape::groups_b> strip_b(b, to.inverse_b, to.n, col);
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
             const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
-            u32 says = lo_of_a * with_a + lo_of_b * with_b;
-            barrier_wait(ring.empty(), ring.parity ^ 1);
-            if (block == 0) {
-                says |= tell(messages[ring.stage], to, last_row, last_col);
-            }
+            says |= lo_of_a * with_a + lo_of_b * with_b;
             if (threadIdx.x % 32 == 0) {
+                barrier_wait(ring.empty(), ring.parity ^ 1);
                 messages[ring.stage].says = says;
                 barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
                 strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
                 strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
             }
+            says = 0;
             strip_a.advance();
             strip_b.advance();
             ring.advance();
         }
     }
-    barrier_wait(ring.empty(), ring.parity ^ 1);
-    const u32 says = tell(messages[ring.stage], to, row, col);
+    const u32 says = tell(ring, messages[ring.stage], to, row, col);
     if (threadIdx.x % 32 == 0) {
         messages[ring.stage].says = says;
         barrier_arrive(ring.full());

@@ -64,8 +64,7 @@ __device__ __forceinline__ void split_rows(
     top = of_row<Threads>(top, slots, [](u32 a, u32 b) { return max(a, b); });
     const RowScale scale(top);
     u32 small = 0;
-    u8* const marks = lo_marks(inverse, groups);
-    const u32 neighbours = 0xffu << threadIdx.x % 32 / 8 * 8;
+    u8* const marks = lo_marks(inverse, groups) + row;
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
         small += split(piece, scale, hi, lo);
@@ -73,9 +72,10 @@ __device__ __forceinline__ void split_rows(
         *reinterpret_cast<uint4*>(at) = hi;
         if (Parts == 2) {
             *reinterpret_cast<uint4*>(at + groups * 1024) = lo;
+            const u32 neighbours = 0xffu << threadIdx.x % 32 / 8 * 8;
             const u32 any = __ballot_sync(neighbours, any_number(lo)) & neighbours;
-            if (p % 8 == 0) {
-                marks[p / 8 * groups * 8 + row] = any != 0;
+            if (rank % 8 == 0) {
+                marks[p * groups] = any != 0;
             }
         }
     };

@@ -20,7 +20,7 @@ WARPS_A_TILE = 8
 GEMM_THREADS = 384
 REPAIR_THREADS = 256
 FINISH_THREADS = 256
-_ROW_THREADS, _ROW_HELD = 256, 4  # of split_rows
+_ROW_THREADS, _ROW_HELD, _ROW_BLOCKS = 256, 4, 4  # of split_rows; blocks of a multiprocessor
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
 _SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
 _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
@@ -49,7 +49,7 @@ def inverse_at(rows: int, cols: int, parts: int = 2) -> int:
 def split_rows_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
     """Return the kernel that splits a row-major matrix; a conditional one does nothing where its flag is 0."""
     call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
-    return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, conditional=conditional)
+    return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, blocks=_ROW_BLOCKS, conditional=conditional)
 
 
 @lru_cache
@@ -113,11 +113,12 @@ def _kernel(
     check: str = "",
     arch: str = "",
     shared: int = 0,
+    blocks: int = 1,
     conditional: bool = False,
 ) -> Kernel:
     """Make the kernel `<name>_kernel` from the template `<name>.cu`, the members of its struct and its call."""
     members += f" {CONDITION}" * conditional
     program = "\n".join([*([instruction, check, ""] if instruction else []), f"struct Program {{ {members} }};"])
     entry = f"{name}_kernel"
-    source = translation_unit(name, program, entry, call, threads, conditional=conditional)
+    source = translation_unit(name, program, entry, call, threads, blocks, conditional=conditional)
     return Kernel(entry, source, (), Config(name, threads, 1, 1), arch, shared)
