@@ -232,6 +232,25 @@ def test_special_values(engine: Engine, tail: str, values: Any, rng: np.random.G
         assert values is HUGE or not np.isfinite(product(x, w, "bfloat16").v).all()
 
 
+def test_guards_fail_in_single_elements(engine: Engine, rng: np.random.Generator) -> None:
+    """A zero times a factor that is infinite is evaluated as written, in whole tiles and at their ends."""
+    x, w, _, _, _ = operands(rng, (75, 300, 72), "bfloat16")
+    x[::7] = 0
+    divisor = np.where(np.arange(300) % 5 == 2, 1e-38, 1).astype(dtype_of("bfloat16"))
+    factor = np.where(np.arange(300) % 3 == 0, 64, 1).astype(dtype_of("bfloat16"))
+    given, *kept = engine.arrays([x, w, divisor, factor])
+    fused = cf.fuse(lambda x, w, d, f: cf.relu((x @ w.T) / d * f)).bind(**dict(zip("wdf", kept, strict=True)))
+    step = fused.plan(given).steps[0]
+    assert step.epilogue is not None and any(n.op == "guard" for n in step.epilogue.nodes)
+    result = engine.host(fused(given)).astype(np.float64)
+    assert (result[::7] == 0).all()
+    with np.errstate(over="ignore"):
+        exact = np.maximum(product(x, w, "bfloat16").v / divisor.astype(np.float64) * factor.astype(np.float64), 0)
+    usual = divisor == 1
+    np.testing.assert_allclose(result[:, usual], exact[:, usual], rtol=2**-7, atol=1e-3)
+    assert (result[exact > 1e39] == np.inf).all()
+
+
 @pytest.mark.parametrize("tail", ["gelu", "logsumexp", "several reductions"])
 @DTYPES
 def test_rounding_the_product_first_is_no_more_accurate(
