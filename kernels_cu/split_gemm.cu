@@ -6,10 +6,10 @@
 // C: (m, n) float32, contiguous. An element has the same bits whatever m, n and Columns are.
 // split_repair.cu recomputes what this kernel cannot give: rows with infinities or NaN, and the elements marked in `flags`.
 //
-// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. A warp of a third warpgroup copies
-// the operands, 64 columns per stage, up to `Stages` stages ahead, and tells what the consumers need to know. Tensor cores round sums towards zero, so they sum
-// 64 columns at a time, the corrections first; the sum over k is rounded to nearest in other registers. The consumers take
-// turns: while one adds, the tensor cores work for the other.
+// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. A warp of a third warpgroup copies the
+// operands, 64 columns per stage, up to `Stages` stages ahead, and tells the consumers what goes with them. Tensor cores round
+// sums towards zero, so they sum 64 columns at a time, the corrections first; the sum over k is rounded to nearest in other
+// registers. The consumers take turns: while one adds, the tensor cores work for the other.
 // Where lo of all rows of a tile is zero in these columns, as it is of numbers that were bf16 or f16, it is neither copied nor
 // multiplied. This changes no bit: products with zero are zeros, which change no sum, and the sign of a sum that is zero is
 // lost where it is added to +0.
