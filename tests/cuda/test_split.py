@@ -42,12 +42,13 @@ def runtime_of(device: Engine) -> Any:
     return on_device(0) if device is CUDA else device.runtime
 
 
-def split(device: Engine, matrix: Any) -> Any:
+def split(device: Engine, matrix: Any, processors: int = 1) -> Any:
     """The memory that holds the halves of a matrix; poisoned before."""
     runtime = runtime_of(device)
     memory = device.xp.empty(split_shape(matrix.shape), np.float16)
     memory[...] = np.nan
-    launch = Split(*matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4)).load(runtime)
+    strides = matrix.strides[0] // 4, matrix.strides[1] // 4
+    launch = Split(*matrix.shape, strides, processors=processors).load(runtime)
     launch(runtime.address(matrix), runtime.address(memory))
     return memory
 
@@ -121,6 +122,26 @@ def test_halves_hold_22_bits(
     top = np.abs(high[:rows].astype(np.float64)).max(axis=1)
     reach = top * inverse == np.abs(x).astype(np.float64).max(axis=1)
     assert ((top >= 2.0**13) | (np.abs(x).max(axis=1) < 2.0**-112) | (top == 0)).all() or reach.all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "clusters"), [((3, 130), (4, 4, 4)), ((40, 515), (2, 4, 8)), ((33, 2050), (2, 4, 8))]
+)
+@pytest.mark.parametrize("kind", ["normal", "scaled", "zeros", "tiny"])
+def test_clusters_split_columns_as_single_blocks_do(
+    device: Engine, kind: str, shape: tuple[int, int], clusters: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    if device is CUDA and not hopper():
+        pytest.skip("needs a GPU with clusters")
+    x = rows_of(rng, kind, shape)
+    x[-1, -1] = 0 if kind == "tiny" else np.inf
+    given = transposed(device, x)
+    alone = device.host(split(device, given)).view(np.uint16)
+    for processors in (4, 8, 132):
+        assert (
+            split_kernels.column_cluster(*shape, 2, processors) == min(processors // 2 // (shape[0] // 33 + 1), 8) or 1
+        )
+        np.testing.assert_array_equal(device.host(split(device, given, processors)).view(np.uint16), alone)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

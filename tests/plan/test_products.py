@@ -281,11 +281,18 @@ def test_split_products_beat_float32_by_the_estimate_of_large_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kinds"), [((8192, 8192), ["Split"]), ((1024, 1024), ["Split"]), ((8192, 2048), ["Copy", "Split"])]
+    ("shape", "precision", "kinds"),
+    [
+        ((8192, 8192), "highest", ["Split"]),
+        ((8192, 2048), "highest", ["Split"]),
+        ((1024, 1024), "high", ["Split"]),
+        ((8192, 2048), "high", ["Copy", "Split"]),
+    ],
 )
-def test_transposed_operands_are_split_as_they_are(shape: tuple[int, int], kinds: list[str]) -> None:
-    """Where there are enough of their columns; else a copy is quicker."""
-    plan = cf.fuse(lambda x, w: x @ w).bind(w=cf.spec(shape)).plan(cf.spec((8192, shape[0])))
+def test_transposed_operands_are_split_as_they_are(shape: tuple[int, int], precision: str, kinds: list[str]) -> None:
+    """In one part only where there are enough of their columns; else a copy is quicker."""
+    fused = cf.fuse(lambda x, w: x @ w, precision=precision)
+    plan = fused.bind(w=cf.spec(shape)).plan(cf.spec((8192, shape[0])))
     assert plan.prepare is not None and [s.kind for s in plan.prepare.steps] == kinds
     source = plan.prepare.source()
     assert ("split_columns" in source) == (kinds == ["Split"]) and ("split_rows" in source) == (kinds != ["Split"])
