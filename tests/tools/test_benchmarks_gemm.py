@@ -109,6 +109,12 @@ def test_low_rank_weights_are_so():
     assert values[families.RANK - 1] > 5 * values[families.RANK] > 0
 
 
+def test_rows_of_one_element_choose_columns():
+    x, weight = drawn("one-hot")
+    assert (x.max(axis=1) == 1).all() and (np.count_nonzero(x, axis=1) == 1).all()
+    assert np.array_equal(x @ weight.T, weight[:, x.argmax(axis=1)].T)
+
+
 def test_errors_of_a_product_by_hand(lab):
     """1 * 3 + 2 * -1 is 1, of size 5; 1.5 errs by half of it and a tenth of its size."""
     x, weight = np.array([[1, 2]], np.float32), np.array([[3, -1]], np.float32)
