@@ -351,11 +351,12 @@ def test_numbers_of_the_call(engine: Engine, rng: np.random.Generator) -> None:
 def test_sums_about_the_maximum(
     engine: Engine, columns: int, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
 ) -> None:
-    """Of logits that bfloat16 products have exactly; the maximum rises from tile to tile in some rows, falls in others."""
+    """Of logits that bfloat16 products have exactly; the maximum rises from tile to tile in some rows, else falls."""
     monkeypatch.setattr(tiles, "_TILES", (cut,))
     slope = np.linspace(-2, 2, 133).round(2)[:, None]
     x = np.concatenate([np.ones((133, 1)), slope, rng.integers(-3, 4, (133, 6))], axis=1).astype(dtype_of("bfloat16"))
-    w = np.concatenate([np.zeros((columns, 1)), np.arange(columns)[:, None] // 16, rng.integers(-3, 4, (columns, 6))], 1)
+    step = np.arange(columns)[:, None] // 16
+    w = np.concatenate([np.zeros((columns, 1)), step, rng.integers(-3, 4, (columns, 6))], axis=1)
     w = w.astype(dtype_of("bfloat16"))
     labels = rng.integers(0, columns, 133)
 
