@@ -281,7 +281,13 @@ def test_split_products_beat_float32_by_the_estimate_of_large_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "kinds"), [((8192, 8192), ["Split"]), ((1024, 1024), ["Split"]), ((8192, 2048), ["Copy", "Split"])]
+    ("shape", "kinds"),
+    [
+        ((8192, 8192), ["Split"]),
+        ((1024, 1024), ["Split"]),
+        ((8192, 2048), ["Split"]),
+        ((8192, 1024), ["Copy", "Split"]),
+    ],
 )
 def test_transposed_operands_are_split_as_they_are(shape: tuple[int, int], kinds: list[str]) -> None:
     """Where there are enough of their columns; else a copy is quicker."""

@@ -38,9 +38,9 @@ class Layout:
 # Operators that copy a value in the dtype in which it is stored.
 COPIES = ("copy", "strided", "put")
 # A column-major operand with at least so many rows, or with no fewer rows than columns, is split without a copy. Fewer
-# rows make too few blocks for two passes: 2048 x 8192 takes 90 us on an H200, 75 us with a copy. Larger ones are in
-# docs/gemm.md.
-_SPLIT_BY_COLUMNS = 4096
+# rows make too few blocks for two passes. On an H200 2048 x 8192 takes 90 us, and 75 us with CuPy's copy, but PyTorch's
+# copies of transposes alone take 57 us for 30 MB. Larger operands are in docs/gemm.md.
+_SPLIT_BY_COLUMNS = 2048
 
 
 def base_of(node: Node) -> Node:
