@@ -88,26 +88,45 @@ __device__ __forceinline__ void set_narrowed(T& to, float sum) {
     to = narrow<T>(sum);
 }
 
+// V elements of the epilogue, and their results.
+template <class P, int V>
+struct Computed {
+    typename P::Element e[V];
+    typename P::template Out0<V> out;
+};
+
+// Compute V elements at (row, col) as written. The code is long and seldom runs: every chunk calls the same.
+template <class P, int V, class Tile>
+__noinline__ __device__ Computed<P, V> compute_exact(
+    const P& p, const Tile tile, i64 row, i64 col, const typename P::Row r, Computed<P, V> found) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        p.template exact_element<V>(At<0>(), tile, v, row, col + v, r, found.e[v], found.out);
+    }
+    return found;
+}
+
 // Compute V elements at (row, col), and stage their results at (down, across) of the warp's chunk.
 template <class P, int Chunk, int V, class Tile>
 __device__ __forceinline__ void compute_staged(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, char* staging,
     int down, int across) {
-    auto out = p.template out<V>(At<0>());
+    Computed<P, V> found;
     bool finite = true;
 #pragma unroll
     for (int v = 0; v < V; ++v) {
-        finite &= p.template element<V>(At<0>(), tile, v, row, col + v, r, e[v], out);
+        finite &= p.template element<V>(At<0>(), tile, v, row, col + v, r, found.e[v], found.out);
     }
     if constexpr (P::has_exact(0)) {
         if (!finite) {
-#pragma unroll
-            for (int v = 0; v < V; ++v) {
-                p.template exact_element<V>(At<0>(), tile, v, row, col + v, r, e[v], out);
-            }
+            found = compute_exact<P, V>(p, tile, row, col, r, found);
         }
     }
-    p.results(At<0>(), out, StageResult<Chunk>{staging, down, across});
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        e[v] = found.e[v];
+    }
+    p.results(At<0>(), found.out, StageResult<Chunk>{staging, down, across});
 }
 
 // Run the epilogue on a chunk of the two rows that a thread has: pairs of columns, eight apart, from the column `first` on.

@@ -126,6 +126,13 @@ __device__ __forceinline__ T narrow(U x) {
     return Narrow<T>::from(x);
 }
 
+// Keep the compiler from using what was loaded before this point, so that nothing waits for it there.
+__device__ __forceinline__ void arrived(u64& loaded) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+l"(loaded));
+#endif
+}
+
 // a b + c, rounded once; subnormal numbers count even with -ftz=true.
 __device__ __forceinline__ float exact_multiply_add(float a, float b, float c) {
 #ifdef __CUDA_ARCH__

@@ -21,7 +21,8 @@ from .warpgroup import ARCHITECTURE, SHARED_BYTES, multiply_add
 THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
 _MOST_STAGES = 6  # more hide no more latency
-# FLOPs of an epilogue's element: the code of more costs more to fetch than the copies that it saves.
+# FLOPs of an epilogue's element: the code of more costs more to fetch than the copies that it saves. So does that of
+# guards, even if it does not run.
 _MOST_UNROLLED = 16
 
 
@@ -100,7 +101,8 @@ def shape_of(step: Step, program: Program, processors: int, vec: int) -> GemmSha
     chunk = 16 if staged > 4 or program.reads_columns > 2 or vec == 1 else 32
     tiles = tiles_of(step, processors)
     assert step.epilogue is not None
-    unrolled = step.epilogue.flops <= _MOST_UNROLLED * step.product.size
+    guarded = any(n.op == "guard" for n in step.epilogue.nodes)
+    unrolled = step.epilogue.flops <= _MOST_UNROLLED * step.product.size and not guarded
     return GemmShape(step.product.dtype, tiles, transposed, staged, chunk, vec, unrolled)
 
 

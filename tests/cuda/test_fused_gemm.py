@@ -120,6 +120,11 @@ TAILS: dict[str, Tail] = {
         ),
         2,
     ),
+    "costly columns": (
+        lambda y, b, r, c: cf.softmax(y * np.exp(b), axis=1),
+        lambda y, b, r, c: bounds.softmax(times(y, one("exp", b)), 1),
+        2,
+    ),
     "variance": (lambda y, b, r, c: y.var(axis=1), lambda y, b, r, c: rows(bounds.variance(y, 1)), 2),
 }
 
@@ -131,10 +136,10 @@ def operands(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str) 
 
 
 def run(engine: Engine, function: Any, arrays: list[Any], launches: int | None = None) -> tuple[Any, ...]:
-    """The results of a function, whose first step is a product of ours."""
+    """The results of a function, whose first product is ours."""
     given = engine.arrays(arrays)
     fused = cf.fuse(function)
-    step = fused.plan(*given).steps[0]
+    step = next(s for s in fused.plan(*given).steps if s.kind == "Gemm")
     assert step.epilogue is not None and step.how.startswith("own"), step.how
     assert launches in (None, step.launches)
     results = engine.host(fused(*given))
@@ -230,6 +235,25 @@ def test_special_values(engine: Engine, tail: str, values: Any, rng: np.random.G
     with np.errstate(all="ignore"):
         assert check(results, bound(product(x, w, "bfloat16"), *as_values(others, "bfloat16"))) > 0.3
         assert values is HUGE or not np.isfinite(product(x, w, "bfloat16").v).all()
+
+
+def test_guards_fail_in_single_elements(engine: Engine, rng: np.random.Generator) -> None:
+    """A zero times a factor that is infinite is evaluated as written, in whole tiles and at their ends."""
+    x, w, _, _, _ = operands(rng, (75, 300, 72), "bfloat16")
+    x[::7] = 0
+    divisor = np.where(np.arange(300) % 5 == 2, 1e-38, 1).astype(dtype_of("bfloat16"))
+    factor = np.where(np.arange(300) % 3 == 0, 64, 1).astype(dtype_of("bfloat16"))
+    given, *kept = engine.arrays([x, w, divisor, factor])
+    fused = cf.fuse(lambda x, w, d, f: cf.relu((x @ w.T) / d * f)).bind(**dict(zip("wdf", kept, strict=True)))
+    step = fused.plan(given).steps[0]
+    assert step.epilogue is not None and any(n.op == "guard" for n in step.epilogue.nodes)
+    result = engine.host(fused(given)).astype(np.float64)
+    assert (result[::7] == 0).all()
+    with np.errstate(over="ignore"):
+        exact = np.maximum(product(x, w, "bfloat16").v / divisor.astype(np.float64) * factor.astype(np.float64), 0)
+    usual = divisor == 1
+    np.testing.assert_allclose(result[:, usual], exact[:, usual], rtol=2**-7, atol=1e-3)
+    assert (result[exact > 1e39] == np.inf).all()
 
 
 @pytest.mark.parametrize("tail", ["gelu", "logsumexp", "several reductions"])
