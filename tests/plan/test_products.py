@@ -285,7 +285,7 @@ def test_split_products_beat_float32_by_the_estimate_of_large_ones() -> None:
     [
         ((8192, 8192), "highest", ["Split"]),
         ((8192, 2048), "highest", ["Split"]),
-        ((1024, 1024), "high", ["Split"]),
+        ((8192, 8192), "high", ["Split"]),
         ((8192, 2048), "high", ["Copy", "Split"]),
     ],
 )
