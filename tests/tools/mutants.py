@@ -15,6 +15,8 @@ ON_GPU = "tests/engines/test_cuda.py"
 REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh", "kernels_cu/stages.cuh"
 TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
 
+ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and host and (523-128by1 or 4300-128by1)")
+
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
 EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
 TILES, PIECES = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh"
@@ -354,6 +356,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "return isfinite(m) ? s : m - m;",
         "return s;",
         kernels("exponentials"),
+    ),
+    Mutant(
+        "distances of the maximum before",
+        REDUCTIONS,
+        "            d = moved(d, n, this->m, this->ahead);",
+        "",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "distances merged as they are",
+        REDUCTIONS,
+        "d = moved(d, n, this->m, top) + moved(o.d, o.n, o.m, top);",
+        "d += o.d;",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "distances from -inf",
+        REDUCTIONS,
+        "return sum + (m == -infinity<T>() ? T(0) : static_cast<T>(count) * (m - to));",
+        "return sum + static_cast<T>(count) * (m - to);",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "weighted distances of the maximum before",
+        REDUCTIONS,
+        "return m == -infinity<T>() ? e : factor * (e + rise);",
+        "return m == -infinity<T>() ? e : factor * e;",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "labels by their low 32 bits",
+        TYPES,
+        "static_cast<i32>(n) == static_cast<i32>(x) && x == static_cast<i32>(x);",
+        "static_cast<i32>(n) == static_cast<i32>(x);",
+        kernels("integers_of_two_widths"),
     ),
     Mutant(
         "maximum from zero",
