@@ -25,7 +25,7 @@ from .timing import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
 # A benchmark's module has `add_options`, `DEFAULTS` (of options that quick runs have other ones of), `cases`, and
-# `write`, which returns the lines of its report; it may have `failed`, which lists what exit code 1 is for.
+# `report_lines`; it may have `failed`, which lists what exit code 1 is for.
 BENCHMARKS: dict[str, tuple[Any, str]] = {
     "heads": (heads, "the three heads, and what follows their GEMM alone"),
     "rows": (rows, "softmax and logsumexp over rows of many lengths"),

@@ -8,6 +8,7 @@ changes them, so that what is folded from them is folded anew.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import math
 import statistics
@@ -15,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from .device import Call
 from .lab import Lab, run
 from .report import Case, Report, Result
 from .rivals import COMPILED, Rival, as_run_by
@@ -43,12 +43,8 @@ _PARTS = ("our GPU", "our host", "their GPU", "their host")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--seconds", type=float, default=240.0, help="time that the whole may take (default: %(default).0f)"
-    )
-    parser.add_argument(
-        "--precision", choices=("highest", "high", "medium"), default="highest", help="of float32 matrix products"
-    )
+    parser.add_argument("--seconds", type=float, default=240.0, help="that the whole may take (default: %(default).0f)")
+    parser.add_argument("--precision", choices=("highest", "high", "medium"), default="highest", help="of products")
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
@@ -66,94 +62,82 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
             case = Case(group, sized.name, sized.shape, sized.dtype)
             with torch.set_grad_enabled(training):
                 try:
-                    chain = _Chain(lab, sized, training, options.seed)
-                    case.facts = chain.predicted(rival == INDUCTOR)
+                    tensors = draw(torch, sized, training, options.seed, lab.need_torch().device_type())
+                    case.facts = predict(torch, sized, tensors, rival == INDUCTOR)
                 except Exception as error:  # out of memory, for one
                     case.results = [Result(OURS, failure=describe(error)), Result(rival)]
                 else:
-                    run(lab, case, chain.factories(rival), (GPU, HOST), options.budget)
+                    names = (OURS, rival, *([NOTHING] if rival == INDUCTOR else []))
+                    rivals = {name: functools.partial(_rival, lab, sized, tensors, name) for name in names}
+                    run(lab, case, rivals, (GPU, HOST), options.budget)
+                    del rivals
             if training:
                 lab.release()
             yield case
 
 
-class _Chain:
-    """A chain with tensors to call it with, and each rival's call of it."""
+def draw(torch: Any, sized: Any, training: bool, seed: int, device: str) -> list[Any]:
+    """Return tensors to call a chain with."""
+    torch.manual_seed(seed)
+    tensors = []
+    for place, (shape, dtype) in enumerate(sized.metas):
+        # Vectors are biases, scales and variances: positive. Weights keep the variance of what they multiply.
+        values = torch.rand(shape, device=device) + 0.5 if len(shape) == 1 else torch.randn(shape, device=device)
+        scale = shape[-1] ** -0.5 if len(shape) > 1 and place in sized.chain.fixed else 1.0
+        running = sized.name == "head_softmax" and place in (3, 4)  # statistics, without gradients
+        tensors.append((values * scale).to(getattr(torch, dtype)).requires_grad_(training and not running))
+    return tensors
 
-    def __init__(self, lab: Lab, sized: Any, training: bool, seed: int):
-        from .cost_chains import as_written
 
-        self._lab, self._rivals = lab, lab.need_torch()
-        self._torch = torch = self._rivals.torch
-        self._sized, self._training = sized, training
-        torch.manual_seed(seed)
-        device = self._rivals.device_type()
-        self._tensors: list[Any] = []
-        for place, (shape, dtype) in enumerate(sized.metas):
-            # Vectors are biases, scales and variances: positive. Weights keep the variance of what they multiply.
-            values = torch.rand(shape, device=device) + 0.5 if len(shape) == 1 else torch.randn(shape, device=device)
-            scale = shape[-1] ** -0.5 if len(shape) > 1 and place in sized.chain.fixed else 1.0
-            statistics = sized.name == "head_softmax" and place in (3, 4)  # running, without gradients
-            tensor = (values * scale).to(getattr(torch, dtype))
-            self._tensors.append(tensor.requires_grad_(training and not statistics))
-        self._written = as_written(sized.chain)
+def predict(torch: Any, sized: Any, tensors: Sequence[Any], compiled: bool) -> dict[str, float]:
+    """Return the model's estimates in microseconds; empty where it makes none."""
+    from cupyfuse.torch.chains.runtime import device_of
+    from cupyfuse.torch.cost.estimate import estimate
 
-    def predicted(self, compiled: bool) -> dict[str, float]:
-        """Return the model's estimates in microseconds; empty where it makes none."""
-        from cupyfuse.torch.chains.runtime import device_of
-        from cupyfuse.torch.cost.estimate import estimate
+    found = estimate(
+        sized.chain,
+        sized.metas,
+        requires_grad=[bool(t.requires_grad) for t in tensors],
+        precision=torch.get_float32_matmul_precision(),
+        device=device_of(tensors[0]),
+        compiled=compiled,
+    )
+    if found.reason:
+        return {}
+    values = (found.fused.gpu, found.fused.host, found.pytorch.gpu, found.pytorch.host)
+    return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
 
-        found = estimate(
-            self._sized.chain,
-            self._sized.metas,
-            requires_grad=[bool(t.requires_grad) for t in self._tensors],
-            precision=self._torch.get_float32_matmul_precision(),
-            device=device_of(self._tensors[0]),
-            compiled=compiled,
-        )
-        if found.reason:
-            return {}
-        values = (found.fused.gpu, found.fused.host, found.pytorch.gpu, found.pytorch.host)
-        return dict(zip(PREDICTED, (v * 1e6 for v in values), strict=True))
 
-    def factories(self, rival: str) -> dict[str, Callable[[], Rival]]:
-        """Return ours and a rival, and beside Inductor the function that computes nothing; results go unchecked."""
-        chosen = (OURS, rival, *([NOTHING] if rival == INDUCTOR else []))
-        return {name: lambda name=name: Rival(self._call(name), [], []) for name in chosen}  # type: ignore[misc]
+def _rival(lab: Lab, sized: Any, tensors: list[Any], name: str) -> Rival:
+    """Return the chain as a rival, unchecked; `NOTHING` stands for a compiled function that only returns a view."""
+    from cupyfuse.torch.chains.runner import Runner
 
-    def _call(self, rival: str) -> Call:
-        """Return a rival's call; `NOTHING` stands for a compiled function that only returns a view."""
-        if rival == OURS:
-            from cupyfuse.torch.chains.runner import Runner
+    from .cost_chains import as_written
 
-            runner = Runner(self._sized.chain)
-            runner(self._tensors)
-            if runner.refusals:
-                raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
-            return self._step(lambda: runner(self._tensors), self._written)
-        if rival == EAGER:
-            return self._step(lambda: self._written(*self._tensors), self._written)
-        if rival == INDUCTOR:
-            self._rivals.reset_compiler()
-        written = _view if rival == NOTHING else self._written
-        compiled = as_run_by(COMPILED, self._lab, written)
-        return self._step(lambda: compiled(*self._tensors), written, rival == NOTHING)
+    torch = lab.need_torch().torch
+    called = written = _view if name == NOTHING else as_written(sized.chain)
+    if name == OURS:
+        runner = called = Runner(sized.chain)
+        runner(tensors)
+        if runner.refusals:
+            raise RuntimeError(f"left to PyTorch: {', '.join(runner.refusals)}")
+    elif name != EAGER:
+        if name == INDUCTOR:
+            lab.need_torch().reset_compiler()
+        called = as_run_by(COMPILED, lab, written)
+    arguments = (tensors,) if name == OURS else tensors
+    if not torch.is_grad_enabled():
+        return Rival(lambda: called(*arguments), [], [])
+    wanted = [t for t in tensors if t.requires_grad]
+    changed = [tensors[k] for k in sized.chain.fixed if tensors[k].requires_grad]
+    with torch.no_grad():
+        cotangents = [torch.ones_like(result) for result in written(*tensors)]
 
-    def _step(self, forward: Call, written: Callable[..., Any], allow_unused: bool = False) -> Call:
-        """Return the forward pass, in training after a change of the weights and before the backward pass."""
-        if not self._training:
-            return forward
-        torch = self._torch
-        wanted = [t for t in self._tensors if t.requires_grad]
-        changed = [self._tensors[k] for k in self._sized.chain.fixed if self._tensors[k].requires_grad]
-        with torch.no_grad():
-            cotangents = [torch.ones_like(result) for result in written(*self._tensors)]
+    def step() -> None:
+        torch.autograd.graph.increment_version(changed)
+        torch.autograd.grad(list(called(*arguments)), wanted, cotangents, allow_unused=name == NOTHING)
 
-        def step() -> None:
-            torch.autograd.graph.increment_version(changed)
-            torch.autograd.grad(list(forward()), wanted, cotangents, allow_unused=allow_unused)
-
-        return step
+    return Rival(step, [], [])
 
 
 def _view(*tensors: Any) -> list[Any]:

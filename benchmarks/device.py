@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -104,9 +103,5 @@ class Device:
                 raise
             graph = stream.end_capture()
         self.synchronize()
-        return functools.partial(_launch, graph, stream, call)
-
-
-def _launch(graph: Any, *kept: Any) -> None:
-    """Launch a graph; `kept` lives as long, the stream whose memory it uses and the call with its arrays."""
-    graph.launch()
+        kept = graph, stream, call  # the graph uses the stream's memory and the call's arrays
+        return lambda: kept[0].launch()

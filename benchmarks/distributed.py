@@ -3,8 +3,9 @@
     python -m benchmarks distributed                        # a process for each GPU; without any, two on the CPU
     torchrun --nproc-per-node 2 -m benchmarks distributed   # the same, in processes that are there
 
-Each row is a model under DistributedDataParallel or `fully_shard`, fused in one of the ways. A row that fails says why;
-where the processes end with it, those that `python -m benchmarks distributed` starts next go on behind it.
+Each case is a model under DistributedDataParallel or `fully_shard`; its rivals are the ways to fuse it, which are
+trained one after the other and then timed in turns. One that fails says why; where the processes end with it, those
+that `python -m benchmarks distributed` starts next go on without it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import gc
 import math
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,14 +29,15 @@ from . import environment, tables
 from . import options as types
 from .report import OUT_OF_TIME, Case, Report, Result, read_cases
 from .tables import case_tables, explain
-from .timing import Summary, describe, summarize
+from .timing import describe, summarize
 from .torch_heads import NAMES
 
 RESULTS = Path(__file__).resolve().parent / "results"
-SHAPE, SHAPE_ON_CPU = (1024, 8192, 8192), (16, 64, 96)
-BUDGET = 170.0  # seconds for all rows; those that are left then are not run
+SHAPE_ON_CPU = (16, 64, 96)
+BUDGET = 170.0  # seconds for all cases; those that are left then are not run
 STUCK = timedelta(seconds=60)  # for one collective operation
 STEPS = 5  # of which losses are compared
+ROUNDS, TIMED_STEPS = 10, 5  # of the times: rounds in which every form takes a turn of so many steps
 
 PLAIN, BACKEND, DROP_IN = "PyTorch", "torch.compile(backend=cupyfuse)", "drop-in module"
 INSIDE, OUTSIDE = "wrapped after fuse", "fused after wrapping"
@@ -49,54 +52,27 @@ PLAIN_ERROR, DIFFERENCE, PARAMETERS, FUSED_CHAINS = "PyTorch's error", "to PyTor
 
 _HOW = f"""\
 - Each head is trained for five steps of SGD with momentum, every process on data of its own, then timed with a fused
-  AdamW: ten steps in a row in the slowest process, of three runs.
+  AdamW: {TIMED_STEPS} steps in a row in the slowest process, the forms of a case in turns, in {ROUNDS} rounds.
 - *error* is the largest difference of a step's loss to the same training in float64, relative to the loss; it is wrong
   where it is more than four times *{PLAIN_ERROR}*, that of the plain model in the same dtype, and a rounding.
 - *{DIFFERENCE}* compares with that model's losses; *{PARAMETERS}* compares its parameters after the steps with ours,
   relative to how far they have moved."""
 
 
-def plan(cases: Sequence[Case], forms: Sequence[str]) -> Iterator[tuple[Case, str]]:
-    """Yield cases and forms in the order in which they are run: what compiles for long is last."""
-    for slow in (False, True):
-        for case in cases:
-            yield from ((case, form) for form in forms if (form == BACKEND) is slow)
-
-
-def make_cases(given: argparse.Namespace, shape: tuple[int, int, int]) -> list[Case]:
-    """Return the cases: a head under a wrapper in a dtype, whose results are by form."""
-    grid = [(dtype, wrapper, head) for dtype in given.dtypes for wrapper in WRAPPERS for head in given.heads]
-    return [Case(f"{dtype}, {wrapper}", head, shape, dtype) for dtype, wrapper, head in grid]
-
-
 def report_lines(report: Report) -> list[str]:
     return [*explain(["wall_loop"], _HOW), *case_tables(report, PLAIN, ["wall_loop"])]
-
-
-@functools.lru_cache(maxsize=1)
-def load_models(head: str, shape: tuple[int, int, int], dtype: Any, device: Any) -> list[Any]:
-    """Return the plain model and the drop-in one, with the same parameters in every process."""
-    import torch
-
-    from .pytorch import load
-
-    source, built = load(head, shape), []
-    for model in (source.Model, source.ModelNew):
-        torch.manual_seed(0)
-        built.append(model(*source.get_init_inputs()).to(device, dtype))
-    return built
 
 
 # One process --------------------------------------------------------------------------------------------------------
 
 
 class Worker:
-    """One process of those that train together, on a shape of (rows of a process, in_features, out_features)."""
+    """One process of those that train together."""
 
-    def __init__(self, shape: tuple[int, int, int]):
+    def __init__(self) -> None:
         import torch
 
-        self.torch, self.dist, self.shape = torch, torch.distributed, shape
+        self.torch, self.dist = torch, torch.distributed
         self.rank, self.count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local = int(os.environ.get("LOCAL_RANK", self.rank))
         self.gpu = torch.cuda.is_available() and torch.cuda.device_count() > local
@@ -105,8 +81,6 @@ class Worker:
             torch.cuda.set_device(self.device)
         bound = {"device_id": self.device} if self.gpu else {}
         self.dist.init_process_group("nccl" if self.gpu else "gloo", timeout=STUCK, **bound)
-        # By head, dtype and wrapper: `_train`'s results for PyTorch in float64, then in the dtype.
-        self._references: dict[Any, tuple[tuple[list[float], list[Any]], ...]] = {}
 
     def broadcast(self, value: Any) -> Any:
         """Return the first process's value."""
@@ -114,143 +88,152 @@ class Worker:
         self.dist.broadcast_object_list(held, src=0, device=self.device)
         return held[0]
 
-    def _gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any) -> list[Any]:
         """Return the values of all processes."""
         found: list[Any] = [None] * self.count
         self.dist.all_gather_object(found, value)
         return found
 
+    def synchronize(self) -> None:
+        if self.gpu:
+            self.torch.cuda.synchronize()
+
     def environment(self) -> dict[str, Any]:
         if not self.gpu:
-            found = environment.collect("cpu")
-        else:
-            import cupy
+            return {**environment.collect("cpu"), "processes": self.count}
+        import cupy
 
-            found = environment.collect(self.torch.cuda.get_device_name(self.device), cupy)
-        return {**found, "processes": self.count}
+        return {**environment.collect(self.torch.cuda.get_device_name(self.device), cupy), "processes": self.count}
 
-    def run(self, case: Case, result: Result) -> None:
-        """Fill in a result."""
+    def attempt(self, results: Sequence[Result], save: Callable[[], None], work: Callable[[], None]) -> None:
+        """Do some work in all processes; enter what fails in one of them, or that they end with it, into results."""
+        for result in results:
+            result.failure = ENDED
+        save()
         failure = ""
         try:
-            self._measure(case, result)
+            work()
         except Exception as error:
             failure = describe(error)
-        failures = self._gather(failure)
-        result.failure = next((f"process {rank}: {text}" for rank, text in enumerate(failures) if text), "")
-        if self.gpu:
-            self.torch.cuda.empty_cache()
+        failures = [f"process {rank}: {text}" for rank, text in enumerate(self.gather(failure)) if text]
+        for result in results:
+            result.failure = failures[0] if failures else ""
+        save()
 
-    def _train_references(self, case: Case, plain: Any, wrapper: str) -> tuple[tuple[list[float], list[Any]], ...]:
-        """Train the plain model in float64 and in the case's dtype, once for the rivals of a case."""
-        key = (case.group, case.name)
-        if key not in self._references:
-            self._references.clear()
-            exact, same = copy.deepcopy(plain).double(), copy.deepcopy(plain)
-            self._references[key] = (
-                self._train(self._wrap(exact, wrapper), self.torch.float64),
-                self._train(self._wrap(same, wrapper), getattr(self.torch, case.dtype)),
-            )
-        return self._references[key]
 
-    def _measure(self, case: Case, result: Result) -> None:
-        """Train a rival's model; enter its time, error and distance from the plain model, or raise if it is wrong."""
-        torch, dtype, wrapper = self.torch, getattr(self.torch, case.dtype), case.group.rpartition(", ")[2]
-        torch._dynamo.reset()
-        plain, drop_in = load_models(case.name, self.shape, dtype, self.device)
-        (exact_losses, _), (plain_losses, plain_state) = self._train_references(case, plain, wrapper)
-        model = self._build(result.rival, wrapper, plain, drop_in)
-        losses, state = self._train(model, dtype)
-        if any(self._gather(len(set(plain_losses)) == 1)):  # in all processes or none: what follows waits for all
-            raise RuntimeError(f"PyTorch's losses do not change, which would hide stale weights: {plain_losses}")
-        first = [p.detach().double() for p in plain.parameters()]
-        moved, between = _distance(plain_state, first), _distance(plain_state, state)
-        error, plain_error = _difference(losses, exact_losses), _difference(plain_losses, exact_losses)
-        facts = {PLAIN_ERROR: plain_error, DIFFERENCE: _difference(losses, plain_losses)}
-        facts |= {PARAMETERS: between / moved} if moved else {}
-        result.times["wall_loop"] = self._time(model, dtype)
-        if result.rival in (INSIDE, OUTSIDE, DROP_IN):
+class Trial:
+    """A case: the plain model trained in float64 and in the case's dtype, then other forms of it, then times of all."""
+
+    def __init__(self, worker: Worker, case: Case):
+        self._worker, self._case = worker, case
+        self._torch = torch = worker.torch
+        self._dtype, self._wrapper = getattr(torch, case.dtype), case.group.rpartition(", ")[2]
+        self._models: dict[str, Any] = {}  # by form, wrapped
+
+    def train_references(self) -> None:
+        from .pytorch import load
+
+        source, self._sources = load(self._case.name, self._case.shape), []
+        self._torch._dynamo.reset()
+        for model in (source.Model, source.ModelNew):
+            self._torch.manual_seed(0)  # the same parameters in both, and in every process
+            self._sources.append(model(*source.get_init_inputs()).to(self._worker.device, self._dtype))
+        plain = self._sources[0]
+        self._exact, _ = self._train(self._wrap(copy.deepcopy(plain).double()), self._torch.float64)
+        self._losses, self._state = self._train(self._wrap(copy.deepcopy(plain)), self._dtype)
+        if any(self._worker.gather(len(set(self._losses)) == 1)):  # in all processes: what follows waits for all
+            raise RuntimeError(f"PyTorch's losses do not change, which would hide stale weights: {self._losses}")
+        self._moved = _distance(self._state, [p.detach().double() for p in plain.parameters()])
+
+    def train(self, result: Result) -> None:
+        """Train a form; enter its error and distance from the plain model, or raise if it is wrong."""
+        form = result.rival
+        model = self._models[form] = self._build(form)
+        losses, state = self._train(model, self._dtype)
+        error, plain_error = _difference(losses, self._exact), _difference(self._losses, self._exact)
+        facts = {PLAIN_ERROR: plain_error, DIFFERENCE: _difference(losses, self._losses)}
+        facts |= {PARAMETERS: _distance(self._state, state) / self._moved} if self._moved else {}
+        if form in (INSIDE, OUTSIDE, DROP_IN):
             from cupyfuse.torch import explain
 
             facts[FUSED_CHAINS] = sum(bool(part.plans) for part in explain(model).fused)
         result.error = error if math.isfinite(error) else None
-        case.facts |= {f"{name}, {result.rival}": v for name, v in facts.items() if math.isfinite(v)}
-        if not error <= MARGIN * plain_error + ROUNDING[case.dtype]:
+        self._case.facts |= {f"{name}, {form}": value for name, value in facts.items() if math.isfinite(value)}
+        if not error <= MARGIN * plain_error + ROUNDING[self._case.dtype]:
             raise RuntimeError(f"wrong result: losses err by {error:.2g}, PyTorch's by {plain_error:.2g}")
 
-    def _build(self, form: str, wrapper: str, plain: Any, drop_in: Any) -> Any:
+    def time(self, results: Sequence[Result]) -> None:
+        """Enter the time of a step in the slowest process, in microseconds; forms take turns, who is first rotates."""
+        torch, worker = self._torch, self._worker
+        x = self._batch(0, self._dtype)
+        models = [self._models[result.rival] for result in results]
+        optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True) for model in models]
+        times: list[list[float]] = [[] for _ in results]
+        for turn in range(len(results) * (ROUNDS + 1)):  # the first round warms up
+            place = (turn + turn // len(results)) % len(results)
+            worker.dist.barrier()
+            worker.synchronize()
+            begun = time.perf_counter()
+            for _ in range(TIMED_STEPS):
+                self._step(models[place], optimizers[place], x)
+            worker.synchronize()
+            times[place].append((time.perf_counter() - begun) * 1e6 / TIMED_STEPS)
+        slowest = torch.tensor(times, device=worker.device)
+        worker.dist.all_reduce(slowest, worker.dist.ReduceOp.MAX)
+        for result, found in zip(results, slowest.tolist(), strict=True):
+            result.times["wall_loop"] = summarize(found[1:])
+
+    def _build(self, form: str) -> Any:
         from cupyfuse.torch import fuse
 
         # On a CPU no chain is worth it: there is only to see that they are right.
-        fused = functools.partial(fuse, only_gains=self.gpu)
-        module = copy.deepcopy(drop_in if form == DROP_IN else plain)
+        fused = functools.partial(fuse, only_gains=self._worker.gpu)
+        module = copy.deepcopy(self._sources[form == DROP_IN])
         if form == INSIDE:
-            return self._wrap(fused(module), wrapper)
+            return self._wrap(fused(module))
         # A drop-in module leaves what `fully_shard` has put hooks on to PyTorch.
-        wrapped = self._wrap(module, wrapper, form != DROP_IN)
+        wrapped = self._wrap(module, by_layer=form != DROP_IN)
         if form == OUTSIDE:
             return fused(wrapped)
         if form == BACKEND:
             from cupyfuse.torch.backend import backend
 
-            return self.torch.compile(wrapped, backend=backend, options={"cupyfuse.only_gains": self.gpu})
+            return self._torch.compile(wrapped, backend=backend, options={"cupyfuse.only_gains": self._worker.gpu})
         return wrapped
 
-    def _wrap(self, module: Any, wrapper: str, by_layer: bool = True) -> Any:
-        if wrapper == "DDP":
-            device_ids = [self.device] if self.gpu else None
-            return self.torch.nn.parallel.DistributedDataParallel(module, device_ids=device_ids)
+    def _wrap(self, module: Any, by_layer: bool = True) -> Any:
+        if self._wrapper == "DDP":
+            device_ids = [self._worker.device] if self._worker.gpu else None
+            return self._torch.nn.parallel.DistributedDataParallel(module, device_ids=device_ids)
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh(self.device.type, (self.count,))
+        mesh = init_device_mesh(self._worker.device.type, (self._worker.count,))
         # The linear layer's parameters apart from the others', as a layer of a larger model would have them.
         for part in module.children() if by_layer else ():
-            if isinstance(part, self.torch.nn.Linear):
+            if isinstance(part, self._torch.nn.Linear):
                 fully_shard(part, mesh=mesh)
         return fully_shard(module, mesh=mesh)
 
     def _batch(self, step: int, dtype: Any) -> Any:
-        generator = self.torch.Generator().manual_seed(1000 * step + self.rank)
-        return self.torch.randn(self.shape[:2], generator=generator).to(self.device, dtype)
+        generator = self._torch.Generator().manual_seed(1000 * step + self._worker.rank)
+        return self._torch.randn(self._case.shape[:2], generator=generator).to(self._worker.device, dtype)
 
     def _step(self, module: Any, optimizer: Any, x: Any) -> Any:
         """Take one training step towards row sums of 0.3, and return the loss (float32 or float64)."""
         optimizer.zero_grad()
         y = module(x)
-        loss = (y.to(self.torch.promote_types(y.dtype, self.torch.float32)) * y.shape[1] - 0.3).square().mean()
+        loss = (y.to(self._torch.promote_types(y.dtype, self._torch.float32)) * y.shape[1] - 0.3).square().mean()
         loss.backward()
         optimizer.step()
         return loss
 
     def _train(self, module: Any, dtype: Any) -> tuple[list[float], list[Any]]:
         """Return the losses of the first steps, and the parameters afterwards."""
-        optimizer = self.torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
+        optimizer = self._torch.optim.SGD(module.parameters(), lr=0.02, momentum=0.9)
         losses = [float(self._step(module, optimizer, self._batch(k, dtype)).detach()) for k in range(STEPS)]
         state = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in module.parameters()]
         return losses, [p.detach().double() for p in state]
-
-    def _time(self, module: Any, dtype: Any, runs: int = 3, steps: int = 10) -> Summary:
-        """Measure the time of a step in the slowest process, in microseconds."""
-        torch = self.torch
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-5, fused=True)
-        x = self._batch(0, dtype)
-        found = []
-        for run in range(runs + 1):
-            self.dist.barrier()
-            self._synchronize()
-            begun = time.perf_counter()
-            for _ in range(steps if run else 2):
-                self._step(module, optimizer, x)
-            self._synchronize()
-            found.append((time.perf_counter() - begun) * 1e6 / steps)
-        slowest = torch.tensor(found[1:], device=self.device)
-        self.dist.all_reduce(slowest, self.dist.ReduceOp.MAX)
-        return summarize(slowest.tolist())
-
-    def _synchronize(self) -> None:
-        if self.gpu:
-            self.torch.cuda.synchronize()
 
 
 def _distance(parameters: Sequence[Any], others: Sequence[Any]) -> float:
@@ -264,31 +247,52 @@ def _difference(losses: Sequence[float], others: Sequence[float]) -> float:
     return max(f if f == f else float("inf") for f in found)
 
 
+def make_cases(given: argparse.Namespace, shape: tuple[int, int, int]) -> list[Case]:
+    """Return the cases: a head under a wrapper in a dtype, whose results are by form."""
+    grid = [(dtype, wrapper, head) for dtype in given.dtypes for wrapper in WRAPPERS for head in given.heads]
+    return [Case(f"{dtype}, {wrapper}", head, shape, dtype) for dtype, wrapper, head in grid]
+
+
+def measure(worker: Worker, case: Case, forms: Sequence[str], late: bool, save: Callable[[], None]) -> None:
+    """Train and time the forms of a case; those that failed in earlier processes are left out."""
+    earlier = {result.rival: result for result in case.results if result.failure}
+    if all(form in earlier or case.value(form, "wall_loop") for form in forms):
+        return
+    case.results = [earlier.get(form) or Result(form, failure=OUT_OF_TIME if late else "") for form in forms]
+    gc.collect()  # the models of the last case
+    if worker.gpu:
+        worker.torch.cuda.empty_cache()
+    trial = Trial(worker, case)
+    left = [result for result in case.results if not result.failure]
+    if left:
+        worker.attempt(left, save, trial.train_references)
+    for result in left:
+        if not result.failure:
+            worker.attempt([result], save, functools.partial(trial.train, result))
+    right = [result for result in left if not result.failure]
+    if right:
+        worker.attempt(right, save, functools.partial(trial.time, right))
+    save()
+
+
 def work(given: argparse.Namespace) -> int:
     """Run the cases in this process, together with the others; the first one writes them."""
     begun = time.time() if given.begun is None else given.begun
-    worker = Worker(given.shape or (SHAPE if _gpus() else SHAPE_ON_CPU))
-    options = {"shape": "x".join(map(str, worker.shape)), "steps": STEPS}
+    worker = Worker()
+    shape = given.shape or (types.SHAPE if worker.gpu else SHAPE_ON_CPU)
+    options = {"shape": "x".join(map(str, shape)), "steps": STEPS}
     report = Report("distributed", worker.broadcast(worker.environment()), options)
     folder = given.output or RESULTS / f"{environment.slug(report.environment['gpu'])}-x{worker.count}"
     earlier = read_cases(folder / "distributed.json") if given.keep else []
     known = {(case.group, case.name): case for case in worker.broadcast(earlier)}
-    report.cases = [known.get((case.group, case.name), case) for case in make_cases(given, worker.shape)]
+    report.cases = [known.get((case.group, case.name), case) for case in make_cases(given, shape)]
 
     def save() -> None:
         if worker.rank == 0:
             tables.write(report, report_lines, folder, "distributed")
 
-    for case, form in plan(report.cases, given.forms):
-        if case.find(form):
-            continue
-        result = Result(form, failure=OUT_OF_TIME)
-        case.results.append(result)
-        if not worker.broadcast(time.time() - begun > given.budget):
-            result.failure = ENDED  # unless it is told otherwise
-            save()
-            worker.run(case, result)
-        save()
+    for case in report.cases:
+        measure(worker, case, given.forms, worker.broadcast(time.time() - begun > given.budget), save)
     worker.dist.destroy_process_group()
     if worker.rank == 0:
         print((folder / "distributed.md").read_text(encoding="utf-8"))
@@ -299,17 +303,13 @@ def work(given: argparse.Namespace) -> int:
 # All processes ------------------------------------------------------------------------------------------------------
 
 
-def _gpus() -> int:
+def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Start the processes; start others for what is left where they end early."""
     import torch
 
-    return int(torch.cuda.device_count()) if torch.cuda.is_available() else 0
-
-
-def spawn(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Start the processes; start others for the rows that are left where they end early."""
-    count = given.processes or _gpus() or 2
+    count = given.processes or (torch.cuda.device_count() if torch.cuda.is_available() else 0) or 2
     begun, status = time.time(), 1
-    for turn in range(len(given.forms) * len(make_cases(given, SHAPE))):
+    for turn in range(len(given.forms) * len(make_cases(given, types.SHAPE))):
         command = [sys.executable, "-m", "benchmarks", *arguments, "--begun", str(begun)]
         command += ["--keep"] if turn or given.keep else []
         statuses = start(command, count, begun + given.budget + 60 - time.time())
@@ -344,12 +344,10 @@ def start(command: Sequence[str], count: int, seconds: float) -> list[int]:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, metavar="N", help="how many (default: one for each GPU)")
-    parser.add_argument("--heads", type=types.names(NAMES), default=NAMES, metavar="NAME,...")
-    parser.add_argument("--dtypes", type=types.names(DTYPES), default=DTYPES, metavar="DTYPE,...")
+    types.add_several(parser, "--heads", NAMES)
+    types.add_several(parser, "--dtypes", DTYPES)
     parser.add_argument("--no-backend", dest="forms", action="store_const", const=FORMS[:-1], default=FORMS)
-    parser.add_argument(
-        "--shape", type=types.shape, metavar="BxKxN", help="rows of a process, in_features, out_features"
-    )
+    types.add_shape(parser, None, "rows of a process, in_features, out_features")
     parser.add_argument("--budget", type=float, default=BUDGET, metavar="SECONDS", help="(default: %(default).0f)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="default: benchmarks/results/<gpu>-x<processes>")
     parser.add_argument("--keep", action="store_true", help="go on behind the rows that are written already")

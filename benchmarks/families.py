@@ -126,6 +126,14 @@ def low_rank(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
 
 
 @_family
+def one_hot(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
+    """One element of each row of x is 1, the others are 0, weight standard normal: float32 products are exact."""
+    x = np.zeros((m, k), np.float32)
+    x[np.arange(m), rng.integers(0, k, m)] = 1
+    return x, _normal(rng, n, k)
+
+
+@_family
 def head(rng: np.random.Generator, m: int, k: int, n: int) -> Pair:
     """The data of the heads: x uniform on [0, 1), weight uniform between -1 and 1 over the root of K."""
     return _uniform(rng, m, k), (2 * _uniform(rng, n, k) - 1) / np.float32(math.sqrt(k))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ import cupyfuse as cf
 
 from . import options as types
 from .lab import Lab, run
-from .report import Case, Report, Result
+from .report import Case, Report, Result, geometric_mean, ratio
 from .rivals import OURS, Rival
 from .tables import Column, scientific, table
 from .timing import describe
@@ -42,8 +41,8 @@ plan. A call is *slow* if it takes more than 1.1 times the plain one and 15 us."
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cpu", action="store_true", help="with NumPy, also where there is a GPU")
-    parser.add_argument("--dtypes", type=types.names(("float32", "float64")), default=("float32",), metavar="DTYPE,...")
-    parser.add_argument("--sizes", type=types.names(tuple(SIZES)), metavar="SIZE,...", help="of " + ", ".join(SIZES))
+    types.add_several(parser, "--dtypes", ("float32", "float64"), default=("float32",))
+    types.add_several(parser, "--sizes", SIZES, default=None)
     parser.add_argument("--only", default="", metavar="TEXT", help="functions whose name holds this text")
 
 
@@ -128,8 +127,7 @@ def least(case: Case, rival: str) -> float | None:
 
 
 def speedup(case: Case) -> float | None:
-    plain, fused = least(case, PLAIN), least(case, OURS)
-    return plain / fused if plain and fused else None
+    return ratio(least(case, PLAIN), least(case, OURS))
 
 
 def slow(case: Case) -> bool:
@@ -139,13 +137,12 @@ def slow(case: Case) -> bool:
 
 def summary(cases: Sequence[Case]) -> str:
     """Sum up cases in a sentence."""
-    ratios = [ratio for ratio in map(speedup, cases) if ratio]
-    if not ratios:
+    mean = geometric_mean(map(speedup, cases))
+    if mean is None:
         return "Nothing was measured."
-    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     failures = len(Report("functions", {}, {}, cases=list(cases)).failed())
     about = f"plain / fused: {mean:.2f} on average (geometric), {sum(map(slow, cases))} slow."
-    return f"{len(ratios)} functions, {failures} failed; {about}"
+    return f"{sum(speedup(case) is not None for case in cases)} functions, {failures} failed; {about}"
 
 
 def _way(case: Case) -> str:

@@ -15,11 +15,11 @@ import cupyfuse as cf
 from cupyfuse import dtypes
 from cupyfuse.settings import PRECISIONS
 
-from . import families, half, heads
+from . import families, half
 from . import options as types
 from .lab import Lab, run
 from .report import Case, Report, Requirement, check, ratio
-from .rivals import EAGER, Computation, Rival
+from .rivals import EAGER, Computation, Rival, spread
 from .tables import (
     ERROR,
     Column,
@@ -69,17 +69,9 @@ Times are compared by single calls: many products in a row run at a clock that d
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=types.shape, default=heads.SHAPE, metavar="MxKxN", help="of every family")
-    parser.add_argument(
-        "--families",
-        type=types.names(families.FAMILIES),
-        default=tuple(families.FAMILIES),
-        metavar="NAME,...",
-        help=f"data, of {', '.join(families.FAMILIES)}; K is swept over for {' and '.join(SWEPT)}",
-    )
-    parser.add_argument(
-        "--parts", type=types.names(PARTS), default=PARTS, metavar="NAME,...", help=f"some of {', '.join(PARTS)}"
-    )
+    types.add_shape(parser, about="M x K x N of every family")
+    types.add_several(parser, "--families", families.FAMILIES)
+    types.add_several(parser, "--parts", PARTS)
     parser.add_argument("--half-size", type=int, metavar="N", help="the largest cube of 16-bit products")
     parser.add_argument("--depths", type=types.lengths, metavar="K,K,...", help="the K to sweep over")
 
@@ -94,81 +86,68 @@ def error_limit(precision: str, depth: int) -> float:
     return (depth + 2) * 2.0**-23 + _OPERANDS[precision]
 
 
-class Product:
-    """One product ``x @ weight.T`` of (M, K) and (N, K) float32 arrays, and how each rival computes it.
+def product(lab: Lab, x: Any, weight: Any) -> tuple[dict[str, Callable[[], Rival]], dict[str, float]]:
+    """Return the rivals of ``x @ weight.T``, of (M, K) and (N, K) float32 arrays, and facts.
 
-    Its facts are "cancellation", the norm of |x| |weight|ᵀ over that of the product: 1 where nothing cancels; and
+    The facts are "cancellation", the norm of |x| |weight|ᵀ over that of the product: 1 where nothing cancels; and
     "reference", a bound of the float64 reference's own error relative to |x| |weight|ᵀ: products of two float32 numbers
     are exact there, so only the additions round.
     """
+    (m, k), n, cupy = x.shape, weight.shape[0], lab.cupy
+    every = spread(m, _CHECKED // (k * n))
+    xs, ws = lab.as_double(x[::every]), lab.as_double(weight)
+    expected, sizes = xs @ ws.T, abs(xs) @ abs(ws).T
+    norm = float((expected**2).sum())
+    facts = {"reference": (k - 1) * 2.0**-53}
+    if norm > 0.0:
+        facts["cancellation"] = math.sqrt(float((sizes**2).sum()) / norm)
+    bounds = [cupy.maximum(sizes, _TINY)]
 
-    def __init__(self, lab: Lab, x: Any, weight: Any):
-        self._lab, self._x, self._weight = lab, x, weight
-        self._m, self._k, self._n = x.shape[0], x.shape[1], weight.shape[0]
-        few = max(1, min(self._m, _CHECKED // (self._k * self._n)))
-        checked = slice(None, None, -(-self._m // few))
-        xs, ws = lab.as_double(x[checked]), lab.as_double(weight)
-        expected, sizes = xs @ ws.T, abs(xs) @ abs(ws).T
+    def computation(precision: str) -> Computation:
+        limit = error_limit(precision, k)
+        return Computation(lab, [expected], (m, n), "float32", every, sizes=bounds, limit=limit)
 
-        def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
-            return [double(result[checked])]
-
-        bounds = [lab.cupy.maximum(sizes, _TINY)]
-        self._computation = Computation(lab, [expected], (self._m, self._n), "float32", sample, sizes=bounds)
-        norm = float((expected**2).sum())
-        self.facts = {"reference": (self._k - 1) * 2.0**-53}
-        if norm > 0.0:
-            self.facts["cancellation"] = math.sqrt(float((sizes**2).sum()) / norm)
-
-    def factories(self) -> dict[str, Callable[[], Rival]]:
-        fused = {
-            product_name(precision, bound): functools.partial(self._fused, precision, bound)
-            for precision in PRECISIONS
-            for bound in (True, False)
-        }
-        matmul = functools.partial(self._lab.cupy.matmul, self._x, self._weight.T)
-        single = functools.partial(self._cublas, _FLOAT32)
-        return {
-            **fused,
-            BASE: lambda: self._of("ieee").by(matmul),
-            "cuBLAS TF32": functools.partial(single, _COMPUTE_32F_FAST_TF32, "tf32"),
-            "cuBLAS bfloat16": functools.partial(single, _COMPUTE_32F_FAST_16BF, "medium"),
-            "cuBLAS bfloat16, rounded before": functools.partial(self._cublas, _BFLOAT16, _COMPUTE_32F, "medium"),
-            "torch float32": functools.partial(self._torch, "highest", "ieee"),
-            "torch TF32": functools.partial(self._torch, "high", "tf32"),
-        }
-
-    def _of(self, precision: str) -> Computation:
-        return self._computation.with_limit(error_limit(precision, self._k))
-
-    def _fused(self, precision: str, bound: bool) -> Rival:
+    def ours(precision: str, bound: bool) -> Rival:
         function: Any = cf.fuse(lambda x, weight: x @ weight.T, precision=precision)
         if bound:
-            return self._of(precision).by_ours(function.bind(weight=self._weight), self._x)
-        return self._of(precision).by_ours(function, self._x, self._weight)
+            return computation(precision).by_ours(function.bind(weight=weight), x)
+        return computation(precision).by_ours(function, x, weight)
 
-    def _cublas(self, dtype: int, compute: int, precision: str) -> Rival:
+    def cublas(dtype: int, compute: int, precision: str) -> Rival:
         """Return cuBLAS's own function, with float32 results; 16-bit operands are rounded here, untimed."""
-        cupy = self._lab.cupy
         gemm, handle = cupy.cuda.cublas.gemmEx, cupy.cuda.device.get_cublas_handle
         stored = dtypes.to_numpy("bfloat16" if dtype == _BFLOAT16 else "float32")
-        x, weight = self._x.astype(stored, copy=False), self._weight.astype(stored, copy=False)
+        x_stored, weight_stored = x.astype(stored, copy=False), weight.astype(stored, copy=False)
         one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-        m, k, n = self._m, self._k, self._n
 
         def call() -> Any:
             # cuBLAS is column-major: it sees all three transposed, and computes weight @ x.T.
             out = cupy.empty((m, n), np.float32)
-            a, b, c = weight.data.ptr, x.data.ptr, out.data.ptr
+            a, b, c = weight_stored.data.ptr, x_stored.data.ptr, out.data.ptr
             scale, keep = one.ctypes.data, zero.ctypes.data
             gemm(handle(), 1, 0, n, m, k, scale, a, dtype, k, b, dtype, k, keep, c, _FLOAT32, n, compute, -1)
             return out
 
-        return self._of(precision).by(call)
+        return computation(precision).by(call)
 
-    def _torch(self, name: str, precision: str) -> Rival:
-        product = functools.partial(self._lab.need_torch().product, precision=name)
-        return self._of(precision).by_torch(EAGER, product, self._x, self._weight)
+    def torch(name: str, precision: str) -> Rival:
+        multiply = functools.partial(lab.need_torch().product, precision=name)
+        return computation(precision).by_torch(EAGER, multiply, x, weight)
+
+    rivals: dict[str, Callable[[], Rival]] = {
+        product_name(precision, bound): functools.partial(ours, precision, bound)
+        for precision in PRECISIONS
+        for bound in (True, False)
+    }
+    return {
+        **rivals,
+        BASE: lambda: computation("ieee").by(functools.partial(cupy.matmul, x, weight.T)),
+        "cuBLAS TF32": lambda: cublas(_FLOAT32, _COMPUTE_32F_FAST_TF32, "tf32"),
+        "cuBLAS bfloat16": lambda: cublas(_FLOAT32, _COMPUTE_32F_FAST_16BF, "medium"),
+        "cuBLAS bfloat16, rounded before": lambda: cublas(_BFLOAT16, _COMPUTE_32F, "medium"),
+        "torch float32": lambda: torch("highest", "ieee"),
+        "torch TF32": lambda: torch("high", "tf32"),
+    }, facts
 
 
 def operand_cases(options: argparse.Namespace) -> Iterator[tuple[str, str, str, tuple[int, ...]]]:
@@ -186,10 +165,9 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     for group, name, family, shape in operand_cases(options) if "float32" in options.parts else ():
         lab.release()
         x, weight = (lab.cupy.asarray(operand) for operand in families.draw(family, shape, options.seed))
-        product = Product(lab, x, weight)
-        case = Case(group, name, shape, "float32", facts=product.facts)
-        yield run(lab, case, product.factories(), FIGURES, options.budget)
-        del product, x, weight
+        rivals, facts = product(lab, x, weight)
+        yield run(lab, Case(group, name, shape, "float32", facts=facts), rivals, FIGURES, options.budget)
+        del rivals, x, weight
     if "16-bit" in options.parts:
         yield from half.cases(lab, options)
 
@@ -257,7 +235,7 @@ def _compare_with_cublas(cases: Sequence[Case]) -> list[str]:
     times = [time(product_name(precision, bound)) for precision in ("highest", "high") for bound in (True, False)]
     lines = ['Errors of "highest", the larger one of bound and unbound, beside those of cuBLAS in float32:', ""]
     lines += table([name, *_error_columns(BY_ELEMENT), *_error_columns(BY_NORM)], cases)
-    lines += [f"Time over that of {BASE}, {TITLES['gpu_evicted'][0]}; below 1 is faster:", ""]
+    lines += [f"Time over that of {BASE}, {TITLES['gpu_evicted'].title}; below 1 is faster:", ""]
     return [*lines, *table([name, *times], cases)]
 
 
@@ -268,7 +246,7 @@ def _tabulate_depths(cases: Sequence[Case]) -> list[str]:
     for title, what, form in (
         ("Max error:", "max_error", scientific),
         ("Error by Frobenius norms:", "error", scientific),
-        (f"Microseconds, {TITLES['gpu_evicted'][0]}:", "gpu_evicted", number),
+        (f"Microseconds, {TITLES['gpu_evicted'].title}:", "gpu_evicted", number),
     ):
         depth = Column("K", lambda case: str(case.shape[1]))
         lines += [title, "", *table([depth, *rival_columns(cases, what, notes, form)], cases, min)]

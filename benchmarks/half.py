@@ -15,7 +15,7 @@ from cupyfuse import dtypes, settings
 from . import heads
 from .lab import Lab, run
 from .report import Case, ratio
-from .rivals import COMPILED, EAGER, Computation, Rival
+from .rivals import COMPILED, EAGER, Computation, Rival, spread
 from .tables import Column, list_notes, rival_columns, scientific, table
 from .timing import FIGURES as TITLES
 
@@ -27,6 +27,7 @@ DTYPES = ("bfloat16", "float16")
 _CUBES = (1024, 2048, 4096, 8192, 16384)
 _HEAD_SHAPE = (1024, 8192, 8192)
 _VOCABULARY = (8192, 4096, 131072)
+_CHECKED = 1 << 23  # elements that are compared
 
 # What follows a linear map: our function of x, weight and bias, by the name of PyTorch's (`pytorch.linear_then`).
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -67,48 +68,40 @@ def draw(lab: Lab, shape: tuple[int, int, int], dtype: str, seed: int) -> tuple[
 def factories(lab: Lab, name: str, arguments: tuple[Any, ...], dtype: str) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of one of `FUNCTIONS`; some rows are compared with float64."""
     rows, columns = arguments[0].shape[0], arguments[1].shape[0]
-    checked = slice(None, None, max(1, rows * columns >> 23))
-    expected = FUNCTIONS[name](lab.as_double(arguments[0][checked]), *map(lab.as_double, arguments[1:]))
+    every = spread(rows, _CHECKED // columns)
+    expected = FUNCTIONS[name](lab.as_double(arguments[0][::every]), *map(lab.as_double, arguments[1:]))
 
-    def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
-        return [double(result[checked])]
+    computation = Computation(lab, [expected], (rows, *expected.shape[1:]), dtype, every)
 
-    computation = Computation(lab, [expected], (rows, *expected.shape[1:]), dtype, sample)
-
-    def ours(value: str) -> Rival:
-        return computation.by_ours(switched(cf.fuse(FUNCTIONS[name]), value), *arguments)
+    def ours() -> Rival:
+        return computation.by_ours(cf.fuse(FUNCTIONS[name]), *arguments)
 
     def torch(rival: str) -> Rival:
         return computation.by_torch(rival, functools.partial(lab.need_torch().linear_then, name), *arguments)
 
-    return {
-        OWN: lambda: ours("always"),
-        LIBRARY: lambda: ours("never"),
-        EAGER: lambda: torch(EAGER),
-        COMPILED: lambda: torch(COMPILED),
-    }
+    return {**both_ways(ours), **{rival: functools.partial(torch, rival) for rival in (EAGER, COMPILED)}}
 
 
-def bound_head(head: heads.Head, value: str) -> Rival:
-    """Return a bound head as a rival that plans with `settings.epilogues(value)`."""
-    rival = head.bound()
-    rival.call = switched(rival.call, value)
-    rival.attempts = [switched(attempt, value) for attempt in rival.attempts]
-    return rival
+def both_ways(make: Callable[[], Rival]) -> dict[str, Callable[[], Rival]]:
+    """Return a rival of ours as it runs with our own kernel, and as it runs with cuBLAS."""
+
+    def planned(value: str) -> Rival:
+        rival = make()
+        rival.call = switched(rival.call, value)
+        rival.attempts = [switched(attempt, value) for attempt in rival.attempts]
+        return rival
+
+    return {OWN: functools.partial(planned, "always"), LIBRARY: functools.partial(planned, "never")}
 
 
 def _heads(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the bound heads in bfloat16, with epilogues and without."""
     inputs: Mapping[str, Any] = cupyfuse.heads.example_inputs("head_softmax", *_HEAD_SHAPE, DTYPES[0], options.seed)
     arguments = {name: lab.cupy.asarray(value) for name, value in inputs.items()}
-    product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
-    for name, fused, training in heads.CASES:
-        if name != "head_sum":  # which has no product once its weight is bound
-            lab.release()
-            head = heads.Head(lab, fused, training, arguments, product)
-            values = {OWN: "always", LIBRARY: "never"}
-            rivals = {rival: functools.partial(bound_head, head, value) for rival, value in values.items()}
-            yield run(lab, Case(HEADS, name, _HEAD_SHAPE, DTYPES[0]), rivals, FIGURES, options.budget)
+    for case, head in heads.whole(lab, arguments):
+        if case.name != "head_sum":  # which has no product once its weight is bound
+            case.group = HEADS
+            yield run(lab, case, both_ways(head.bound), FIGURES, options.budget)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
@@ -145,7 +138,7 @@ def report_lines(cases: Sequence[Case]) -> list[str]:
         if found:
             notes: list[str] = []
             compared = [rate(OWN), rate(LIBRARY), gain(LIBRARY), gain(EAGER), gain(COMPILED)]
-            lines += [f"## {group}", "", f"Microseconds, {TITLES[time][0]}; ×: {OWN} faster by.", ""]
+            lines += [f"## {group}", "", f"Microseconds, {TITLES[time].title}; ×: {OWN} faster by.", ""]
             lines += table([name, *rival_columns(found, time, notes), *compared], found)
             errors = rival_columns(found, "error", [], scientific)
             lines += ["Errors by Frobenius norms:", "", *table([name, *errors], found, min), *list_notes(notes)]

@@ -19,7 +19,7 @@ from cupyfuse.api.fuse import Fused
 from cupyfuse.settings import PRECISIONS
 
 from .lab import Lab, run
-from .options import DTYPES, shape
+from .options import DTYPES, add_shape
 from .report import Case, Report
 from .rivals import AUTOTUNED, BOUND, COMPILED, EAGER, OURS, Computation, Rival, device_copy
 from .tables import ERROR, case_tables, explain
@@ -27,7 +27,6 @@ from .tables import ERROR, case_tables, explain
 FIGURES = ("gpu_evicted", "gpu_back_to_back", "host")
 TAIL_FIGURES = ("gpu_evicted", "gpu_back_to_back", "gpu_graph", "host")
 DEFAULTS = {"budget": (0.25, 0.04)}  # GPU seconds for each rival and figure; quick ones
-SHAPE = (cupyfuse.heads.ROWS, cupyfuse.heads.IN_FEATURES, cupyfuse.heads.OUT_FEATURES)
 
 UNFUSED = "cupyfuse, unfused"  # head.__wrapped__: the same functions, each in a launch of its own
 PLAIN = "CuPy"
@@ -46,28 +45,27 @@ _HOW = f"""\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=shape, default=SHAPE, metavar="BxKxN", help="1024x8192x8192")
+    add_shape(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="highest", help="of float32 matrix products, torch's too"
-    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="highest", help="of products, torch's too")
     parser.add_argument("--max-autotune", action="store_true", help="torch.compile in this mode too (takes minutes)")
 
 
-Factories = dict[str, Callable[[], Rival]]  # by the rival's name in the report
-
-
 class Head:
-    """One head on one set of arguments, and how each rival runs it; `product` is ``x @ weight.T`` in float64."""
+    """One head, or what follows its product, on one set of arguments: how each rival runs it.
 
-    def __init__(self, lab: Lab, head: Fused, training: bool, arguments: Mapping[str, Any], product: Any):
-        self._head, self._name = head, head.__wrapped__.__name__
-        self._arguments = {name: arguments[name] for name in cupyfuse.heads.input_shapes(head)}
+    `arguments` are by name, first what is not bound: ``x``, or ``y`` for what follows the product. `product` is
+    ``x @ weight.T`` in float64.
+    """
+
+    def __init__(self, lab: Lab, head: Fused, arguments: Mapping[str, Any], product: Any, training: bool = False):
+        self.lab, self._head, self._arguments = lab, head, arguments
         self._flags: dict[str, Any] = {"training": True} if training else {}
-        doubles = {n: lab.as_double(a) for n, a in self._arguments.items() if n not in ("x", "weight")}
+        doubles = {n: lab.as_double(a) for n, a in arguments.items() if n not in ("x", "y", "weight")}
         reference = oracle.evaluate_tail(head, product + doubles["bias"], doubles, training, lab.cupy)
         expected = [reference.result, *reference.statistics.values()]
-        self._computation = Computation(lab, expected, reference.result.shape, dtypes.name_of(arguments["x"].dtype))
+        dtype = dtypes.name_of(next(iter(arguments.values())).dtype)
+        self.computation = Computation(lab, expected, reference.result.shape, dtype)
 
     def _copy_state(self) -> tuple[dict[str, Any], Computation]:
         """Return arguments with running statistics of their own, and the computation that resets and compares them."""
@@ -78,26 +76,26 @@ class Head:
             for name, array in initial.items():
                 values[name][...] = array
 
-        def sample(out: Any, double: Callable[[Any], Any]) -> list[Any]:
-            trained = initial if self._flags else ()
-            return [double(out), *(self._computation.lab.as_double(values[name]) for name in trained)]
+        def state() -> list[Any]:
+            return [self.lab.as_double(values[name]) for name in initial if self._flags]
 
-        return values, dataclasses.replace(self._computation, reset=reset, sample=sample)
+        return values, dataclasses.replace(self.computation, reset=reset, state=state)
 
-    def factories(self, max_autotune: bool) -> Factories:
+    def factories(self, max_autotune: bool) -> dict[str, Callable[[], Rival]]:
         by_torch = (EAGER, COMPILED, AUTOTUNED) if max_autotune else (EAGER, COMPILED)
         return {
             BOUND: self.bound,
             OURS: self._fused,
             UNFUSED: functools.partial(self._unfused, self._head.__wrapped__),
-            PLAIN: functools.partial(self._unfused, plain(self._head, self._computation.lab.cupy)),
-            **{rival: functools.partial(self._torch, rival) for rival in by_torch},
+            PLAIN: functools.partial(self._unfused, plain(self._head, self.lab.cupy)),
+            **{rival: functools.partial(self.by_torch, rival) for rival in by_torch},
         }
 
-    def bound(self) -> Rival:
+    def bound(self, function: Fused | None = None) -> Rival:
+        """Return the head, or another function of its arguments, with all of them bound but the first."""
         values, computation = self._copy_state()
-        x = values.pop("x")
-        return computation.by_ours(self._head.bind(**values, **self._flags), x)
+        x = values.pop(next(iter(values)))
+        return computation.by_ours((function or self._head).bind(**values, **self._flags), x)
 
     def _fused(self) -> Rival:
         values, computation = self._copy_state()
@@ -107,10 +105,21 @@ class Head:
         values, computation = self._copy_state()
         return computation.by(functools.partial(function, **values, **self._flags))
 
-    def _torch(self, rival: str) -> Rival:
+    def by_torch(self, rival: str) -> Rival:
         values, computation = self._copy_state()
-        x, torch = values.pop("x"), computation.lab.need_torch()
-        return computation.by_torch(rival, torch.head(self._name, values, bool(self._flags)), x)
+        x, torch = values.pop(next(iter(values))), self.lab.need_torch()
+        module = torch.head(self._head.__wrapped__.__name__, values, bool(self._flags))
+        return computation.by_torch(rival, module, x)
+
+
+def whole(lab: Lab, arguments: Mapping[str, Any]) -> Iterator[tuple[Case, Head]]:
+    """Yield a case for each head, from x to the result."""
+    product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
+    shape, dtype = (*arguments["x"].shape, arguments["weight"].shape[0]), dtypes.name_of(arguments["x"].dtype)
+    for name, head, training in CASES:
+        lab.release()
+        taken = {n: arguments[n] for n in cupyfuse.heads.input_shapes(head)}
+        yield Case("The heads", name, shape, dtype), Head(lab, head, taken, product, training)
 
 
 # The row operations alone -------------------------------------------------------------------------------------------
@@ -135,27 +144,8 @@ def tail_of_product(y: Any, factor: Any, shift: Any) -> Any:
     return cf.softmax(y * factor + shift, axis=1)
 
 
-def _tail_factories(
-    lab: Lab, y: Any, given: Mapping[str, Any], tails: Mapping[str, Callable[..., Any]], reduction: str
-) -> Factories:
-    """Return the rivals of a whole tail on `y`: cupyfuse's `tails`, and PyTorch's head without its product.
-
-    `reduction` names the head: "logsumexp" or "softmax".
-    """
-    doubles = {name: lab.as_double(array) for name, array in given.items()}
-    head = cupyfuse.heads.find(reduction)
-    expected = oracle.evaluate_tail(head, lab.as_double(y) + doubles["bias"], doubles, xp=lab.cupy).result
-    computation = Computation(lab, [expected], expected.shape, dtypes.name_of(y.dtype))
-
-    def by_torch(rival: str) -> Rival:
-        return computation.by_torch(rival, lab.need_torch().head(head.__wrapped__.__name__, given), y)
-
-    ours = {name: functools.partial(computation.by_ours, function, y) for name, function in tails.items()}
-    return {**ours, EAGER: functools.partial(by_torch, EAGER), COMPILED: functools.partial(by_torch, COMPILED)}
-
-
-def _reduction_factories(lab: Lab, y: Any, reduction: str) -> Factories:
-    """Return the libraries' own kernels of the tail's reduction alone."""
+def _reduction_alone(lab: Lab, y: Any, reduction: str) -> dict[str, Callable[[], Rival]]:
+    """Return the libraries' own kernels of the tail's reduction: "logsumexp" or "softmax"."""
     function = getattr(lab.special, reduction)
     expected = function(lab.as_double(y), axis=1)
     computation = Computation(lab, [expected], expected.shape, dtypes.name_of(y.dtype))
@@ -165,50 +155,44 @@ def _reduction_factories(lab: Lab, y: Any, reduction: str) -> Factories:
     }
 
 
-def _fold_normalisation(lab: Lab, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute, in float64, the one factor and shift of each column that bias, BatchNorm and scale amount to."""
-    doubles = {name: lab.as_double(array) for name, array in given.items()}
+def _by_column(tail: Head, given: Mapping[str, Any], y: Any) -> Rival:
+    """Return `tail_of_product`, bias, BatchNorm and scale made one factor and shift of each column, in float64."""
+    doubles = {name: tail.lab.as_double(array) for name, array in given.items()}
     factor = doubles["scale"] * doubles["gamma"] / (doubles["running_var"] + EPSILON) ** 0.5
     shift = (doubles["bias"] - doubles["running_mean"]) * factor + doubles["beta"] * doubles["scale"]
-    return {"factor": factor, "shift": shift}
+    bound = tail_of_product.bind(factor=factor.astype(y.dtype), shift=shift.astype(y.dtype))
+    return tail.computation.by_ours(bound, y)
 
 
-def _tails(lab: Lab, arguments: Mapping[str, Any], dtype: str, budget: float) -> Iterator[Case]:
-    """Run both tails on the product of the heads' arguments."""
+def _tails(lab: Lab, arguments: Mapping[str, Any], options: argparse.Namespace) -> Iterator[Case]:
+    """Run what follows the product of the heads' arguments."""
     x, weight = arguments["x"], arguments["weight"]
     y = (x @ weight.T).astype(x.dtype, copy=False)
-    given = {n: arguments[n] for n in ("bias", "running_mean", "running_var", "gamma", "beta", "scale")}
-    folded = {n: a.astype(y.dtype) for n, a in _fold_normalisation(lab, given).items()}
-    bias = {"bias": given["bias"]}
-    of_logsumexp = {OURS: tail_logsumexp.bind(**bias)}
-    of_softmax = {OURS: tail_softmax.bind(**given), f"{OURS}, as within the head": tail_of_product.bind(**folded)}
-    for name, reduction, values, tails, bytes_moved in (
-        ("bias, logsumexp, LeakyReLU x 2, GELU x 2", "logsumexp", bias, of_logsumexp, y.nbytes),
-        ("BatchNorm (inference), scale, softmax", "softmax", given, of_softmax, 2 * y.nbytes),
+    for name, reduction, function, passes in (
+        ("bias, logsumexp, LeakyReLU x 2, GELU x 2", "logsumexp", tail_logsumexp, 1),
+        ("BatchNorm (inference), scale, softmax", "softmax", tail_softmax, 2),
     ):
         lab.release()
-        case = Case("After the GEMM", name, (int(y.shape[0]), int(y.shape[1])), dtype, int(bytes_moved))
-        factories = {
-            **_tail_factories(lab, y, values, tails, reduction),
-            **_reduction_factories(lab, y, reduction),
-            "device copy": functools.partial(device_copy, lab, y, bytes_moved),
-        }
-        yield run(lab, case, factories, TAIL_FIGURES, budget)
+        head = cupyfuse.heads.find(reduction)
+        given = {n: arguments[n] for n in cupyfuse.heads.input_shapes(head) if n not in ("x", "weight")}
+        tail = Head(lab, head, {"y": y, **given}, lab.as_double(y))
+        rivals = {OURS: functools.partial(tail.bound, function)}
+        if reduction == "softmax":
+            rivals[f"{OURS}, as within the head"] = functools.partial(_by_column, tail, given, y)
+        rivals |= {rival: functools.partial(tail.by_torch, rival) for rival in (EAGER, COMPILED)}
+        rivals |= _reduction_alone(lab, y, reduction)
+        rivals["device copy"] = functools.partial(device_copy, lab, y, passes * y.nbytes)
+        case = Case("After the GEMM", name, (int(y.shape[0]), int(y.shape[1])), options.dtype, int(passes * y.nbytes))
+        yield run(lab, case, rivals, TAIL_FIGURES, options.budget)
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run the heads, then what follows their GEMM alone."""
     inputs = cupyfuse.heads.example_inputs("head_softmax", *options.shape, options.dtype, options.seed)
     arguments = {name: lab.cupy.asarray(value) for name, value in inputs.items()}
-    product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
-    for name, head, training in CASES:
-        lab.release()
-        case = Case("The heads", name, options.shape, options.dtype)
-        factories = Head(lab, head, training, arguments, product).factories(options.max_autotune)
-        yield run(lab, case, factories, FIGURES, options.budget)
-        del factories
-    del product
-    yield from _tails(lab, arguments, options.dtype, options.budget)
+    for case, head in whole(lab, arguments):
+        yield run(lab, case, head.factories(options.max_autotune), FIGURES, options.budget)
+    yield from _tails(lab, arguments, options)
 
 
 def report_lines(report: Report) -> list[str]:

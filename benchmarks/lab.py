@@ -19,7 +19,7 @@ import cupyfuse
 from .device import Call, Device, Host
 from .report import Case, Result
 from .rivals import Rival, Unavailable
-from .timing import Contest, describe
+from .timing import Contest, Summary, describe
 
 POISON = 0xFF  # every byte so: NaN in all float formats, and none that arithmetic gives
 
@@ -70,11 +70,9 @@ class Lab:
     def release(self) -> None:
         """Return unused memory to the driver, so that the next case starts with all of it."""
         if self.torch is not None:
-            self.torch.reset_compiler()
+            self.torch.release()
         gc.collect()
         self.cupy.get_default_memory_pool().free_all_blocks()
-        if self.torch is not None:
-            self.torch.release()
 
     def error_limit(self, dtype: str) -> float:
         return WRONG_16_BIT if dtype in ("float16", "bfloat16") else WRONG[self.precision]
@@ -130,22 +128,19 @@ def measure_errors(rival: Rival) -> tuple[float | None, float | None]:
     return worst(norms), worst(elements)
 
 
-def _check(lab: Lab, case: Case, rival: Rival, result: Result) -> bool:
-    """Enter a rival's errors into its result; tell whether it is right."""
+def _check(rival: Rival, result: Result, limit: float) -> None:
+    """Enter a rival's errors into its result, and the failure where they are too large."""
     errors = measure_errors(rival)
     result.error, result.max_error = (e if e is None or math.isfinite(e) else None for e in errors)
     decisive = errors[1] if rival.sizes else errors[0]
-    limit = lab.error_limit(case.dtype) if rival.limit is None else rival.limit
-    if decisive is None or not rival.judged or (decisive <= limit and math.isfinite(decisive)):
-        return True
-    result.failure = f"wrong result: {'max' if rival.sizes else 'relative'} error {decisive:.3g}"
-    return False
+    if decisive is not None and rival.judged and not (decisive <= limit and math.isfinite(decisive)):
+        result.failure = f"wrong result: {'max' if rival.sizes else 'relative'} error {decisive:.3g}"
 
 
 def run(
     lab: Lab, case: Case, factories: Mapping[str, Callable[[], Rival]], figures: Sequence[str], budget: float
 ) -> Case:
-    """Make, check and time the rivals of a case, for `budget` GPU seconds each and figure; enter their results into it.
+    """Make, check and time the rivals of a case, for `budget` seconds each and figure; enter their results into it.
 
     A rival that cannot be made, is wrong or raises is reported with the reason.
     """
@@ -156,37 +151,38 @@ def run(
         case.results.append(result)
         try:
             rival = make()
-            if _check(lab, case, rival, result):
-                rivals[name] = rival
+            _check(rival, result, lab.error_limit(case.dtype) if rival.limit is None else rival.limit)
+            rivals |= {} if result.failure else {name: rival}
         except Unavailable as reason:
             result.failure = str(reason)
         except Exception as error:
             result.failure = describe(error)
-    _time(lab, case, rivals, figures, budget)
-    print(f"{case.group}: {case.name}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
-    return case
-
-
-def _time(lab: Lab, case: Case, rivals: Mapping[str, Rival], figures: Sequence[str], budget: float) -> None:
+    results = {result.rival: result for result in case.results}
     before = {name: rival.before for name, rival in rivals.items() if rival.before}
     contest = Contest(lab.device, {name: rival.call for name, rival in rivals.items()}, budget, before)
-    results = {result.rival: result for result in case.results}
     for figure in figures:
         if figure == "gpu_graph":
-            replays: dict[str, Call] = {}
-            for name, rival in rivals.items():
-                if rival.capture is None or name in contest.failures:
-                    continue
-                try:
-                    replays[name] = rival.capture()
-                except Exception as error:
-                    results[name].missing[figure] = describe(error)
-            measured, failed = contest.replayed(replays)
-            for name, reason in failed.items():
+            captures = {n: r.capture for n, r in rivals.items() if r.capture and n not in contest.failures}
+            measured, missing = _replay(lab, captures)
+            for name, reason in missing.items():
                 results[name].missing[figure] = reason
         else:
-            measured = getattr(contest, figure.removeprefix("gpu_"))()
+            measured = contest.measure(figure)
         for name, summary in measured.items():
             results[name].times[figure] = summary
     for name, reason in contest.failures.items():
         results[name].failure = reason
+    print(f"{case.group}: {case.name}, {time.perf_counter() - began:.1f} s", file=sys.stderr, flush=True)
+    return case
+
+
+def _replay(lab: Lab, captures: Mapping[str, Callable[[], Call]]) -> tuple[dict[str, Summary], dict[str, str]]:
+    """Capture calls in CUDA graphs and time these; return times, and by rival why there are none."""
+    replays, missing = {}, {}
+    for name, capture in captures.items():
+        try:
+            replays[name] = capture()
+        except Exception as error:
+            missing[name] = describe(error)
+    contest = Contest(lab.device, replays, budget=0.0)
+    return contest.measure("gpu_graph"), {**missing, **contest.failures}

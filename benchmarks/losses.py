@@ -47,129 +47,101 @@ _HOW = f"""\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=types.shape, default=None, metavar="BxKxN", help="one shape instead of all")
+    types.add_shape(parser, None, "one shape instead of all")
     # Reports are named by an option `dtype`; of this benchmark there is one, with several dtypes.
     parser.add_argument("--dtype", dest="operands", choices=types.DTYPES, default="bfloat16", help="of --shape")
 
 
-class Loss:
-    """One shape: features, weight and labels, the results in float64, and how each rival computes them."""
+def evaluate(torch: Any, x: Any, weight: Any, labels: Any) -> list[Any]:
+    """Compute the loss and the gradients in float64, for a block of rows at a time."""
+    x, weight = x.detach().double(), weight.detach().double()
+    count = int((labels != _IGNORED).sum())
+    loss, x_gradients = torch.zeros((), dtype=x.dtype, device=x.device), []
+    weight_gradient = torch.zeros_like(weight)
+    for start in range(0, len(x), _BLOCK):
+        block, targets = x[start : start + _BLOCK], labels[start : start + _BLOCK]
+        counted, label = targets != _IGNORED, targets.clamp(min=0)
+        logarithms = torch.log_softmax(block @ weight.T, 1)
+        loss -= torch.where(counted, logarithms.gather(1, label[:, None])[:, 0], 0).sum() / count
+        # The gradient by the logits: probabilities, less one at the label.
+        by_logits = logarithms.exp_()
+        by_logits[range(len(block)), label] -= 1
+        by_logits = torch.where(counted[:, None], by_logits, 0) / count
+        x_gradients.append(by_logits @ weight)
+        weight_gradient += by_logits.T @ block
+    return [loss, torch.cat(x_gradients), weight_gradient]
 
-    def __init__(self, lab: Lab, shape: tuple[int, int, int], dtype: str, seed: int):
-        self._lab, self._rivals = lab, lab.need_torch()
-        torch = self._torch = self._rivals.torch
-        rows, features, classes = shape
-        device = self._rivals.device_type()
-        torch.manual_seed(seed)
-        scale = features**-0.5  # logits of size one
-        self._x = torch.randn(rows, features, device=device).to(getattr(torch, dtype)).requires_grad_()
-        self._weight = (torch.randn(classes, features, device=device) * scale).to(self._x.dtype).requires_grad_()
-        self._labels = torch.randint(classes, (rows,), device=device)
-        self._labels[:: max(rows // 8, 1)] = _IGNORED
-        self._expected = self._reference()
 
-    def _reference(self) -> list[Any]:
-        """Compute the loss and the gradients in float64, for a block of rows at a time."""
-        torch = self._torch
-        x, weight = self._x.detach().double(), self._weight.detach().double()
-        count = int((self._labels != _IGNORED).sum())
-        loss, x_gradients = torch.zeros((), dtype=x.dtype, device=x.device), []
-        weight_gradient = torch.zeros_like(weight)
-        for start in range(0, len(x), _BLOCK):
-            block, labels = x[start : start + _BLOCK], self._labels[start : start + _BLOCK]
-            counted, label = labels != _IGNORED, labels.clamp(min=0)
-            logarithms = torch.log_softmax(block @ weight.T, 1)
-            loss -= torch.where(counted, logarithms.gather(1, label[:, None])[:, 0], 0).sum() / count
-            # The gradient by the logits: probabilities, less one at the label.
-            by_logits = logarithms.exp_()
-            by_logits[range(len(block)), label] -= 1
-            by_logits = torch.where(counted[:, None], by_logits, 0) / count
-            x_gradients.append(by_logits @ weight)
-            weight_gradient += by_logits.T @ block
-        return [loss, torch.cat(x_gradients), weight_gradient]
+def loss_of(lab: Lab, rival: str, x: Any, weight: Any, labels: Any) -> Callable[[], Any]:
+    """Return the loss of the features as a rival computes it."""
+    if rival in (EAGER, COMPILED):
+        functional = lab.need_torch().F
 
-    def cases(self, case: Callable[[str], Case], budget: float) -> Iterator[Case]:
-        """Run every rival, forward, then forward and backward, in the cases that `case` makes for a group."""
-        rivals = (OURS, EAGER, COMPILED, LIGER, CCE, QUACK)
-        for group, backward in ((FORWARD, False), (BACKWARD, True)):
-            found = case(group)
-            factories = {rival: functools.partial(self._rival, rival, backward) for rival in rivals}
-            factories[PRODUCT] = functools.partial(self._product, backward)
-            with self._torch.set_grad_enabled(backward):
-                run(self._lab, found, factories, FIGURES, budget)
-                for result in found.results:
-                    if result.rival != PRODUCT and not result.failure:
-                        found.facts[f"peak MB, {result.rival}"] = self._peak(self._loss(result.rival), backward)
-            yield found
+        def eager() -> Any:
+            return functional.cross_entropy(functional.linear(x, weight).float(), labels, ignore_index=_IGNORED)
 
-    def _loss(self, rival: str) -> Callable[[], Any]:
-        """Return the loss of the features as a rival computes it."""
-        if rival in (EAGER, COMPILED):
-            return as_run_by(rival, self._lab, self._eager)
-        module, name = _LIBRARIES[rival]
-        try:
-            loss = getattr(importlib.import_module(module), name)
-        except ImportError as error:
-            raise Unavailable(f"{rival} is not installed: {error}") from error
-        if rival == LIGER:
-            return functools.partial(loss(ignore_index=_IGNORED), self._weight, self._x, self._labels)
-        return functools.partial(loss, self._x, self._weight, self._labels, ignore_index=_IGNORED)
+        return as_run_by(rival, lab, eager)
+    module, name = _LIBRARIES[rival]
+    try:
+        loss = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise Unavailable(f"{rival} is not installed: {error}") from error
+    if rival == LIGER:
+        return functools.partial(loss(ignore_index=_IGNORED), weight, x, labels)
+    return functools.partial(loss, x, weight, labels, ignore_index=_IGNORED)
 
-    def _eager(self) -> Any:
-        functional = self._torch.nn.functional
-        logits = functional.linear(self._x, self._weight).float()
-        return functional.cross_entropy(logits, self._labels, ignore_index=_IGNORED)
 
-    def _rival(self, rival: str, backward: bool) -> Rival:
-        loss = self._loss(rival)
+def cases_of(lab: Lab, shape: tuple[int, int, int], dtype: str, options: argparse.Namespace) -> Iterator[Case]:
+    """Run every rival, forward, then forward and backward."""
+    rows, features, classes = shape
+    pytorch = lab.need_torch()
+    torch, device = pytorch.torch, pytorch.device_type()
+    torch.manual_seed(options.seed)
+    scale = features**-0.5  # logits of size one
+    x = torch.randn(rows, features, device=device).to(getattr(torch, dtype)).requires_grad_()
+    weight = (torch.randn(classes, features, device=device) * scale).to(x.dtype).requires_grad_()
+    labels = torch.randint(classes, (rows,), device=device)
+    labels[:: max(rows // 8, 1)] = _IGNORED
+    expected = evaluate(torch, x, weight, labels)
 
-        def call() -> None:
-            self._step(loss, backward)
+    def step(rival: str, leaves: tuple[Any, ...]) -> Any:
+        return pytorch.Step(loss_of(lab, rival, x, weight, labels), leaves)
 
-        def attempt() -> list[Any]:
-            found = [self._step(loss, backward).detach().double()]
-            return [*found, *(t.grad.double() for t in (self._x, self._weight))] if backward else found
+    def loss(rival: str, leaves: tuple[Any, ...]) -> Rival:
+        made = step(rival, leaves)
+        return Rival(made, [made.results], expected[: 1 + len(leaves)])
 
-        return Rival(call, [attempt], self._expected if backward else self._expected[:1])
-
-    def _step(self, loss: Callable[[], Any], backward: bool) -> Any:
-        self._x.grad = self._weight.grad = None
-        result = loss()
-        if backward:
-            result.backward()
-        return result
-
-    def _product(self, backward: bool) -> Rival:
+    def product(backward: bool) -> Rival:
         """Return the product of the logits, and the two of its gradients: the least that all have to compute."""
-        x, weight = self._x.detach(), self._weight.detach()
+        a, b = x.detach(), weight.detach()
 
         def call() -> None:
-            y = x @ weight.T
+            y = a @ b.T
             if backward:
-                y @ weight, y.T @ x
+                y @ b, y.T @ a
 
         return Rival(call, [], [])
 
-    def _peak(self, loss: Callable[[], Any], backward: bool) -> float:
-        """Return the MB that a call takes beyond its operands, gradients included."""
-        self._x.grad = self._weight.grad = None
-        before = self._rivals.memory_held()[0]
-
-        def call() -> None:
-            self._step(loss, backward)
-
-        peak = self._rivals.peak_memory(call)
-        return max(peak - before, 0) / 1e6
+    for group, leaves in ((FORWARD, ()), (BACKWARD, (x, weight))):
+        case = Case(group, f"{' x '.join(map(str, shape))}, {dtype}", shape, dtype)
+        rivals = {rival: functools.partial(loss, rival, leaves) for rival in (OURS, EAGER, COMPILED, LIGER, CCE, QUACK)}
+        rivals[PRODUCT] = functools.partial(product, group == BACKWARD)
+        with torch.set_grad_enabled(group == BACKWARD):
+            run(lab, case, rivals, FIGURES, options.budget)
+            for result in case.results:
+                if result.rival != PRODUCT and not result.failure:
+                    made = step(result.rival, leaves)
+                    made.drop_gradients()
+                    case.facts[f"peak MB, {result.rival}"] = pytorch.measure_memory(made).peak / 1e6
+        yield case
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
-    """Run every shape, forward, then forward and backward."""
+    """Run every shape."""
     shapes = options.shapes if options.shape is None else ((*options.shape, options.operands),)
     for *shape, dtype in shapes:
         lab.release()
-        name = f"{' x '.join(map(str, shape))}, {dtype}"
-        case = functools.partial(Case, name=name, shape=tuple(shape), dtype=dtype)
-        yield from Loss(lab, tuple(shape), dtype, options.seed).cases(case, options.budget)
+        yield from cases_of(lab, tuple(shape), dtype, options)
 
 
 def report_lines(report: Report) -> list[str]:

@@ -13,15 +13,14 @@ import dataclasses
 import functools
 import itertools
 import math
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from .lab import Lab, run
 from .networks import NETWORKS, Network
-from .options import names
-from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check
+from .options import add_several
+from .report import OUT_OF_TIME, Case, Finding, Report, Requirement, Result, check, geometric_mean
 from .rivals import (
     BACKEND,
     BACKEND_GRAPHS,
@@ -90,8 +89,7 @@ _HOW = f"""\
 def add_options(parser: argparse.ArgumentParser) -> None:
     choices = {"models": NETWORKS, "dtypes": SETTINGS, "modes": MODES, "batches": BATCHES, "rivals": RIVALS}
     for option, known in choices.items():
-        about = {"default": tuple(known), "metavar": "NAME,...", "help": f"of {', '.join(known)}"}
-        parser.add_argument(f"--{option}", type=names(known), **about)
+        add_several(parser, f"--{option}", known)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin nothing more after so long")
     parser.add_argument("--add", action="store_true", help="keep the cases of earlier runs that this one leaves out")
     parser.add_argument("--tiny", action="store_true", help="tiny configurations, to try the benchmark itself")
@@ -107,55 +105,48 @@ class Trial:
         place, dtype = self._rivals.device_type(), getattr(torch, SETTINGS[setting][0])
         torch.manual_seed(options.seed)
         with torch.device(place):
-            module = network.build(options.tiny)
+            self._module = network.build(options.tiny).to(dtype).train(self._training)
             given = network.inputs(network.batches[BATCHES[batch]], options.tiny)
-        self._module = module.to(dtype).train(self._training)
-        given = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
-        self._labels = given.pop("labels", None)
-        self._inputs = given
-        if self._training and network.result and self._labels is not None:
-            self._inputs = {**given, "labels": self._labels}
+        self._inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in given.items()}
         self.shape = tuple(next(iter(given.values())).shape)
+        self._labels = self._inputs.get("labels")
+        if not (self._training and network.result):  # only modules that compute a loss take labels
+            self._inputs.pop("labels", None)
         exact = copy.deepcopy(self._module).double()
         doubles = {k: v.double() if v.is_floating_point() else v for k, v in self._inputs.items()}
-        self._expected = self._results(exact, doubles)
+        self._expected = self._results(self._step(exact, exact, doubles))
         del exact
-        self._initial = [t.detach().clone() for t in self._tensors()] if self._training else []
+        self._initial: list[Any] = []
         if self._training:
+            self._initial = [t.detach().clone() for t in self._tensors()]
             parameters = [p for p in self._module.parameters() if p.requires_grad]
             self._optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, fused=place == "cuda")
-            self._step(self._module)  # the optimizer's own state counts as the model's
+            self._call(self._step(self._module, self._module, self._inputs))  # the optimizer's state is the model's
             self._reset()
 
     def _tensors(self) -> list[Any]:
         return [*self._module.parameters(), *self._module.buffers()]
 
     # What is computed
-    def _results(self, called: Any, inputs: dict[str, Any]) -> list[Any]:
-        """Return the output or, in training, the loss and all gradients as one, in float64."""
-        torch = self._torch
-        if not self._training:
-            with torch.no_grad():
-                return [self._network.output(called(**inputs)).double()]
-        parameters = [p for p in called.parameters() if p.requires_grad]
-        loss = self._differentiate(called, inputs)
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
-        return [loss.detach().double(), torch.cat([g.double().flatten() for g in gradients])]
+    def _step(self, called: Any, module: Any, inputs: dict[str, Any]) -> Any:
+        """Return the output or, in training, the loss and its gradients, of a module as a rival calls it."""
 
-    def _differentiate(self, called: Any, inputs: dict[str, Any]) -> Any:
-        with self._torch.enable_grad():
-            loss = self._network.loss(called(**inputs), self._labels)
-            loss.backward()
-        return loss
+        def forward() -> Any:
+            returned = called(**inputs)
+            return self._network.loss(returned, self._labels) if self._training else self._network.output(returned)
 
-    def _step(self, called: Any) -> None:
-        self._differentiate(called, self._inputs)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        return self._rivals.Step(forward, [p for p in module.parameters() if self._training and p.requires_grad])
 
-    def _infer(self, called: Any) -> None:
-        with self._torch.no_grad():
-            called(**self._inputs)
+    def _call(self, step: Any) -> None:
+        """Take a step; in training update the weights by it."""
+        step()
+        if self._training:
+            self._optimizer.step()
+
+    def _results(self, step: Any) -> list[Any]:
+        """Return the result and, in training, all gradients as one, in float64."""
+        result, *gradients = step.results()
+        return [result, self._torch.cat([g.flatten() for g in gradients])] if gradients else [result]
 
     def _reset(self) -> None:
         """Restore the first weights; drop the gradients."""
@@ -171,31 +162,29 @@ class Trial:
         if time.monotonic() >= deadline:
             raise Unavailable(OUT_OF_TIME)
         self._reset()
-        self._lab.device.synchronize()
         allocated, reserved = self._rivals.memory_held()
+        self._lab.device.synchronize()
         began = time.perf_counter()
-        called = as_run_by(name, self._lab, self._module)
-        once = self._step if self._training else self._infer
+        step = self._step(as_run_by(name, self._lab, self._module), self._module, self._inputs)
 
         def call() -> None:
             if name in (COMPILED_GRAPHS, BACKEND_GRAPHS):
                 self._torch.compiler.cudagraph_mark_step_begin()
-            once(called)
+            self._call(step)
 
         call()
         self._lab.device.synchronize()
         case.facts[f"first call s, {name}"] = time.perf_counter() - began
         for _ in range(WARM_UP - 1):
             call()
-        self._lab.device.synchronize()
-        peak = self._rivals.peak_memory(call) - allocated
-        kept = self._rivals.memory_held()[1] - reserved
         if self._rivals.device_type() == "cuda":
+            memory, kept = self._rivals.measure_memory(call), self._rivals.memory_held()[1] - reserved
+            peak = memory.before + memory.peak - allocated
             case.facts |= {f"peak MB, {name}": peak / 1e6, f"kept MB, {name}": kept / 1e6}
 
         def attempt() -> list[Any]:
             self._reset()
-            found = self._results(called, self._inputs)
+            found = self._results(step)
             self._reset()
             return found
 
@@ -232,7 +221,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
             if time.monotonic() >= deadline:
                 raise Unavailable(OUT_OF_TIME)
             lab.release()
-            with torch.matmul_precision(precision):
+            with torch.matmul_precision(precision), torch.torch.set_grad_enabled(mode == TRAINING):
                 _measure(lab, case, Trial(lab, network, options, setting, mode, batch), options, deadline)
         except Exception as error:
             failure = str(error) if isinstance(error, Unavailable) else describe(error)
@@ -243,10 +232,8 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
 # The report ---------------------------------------------------------------------------------------------------------
 
 
-def geometric_mean(findings: Sequence[Finding]) -> float | None:
-    """Return the geometric mean of ratios; None where none was measured."""
-    values = [value for finding in findings for value in finding.found.values() if value]
-    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+def mean_ratio(findings: Sequence[Finding]) -> float | None:
+    return geometric_mean(value for finding in findings for value in finding.found.values())
 
 
 def _write_ratios(report: Report) -> list[str]:
@@ -255,20 +242,18 @@ def _write_ratios(report: Report) -> list[str]:
     for group, cases in report.groups().items():
         rows += [*((f"{group}: {case.name}", [case]) for case in cases), (f"**{group}, geometric mean**", cases)]
     rows.append(("**All, geometric mean**", report.cases))
-    columns = [Column("", lambda row: row[0])]
-    sums = []
+    columns, sums = [Column("", lambda row: row[0])], []
     for requirement in REQUIREMENTS:
-        pair = f"{requirement.ours[0]} / {requirement.rivals[0]}, {TITLES[requirement.what][0]}"
-        columns.append(Column(pair, lambda row, r=requirement: geometric_mean(check([r], row[1]))))
+        pair = f"{requirement.ours[0]} / {requirement.rivals[0]}, {TITLES[requirement.what].title}"
+        columns.append(Column(pair, lambda row, r=requirement: mean_ratio(check([r], row[1]))))
         found = [f for f in check([requirement], report.cases) if f.holds is not None]
-        ordered = sorted(found, key=lambda f: geometric_mean([f]) or 0.0, reverse=True)
-        behind = "; ".join(
-            f"{f.case.name} ({f.case.group}) {number(geometric_mean([f]))}" for f in ordered if not f.holds
-        )
-        if found:
-            count = f"behind (above {requirement.bound}) in {sum(not f.holds for f in found)} of {len(found)}"
-            about = f"geometric mean {number(geometric_mean(found))}, worst {number(geometric_mean(ordered[:1]))}"
-            sums.append(f"- {pair}: {about}, {count}{': ' if behind else ''}{behind}.")
+        if not found:
+            continue
+        found.sort(key=lambda f: mean_ratio([f]) or 0.0, reverse=True)
+        behind = [f"{f.case.name} ({f.case.group}) {number(mean_ratio([f]))}" for f in found if not f.holds]
+        count = f"behind (above {requirement.bound}) in {len(behind)} of {len(found)}"
+        about = f"geometric mean {number(mean_ratio(found))}, worst {number(mean_ratio(found[:1]))}"
+        sums.append(f"- {pair}: {about}, {count}{': ' if behind else ''}{'; '.join(behind)}.")
     lines = ["## Verdicts", "", "Time over that of the rival; below 1 is faster.", "", *table(columns, rows)]
     return [*lines, *sums, "", *_count_failures(report.cases), ""]
 

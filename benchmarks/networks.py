@@ -91,8 +91,7 @@ def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
     def build(small: bool) -> Any:
         import timm
 
-        settings = {"num_classes": 7, **tiny} if small else {}
-        return timm.create_model(name, pretrained=False, **settings)
+        return timm.create_model(name, pretrained=False, **({"num_classes": 7, **tiny} if small else {}))
 
     return build
 
@@ -107,12 +106,9 @@ def _mlp(tiny: bool) -> Any:
 
 
 _NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+# By the names that the configurations of text models have in common.
 _TINY = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _TINY |= {"intermediate_size": 48, "max_position_embeddings": 16}
-_TINY_GPT2 = {"vocab_size": 101, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 16}
-_TINY_GPT2 |= {"bos_token_id": 1, "eos_token_id": 2}
-_TINY_DISTILBERT = {"vocab_size": 101, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 48}
-_TINY_T5 = {"vocab_size": 101, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
 _TINY_WHISPER = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
 _TINY_WHISPER |= {"max_source_positions": 8, "num_mel_bins": 80}
 _IMAGES = _normal("x", (3, 224, 224), (3, 32, 32), 1000)
@@ -124,7 +120,7 @@ NETWORKS: dict[str, Network] = {
     ),
     "gpt2": Network(
         _transformers(
-            "GPT2LMHeadModel", "GPT2Config", _TINY_GPT2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+            "GPT2LMHeadModel", "GPT2Config", _TINY, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
             use_cache=False,
         ),
         _text(50257, 256, True), (1, 8), "GPT-2 small, language model, 256 tokens", "logits",
@@ -155,14 +151,14 @@ NETWORKS: dict[str, Network] = {
     ),
     "distilbert": Network(
         _transformers(
-            "DistilBertForSequenceClassification", "DistilBertConfig", _TINY_DISTILBERT, dropout=0.0,
+            "DistilBertForSequenceClassification", "DistilBertConfig", _TINY, dropout=0.0,
             attention_dropout=0.0, seq_classif_dropout=0.0,
         ),
         _text(30522, 128, 2), (1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
     ),
     "t5": Network(
         _transformers(
-            "T5Model", "T5Config", _TINY_T5, True, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0,
+            "T5Model", "T5Config", _TINY, True, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0,
             num_heads=12, dropout_rate=0.0, use_cache=False,
         ),
         _text(32128, 256, False), (1, 16), "encoder of T5-base, 256 tokens", "last_hidden_state",

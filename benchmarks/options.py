@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection
+from typing import Any
+
+import cupyfuse.heads
 
 DTYPES = ("float32", "float16", "bfloat16")
+SHAPE = (cupyfuse.heads.ROWS, cupyfuse.heads.IN_FEATURES, cupyfuse.heads.OUT_FEATURES)
 
 
 def names(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
@@ -39,3 +43,14 @@ def _integers(separator: str, least: int, what: str, count: int = 0) -> Callable
 # Rows, in_features and out_features, as in '1024x8192x8192'; comma-separated lengths, as in '256,1000,4096'.
 shape = _integers("x", 2, "BxKxN with numbers of at least 2, as 1024x8192x8192", 3)
 lengths = _integers(",", 1, "positive numbers with commas between them")
+
+
+def add_several(parser: argparse.ArgumentParser, option: str, known: Collection[str], **more: Any) -> None:
+    """Add an option that takes some of the known names, by default all."""
+    settings = {"default": tuple(known), "metavar": "NAME,...", "help": f"of {', '.join(known)}", **more}
+    parser.add_argument(option, type=names(known), **settings)
+
+
+def add_shape(parser: argparse.ArgumentParser, default: tuple[int, ...] | None = SHAPE, about: str = "") -> None:
+    text = f"{about or 'rows, in_features, out_features'} (default: {default and 'x'.join(map(str, default))})"
+    parser.add_argument("--shape", type=shape, default=default, metavar="BxKxN", help=text)

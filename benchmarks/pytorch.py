@@ -6,9 +6,10 @@ import contextlib
 import gc
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -52,25 +53,32 @@ def device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def measure_memory(forward: Callable[[], torch.Tensor], backward: bool) -> dict[str, float]:
-    """Measure a call's GPU memory, by name, not counting the result itself; empty without a GPU."""
+class Memory(NamedTuple):
+    """Bytes that tensors took before a call; the most during it and those after it, beyond that; its allocations."""
+
+    before: int = 0
+    peak: int = 0
+    kept: int = 0  # the call's result among them
+    allocations: int = 0
+
+
+def measure_memory(call: Callable[[], Any]) -> Memory:
+    """Measure a call's GPU memory; zeros without a GPU."""
     if not torch.cuda.is_available():
-        return {}
-
-    def allocations() -> int:
-        return int(torch.cuda.memory_stats()["allocation.all.allocated"])
-
-    forward()
+        return Memory()
+    gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    bytes_before, allocations_before = torch.cuda.memory_allocated(), allocations()
-    out = forward()
-    made, size = allocations() - allocations_before, out.numel() * out.element_size()
-    kept = torch.cuda.memory_allocated() - bytes_before - size
-    if not backward:
-        return {"allocations": made, "peak MB": (torch.cuda.max_memory_allocated() - bytes_before - size) / 1e6}
-    out.sum().backward()
-    return {"MB kept for backward": kept / 1e6, "peak MB": (torch.cuda.max_memory_allocated() - bytes_before) / 1e6}
+    before, allocations = torch.cuda.memory_allocated(), _count_allocations()
+    result = call()  # held until the memory is read
+    torch.cuda.synchronize()
+    peak, after = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before
+    del result
+    return Memory(before, peak, after, _count_allocations() - allocations)
+
+
+def _count_allocations() -> int:
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"])
 
 
 def memory_held() -> tuple[int, int]:
@@ -83,24 +91,15 @@ def memory_held() -> tuple[int, int]:
     return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
 
 
-def peak_memory(call: Callable[[], Any]) -> int:
-    """Return the most bytes that tensors take during a call; 0 without a GPU."""
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated())
-
-
 def poison(size: int) -> None:
     """Leave a block of NaN in torch's allocator, for the next tensor of that many bytes."""
     torch.full((size,), 255, dtype=torch.uint8, device="cuda")
 
 
 def release() -> None:
-    """Return unused memory to the driver, so that CuPy can have it."""
+    """Drop what was compiled, and return unused memory to the driver, so that CuPy can have it."""
+    reset_compiler()
+    gc.collect()
     torch.cuda.empty_cache()
 
 
@@ -173,6 +172,30 @@ def linear_then(name: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
     """Compute a linear map, and what the benchmark of 16-bit products calls `name` of it."""
     then = {"": lambda y: y, "gelu": F.gelu, "logsumexp": logsumexp, "softmax": softmax}
     return then[name](F.linear(x, weight, bias))
+
+
+@dataclass
+class Step:
+    """What is timed of a module or loss: the forward pass, and the backward pass where there are `leaves`."""
+
+    forward: Callable[[], torch.Tensor]
+    leaves: Sequence[torch.Tensor] = ()  # whose gradients are taken
+
+    def drop_gradients(self) -> None:
+        for leaf in self.leaves:
+            leaf.grad = None
+
+    def __call__(self) -> torch.Tensor:
+        self.drop_gradients()
+        result = self.forward()
+        if self.leaves:
+            result.backward()
+        return result
+
+    def results(self) -> list[torch.Tensor]:
+        """Return the result and the gradients in float64."""
+        found = [self().detach().double()]
+        return found + [torch.zeros_like(t).double() if t.grad is None else t.grad.double() for t in self.leaves]
 
 
 # Running it ---------------------------------------------------------------------------------------------------------

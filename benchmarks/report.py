@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +137,12 @@ def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if b else 1.0 if a == 0 else float("inf")
 
 
+def geometric_mean(values: Iterable[float | None]) -> float | None:
+    """Return the geometric mean of the values that are known; None where none is."""
+    logarithms = [math.log(value) for value in values if value]
+    return math.exp(statistics.fmean(logarithms)) if logarithms else None
+
+
 class Requirement(NamedTuple):
     """A bound that some cases are held to: on a figure of cupyfuse, or on its ratio to a rival's."""
 
@@ -182,7 +190,7 @@ class Finding(NamedTuple):
     @property
     def title(self) -> str:
         requirement = self.requirement
-        what = FIGURES[requirement.what][0] if requirement.what in FIGURES else requirement.what.replace("_", " ")
+        what = FIGURES[requirement.what].title if requirement.what in FIGURES else requirement.what.replace("_", " ")
         compared = "" if not requirement.rivals else ": times faster" if requirement.faster else ", ratio"
         return f"{self.case.name}, {self.case.group.lower()}, {what}{compared}"
 

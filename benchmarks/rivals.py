@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -63,6 +62,11 @@ def as_run_by(rival: str, lab: Any, function: Callable[..., Any]) -> Callable[..
     return function
 
 
+def spread(rows: int, most: int) -> int:
+    """Return the step of a slice that takes at most so many rows, or one: where float64 is slow, these are compared."""
+    return -(-rows // max(1, min(rows, most)))
+
+
 @dataclass
 class Computation:
     """What the rivals of a case compute: calls that return a new array of `shape` and `dtype`."""
@@ -71,14 +75,11 @@ class Computation:
     expected: Sequence[Any]  # in float64
     shape: tuple[int, ...]
     dtype: str
-    # Picks what is compared of a call's result, given also what converts an array to float64.
-    sample: Callable[[Any, Callable[[Any], Any]], list[Any]] = lambda result, double: [double(result)]
+    every: int = 1  # the step from one row that is compared to the next
     reset: Call = lambda: None  # restores the state that calls change
+    state: Callable[[], list[Any]] = list  # returns the state that is compared too, in float64
     sizes: Sequence[Any] = ()
     limit: float | None = None
-
-    def with_limit(self, limit: float) -> Computation:
-        return dataclasses.replace(self, limit=limit)
 
     def by(self, call: Call, torch: Any = None) -> Rival:
         """Return a call as a rival: of an array library or, with `torch` (`benchmarks.pytorch`), one of tensors."""
@@ -89,7 +90,7 @@ class Computation:
         def attempt() -> list[Any]:
             self.reset()
             poison(dtypes.to_numpy(self.dtype).itemsize * math.prod(self.shape))
-            return self.sample(call(), double)
+            return [double(call()[:: self.every]), *self.state()]
 
         return Rival(call, [attempt], self.expected, functools.partial(capture, call), self.sizes, self.limit)
 
@@ -107,7 +108,7 @@ class Computation:
             missing = lab.count_unwritten(target)
             if missing:
                 raise RuntimeError(f"{missing} of {target.size} elements of out were not written")
-            return self.sample(target, lab.as_double)
+            return [lab.as_double(target[:: self.every]), *self.state()]
 
         rival = self.by(functools.partial(function, *arguments))
         rival.attempts = [attempt_with_out, *rival.attempts]

@@ -6,6 +6,7 @@ import argparse
 import functools
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from cupyfuse import dtypes
 from . import options as types
 from .lab import Lab, run
 from .report import Case, Report
-from .rivals import COMPILED, EAGER, OURS, Computation, Rival, Unavailable, device_copy
+from .rivals import COMPILED, EAGER, OURS, Computation, Rival, Unavailable, device_copy, spread
 from .tables import Column, list_notes, rival_columns, scientific, table
 
 # What options are where they are not given, in full and quick runs.
@@ -30,7 +31,7 @@ DEFAULTS = {
     ),
 }
 _BLOCK = 1 << 24  # elements drawn; the rest of the data are multiples of them
-_CHECKED = 1 << 20  # elements compared at the start, in the middle and at the end
+_CHECKED = 1 << 22  # elements that are compared
 _HOW = """\
 GB/s, by medians of GPU time, the L2 cache overwritten before each call; the JSON file beside this one has the times.
 Softmax counts bytes read and written, logsumexp bytes read; the copy reads and writes half of that each. *error*:
@@ -44,29 +45,16 @@ _FUSED = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=types.lengths, metavar="N,N,...", help="elements in a row")
-    parser.add_argument(
-        "--dtypes", type=types.names(types.DTYPES), default=("float32", "bfloat16"), metavar="DTYPE,..."
-    )
-    full, quick = DEFAULTS["compile_budget"]
-    help_text = f"time for torch.compile to compile (default: {full:.0f}, quick {quick:.0f})"
-    parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help=help_text)
+    types.add_several(parser, "--dtypes", types.DTYPES, default=("float32", "bfloat16"))
+    parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help="for torch.compile to compile")
 
 
-class CompileBudget:
-    """Seconds that may still be spent on torch.compile."""
+@dataclass
+class Budget:
+    """Seconds for torch.compile to compile."""
 
-    def __init__(self, seconds: float):
-        self._seconds = self._left = seconds
-
-    def spend(self, work: Callable[[], Any]) -> None:
-        """Do some work and count its time; raise `Unavailable` once the time is spent."""
-        if self._left <= 0.0:
-            raise Unavailable(f"not compiled: the {self._seconds:.0f} s given to torch.compile were spent")
-        began = time.perf_counter()
-        try:
-            work()
-        finally:
-            self._left -= time.perf_counter() - began
+    given: float
+    left: float
 
 
 def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
@@ -80,30 +68,33 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
 
 
 def _factories(
-    lab: Lab, operation: str, x: Any, bytes_moved: int, compile_budget: CompileBudget
+    lab: Lab, operation: str, x: Any, bytes_moved: int, compile_budget: Budget
 ) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of softmax or logsumexp over the rows of `x`."""
     cupyx = functools.partial(getattr(lab.special, operation), axis=1)
-    few = max(1, min(x.shape[0], _CHECKED // x.shape[1]))
-    starts = sorted({0, (x.shape[0] - few) // 2, x.shape[0] - few})
-
-    def sample(result: Any, double: Callable[[Any], Any]) -> list[Any]:
-        return [lab.cupy.concatenate([double(result[start : start + few]) for start in starts])]
-
-    expected = sample(x, lambda rows: cupyx(lab.as_double(rows)))
+    every = spread(x.shape[0], _CHECKED // x.shape[1])
+    expected = cupyx(lab.as_double(x[::every]))
     shape = x.shape if operation == "softmax" else x.shape[:1]
-    computation = Computation(lab, expected, shape, dtypes.name_of(x.dtype), sample)
+    computation = Computation(lab, [expected], shape, dtypes.name_of(x.dtype), every)
 
-    def torch(name: str) -> Rival:
-        rival = computation.by_torch(name, getattr(lab.need_torch(), operation), x)
-        if name == COMPILED:
-            compile_budget.spend(rival.call)
+    def eager() -> Rival:
+        return computation.by_torch(EAGER, getattr(lab.need_torch(), operation), x)
+
+    def compiled() -> Rival:
+        if compile_budget.left <= 0.0:
+            raise Unavailable(f"not compiled: the {compile_budget.given:.0f} s given to torch.compile were spent")
+        rival = computation.by_torch(COMPILED, getattr(lab.need_torch(), operation), x)
+        began = time.perf_counter()
+        try:
+            rival.call()
+        finally:
+            compile_budget.left -= time.perf_counter() - began
         return rival
 
     return {
         OURS: lambda: computation.by_ours(_FUSED[operation], x),
-        EAGER: lambda: torch(EAGER),
-        COMPILED: lambda: torch(COMPILED),
+        EAGER: eager,
+        COMPILED: compiled,
         "cupyx": lambda: computation.by(functools.partial(cupyx, x)),
         "device copy": lambda: device_copy(lab, x, bytes_moved),
     }
@@ -111,7 +102,7 @@ def _factories(
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every dtype, row length and operation."""
-    compile_budget = CompileBudget(options.compile_budget)
+    compile_budget = Budget(options.compile_budget, options.compile_budget)
     for dtype in options.dtypes:
         data = draw(lab, dtype, options.bytes // dtypes.ITEMSIZE[dtype], options.seed)
         for columns in options.lengths:
@@ -119,15 +110,10 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
             x = data[: rows * columns].reshape(rows, columns)
             for operation, passes in (("softmax", 2), ("logsumexp", 1)):
                 lab.release()
-                bytes_moved = passes * int(x.nbytes)
-                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, bytes_moved)
-                yield run(
-                    lab,
-                    case,
-                    _factories(lab, operation, x, bytes_moved, compile_budget),
-                    ("gpu_evicted",),
-                    options.budget,
-                )
+                moved = passes * int(x.nbytes)
+                case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
+                rivals = _factories(lab, operation, x, moved, compile_budget)
+                yield run(lab, case, rivals, ("gpu_evicted",), options.budget)
         del data, x
 
 

@@ -103,14 +103,14 @@ def case_table(case: Case, base: str, compared: Sequence[str] = (), milliseconds
     columns = [Column("", lambda result: result.rival), Column("error", lambda result: result.error, scientific)]
     if any(r.max_error is not None for r in case.results):
         columns.append(Column("max error", lambda result: result.max_error, scientific))
-    columns += [Column(FIGURES[f][0] + unit, value(f, scale)) for f in figures]
+    columns += [Column(FIGURES[f].title + unit, value(f, scale)) for f in figures]
     columns += [Column("GB/s, L2 evicted", value("GB/s"))] if case.bytes_moved else []
     for what in compared if case.find(base) else ():
-        columns.append(Column(f"× {base}, {FIGURES[what][0].removeprefix('GPU, ')}", faster(what)))
+        columns.append(Column(f"× {base}, {FIGURES[what].title.removeprefix('GPU, ')}", faster(what)))
     of_rivals = dict.fromkeys(name.partition(", ")[0] for name in case.facts if ", " in name)
     columns += [Column(name, fact(name)) for name in of_rivals]
     notes = [f"- {r.rival}: {r.failure}" for r in case.results if r.failure]
-    notes += [f"- {r.rival}, {FIGURES[f][0]}: {reason}" for r in case.results for f, reason in r.missing.items()]
+    notes += [f"- {r.rival}, {FIGURES[f].title}: {reason}" for r in case.results for f, reason in r.missing.items()]
     return [*table(columns, case.results), *notes, *([""] if notes else [])]
 
 
@@ -145,7 +145,7 @@ def findings_table(requirements: Iterable[Requirement], cases: list[Case]) -> li
 def explain(figures: Iterable[str], text: str, unit: str = "microseconds") -> list[str]:
     """Explain a report: its unit, its figures, then the rest."""
     intro = f"Medians in {unit}; the JSON file beside this one has the quartiles, extremes and counts."
-    explained = [f"- *{FIGURES[f][0]}*: {FIGURES[f][1]}." for f in figures]
+    explained = [f"- *{FIGURES[f].title}*: {FIGURES[f].meaning}." for f in figures]
     return [f"{intro} Rivals took turns within one run.", "", *explained, *text.splitlines(), ""]
 
 

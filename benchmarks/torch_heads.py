@@ -56,7 +56,7 @@ REQUIREMENTS = (
 # What the report says of each group, and of all.
 ABOUT = {
     FORWARD: "The module as it was made: in training mode, gradients enabled. No backward pass follows.",
-    CHANGED: "The same; before each call, and before the start event, `weight.add_(0)` under `no_grad`.",
+    CHANGED: "The same; before each call, and before the start event, `weight.mul_(1)` under `no_grad`.",
     BACKWARD: "`module(x).sum().backward()` with gradients of all parameters, none of x. Errors are those "
     "of the gradients of a sum with random weights; that of a bias before BatchNorm is zero but for noise, left out.",
     INFERENCE: "After `eval()`, under `no_grad`.",
@@ -70,15 +70,11 @@ _HOW = f"""\
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=types.shape, default=heads.SHAPE, metavar="BxKxN", help="1024x8192x8192")
+    types.add_shape(parser)
     parser.add_argument("--dtype", choices=types.DTYPES, default="float32")
-    parser.add_argument("--heads", type=types.names(NAMES), default=NAMES, metavar="NAME,...")
-    parser.add_argument(
-        "--no-max-autotune",
-        dest="max_autotune",
-        action="store_false",
-        help="leave torch.compile in this mode out (it takes minutes)",
-    )
+    types.add_several(parser, "--heads", NAMES)
+    left_out = "leave torch.compile in this mode out (it takes minutes)"
+    parser.add_argument("--no-max-autotune", dest="max_autotune", action="store_false", help=left_out)
 
 
 def require_whole(module: Any) -> None:
@@ -95,16 +91,14 @@ class Head:
 
     def __init__(self, lab: Lab, name: str, options: argparse.Namespace):
         self._lab, self._name, self._options = lab, name, options
-        self._torch = lab.need_torch()
-        torch = self._torch.torch
-        source = self._torch.load(name, options.shape)
-        device, dtype = self._torch.device_type(), getattr(torch, options.dtype)
+        self._rivals = lab.need_torch()
+        self._torch = torch = self._rivals.torch
+        source = self._rivals.load(name, options.shape)
+        device, dtype = self._rivals.device_type(), getattr(torch, options.dtype)
         torch.manual_seed(options.seed)
         self._module = source.Model(*source.get_init_inputs()).to(device, dtype)
         self._x = source.get_inputs()[0].to(device, dtype)
-        self._fused = as_run_by(FUSED, lab, self._module)
-        self._called: dict[str, Callable[..., Any]] = {FUSED: self._fused}  # compiled ones are kept from case to case
-        self._parameters = dict(self._module.named_parameters())
+        self._called: dict[str, Callable[..., Any]] = {EAGER: self._module}  # what is compiled is kept for all cases
         self._weight = next(p for p in self._module.parameters() if p.dim() == 2)
         self._initial = [b.clone() for b in self._module.buffers()]
         exact = copy.deepcopy(self._module).double()
@@ -114,117 +108,114 @@ class Head:
             out = exact.train()(self._x.double())
             self._cotangent = torch.randn(out.shape, device=device).to(dtype)
             (out * self._cotangent.double()).sum().backward()
-        self._expected = [out.detach(), *(b.double() for b in exact.buffers())]
+        self._trained = [out.detach(), *(b.double() for b in exact.buffers())]
         # BatchNorm in training makes the gradient of a bias before it zero: rivals compute rounding noise.
-        self._gradients = {n: p.grad for n, p in exact.named_parameters() if not (self._initial and n == "gemm.bias")}
+        noise = "gemm.bias" if self._initial else ""
+        self._leaves = [p for n, p in self._module.named_parameters() if n != noise]
+        self._gradients = [p.grad for n, p in exact.named_parameters() if n != noise]
         self._size = out.numel() * self._x.element_size()
 
     def cases(self) -> Iterator[Case]:
         """Run the head in every way."""
-        torch = self._torch.torch
-        autotuned = (AUTOTUNED,) if self._options.max_autotune else ()
-        for group, make, more, with_bound in (
-            (FORWARD, self._forward, autotuned, True),
-            (CHANGED, self._changed, (), False),  # bound weights would not notice
-            (BACKWARD, self._differentiated, (), False),  # functions of NumPy code have no gradients
-            (INFERENCE, self._forward, (), True),
-        ):
+        for group, figures in FIGURES.items():
+            if group == LAUNCH:
+                continue
             training = group != INFERENCE
-            for module in (self._module, self._fused):
-                module.train(training)
-            factories = {rival: functools.partial(make, rival) for rival in (FUSED, EAGER, COMPILED, *more)}
-            if with_bound:
+            rivals = (FUSED, EAGER, COMPILED)
+            rivals += (AUTOTUNED,) if group == FORWARD and self._options.max_autotune else ()
+            for rival in (FUSED, EAGER):
+                self._callable(rival).train(training)
+            factories = {rival: functools.partial(self.rival, group, rival) for rival in rivals}
+            if group in (FORWARD, INFERENCE):  # bound weights would not notice a change, and have no gradients
                 factories = {BOUND: functools.partial(self._bound, training), **factories}
             case = Case(group, self._name, self._options.shape, self._options.dtype)
-            with torch.set_grad_enabled(training):
-                run(self._lab, case, factories, FIGURES[group], self._options.budget)
-                if group in (FORWARD, BACKWARD):
-                    case.facts.update(self._memory(group == BACKWARD))
+            with self._torch.set_grad_enabled(training):
+                run(self._lab, case, factories, figures, self._options.budget)
+                if group in (FORWARD, BACKWARD) and self._rivals.device_type() == "cuda":
+                    case.facts = self._memory(group == BACKWARD)
             yield case
 
-    # The rivals
-    def _callable(self, rival: str) -> Callable[..., Any]:
+    def rival(self, group: str, rival: str) -> Rival:
+        """Return a rival in the cases of a group."""
+        forward = functools.partial(self._callable(rival), self._x)
+        if group == BACKWARD:
+            return self._differentiated(forward)
+        attempt = functools.partial(self._results, rival, forward)
+        if group != CHANGED:
+            return Rival(forward, [attempt, attempt], self._inferred if group == INFERENCE else self._trained)
+
+        def attempt_after_changes() -> list[Any]:
+            """Double the weight and halve it: what was folded from the first must not be used for the second."""
+            self._scale_weight(2.0)
+            forward()
+            self._scale_weight(0.5)
+            return attempt()
+
+        return Rival(forward, [attempt_after_changes], self._trained, before=lambda: self._scale_weight(1.0))
+
+    def _callable(self, rival: str) -> Any:
         """Return the module as a rival calls it."""
         if rival not in self._called:
             self._called[rival] = as_run_by(rival, self._lab, self._module)
         return self._called[rival]
 
+    def _scale_weight(self, factor: float) -> None:
+        with self._torch.no_grad():
+            self._weight.mul_(factor)
+
     def _reset(self) -> None:
-        with self._torch.torch.no_grad():
+        with self._torch.no_grad():
             for buffer, initial in zip(self._module.buffers(), self._initial, strict=True):
                 buffer.copy_(initial)
 
     def _results(self, rival: str, call: Call) -> list[Any]:
         """Call once; return the result and, in training, the running statistics, as float64 tensors."""
         self._reset()
-        self._torch.poison(self._size)
+        self._rivals.poison(self._size)
         found = [call().detach().double()]
         found += [b.double() for b in self._module.buffers()] if self._module.training else []
         if rival == FUSED:
-            require_whole(self._fused)
+            require_whole(self._callable(FUSED))
         return found
 
-    def _forward(self, rival: str) -> Rival:
-        call = functools.partial(self._callable(rival), self._x)
-        expected = self._expected if self._module.training else self._inferred
-        return Rival(call, [functools.partial(self._results, rival, call)] * 2, expected)
-
-    def _changed(self, rival: str) -> Rival:
-        call = functools.partial(self._callable(rival), self._x)
-        torch = self._torch.torch
+    def _differentiated(self, forward: Call) -> Rival:
+        weighted = self._rivals.Step(lambda: (forward() * self._cotangent).sum(), self._leaves)
 
         def attempt() -> list[Any]:
-            """Double the weight and halve it: what was folded from the first must not be used for the second."""
-            with torch.no_grad():
-                self._weight.mul_(2)
-            call()
-            with torch.no_grad():
-                self._weight.mul_(0.5)
-            return self._results(rival, call)
+            self._rivals.poison(self._size)
+            gradients: list[Any] = weighted.results()[1:]
+            return gradients
 
-        def before() -> None:
-            with torch.no_grad():
-                self._weight.add_(0)
+        return Rival(self._step(forward), [attempt], self._gradients)
 
-        return Rival(call, [attempt], self._expected, before=before)
-
-    def _differentiated(self, rival: str) -> Rival:
-        called = self._callable(rival)
-
-        def call() -> None:
-            self._drop_gradients()
-            called(self._x).sum().backward()
-
-        def attempt() -> list[Any]:
-            self._drop_gradients()
-            self._torch.poison(self._size)
-            (called(self._x) * self._cotangent).sum().backward()
-            return [self._parameters[name].grad.double() for name in self._gradients]
-
-        return Rival(call, [attempt], list(self._gradients.values()))
-
-    def _drop_gradients(self) -> None:
-        for parameter in self._parameters.values():
-            parameter.grad = None
+    def _step(self, forward: Call) -> Any:
+        return self._rivals.Step(lambda: forward().sum(), list(self._module.parameters()))
 
     def _bound(self, training: bool) -> Rival:
         """Return cupyfuse's own function on the same memory, with its weights bound."""
-        lab = self._lab
         self._reset()
-        tensors = {**self._parameters, **dict(self._module.named_buffers())}
-        shared = {"x": self._x} | {a: tensors[p] for a, p in self._torch.parameter_names(self._name).items()}
-        arguments = {name: self._torch.as_array(tensor, lab.cupy) for name, tensor in shared.items()}
-        product = lab.as_double(arguments["x"]) @ lab.as_double(arguments["weight"]).T
+        tensors = {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        shared = {"x": self._x} | {a: tensors[p] for a, p in self._rivals.parameter_names(self._name).items()}
+        arguments = {name: self._rivals.as_array(tensor, self._lab.cupy) for name, tensor in shared.items()}
+        product = self._lab.as_double(arguments["x"]) @ self._lab.as_double(arguments["weight"]).T
         head = cupyfuse.heads.find(self._name)
-        return heads.Head(lab, head, training and bool(self._initial), arguments, product).bound()
+        return heads.Head(self._lab, head, arguments, product, training and bool(self._initial)).bound()
 
     def _memory(self, backward: bool) -> dict[str, float]:
-        """Measure GPU memory of a call of the fused module and of the plain one; empty without a GPU."""
+        """Measure GPU memory of a call of the fused module and of the plain one, without its result."""
         facts = {}
-        for rival, module in ((FUSED, self._fused), (EAGER, self._module)):
-            self._drop_gradients()
-            found = self._torch.measure_memory(functools.partial(module, self._x), backward)
-            facts |= {f"{what}, {rival}": value for what, value in found.items()}
+        for rival in (FUSED, EAGER):
+            forward = functools.partial(self._callable(rival), self._x)
+            step = self._step(forward)
+            step.drop_gradients()
+            forward()
+            found = self._rivals.measure_memory(forward)
+            if backward:
+                facts[f"MB kept for backward, {rival}"] = (found.kept - self._size) / 1e6
+                facts[f"peak MB, {rival}"] = self._rivals.measure_memory(step).peak / 1e6
+            else:
+                facts[f"allocations, {rival}"] = found.allocations
+                facts[f"peak MB, {rival}"] = (found.peak - self._size) / 1e6
         return facts
 
 
@@ -236,16 +227,15 @@ def _launch_factories(lab: Lab, dtype: str, with_grad: bool) -> dict[str, Callab
     x = torch.randn(SMALL).to(lab.need_torch().device_type(), getattr(torch, dtype)).requires_grad_(with_grad)
     expected = [torch.softmax(x.detach().double(), 1)]
 
-    def rival(called: Callable[..., Any]) -> Rival:
+    def make(name: str) -> Rival:
+        # So small a matrix gains nothing: the host's cost is measured.
+        called = rivals.fuse(module, only_gains=False) if name == FUSED else as_run_by(name, lab, module)
+        if name == FUSED:
+            called(x)
+            require_whole(called)
         return Rival(functools.partial(called, x), [lambda: [called(x).detach().double()]], expected)
 
-    def ours() -> Rival:
-        called = rivals.fuse(module, only_gains=False)  # so small a matrix gains nothing: the host's cost is measured
-        called(x)
-        require_whole(called)
-        return rival(called)
-
-    return {FUSED: ours, **{name: lambda name=name: rival(as_run_by(name, lab, module)) for name in (EAGER, COMPILED)}}
+    return {name: functools.partial(make, name) for name in (FUSED, EAGER, COMPILED)}
 
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:

@@ -23,6 +23,7 @@
 //   columns of what P loads are multiples of 2 elements, else 1.
 #pragma once
 
+#include "clusters.cuh"
 #include "gemm_epilogue.cuh"
 #include "ring.cuh"
 #include "tile_order.cuh"

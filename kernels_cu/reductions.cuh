@@ -1,7 +1,7 @@
 // Accumulators of reductions.
 //
 // Elements come in tiles: a thread calls peek(x) for each element of a tile, settle() once, then add(x) for each element.
-// Only ExpSum looks ahead, to rescale once per tile instead of once per element.
+// Only ExpSum, and what extends it, looks ahead, to rescale once per tile instead of once per element.
 //
 // Lanes of a warp combine in two butterfly rounds: lead(mask) with every mask, settle() once, exchange(mask, upper) with
 // every mask. Both read the lane whose index differs in `mask`; `upper` tells that the own index is the larger one. All
@@ -66,6 +66,7 @@ struct Min {
 // The maximum m and s = sum of exp(x - m), in one pass (online softmax, Milakov and Gimelshein 2018).
 template <class T>
 struct ExpSum {
+    typedef T Value;
     T m = -infinity<T>();
     T s = T(0);
     T ahead = -infinity<T>();  // the maximum that settle() rescales s to
@@ -93,6 +94,81 @@ struct ExpSum {
     __device__ __forceinline__ T top() const { return m; }
     // Relative to an infinite or NaN top the sum is NaN, as (inf - inf) makes it.
     __device__ __forceinline__ T total() const { return isfinite(m) ? s : m - m; }
+};
+
+// What `Base`, an ExpSum or an extension of it, holds, and the sum of x - m, of fewer than 2^32 elements. Where the maximum
+// rises, so do all distances: they have one sign, and nothing cancels.
+template <class Base>
+struct Distances : Base {
+    typedef typename Base::Value T;
+    u32 n = 0;
+    T d = T(0);
+
+    // The sum of `count` distances from `m` as one of distances from `to`. While all elements are -inf it is 0 or -inf.
+    static __device__ __forceinline__ T moved(T sum, u32 count, T m, T to) {
+        return sum + (m == -infinity<T>() ? T(0) : static_cast<T>(count) * (m - to));
+    }
+
+    __device__ __forceinline__ void settle() {
+        if (this->ahead != this->m) {
+            d = moved(d, n, this->m, this->ahead);
+        }
+        Base::settle();
+    }
+    __device__ __forceinline__ void add(T x) {
+        n += 1;
+        d += x - Base::base(this->m);
+        Base::add(x);
+    }
+    __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
+        n += __shfl_xor_sync(members, n, mask);
+        d += __shfl_xor_sync(members, d, mask);
+        Base::exchange(mask, upper, members);
+    }
+    __device__ __forceinline__ void merge(const Distances& o) {
+        const T top = nan_max(this->m, o.m);
+        d = moved(d, n, this->m, top) + moved(o.d, o.n, o.m, top);
+        n += o.n;
+        Base::merge(o);
+    }
+    __device__ __forceinline__ T distances() const { return isfinite(this->m) ? d : this->m - this->m; }
+};
+
+// What `Base`, an ExpSum or an extension of it, holds, and the sum of (x - m) exp(x - m), from which entropies are made.
+template <class Base>
+struct ExpDistances : Base {
+    typedef typename Base::Value T;
+    T e = T(0);
+
+    // The sum relative to `to` of what sums to `e`, and whose exponentials sum to `s`, relative to `m`. Where the maximum
+    // rises so far that no exponential is left, none of it is left, but for NaN.
+    static __device__ __forceinline__ T moved(T e, T s, T m, T to) {
+        const T factor = exp_in_sum(m - Base::base(to));
+        const T rise = factor == T(0) ? T(0) : (m - to) * s;
+        return m == -infinity<T>() ? e : factor * (e + rise);
+    }
+
+    __device__ __forceinline__ void settle() {
+        if (this->ahead != this->m) {
+            e = moved(e, this->s, this->m, this->ahead);
+        }
+        Base::settle();
+    }
+    __device__ __forceinline__ void add(T x) {
+        const T distance = x - Base::base(this->m);
+        e += distance * exp_in_sum(distance);
+        Base::add(x);
+    }
+    __device__ __forceinline__ void exchange(int mask, bool upper, u32 members) {
+        e += __shfl_xor_sync(members, e, mask);
+        Base::exchange(mask, upper, members);
+    }
+    __device__ __forceinline__ void merge(const ExpDistances& o) {
+        const T top = nan_max(this->m, o.m);
+        e = moved(e, this->s, this->m, top) + moved(o.e, o.s, o.m, top);
+        Base::merge(o);
+    }
+    __device__ __forceinline__ T exp_distances() const { return isfinite(this->m) ? e : this->m - this->m; }
 };
 
 // Count, mean and sum of squared deviations (Welford 1962; merged as in Chan, Golub and LeVeque 1979), of elements relative

@@ -2,30 +2,36 @@
 //
 // x: (cols, rows) in memory, unit stride along a row: element k of row r of the operand is x[k * stride + r].
 // tiles, inverse: the split operand, see split_pieces.cuh.
-// A block takes 32 rows of the operand, one for each lane of its warps, in two passes: find the largest elements, then
+// A cluster takes 32 rows of the operand, one for each lane of its warps, in two passes: find the largest elements, then
 // split. The second pass mostly reads the L2 cache. A warp takes 64 columns at a time and transposes them in shared memory,
 // from where whole atoms are written. Lanes have Ahead loads in flight in the first pass, Depth in the second.
-// Launch: Warps * 32 threads, ceil(rows / 32) blocks, Warps * Parts * 4096 bytes of dynamic shared memory.
+// Launch: Warps * 32 threads, ceil(rows / 32) clusters, Warps * Parts * 4096 bytes of dynamic shared memory.
 #pragma once
 
+#include "clusters.cuh"
 #include "split_pieces.cuh"
 
-template <int Warps, int Ahead, int Depth, int Parts>
+template <int Warps, int Ahead, int Depth, int Parts, int Cluster>
 __device__ __forceinline__ void split_columns(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(64 % Depth == 0 && Depth % 8 == 0, "whole pieces of blocks");
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const i64 first = static_cast<i64>(blockIdx.x) * 32, row = first + lane;
+    const u32 rank = Cluster == 1 ? 0 : cluster_rank();
+    const int worker = rank * Warps + warp;  // among the warps of the cluster
+    constexpr int workers = Cluster * Warps;
+    const i64 first = static_cast<i64>(blockIdx.x / Cluster) * 32, row = first + lane;
     const i64 groups = (rows + 7) / 8, blocks = (cols + 63) / 64;
     const i64 columns = row < rows ? cols : 0;  // padding rows read nothing
     const float* from = x + row;
     SHARED_DYNAMIC(shared);
     SHARED_BYTES(scratch, 2 * Warps * 32 * 4);
+    SHARED_BYTES(found, 2 * 32 * 4);
     u32(*const slots)[Warps][32] = reinterpret_cast<u32(*)[Warps][32]>(scratch);
+    u32(*const shares)[32] = reinterpret_cast<u32(*)[32]>(found);  // what the block found, for the others of its cluster
 
     // Compare magnitudes as bits: their order is that of the numbers.
     u32 top = 0;
-    for (i64 begin = static_cast<i64>(warp) * Ahead; begin < columns; begin += Warps * Ahead) {
+    for (i64 begin = static_cast<i64>(worker) * Ahead; begin < columns; begin += workers * Ahead) {
         u32 bits[Ahead];
 #pragma unroll
         for (int j = 0; j < Ahead; ++j) {
@@ -42,13 +48,24 @@ __device__ __forceinline__ void split_columns(
     for (int w = 0; w < Warps; ++w) {
         top = max(top, slots[0][w][lane]);
     }
+    if constexpr (Cluster > 1) {
+        if (warp == 0) {
+            shares[0][lane] = top;
+        }
+        cluster_sync();
+#pragma unroll
+        for (int block = 0; block < Cluster; ++block) {
+            top = max(top, cluster_load(&shares[0][lane], block));
+        }
+    }
     const RowScale scale(top);
 
     u32 small = 0;
     char* const own = shared + warp * Parts * 4096;
-    char* const here = own + lane / 8 * Parts * 1024 + lane % 8 * 128;
-    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * Parts * 64;  // of 16 bytes, in a block of columns
-    for (i64 block = warp; block < blocks; block += Warps) {
+    char* const here = own + lane * 128;
+    const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 64;  // of 16 bytes, of one part in a block of columns
+    for (i64 block = worker; block < blocks; block += workers) {
+        bool any_lo = false;
 #pragma unroll
         for (int part = 0; part < 64; part += Depth) {
             Piece piece[Depth / 8];
@@ -64,27 +81,49 @@ __device__ __forceinline__ void split_columns(
                 char* at = here + ((part / 8 + j) ^ lane % 8) * 16;
                 *reinterpret_cast<uint4*>(at) = hi;
                 if (Parts == 2) {
-                    *reinterpret_cast<uint4*>(at + 1024) = lo;
+                    *reinterpret_cast<uint4*>(at + 4096) = lo;
+                    any_lo |= any_number(lo);
                 }
             }
         }
         __syncwarp(0xffffffffu);
-        char* const to = tiles + (block * groups + first / 8) * 2048;
+        char* const to = tiles + (block * 2 * groups + first / 8) * 1024;
         for (i64 p = lane; p < pieces; p += 32) {
             const i64 piece = block * 8 + (p ^ p / 8) % 8;
             char* const at = Parts == 2 ? to + p * 16 : piece_at<1>(tiles, first + p / 8, piece, groups, blocks * 8);
             *reinterpret_cast<uint4*>(at) = *reinterpret_cast<const uint4*>(own + p * 16);
+            if (Parts == 2) {
+                *reinterpret_cast<uint4*>(at + groups * 1024) = *reinterpret_cast<const uint4*>(own + 4096 + p * 16);
+            }
+        }
+        if (Parts == 2 && row < groups * 8) {
+            lo_marks(inverse, groups)[block * groups * 8 + row] = any_lo;
         }
         __syncwarp(0xffffffffu);
     }
     slots[1][warp][lane] = small;
     __syncthreads();
-    if (warp == 0 && row < rows) {
+    if (warp == 0) {
         small = 0;
 #pragma unroll
         for (int w = 0; w < Warps; ++w) {
             small += slots[1][w][lane];
         }
+        shares[1][lane] = small;
+    }
+    if constexpr (Cluster > 1) {
+        cluster_sync();
+        if (warp == 0 && rank == 0) {
+#pragma unroll
+            for (int block = 1; block < Cluster; ++block) {
+                small += cluster_load(&shares[1][lane], block);
+            }
+        }
+    }
+    if (warp == 0 && rank == 0 && row < rows) {
         inverse[row] = scale.inverse(small);
+    }
+    if constexpr (Cluster > 1) {
+        cluster_sync();  // no block may leave before its shared memory has been read
     }
 }

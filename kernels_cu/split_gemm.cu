@@ -6,10 +6,13 @@
 // C: (m, n) float32, contiguous. An element has the same bits whatever m, n and Columns are.
 // split_repair.cu recomputes what this kernel cannot give: rows with infinities or NaN, and the elements marked in `flags`.
 //
-// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. One thread of a third warpgroup
-// copies the operands, 64 columns per stage, up to `Stages` stages ahead. Tensor cores round sums towards zero, so they sum
-// 64 columns at a time, the corrections first; the sum over k is rounded to nearest in other registers. The consumers take
-// turns: while one adds, the tensor cores work for the other.
+// A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. A warp of a third warpgroup copies the
+// operands, 64 columns per stage, up to `Stages` stages ahead, and tells the consumers what goes with them. Tensor cores round
+// sums towards zero, so they sum 64 columns at a time, the corrections first; the sum over k is rounded to nearest in other
+// registers. The consumers take turns: while one adds, the tensor cores work for the other.
+// Where lo of all rows of a tile is zero in these columns, as it is of numbers that were bf16 or f16, it is neither copied nor
+// multiplied. This changes no bit: products with zero are zeros, which change no sum, and the sign of a sum that is zero is
+// lost where it is added to +0.
 // Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<Columns, Stages>::shared bytes. Columns is a
 //   multiple of 8, up to 192, for which `multiply_add` is emitted.
 #pragma once
@@ -20,12 +23,14 @@
 // The sizes of a product's tiles and of its shared memory.
 template <int Columns, int Stages>
 struct SplitGemm {
-    static constexpr int group = 2048;  // bytes of 8 rows x 64 columns, hi and lo
+    static constexpr int group = 1024;  // bytes of 8 rows x 64 columns, of hi or of lo
     static constexpr int rows_a_warpgroup = 64;
     static constexpr int groups_a = tile_rows / 8, groups_b = Columns / 8;
-    static constexpr int bytes_a = groups_a * group, stage = bytes_a + groups_b * group;
+    static constexpr int part_a = groups_a * group, part_b = groups_b * group;
+    static constexpr int bytes_a = 2 * part_a, stage = bytes_a + 2 * part_b;  // hi and lo of A, then of B
     static constexpr int consumers = 256, consumer_warps = consumers / 32, threads = 384;
-    static constexpr int shared = Ring<SplitGemm, Stages>::bytes;
+    // The messages of all stages are behind the ring.
+    static constexpr int shared = Ring<SplitGemm, Stages>::bytes + Stages * (2 + Columns) * 4;
 };
 
 // min(n, most).
@@ -40,45 +45,67 @@ struct Target {
     u32* flags;
 };
 
-// Store the tile at (row, col) from the accumulators of both consumer warpgroups, and its flags. A thread has pairs of
-// neighbouring columns in rows `row` and `row` + 8; see multiply_add. There is no tile where `tile` is negative.
+// What the copying warp tells with a stage, in `says`: which operands have a lo that is not zero; and with the first stage
+// behind a tile, for its epilogue, whether a row or column of that tile has small elements, and the columns.
+constexpr u32 lo_of_a = 1, lo_of_b = 2, has_small = 4;
+template <int Columns>
+struct alignas(8) Message {
+    u32 says, unused;
+    float columns[Columns];  // their inverse scales
+};
+
+// The two rows of a tile that a thread has, 8 rows apart; see multiply_add.
+struct ThreadRows {
+    i64 first;
+    SplitRow upper, lower;
+
+    __device__ __forceinline__ ThreadRows(const Target& to, i64 row)
+        : first(row + threadIdx.x / 32 * rows_a_warp + threadIdx.x % 32 / 4),
+          upper(first < to.m ? SplitRow::of(to.inverse_a[first]) : SplitRow::none()),
+          lower(first + 8 < to.m ? SplitRow::of(to.inverse_a[first + 8]) : SplitRow::none()) {}
+};
+
+// Store the tile at `col` from the accumulators of both consumer warpgroups, and its flags. A thread has pairs of neighbouring
+// columns of two rows. There is no tile where `tile` is negative.
 template <int Columns>
 __device__ __forceinline__ void store_tile(
-    const float (&sum)[Columns / 2], const Target& to, i64 tile, i64 row, i64 col) {
-    const int lane = threadIdx.x % 32;
-    row += threadIdx.x / 32 * rows_a_warp + lane / 4;
-    col += lane % 4 * 2;
-    const int columns = at_most(to.n - col, Columns);
+    const float (&sum)[Columns / 2], const Target& to, const Message<Columns>& message, i64 tile, const ThreadRows& rows,
+    i64 col) {
+    const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
+    const auto of_columns = [&](int j) { return load_pack<2>(message.columns + pair + 8 * j); };
+    float* const at = to.c + rows.first * to.n + col + pair;
     const bool pairs = to.n % 2 == 0 && reinterpret_cast<i64>(to.c) % 8 == 0;
-    float* const at = to.c + row * to.n + col;
-    const bool top = row < to.m, bottom = row + 8 < to.m;
-    const SplitRow upper = top ? SplitRow::of(to.inverse_a[row]) : SplitRow::none();
-    const SplitRow lower = bottom ? SplitRow::of(to.inverse_a[row + 8]) : SplitRow::none();
-    bool flagged = false;
+    const bool whole = pairs && col + Columns <= to.n && rows.first - lane / 4 + rows_a_warp <= to.m;  // of all lanes
+    const auto element = [&](int j, int h, int i, const Pack<float, 2>& columns) {
+        const u32 of_row = (h ? rows.lower : rows.upper).exponent();
+        return scaled(sum[4 * j + 2 * h + i], of_row + SplitRow::of(columns.v[i]).exponent());
+    };
+    if (whole) {
 #pragma unroll
-    for (int j = 0; j < Columns / 8; ++j) {
-        const bool inside = 8 * j < columns, both_inside = 8 * j + 1 < columns;
-        const SplitRow of_col = inside ? SplitRow::of(to.inverse_b[col + 8 * j]) : SplitRow::none();
-        const SplitRow of_next_col = both_inside ? SplitRow::of(to.inverse_b[col + 8 * j + 1]) : SplitRow::none();
+        for (int j = 0; j < Columns / 8; ++j) {
+            const Pack<float, 2> columns = of_columns(j);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const SplitRow of_row = h ? lower : upper;
-            float* const element = at + 8 * h * to.n + 8 * j;
-            const float u = sum[4 * j + 2 * h], v = sum[4 * j + 2 * h + 1];
-            flagged |= fabsf(u) < of_row.accurate_from() + of_col.accurate_from() ||
-                       fabsf(v) < of_row.accurate_from() + of_next_col.accurate_from();
-            const float x = scaled(u, of_row.exponent() + of_col.exponent());
-            const float y = scaled(v, of_row.exponent() + of_next_col.exponent());
-            if (h ? bottom : top) {
-                if (pairs && inside) {
-                    store_pack<2>(element, Pack<float, 2>{{x, y}});
-                } else if (inside) {
-                    element[0] = x;
-                    if (both_inside) {
-                        element[1] = y;
-                    }
-                }
+            for (int h = 0; h < 2; ++h) {
+                const Pack<float, 2> elements = {{element(j, h, 0, columns), element(j, h, 1, columns)}};
+                store_pack<2>(at + 8 * h * to.n + 8 * j, elements);
             }
+        }
+    } else {
+        const int width = at_most(to.n - col - pair, Columns);
+#pragma unroll
+        for (int k = 0; k < Columns / 2; ++k) {
+            const int j = k / 4, h = k / 2 % 2, i = k % 2;
+            if (rows.first + 8 * h < to.m && 8 * j + i < width) {
+                at[8 * h * to.n + 8 * j + i] = element(j, h, i, of_columns(j));
+            }
+        }
+    }
+    bool flagged = false;
+    if (message.says & has_small) {
+#pragma unroll
+        for (int k = 0; k < Columns / 2; ++k) {
+            const float least = (k / 2 % 2 ? rows.lower : rows.upper).accurate_from();
+            flagged |= fabsf(sum[k]) < least + SplitRow::of(of_columns(k / 4).v[k % 2]).accurate_from();
         }
     }
     const u32 lanes = __ballot_sync(0xffffffffu, flagged);
@@ -87,77 +114,165 @@ __device__ __forceinline__ void store_tile(
     }
 }
 
-// Copy the operands of all tiles of this block, by one thread.
+// Write the message for the epilogue of the tile at (row, col), by a warp, once its stage is free; returns what it says.
+template <class Shape, int Columns, int Stages>
+__device__ __forceinline__ u32 tell(
+    const Ring<Shape, Stages>& ring, Message<Columns>& message, const Target& to, i64 row, i64 col) {
+    const int lane = threadIdx.x % 32;
+    float columns[(Columns + 31) / 32];  // every 32nd
+    bool small = false;
+#pragma unroll
+    for (int j = lane; j < Columns; j += 32) {
+        const SplitRow of_col = col + j < to.n ? SplitRow::of(to.inverse_b[col + j]) : SplitRow::none();
+        columns[j / 32] = __uint_as_float(of_col.bits);
+        small |= of_col.accurate_from() > 0.0f;
+    }
+#pragma unroll
+    for (int j = lane; j < tile_rows; j += 32) {
+        small |= row + j < to.m && SplitRow::of(to.inverse_a[row + j]).accurate_from() > 0.0f;
+    }
+    const bool any_small = __any_sync(0xffffffffu, small);
+    if (lane == 0) {  // one lane alone: the phase that others wait for could be over
+        barrier_wait(ring.empty(), ring.parity ^ 1);
+    }
+    __syncwarp(0xffffffffu);
+#pragma unroll
+    for (int j = lane; j < Columns; j += 32) {
+        message.columns[j] = columns[j / 32];
+    }
+    __syncwarp(0xffffffffu);
+    return has_small * any_small;
+}
+
+// The groups of 8 rows of an operand that a tile has, as the copying warp goes through the blocks of 64 columns.
+template <class Shape, int Most>
+struct Strip {
+    static_assert(Most <= 32, "a group for each lane");
+    i64 groups;        // of the whole operand
+    const char* hi;    // of this block
+    u32 bytes;         // of hi or of lo
+    const u64* marks;  // of a group, one for each lane, of this block or the next
+    u64 mark;          // of this block
+
+    // Rows beyond the last group keep stale data: those rows of C are not stored. Lanes beyond it have the last one too.
+    __device__ __forceinline__ Strip(const char* parts, const float* inverse, i64 rows, i64 first)
+        : groups((rows + 7) / 8), hi(parts + first / 8 * Shape::group) {
+        const int count = at_most(groups - first / 8, Most), lane = threadIdx.x % 32;
+        bytes = count * Shape::group;
+        marks = lo_marks(inverse, groups) + first / 8 + (lane < count ? lane : count - 1);
+        mark = *marks;
+    }
+    // Whether lo is to be copied and multiplied. Then load the next mark, to arrive while this stage is waited for.
+    __device__ __forceinline__ bool has_lo(bool is_last) {
+        arrived(mark);
+        const bool any = __any_sync(0xffffffffu, mark != 0);
+        marks += is_last ? 0 : groups;
+        mark = *marks;
+        return any;
+    }
+    __device__ __forceinline__ void copy(u32 to, u32 part, bool with_lo, u32 barrier) const {
+        bulk_copy(to, hi, bytes, barrier);
+        if (with_lo) {
+            bulk_copy(to + part, hi + groups * Shape::group, bytes, barrier);
+        }
+    }
+    __device__ __forceinline__ void advance() { hi += 2 * groups * Shape::group; }
+};
+
+// Copy the operands of all tiles of this block, by a warp, of which one lane copies.
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void copy_operands(
-    Ring<Shape, Stages> ring, const char* a, const char* b, i64 m, i64 n, u32 blocks) {
-    const TileOrder order(m, n, tile_rows, Columns);
-    const i64 groups_a = (m + 7) / 8, groups_b = (n + 7) / 8;
+    Ring<Shape, Stages> ring, Message<Columns>* messages, const char* a, const char* b, const Target& to, u32 blocks) {
+    const TileOrder order(to.m, to.n, tile_rows, Columns);
+    i64 row = to.m, col = to.n;  // of the last tile: none yet
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        i64 row, col;
+        u32 says = tell(ring, messages[ring.stage], to, row, col);
         order.at(tile, row, col);
-        // Rows beyond the last group keep stale data: those rows of C are not stored.
-        const u32 bytes_a = at_most(groups_a - row / 8, Shape::groups_a) * Shape::group;
-        const u32 bytes_b = at_most(groups_b - col / 8, Shape::groups_b) * Shape::group;
-        const char* from_a = a + row / 8 * Shape::group;
-        const char* from_b = b + col / 8 * Shape::group;
+        Strip<Shape, Shape::groups_a> strip_a(a, to.inverse_a, to.m, row);
+        Strip<Shape, Shape::groups_b> strip_b(b, to.inverse_b, to.n, col);
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
-            barrier_wait(ring.empty(), ring.parity ^ 1);
-            barrier_arrive_expect(ring.full(), bytes_a + bytes_b);
-            bulk_copy(ring.a(), from_a, bytes_a, ring.full());
-            bulk_copy(ring.b(), from_b, bytes_b, ring.full());
-            from_a += groups_a * Shape::group;
-            from_b += groups_b * Shape::group;
+            const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
+            says |= lo_of_a * with_a + lo_of_b * with_b;
+            if (threadIdx.x % 32 == 0) {
+                barrier_wait(ring.empty(), ring.parity ^ 1);
+                messages[ring.stage].says = says;
+                barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
+                strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
+                strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
+            }
+            says = 0;
+            strip_a.advance();
+            strip_b.advance();
             ring.advance();
         }
+    }
+    const u32 says = tell(ring, messages[ring.stage], to, row, col);
+    if (threadIdx.x % 32 == 0) {
+        messages[ring.stage].says = says;
+        barrier_arrive(ring.full());
     }
 }
 
 // Compute this block's tiles, by the consumer warpgroups.
 template <class Shape, int Columns, int Stages>
-__device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target& to, u32 blocks) {
-    constexpr u32 lo = 1024 / 16, next = 32 / 16;  // offsets for operand_at: to the lo atom, to the next 16 columns
+__device__ __forceinline__ void multiply(
+    Ring<Shape, Stages> ring, const Message<Columns>* messages, const Target& to, u32 blocks) {
+    // Offsets for operand_at: to lo, to the next 16 columns.
+    constexpr u32 a_lo = Shape::part_a / 16, b_lo = Shape::part_b / 16, next = 32 / 16;
     const TileOrder order(to.m, to.n, tile_rows, Columns);
     // The shuffle tells the compiler that the value is uniform in a warp.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const u32 rows = warpgroup * (Shape::rows_a_warpgroup / 8 * Shape::group);
     float part[Columns / 2], sum[Columns / 2];  // over 64 columns, over all
     i64 last = -1, row = to.m, col = 0;         // the tile in `sum`: none yet, so beyond the last row
+    ThreadRows of_rows(to, row);
     u64 a, b;
+    u32 with_lo;
 
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
-    const auto begin_corrections = [&] {
+    // Begin with the corrections, or with hi hi' if there are none.
+    const auto begin_block = [&] {
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);
         barrier_wait(ring.full(), ring.parity);
+        with_lo = __shfl_sync(0xffffffffu, messages[ring.stage].says & (lo_of_a | lo_of_b), 0);
+        const u64 left = a + (with_lo == lo_of_a ? a_lo : 0), right = b + (with_lo & lo_of_b ? b_lo : 0);
         take_turn();
         products_begin(part);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            multiply_add<f16, 0, 0>(part, a + i * next, b + lo + i * next, i > 0);
-            multiply_add<f16, 0, 0>(part, a + lo + i * next, b + i * next, 1);
+            multiply_add<f16, 0, 0>(part, left + i * next, right + i * next, i > 0);
         }
         products_commit();
+        if (with_lo == (lo_of_a | lo_of_b)) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                multiply_add<f16, 0, 0>(part, a + a_lo + i * next, b + i * next, 1);
+            }
+            products_commit();
+        }
         pass_turn();
     };
     const auto finish_block = [&] {
         products_wait(part);
+        if (with_lo != 0) {
 #pragma unroll
-        for (int i = 0; i < Columns / 2; ++i) {
-            part[i] *= 0x1p-11f;
-        }
-        take_turn();
-        products_begin(part);
+            for (int i = 0; i < Columns / 2; ++i) {
+                part[i] *= 0x1p-11f;
+            }
+            take_turn();
+            products_begin(part);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            multiply_add<f16, 0, 0>(part, a + i * next, b + i * next, 1);
+            for (int i = 0; i < 4; ++i) {
+                multiply_add<f16, 0, 0>(part, a + i * next, b + i * next, 1);
+            }
+            products_commit();
+            pass_turn();
+            products_wait(part);
         }
-        products_commit();
-        pass_turn();
-        products_wait(part);
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(ring.empty());
         }
@@ -173,16 +288,17 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
     }
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        begin_corrections();
-        store_tile<Columns>(sum, to, last, row, col);  // the previous tile, while the tensor cores work on this one
+        begin_block();
+        // The previous tile, while the tensor cores work on this one.
+        store_tile(sum, to, messages[ring.stage], last, of_rows, col);
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
-            sum[i] = part[i];
+            sum[i] = part[i] + 0.0f;  // never -0
         }
 #pragma unroll 1
         for (u32 block = 1; block < blocks; ++block) {
-            begin_corrections();
+            begin_block();
             finish_block();
 #pragma unroll
             for (int i = 0; i < Columns / 2; ++i) {
@@ -191,19 +307,22 @@ __device__ __forceinline__ void multiply(Ring<Shape, Stages> ring, const Target&
         }
         last = tile;
         order.at(tile, row, col);
+        of_rows = ThreadRows(to, row);
     }
-    store_tile<Columns>(sum, to, last, row, col);
+    barrier_wait(ring.full(), ring.parity);
+    store_tile(sum, to, messages[ring.stage], last, of_rows, col);
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }
 }
 
-// The kernel: one thread copies, eight warps compute.
+// The kernel: one warp copies, eight compute.
 template <int Columns, int Stages>
 __device__ __forceinline__ void split_gemm(const char* a, const char* b, const Target& to, i64 k) {
     typedef SplitGemm<Columns, Stages> Shape;
     SHARED_DYNAMIC(shared);
     const Ring<Shape, Stages> ring(shared);
+    auto* const messages = reinterpret_cast<Message<Columns>*>(ring.behind(shared));
     const u32 blocks = static_cast<u32>((k + 63) / 64);
     if (threadIdx.x == 0) {
         ring.init();
@@ -211,11 +330,11 @@ __device__ __forceinline__ void split_gemm(const char* a, const char* b, const T
     __syncthreads();
     if (threadIdx.x >= Shape::consumers) {
         shrink_registers<40>();
-        if (threadIdx.x == Shape::consumers) {
-            copy_operands<Shape, Columns>(ring, a, b, to.m, to.n, blocks);
+        if (threadIdx.x < Shape::consumers + 32) {
+            copy_operands<Shape, Columns>(ring, messages, a, b, to, blocks);
         }
     } else {
         grow_registers<232>();
-        multiply<Shape, Columns>(ring, to, blocks);
+        multiply<Shape, Columns>(ring, messages, to, blocks);
     }
 }

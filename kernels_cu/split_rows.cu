@@ -34,6 +34,7 @@ template <int Threads, int Rows, int Held, int Parts>
 __device__ __forceinline__ void split_rows(
     const float* x, i64 stride, char* tiles, float* inverse, i64 rows, i64 cols) {
     static_assert(Threads <= 32 || Rows == 1, "teams larger than a warp are blocks");
+    static_assert(Threads % 8 == 0, "neighbouring threads have the 8 pieces of 64 columns");
     const int rank = threadIdx.x % Threads;
     const i64 row = static_cast<i64>(blockIdx.x) * Rows + threadIdx.x / Threads;
     const i64 pieces = (cols + 63) / 64 * 8, groups = (rows + 7) / 8;
@@ -63,13 +64,19 @@ __device__ __forceinline__ void split_rows(
     top = of_row<Threads>(top, slots, [](u32 a, u32 b) { return max(a, b); });
     const RowScale scale(top);
     u32 small = 0;
+    u8* const marks = lo_marks(inverse, groups) + row;
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
         small += split(piece, scale, hi, lo);
         char* at = piece_at<Parts>(tiles, row, p, groups, pieces);
         *reinterpret_cast<uint4*>(at) = hi;
         if (Parts == 2) {
-            *reinterpret_cast<uint4*>(at + 1024) = lo;
+            *reinterpret_cast<uint4*>(at + groups * 1024) = lo;
+            const u32 neighbours = 0xffu << threadIdx.x % 32 / 8 * 8;
+            const u32 any = __ballot_sync(neighbours, any_number(lo)) & neighbours;
+            if (rank % 8 == 0) {
+                marks[p * groups] = any != 0;
+            }
         }
     };
 #pragma unroll

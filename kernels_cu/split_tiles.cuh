@@ -1,4 +1,4 @@
-// Shared by the kernels of the hi/lo split: the size of tiles, and the word that describes a split row.
+// Shared by the kernels of the hi/lo split: the size of tiles, and what describes a split row.
 #pragma once
 
 #include "tile_order.cuh"
@@ -26,6 +26,13 @@ struct SplitRow {
         return none ? -1e30f : 4.0f * static_cast<float>(bits & 0x7fffffu);
     }
 };
+
+// Where lo of an operand is not zero: a byte for each row and 64 columns, behind the scales, which are padded to 8 rows.
+// That of a row and block of columns is at block * groups * 8 + row, so that a word of 8 bytes is of a group of rows.
+__device__ __forceinline__ u8* lo_marks(float* inverse, i64 groups) { return reinterpret_cast<u8*>(inverse + groups * 8); }
+__device__ __forceinline__ const u64* lo_marks(const float* inverse, i64 groups) {
+    return reinterpret_cast<const u64*>(inverse + groups * 8);
+}
 
 // x times two powers of two, given the sum of their biased exponents. Half of it at a time, so that no intermediate result
 // overflows or underflows unless the final one does.

@@ -89,29 +89,6 @@ __device__ __forceinline__ void barrier_arrive_in(u32 barrier, u32 block) {
 #endif
 }
 
-// Clusters -----------------------------------------------------------------------------------------------------------
-
-// The number of this block in its cluster.
-__device__ __forceinline__ u32 cluster_rank() {
-#ifdef __CUDA_ARCH__
-    u32 rank;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-#else
-    return host_cuda::rank_in_cluster();
-#endif
-}
-
-// All threads of all blocks of the cluster meet; before it ends no block may leave whose shared memory others access.
-__device__ __forceinline__ void cluster_sync() {
-#ifdef __CUDA_ARCH__
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#else
-    host_cuda::cluster_barrier(HOST_SITE);
-#endif
-}
-
 // Threads of a block -------------------------------------------------------------------------------------------------
 
 // Named barriers 1 to 15 of a block, for `threads` threads: arrive and wait, or arrive only.

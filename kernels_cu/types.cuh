@@ -59,6 +59,11 @@ __device__ __forceinline__ i64 widen(u32 x) { return x; }
 __device__ __forceinline__ i64 widen(u16 x) { return x; }
 __device__ __forceinline__ i64 widen(u8 x) { return x; }
 
+// Whether x == n, where n is known to be an i32: what depends on x alone is computed once where x is the same for many n.
+__device__ __forceinline__ bool equals_int(i64 x, i64 n) {
+    return static_cast<i32>(n) == static_cast<i32>(x) && x == static_cast<i32>(x);
+}
+
 template <class T>
 struct Narrow {
     template <class U>
@@ -119,6 +124,13 @@ struct Narrow<bf16> {
 template <class T, class U>
 __device__ __forceinline__ T narrow(U x) {
     return Narrow<T>::from(x);
+}
+
+// Keep the compiler from using what was loaded before this point, so that nothing waits for it there.
+__device__ __forceinline__ void arrived(u64& loaded) {
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+l"(loaded));
+#endif
 }
 
 // a b + c, rounded once; subnormal numbers count even with -ftz=true.

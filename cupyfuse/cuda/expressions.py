@@ -241,6 +241,9 @@ class Body:
             if row.arity == 1 and row.result == "bool" and not dtypes.is_float(dtype):
                 dtype = "float32"  # CUDA's isfinite, isnan, ... take floats only
             operands = [self.operand(i, dtype) for i in node.inputs]
+        if node.op == "equal" and c_type(dtype) == "i64" and any(map(_fits_32_bits, node.inputs)):
+            short, other = operands if _fits_32_bits(node.inputs[0]) else operands[::-1]
+            return f"equals_int({other}, {short})"
         if row.quick and dtypes.compute_dtype(node.dtype) != node.dtype:
             return formatted(row.quick, operands, c_type(dtype))
         if c_type(dtype) == "i64" and node.op in _WRAPPING:
@@ -267,6 +270,14 @@ class Body:
                 value = f"static_cast<float>({value})"
             return f"widen(narrow<{stored_type(node.dtype)}>({value}))"
         return f"({value} != 0)" if node.dtype == "bool" else f"static_cast<{c_type(node.dtype)}>({value})"
+
+
+_IN_32_BITS = ("int8", "int16", "int32", "uint8", "uint16")
+
+
+def _fits_32_bits(node: Node) -> bool:
+    """Whether all values of an integer are known to be in the range of int32."""
+    return node.dtype in _IN_32_BITS or (node.op == "cast" and _fits_32_bits(node.inputs[0]))
 
 
 _WRAPPING = ("add", "subtract", "multiply", "negative", "square")

@@ -237,24 +237,36 @@ class Program:
         return found
 
     def accumulators(self, stage: int) -> list[Accumulator]:
-        """Return the accumulators of a stage; a maximum is read from that of an expsum of the same operand."""
+        """Return the accumulators of a stage."""
         if stage not in self._accumulators:
             self._accumulators[stage] = self._find_accumulators(stage)
         return self._accumulators[stage]
 
     def _find_accumulators(self, stage: int) -> list[Accumulator]:
-        """Make one accumulator for each reduction, or for two that share it."""
+        """Make one accumulator for each reduction, or for several that share it.
+
+        Reductions about the maximum of an operand share that of an expsum, from which the maximum is read, too.
+        """
         result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():
-            by_op = {n.op: n for n in nodes}
-            read_from_expsum = [by_op["max"]] if {"expsum", "max"} <= by_op.keys() else []
-            for node in nodes:
-                if node in read_from_expsum:
-                    continue
-                kind = f"{REDUCTIONS[node.op].accumulator}<{c_type(node.dtype)}>"
-                readers = [node, *read_from_expsum] if node.op == "expsum" else [node]
+            about_max = [n for n in nodes if REDUCTIONS[n.op].about == "max"]
+            sharing = [n for n in nodes if n in about_max or (n.op == "max" and about_max)]
+            groups = [[n] for n in nodes if n not in sharing] + ([sharing] if sharing else [])
+            for readers in groups:
+                kind = _accumulator_type([n.op for n in readers], c_type(readers[0].dtype))
                 result.append(Accumulator(f"t{len(result)}", kind, operand, readers))
         return result
+
+
+def _accumulator_type(ops: list[str], element: str) -> str:
+    """Return the C++ type of the accumulator that reductions share: their own, or an expsum with its extensions."""
+    if len(ops) == 1 and REDUCTIONS[ops[0]].about != "max":
+        return f"{REDUCTIONS[ops[0]].accumulator}<{element}>"
+    kind = f"{REDUCTIONS['expsum'].accumulator}<{element}>"
+    for name, row in REDUCTIONS.items():
+        if name in ops and row.about == "max" and name != "expsum":
+            kind = f"{row.accumulator}<{kind}>"
+    return kind
 
 
 def _input_name(node: Node, base: Node) -> str:

@@ -20,7 +20,7 @@ WARPS_A_TILE = 8
 GEMM_THREADS = 384
 REPAIR_THREADS = 256
 FINISH_THREADS = 256
-_ROW_THREADS, _ROW_HELD = 256, 4  # of split_rows
+_ROW_THREADS, _ROW_HELD, _ROW_BLOCKS = 256, 4, 4  # of split_rows; blocks of a multiprocessor
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
 _SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
 _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
@@ -32,7 +32,7 @@ def stages_for(width: int) -> int:
 
 
 def _shared_bytes(width: int, stages: int) -> int:
-    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16)
+    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16 + 4 * (2 + width))
 
 
 def padded(cols: int) -> int:
@@ -49,15 +49,39 @@ def inverse_at(rows: int, cols: int, parts: int = 2) -> int:
 def split_rows_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
     """Return the kernel that splits a row-major matrix; a conditional one does nothing where its flag is 0."""
     call = f"split_rows<{_ROW_THREADS}, 1, {_ROW_HELD}, {parts}>({_SPLIT_ARGUMENTS})"
-    return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, conditional=conditional)
+    return _kernel("split_rows", _SPLIT_MEMBERS, call, _ROW_THREADS, blocks=_ROW_BLOCKS, conditional=conditional)
 
 
 @lru_cache
-def split_columns_kernel(conditional: bool = False, parts: int = 2) -> Kernel:
-    """Return the kernel that splits a column-major matrix; a conditional one does nothing where its flag is 0."""
-    call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}, {parts}>({_SPLIT_ARGUMENTS})"
+def split_columns_kernel(conditional: bool = False, parts: int = 2, cluster: int = 1) -> Kernel:
+    """Return the kernel that splits a column-major matrix; a conditional one does nothing where its flag is 0.
+
+    The blocks of a cluster share the columns.
+    """
+    call = f"split_columns<{_COLUMN_WARPS}, {_COLUMN_AHEAD}, {_COLUMN_DEPTH}, {parts}, {cluster}>({_SPLIT_ARGUMENTS})"
     threads, shared = 32 * _COLUMN_WARPS, 4096 * parts * _COLUMN_WARPS
-    return _kernel("split_columns", _SPLIT_MEMBERS, call, threads, shared=shared, conditional=conditional)
+    arch = ARCHITECTURE if cluster > 1 else ""
+    return _kernel(
+        "split_columns",
+        _SPLIT_MEMBERS,
+        call,
+        threads,
+        arch=arch,
+        shared=shared,
+        conditional=conditional,
+        cluster=cluster,
+    )
+
+
+def column_cluster(rows: int, cols: int, parts: int, processors: int) -> int:
+    """Choose the blocks that split 32 rows of a column-major matrix: as many as find a multiprocessor, and columns.
+
+    GPUs before Hopper, which split in one part, have no clusters.
+    """
+    cluster, most = 1, 8 if parts == 2 else 1
+    while cluster < most and -(-rows // 32) * 2 * cluster <= processors and cols > 64 * cluster:
+        cluster *= 2
+    return cluster
 
 
 @lru_cache
@@ -97,11 +121,14 @@ def repair_kernel() -> Kernel:
 
 def kernels_of(node: Node) -> list[Kernel]:
     """Return the kernels that compute a split or a split product, with tiles chosen for the default GPU."""
+    processors = devices.find(devices.DEFAULT).processors
+    if node.op == "split" and not node.by_columns:
+        return [split_rows_kernel(parts=node.parts)]
     if node.op == "split":
-        return [(split_columns_kernel if node.by_columns else split_rows_kernel)(parts=node.parts)]
+        return [split_columns_kernel(False, node.parts, column_cluster(*node.shape, node.parts, processors))]
     if node.parts == 1:
         return [finish_kernel()]
-    return [gemm_kernel(tile_width(*node.shape, devices.find(devices.DEFAULT).processors)), repair_kernel()]
+    return [gemm_kernel(tile_width(*node.shape, processors)), repair_kernel()]
 
 
 def _kernel(
@@ -113,11 +140,13 @@ def _kernel(
     check: str = "",
     arch: str = "",
     shared: int = 0,
+    blocks: int = 1,
     conditional: bool = False,
+    cluster: int = 1,
 ) -> Kernel:
     """Make the kernel `<name>_kernel` from the template `<name>.cu`, the members of its struct and its call."""
     members += f" {CONDITION}" * conditional
     program = "\n".join([*([instruction, check, ""] if instruction else []), f"struct Program {{ {members} }};"])
     entry = f"{name}_kernel"
-    source = translation_unit(name, program, entry, call, threads, conditional=conditional)
-    return Kernel(entry, source, (), Config(name, threads, 1, 1), arch, shared)
+    source = translation_unit(name, program, entry, call, threads, blocks, conditional, cluster)
+    return Kernel(entry, source, (), Config(name, threads, 1, 1), arch, shared, cluster)

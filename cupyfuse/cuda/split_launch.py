@@ -14,6 +14,7 @@ from .split import (
     GEMM_THREADS,
     REPAIR_THREADS,
     WARPS_A_TILE,
+    column_cluster,
     finish_kernel,
     gemm_kernel,
     inverse_at,
@@ -38,11 +39,24 @@ class Split:
         2 for hi and lo, 1 for hi alone.
     conditional : bool
         Write nothing where a flag on the device is 0.
+    processors : int
+        Multiprocessors of the GPU.
     """
 
-    def __init__(self, rows: int, cols: int, strides: tuple[int, int], parts: int = 2, conditional: bool = False):
+    def __init__(
+        self,
+        rows: int,
+        cols: int,
+        strides: tuple[int, int],
+        parts: int = 2,
+        conditional: bool = False,
+        processors: int = 1,
+    ):
         self._by_rows = strides[1] == 1 or cols <= 1
-        self.kernel = (split_rows_kernel if self._by_rows else split_columns_kernel)(conditional, parts)
+        if self._by_rows:
+            self.kernel = split_rows_kernel(conditional, parts)
+        else:
+            self.kernel = split_columns_kernel(conditional, parts, column_cluster(rows, cols, parts, processors))
         self._inverse = inverse_at(rows, cols, parts)
         self._shape, self._stride = (rows, cols), strides[0 if self._by_rows else 1]
         self._form = "QqQQqq" + "Q" * conditional
@@ -50,7 +64,7 @@ class Split:
     def load(self, runtime: Runtime) -> Callable[..., None]:
         """Load the kernel; call it with the addresses of the matrix, the split and, if conditional, the flag."""
         kernel, rows, stride = self.kernel, self._shape[0], self._stride
-        blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32)
+        blocks = -(-rows // 8) * 8 if self._by_rows else -(-rows // 32) * kernel.cluster
         block = (kernel.config.threads, 1, 1)
         run = launcher(runtime.function(kernel), (blocks, 1, 1), block, self._form, kernel.shared)
         inverse = self._inverse

@@ -106,7 +106,8 @@ class LaunchSpecs:
         (matrix,) = node.inputs
         source, target = self._place(matrix), self._place(node)
         x, y, flag = source.slot, target.slot, self._flag
-        split = Split(*matrix.shape, (source.row_stride, source.col_stride), node.parts, conditional=flag >= 0)
+        strides = source.row_stride, source.col_stride
+        split = Split(*matrix.shape, strides, node.parts, flag >= 0, self._runtime.processors)
 
         def bind(runtime: Runtime, _: int) -> Launch:
             launch = split.load(runtime)

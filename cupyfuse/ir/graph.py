@@ -255,6 +255,11 @@ def positions(n: int, axis: int, dtype: str = "") -> Node:
     return Node("positions", (), (n, 1) if axis == 0 else (1, n), dtype, axis=axis)
 
 
+def label_dtype(n: int) -> str:
+    """Return the dtype of the indices of n elements that labels are compared with: kernels compare int32 faster."""
+    return "int32" if n <= 1 << 31 else "int64"
+
+
 def stop_gradient(node: Node) -> Node:
     return Node("stop_gradient", (node,), node.shape, node.dtype)
 

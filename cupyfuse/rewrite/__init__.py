@@ -19,6 +19,7 @@ from .notes import Note
 from .order import simplify
 from .pools import pool_weights
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
+from .row_sums import choose_before_reductions, recognize_distances, recognize_entropy, sum_of_choices
 from .scales import fold_scales
 from .sums import collapse_sum
 
@@ -39,6 +40,10 @@ __all__ = [
     "pool_weights",
     "push_transposes",
     "recognize_expsum",
+    "recognize_distances",
+    "recognize_entropy",
+    "sum_of_choices",
+    "choose_before_reductions",
     "drop_unit_reductions",
     "share_common_subexpressions",
     "transpose_products",

@@ -17,6 +17,7 @@ from .cleanup import (
 from .notes import Note
 from .pools import pool_products
 from .reductions import drop_unit_reductions, lower_logsumexp, lower_mean, recognize_expsum
+from .row_sums import choose_before_reductions, recognize_distances, recognize_entropy, sum_of_choices
 from .scales import fold_scale_chains
 from .sums import collapse_sums
 
@@ -39,6 +40,9 @@ def simplify(graph: Graph) -> tuple[Graph, list[Note]]:
     graph = pool_products(share_common_subexpressions(graph), notes)
     graph = g.rewrite(graph, drop_and_note)
     for rule in (lower_mean, lower_logsumexp, recognize_expsum):
+        graph = g.rewrite(graph, rule)
+    graph = share_common_subexpressions(graph)
+    for rule in (recognize_distances, recognize_entropy, sum_of_choices, choose_before_reductions):
         graph = g.rewrite(graph, rule)
     graph = share_common_subexpressions(graph)
     graph = collapse_sums(graph, notes)

@@ -11,7 +11,7 @@ def drop_unit_reductions(node: Node) -> Node:
     """Drop reductions along an axis of length 1, which are the identity. Exact, ±inf and NaN included.
 
     That holds for sum, product, mean, max, min and logsumexp. expsum is exp(x - x), 1 for finite x and NaN otherwise;
-    moment2 is (x - x)^2. Saves the reduction.
+    moment2 is (x - x)^2; distances and expdistances are x - x. Saves the reduction.
     """
     if not node.reduction or node.inputs[0].shape[node.axis] != 1:
         return node
@@ -19,7 +19,8 @@ def drop_unit_reductions(node: Node) -> Node:
     if REDUCTIONS[node.op].identity_on_one:
         return g.cast(x, x.dtype)  # a constant by itself would be weak in promotion
     difference = g.pointwise("subtract", x, x)
-    return g.pointwise("exp" if node.op == "expsum" else "square", difference)
+    outer = {"expsum": "exp", "moment2": "square"}.get(node.op)
+    return g.pointwise(outer, difference) if outer else difference
 
 
 def lower_mean(node: Node) -> Node:

@@ -57,14 +57,14 @@ def pick(x: Tracer, index: Tracer, axis: int) -> Tracer:
     n = x.shape[axis]
     index = index.astype("int64", copy=False)
     label = apply("where", index < 0, index + n, index)
-    is_chosen = apply("equal", positions(x._trace, x.ndim, axis, n), label)
+    is_chosen = apply("equal", positions(x._trace, x.ndim, axis, n, g.label_dtype(n)), label)
     found = reduce("sum", apply("where", is_chosen, x, 0.0), axis, keepdims=True)
     return apply("where", apply("logical_and", label >= 0, label < n), found, np.nan).astype(x._node.dtype)
 
 
-def positions(trace: TraceProtocol, ndim: int, axis: int, n: int) -> Tracer:
+def positions(trace: TraceProtocol, ndim: int, axis: int, n: int, dtype: str = "int64") -> Tracer:
     """Return 0, 1, 2, ... along one axis of an array of `ndim` dimensions."""
-    node = g.positions(n, 1, "int64")
+    node = g.positions(n, 1, dtype)
     return trace.array(node, Axes(tuple(n if p == axis else 1 for p in range(ndim)), (), (axis,)))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from .. import dtypes
 from ..errors import TraceError
 from ..ir import graph as g
+from ..ir.operators import REDUCTIONS
 from .axes import normalize_axes
 from .broadcasting import align
 from .folds import Conversion, fold_along, refolded
@@ -130,7 +131,7 @@ def reduce(op: str, x: Tracer, axis: Any, keepdims: bool = False, dtype: Any = N
         return _reduce_integers(op, x, axis, keepdims, dtype)
     if op == "logsumexp" and any(x.shape[p] == 0 for p in positions):
         return reduce("sum", x, axis, keepdims) - np.inf
-    if op in ("max", "min", "expsum") and any(x.shape[p] == 0 for p in positions):
+    if (op in ("max", "min") or REDUCTIONS[op].about == "max") and any(x.shape[p] == 0 for p in positions):
         raise ValueError(f"{op}: zero-size array to a reduction operation which has no identity\n  at {user_line()}")
     x = _fold_for_reduction(op, x, positions)
     node = _reduce_node(op, x._node, _fully_reduced_axes(x, positions))
@@ -167,8 +168,9 @@ def _reduce_node(op: str, node: g.Node, node_axes: list[int]) -> g.Node:
     """Reduce a node along its columns (1), rows (0), both or neither."""
     if op == "mean" and len(node_axes) == 2:  # one division
         return g.pointwise("divide", _reduce_node("sum", node, node_axes), g.const(float(node.size)))
-    if op == "expsum" and not node_axes:
-        return g.pointwise("exp", g.pointwise("subtract", node, g.stop_gradient(node)))
+    if REDUCTIONS[op].about == "max" and not node_axes:
+        distance = g.pointwise("subtract", node, g.stop_gradient(node))
+        return g.pointwise("exp", distance) if op == "expsum" else distance
     for a in node_axes:
         node = g.reduce(op, node, a)
     return node

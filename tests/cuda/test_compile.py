@@ -104,10 +104,12 @@ def test_the_kernels_of_the_split_compile(architecture):
         assert compiles(kernel.source, architecture)
 
 
-@pytest.mark.parametrize("width", TILE_WIDTHS)
-def test_the_split_products_compile(width):
-    """For Hopper alone, whose instructions they name."""
-    kernel = split.gemm_kernel(width)
+@pytest.mark.parametrize(
+    "kernel",
+    [*map(split.gemm_kernel, TILE_WIDTHS), *(split.split_columns_kernel(cluster=c) for c in (2, 4, 8))],
+    ids=lambda kernel: f"{kernel.name}{kernel.cluster}",
+)
+def test_what_only_hopper_has_compiles(kernel):
     assert compiles(kernel.source, f"sm_{kernel.arch}")
 
 

@@ -120,6 +120,11 @@ TAILS: dict[str, Tail] = {
         ),
         2,
     ),
+    "costly columns": (
+        lambda y, b, r, c: cf.softmax(y * np.exp(b), axis=1),
+        lambda y, b, r, c: bounds.softmax(times(y, one("exp", b)), 1),
+        2,
+    ),
     "variance": (lambda y, b, r, c: y.var(axis=1), lambda y, b, r, c: rows(bounds.variance(y, 1)), 2),
 }
 
@@ -131,10 +136,10 @@ def operands(rng: np.random.Generator, shape: tuple[int, int, int], dtype: str) 
 
 
 def run(engine: Engine, function: Any, arrays: list[Any], launches: int | None = None) -> tuple[Any, ...]:
-    """The results of a function, whose first step is a product of ours."""
+    """The results of a function, whose first product is ours."""
     given = engine.arrays(arrays)
     fused = cf.fuse(function)
-    step = fused.plan(*given).steps[0]
+    step = next(s for s in fused.plan(*given).steps if s.kind == "Gemm")
     assert step.epilogue is not None and step.how.startswith("own"), step.how
     assert launches in (None, step.launches)
     results = engine.host(fused(*given))
@@ -236,7 +241,7 @@ def test_guards_fail_in_single_elements(engine: Engine, rng: np.random.Generator
     """A zero times a factor that is infinite is evaluated as written, in whole tiles and at their ends."""
     x, w, _, _, _ = operands(rng, (75, 300, 72), "bfloat16")
     x[::7] = 0
-    divisor = np.where(np.arange(300) % 5 == 2, 1e-38, 1).astype(dtype_of("bfloat16"))
+    divisor = np.where(np.arange(300) % 5 == 2, 2e-38, 1).astype(dtype_of("bfloat16"))
     factor = np.where(np.arange(300) % 3 == 0, 64, 1).astype(dtype_of("bfloat16"))
     given, *kept = engine.arrays([x, w, divisor, factor])
     fused = cf.fuse(lambda x, w, d, f: cf.relu((x @ w.T) / d * f)).bind(**dict(zip("wdf", kept, strict=True)))
@@ -363,3 +368,41 @@ def test_numbers_of_the_call(engine: Engine, rng: np.random.Generator) -> None:
     one_plan = [engine.host(fused(*given, s)) for s in (1.0, 2.0)]
     assert len(fused.plans) == 1 and fused.plans[0].steps[0].epilogue is not None
     np.testing.assert_array_equal(one_plan[0] * np.float16(2), one_plan[1])
+
+
+@CUTS
+@pytest.mark.parametrize(("m", "columns"), [(133, 7), (133, 300), (133, 523), (9, 4300)])
+def test_sums_about_the_maximum(
+    engine: Engine, m: int, columns: int, cut: Any, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Of logits that bfloat16 products have exactly; the maximum rises from tile to tile in some rows, else falls."""
+    monkeypatch.setattr(tiles, "_TILES", (cut,))
+    slope = np.linspace(-2, 2, m).round(2)[:, None]
+    x = np.concatenate([np.ones((m, 1)), slope, rng.integers(-3, 4, (m, 6))], axis=1).astype(dtype_of("bfloat16"))
+    step = np.arange(columns)[:, None] // 32
+    w = np.concatenate([np.zeros((columns, 1)), step, rng.integers(-3, 4, (columns, 6))], axis=1)
+    w = w.astype(dtype_of("bfloat16"))
+    labels = rng.integers(0, columns, m)
+    outside = np.array([-columns - 1, columns, 1 << 32, (1 << 32) + 3, 3 - (1 << 32), 1 << 31])
+    given = np.concatenate([outside, labels[outside.size :]])
+
+    def losses(x: Any, w: Any, labels: Any, dtype: str = "float32") -> Any:
+        y = (x @ w.T).astype(dtype)
+        distance = y - y.max(axis=1, keepdims=True)
+        total = np.exp(distance).sum(axis=1, keepdims=True)
+        logarithm = distance - np.log(total)
+        at_label = logarithm[np.arange(m), labels]
+        return at_label, logarithm.sum(axis=1), (np.exp(distance) / total * logarithm).sum(axis=1)
+
+    for special in (0.0, -np.inf):
+        w[min(5, columns - 1), 0] = special
+        found = run(engine, losses, [x, w, given], 2)
+        with np.errstate(all="ignore"):
+            expected = losses(x.astype(np.float64), w.astype(np.float64), labels, "float64")
+            expected[0][: outside.size] = np.nan
+        for ours, right, depth in zip(found, expected, (1, columns, columns), strict=True):
+            # A logarithm of up to 2^7, and roundings of one sign in sums of them.
+            scale = np.maximum(np.abs(right), depth if np.isfinite(right).all() else 1.0)
+            assert np.array_equal(np.isnan(ours), np.isnan(right)) and np.array_equal(np.isinf(ours), np.isinf(right))
+            finite = np.isfinite(right)
+            assert np.all(np.abs(ours[finite] - right[finite]) <= 64 * 2.0**-23 * (1 + scale[finite]))

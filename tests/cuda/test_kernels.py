@@ -85,6 +85,14 @@ def test_ties_of_conversions(device: Engine, source: str, target: str) -> None:
     assert_equal(result.astype(np.float64), wanted)
 
 
+def test_integers_of_two_widths_are_compared_as_the_wider(device: Engine) -> None:
+    narrow = np.array([[0, 3, -1, 2**31 - 1, -(2**31)]], np.int32)
+    wide = np.array([0, 1 << 32, 3, (1 << 32) + 3, -1, (1 << 32) - 1, 2**31 - 1, 2**31, -(2**31), -(1 << 32)])[:, None]
+    equal = cf.fuse(lambda a, b: (a == b, b == a))
+    for found in device.host(equal(device.array(narrow), device.array(wide))):
+        assert_equal(found, narrow == wide)
+
+
 def test_the_cases_reach_every_template() -> None:
     reached = set()
     for case in CASES:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from support import CUDA, HOST, Engine
@@ -15,6 +16,8 @@ from cupyfuse.ir.products import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
 
 F32 = np.float32
+Change = Callable[[Any, int, int], None]  # of the memory of a split, given the rows and columns of its matrix
+BF16 = ml_dtypes.bfloat16
 TINY, MAX = F32(2.0**-126), np.finfo(F32).max
 
 
@@ -39,12 +42,13 @@ def runtime_of(device: Engine) -> Any:
     return on_device(0) if device is CUDA else device.runtime
 
 
-def split(device: Engine, matrix: Any) -> Any:
+def split(device: Engine, matrix: Any, processors: int = 1) -> Any:
     """The memory that holds the halves of a matrix; poisoned before."""
     runtime = runtime_of(device)
     memory = device.xp.empty(split_shape(matrix.shape), np.float16)
     memory[...] = np.nan
-    launch = Split(*matrix.shape, (matrix.strides[0] // 4, matrix.strides[1] // 4)).load(runtime)
+    strides = matrix.strides[0] // 4, matrix.strides[1] // 4
+    launch = Split(*matrix.shape, strides, processors=processors).load(runtime)
     launch(runtime.address(matrix), runtime.address(memory))
     return memory
 
@@ -68,11 +72,20 @@ def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
     bits = raw[at : at + 4 * rows].view(np.uint32)
     small, inverse = bits & 0x7FFFFF, (bits & 0x7F800000).view(F32)
     groups, blocks = -(-rows // 8), -(-cols // 64)
-    atoms = raw[:at].view(np.float16).reshape(blocks, groups, 2, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
+    atoms = raw[:at].view(np.float16).reshape(blocks, 2, groups, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
     row, piece = np.arange(8)[:, None], np.arange(8)[None, :]
     atoms = atoms[:, :, :, row, piece ^ row, :]
-    parts = atoms.transpose(2, 1, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
+    parts = atoms.transpose(1, 2, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
+    marks = lo_marks(memory, rows, cols)
+    assert (marks == (parts[1].reshape(-1, blocks, 64) != 0).any(axis=2).T).all(), "where lo is not zero"
     return parts[0], parts[1], np.where(inverse == np.inf, np.nan, inverse), small
+
+
+def lo_marks(memory: Any, rows: int, cols: int) -> Any:
+    """The bytes that say where lo is not zero, for each block of 64 columns and row, padding included."""
+    groups, blocks = -(-rows // 8), -(-cols // 64)
+    at = split_kernels.inverse_at(rows, cols) + 4 * groups * 8
+    return memory.reshape(-1).view(np.uint8)[at : at + blocks * groups * 8].reshape(blocks, groups * 8)
 
 
 def rows_of(rng: np.random.Generator, kind: str, shape: tuple[int, int]) -> Any:
@@ -109,6 +122,26 @@ def test_halves_hold_22_bits(
     top = np.abs(high[:rows].astype(np.float64)).max(axis=1)
     reach = top * inverse == np.abs(x).astype(np.float64).max(axis=1)
     assert ((top >= 2.0**13) | (np.abs(x).max(axis=1) < 2.0**-112) | (top == 0)).all() or reach.all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "clusters"), [((3, 130), (4, 4, 4)), ((40, 515), (2, 4, 8)), ((33, 2050), (2, 4, 8))]
+)
+@pytest.mark.parametrize("kind", ["normal", "scaled", "zeros", "tiny"])
+def test_clusters_split_columns_as_single_blocks_do(
+    device: Engine, kind: str, shape: tuple[int, int], clusters: tuple[int, ...], rng: np.random.Generator
+) -> None:
+    if device is CUDA and not hopper():
+        pytest.skip("needs a GPU with clusters")
+    x = rows_of(rng, kind, shape)
+    x[-1, -1] = 0 if kind == "tiny" else np.inf
+    given = transposed(device, x)
+    alone = device.host(split(device, given)).view(np.uint16)
+    for processors in (4, 8, 132):
+        assert (
+            split_kernels.column_cluster(*shape, 2, processors) == min(processors // 2 // (shape[0] // 33 + 1), 8) or 1
+        )
+        np.testing.assert_array_equal(device.host(split(device, given, processors)).view(np.uint16), alone)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
@@ -154,15 +187,22 @@ def test_columns_are_split_as_rows_of_a_copy(
         assert (a == b).all()
 
 
-def product(device: Engine, a: Any, b: Any, operands: Any = None) -> Any:
-    """The product as the engine makes it, written over NaN."""
+def product(
+    device: Engine, a: Any, b: Any, operands: Any = None, change: Change | None = None, processors: int = 0
+) -> Any:
+    """The product as the engine makes it, written over NaN; `change` may alter the split of each operand before."""
     runtime = runtime_of(device)
     left, right = operands or (device.array(a), device.array(b))
     result = device.xp.empty((left.shape[0], right.shape[0]), F32)
     result[...] = np.nan
     tiles = [split(device, device.array(m)) for m in (a, b)]
+    if change is not None:
+        for memory, matrix in zip(tiles, (a, b), strict=True):
+            altered = device.host(memory)
+            change(altered, *matrix.shape)
+            memory[...] = device.array(altered)
     strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
-    multiply = SplitProduct((*result.shape, left.shape[1]), *strides, runtime.processors)
+    multiply = SplitProduct((*result.shape, left.shape[1]), *strides, processors or runtime.processors)
     at = runtime.address
     workspace = runtime.workspace(multiply.workspace)
     multiply.load(runtime)([at(t) for t in tiles], (at(left), at(right)), at(result), workspace.ptr)
@@ -188,6 +228,86 @@ def test_products_are_float32(device: Engine, kind: str, shape: tuple[int, int, 
     a, b = rows_of(rng, kind, (m, k)), rng.standard_normal((n, k)).astype(F32)
     # Two representations of 22 bits, the dropped product of both low parts, sums over 64 columns.
     assert error(product(device, a, b), a, b) <= 3 * 2.0**-22
+
+
+def test_several_tiles_for_each_block(device: Engine, rng: np.random.Generator) -> None:
+    """Each row and column with a scale of its own, fewer blocks of columns than stages, and more; in many orders."""
+    for m, n, k, processors in ((130, 337, 64, 1), (260, 338, 400, 3)):
+        a, b = (rng.standard_normal(s) * 2.0 ** rng.integers(-30, 30, (s[0], 1)) for s in ((m, k), (n, k)))
+        a, b = a.astype(F32), b.astype(F32)
+        result = product(device, a, b, processors=processors)
+        assert error(result, a, b) <= 3 * 2.0**-22
+        for _ in range(8 // processors):
+            np.testing.assert_array_equal(product(device, a, b, processors=processors), result)
+
+
+@pytest.mark.parametrize("row", [0, 250, 519])
+def test_small_elements_count_in_every_tile(device: Engine, row: int, rng: np.random.Generator) -> None:
+    a, b = (np.abs(rng.standard_normal(shape)).astype(F32) for shape in ((520, 70), (338, 70)))
+    a[row, 0], b[:, 0] = 1e15, 0
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    for result in (product(device, a, b), product(device, b, a).T):
+        np.testing.assert_allclose(result, expected, rtol=3 * 2.0**-22)
+
+
+def test_rows_of_one_element(device: Engine, rng: np.random.Generator) -> None:
+    """What they choose keeps 22 bits after the first: a quarter of float32 numbers lose their last one."""
+    a, b = np.zeros((40, 600), F32), rng.standard_normal((70, 600)).astype(F32)
+    chosen = rng.permutation(600)[:40]
+    a[np.arange(40), chosen] = np.sign(rng.standard_normal(40)) * 2.0 ** rng.integers(-30, 30, 40)
+    expected = (a[np.arange(40), chosen] * b[:, chosen]).T
+    for result in (product(device, a, b), product(device, b, a).T):
+        assert (np.abs(result - expected) <= np.spacing(np.abs(expected))).all()
+        assert 0.2 < (result != expected).mean() < 0.3
+    short = b.astype(BF16).astype(F32)
+    exact = (a[np.arange(40), chosen] * short[:, chosen]).T
+    np.testing.assert_array_equal(product(device, a, short), exact)
+    a *= 1 + rng.standard_normal((40, 1)).astype(F32) / 4
+    assert error(product(device, a, b), a, b) <= 3 * 2.0**-22
+
+
+def everywhere(memory: Any, rows: int, cols: int) -> None:
+    lo_marks(memory, rows, cols)[...] = 1
+
+
+def nan_where_lo_is_zero(memory: Any, rows: int, cols: int) -> None:
+    groups, blocks = -(-rows // 8), -(-cols // 64)
+    lo = memory.reshape(-1)[: blocks * 2 * groups * 512].reshape(blocks, 2, groups * 512)[:, 1]
+    lo[~lo_marks(memory, rows, cols).any(axis=1)] = np.nan
+
+
+ROUNDED = {"float32": lambda x: x, "float16": lambda x: x.astype(np.float16), "bfloat16": lambda x: x.astype(BF16)}
+
+
+@pytest.mark.parametrize("right", ROUNDED)
+@pytest.mark.parametrize("left", ROUNDED)
+def test_zero_lo_is_left_out(device: Engine, left: str, right: str, rng: np.random.Generator) -> None:
+    """The same bits as with lo, and lo is not read. Rows of one block of columns, and of more than there are stages."""
+    for m, n, k in ((9, 12, 60), (140, 180, 200), (3, 5, 700)):
+        a, b = (ROUNDED[dtype](rng.standard_normal(s)).astype(F32) for dtype, s in ((left, (m, k)), (right, (n, k))))
+        a[0, :] = -0.0
+        result = product(device, a, b)
+        for change in (everywhere, nan_where_lo_is_zero):
+            assert (product(device, a, b, change=change).view(np.uint32) == result.view(np.uint32)).all()
+        assert error(result, a, b) <= (3 * 2.0**-22 if "float32" in (left, right) else k * 2.0**-23)
+
+
+def test_zero_lo_is_left_out_tile_by_tile(device: Engine, rng: np.random.Generator) -> None:
+    """Numbers that were bfloat16 have a lo only beside one that is 2**31 times larger; special values have none."""
+    a, b = (rng.standard_normal(s).astype(BF16).astype(F32) for s in ((150, 400), (340, 400)))
+    b[339] = 0
+    a[140, 330], b[339, 130], b[339, 200] = 1 + F32(2.0**-20), 2.0**40, 1 + 2.0**-7
+    a[5, 0], a[6, 399], b[7, 1], b[8, 2], b[9, 3] = np.inf, np.nan, -np.inf, 1e-40, -1e-30
+    a[10], b[10], b[11] = -0.0, 0.0, -0.0
+    marks = [lo_marks(device.host(split(device, device.array(x))), *x.shape).any(axis=1) for x in (a, b)]
+    assert [np.flatnonzero(m).tolist() for m in marks] == [[330 // 64], [200 // 64]]
+    result, whole = product(device, a, b), product(device, a, b, change=everywhere)
+    assert (result.view(np.uint32) == whole.view(np.uint32))[~np.isnan(result)].all()
+    assert (np.isnan(result) == np.isnan(whole)).all()
+    with np.errstate(all="ignore"):
+        expected = a.astype(np.float64) @ b.astype(np.float64).T
+    assert (np.isnan(result) == np.isnan(expected)).all()
+    assert not np.signbit(result[10][result[10] == 0]).any(), "sums that are zero are +0"
 
 
 def test_what_needs_repair_is_as_float32_and_disturbs_nothing(device: Engine, rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ from support import HOST
 from cupyfuse.cuda.configure import Config
 from cupyfuse.cuda.kernel import Kernel
 
-THREADS, TURNS = 64, 6
+THREADS, TURNS = 64, 12
 
 
 def kernel(body: str, cluster: int = 1, shared: int = 0) -> Kernel:

@@ -251,6 +251,10 @@ def test_derivative_is_the_slope(row: Operator, rng: np.random.Generator) -> Non
 
 REDUCTION_MEANING: dict[str, Callable[..., Any]] = {
     "expsum": lambda x, axis: np.exp(x - x.max(axis, keepdims=True)).sum(axis, keepdims=True),
+    "distances": lambda x, axis: x.sum(axis, keepdims=True) - x.shape[axis] * x.max(axis, keepdims=True),
+    "expdistances": lambda x, axis: scipy_special.xlogy(*[np.exp(x - x.max(axis, keepdims=True))] * 2).sum(
+        axis, keepdims=True
+    ),
     "moment2": lambda x, axis: x.var(axis, keepdims=True),
     "logsumexp": lambda x, axis: scipy_special.logsumexp(x, axis, keepdims=True),
 }
@@ -271,7 +275,7 @@ def test_what_is_said_of_one_element(row: Reduction, value: float) -> None:
     x = np.array([[value]])
     with np.errstate(all="ignore"):
         result = row.numpy(x, 1)
-    constant = {"expsum": 1.0, "moment2": 0.0}.get(row.name)
+    constant = {"expsum": 1.0, "moment2": 0.0, "distances": 0.0, "expdistances": 0.0}.get(row.name)
     assert row.identity_on_one == (constant is None)
     if constant is None:
         np.testing.assert_array_equal(result, x)
@@ -279,12 +283,12 @@ def test_what_is_said_of_one_element(row: Reduction, value: float) -> None:
         np.testing.assert_array_equal(result, [[constant if np.isfinite(value) else NAN]])
 
 
-DIFFERENTIABLE = [row for row in REDUCTION_ROWS if row.values[0].name not in ("expsum", "moment2")]
+DIFFERENTIABLE = [row for row in REDUCTION_ROWS if row.values[0].about is None]
 
 
 @pytest.mark.parametrize("row", DIFFERENTIABLE)
 def test_reduction_derivative_is_the_slope(row: Reduction, rng: np.random.Generator) -> None:
-    """`derivative` is per element and leaves a mean's 1/n to its division; expsum and moment2 occur in composites."""
+    """`derivative` is per element and leaves a mean's 1/n to its division; those about others occur in composites."""
     x, h = rng.standard_normal((1, 6)), 1e-5
     partial = np.broadcast_to(row.derivative(Namespace(), row.numpy(x, 1), x), x.shape)
     for j in range(6):

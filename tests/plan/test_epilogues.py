@@ -80,6 +80,12 @@ TAILS: list[tuple[Callable[..., Any], list[str], int, str]] = [
     (lambda x, w, b: cf.relu(x @ w.T + b) @ w.T, ["Gemm", "Gemm"], 1, "epilogue"),
     (lambda x, w, b: cf.relu(x @ w.T).sum(axis=0), ["Gemm", "ColumnStats"], 1, "a ColumnStats over 64 x 64 reads it"),
     (lambda x, w, b: np.tanh(x @ w.T) + (x @ w.T)[:1], ["Gemm", "RowProgram"], 1, "a view of it is read"),
+    (
+        lambda x, w, b: (x @ w.T + b, cf.softmax(x @ w.T + b, axis=1)),
+        ["Gemm", "RowProgram"],
+        1,
+        "a result is read again, but rounded",
+    ),
     (lambda x, w, b: x @ w.T > b, ["Gemm", "RowProgram"], 1, "results of 1 or 8 bytes an element follow"),
     (lambda x, w, b: (x @ w.T).astype("float64") * 2, ["Gemm", "RowProgram"], 1, "results of 1 or 8 bytes"),
 ]
@@ -93,6 +99,19 @@ def test_what_becomes_an_epilogue(always: None, number: int) -> None:
     assert kinds(plan) == expected and step.launches == launches
     assert words in step.how and step.how in str(plan)
     assert "gemm_kernel" in plan.source()
+
+
+def test_costly_values_of_columns_are_computed_once(always: None) -> None:
+    """An epilogue would compute them for every row; a few additions are cheaper there than a launch."""
+    shapes = (64, 64), (64, 64), (64,)
+    costly = plan_of(lambda x, w, b: (x @ w.T) * np.exp(b), *shapes)
+    assert kinds(costly) == ["RowProgram", "Gemm"]
+    columns, product = costly.steps
+    assert columns.domain == (1, 64) and [n.op for n in columns.nodes if n.op != "cast"] == ["exp"]
+    assert columns.outputs[0] in product.inputs
+    both = plan_of(lambda x, w, b: (np.sqrt(b), (x @ w.T) * np.sqrt(b)), *shapes)
+    assert kinds(both) == ["RowProgram", "Gemm"] and len(both.steps[0].outputs) == 1
+    assert kinds(plan_of(lambda x, w, b: (x @ w.T) * (2 * b), *shapes)) == ["Gemm"]
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,8 @@ EAGER_REDUCTIONS: dict[str, Callable[[Any], Any]] = {
     "mean": np.mean,
     "moment2": np.var,
     "expsum": lambda x: np.exp(x - x.max()).sum(),
+    "distances": lambda x: (x - x.max()).sum(),
+    "expdistances": lambda x: ((x - x.max()) * np.exp(x - x.max())).sum(),
     "logsumexp": scipy_special.logsumexp,
 }
 

@@ -37,7 +37,6 @@ def torch_lab(lab, monkeypatch):
 def hasty(monkeypatch):
     """One repeat of everything, on little data."""
     monkeypatch.setattr(timing, "clamp", lambda wanted, low, high: 1)
-    monkeypatch.setattr(timing, "_HOST_CALLS", 2)
     monkeypatch.setitem(rows.DEFAULTS, "bytes", (1 << 14, 1 << 14))
 
 
@@ -47,5 +46,5 @@ def on_cpu(monkeypatch):
     from benchmarks import pytorch
 
     monkeypatch.setattr(pytorch, "device_type", lambda: "cpu")
-    monkeypatch.setattr(pytorch, "peak_memory", lambda call: call() or 0)
+    monkeypatch.setattr(pytorch, "measure_memory", lambda call: pytorch.Memory() if call() is not None else None)
     monkeypatch.setattr(pytorch, "memory_held", lambda: (0, 0))

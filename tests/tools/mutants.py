@@ -15,6 +15,8 @@ ON_GPU = "tests/engines/test_cuda.py"
 REDUCTIONS, TEAMS, STAGES = "kernels_cu/reductions.cuh", "kernels_cu/teams.cuh", "kernels_cu/stages.cuh"
 TYPES, COLUMNS, PERSISTENT = "kernels_cu/types.cuh", "kernels_cu/column_stats.cu", "kernels_cu/row_persistent.cu"
 
+ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and host and (523-128by1 or 4300-128by1)")
+
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
 EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
 TILES, PIECES = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh"
@@ -137,14 +139,38 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a strip's atoms written over the next ones",
         SPLIT_COLUMNS,
-        "min(static_cast<i64>(4), groups - first / 8) * Parts",
-        "4 * Parts",
+        "min(static_cast<i64>(4), groups - first / 8) * 64",
+        "4 * 64",
         splits("columns"),
     ),
     Mutant("corrections of twice their weight", GEMM, "part[i] *= 0x1p-11f", "part[i] *= 0x1p-10f", splits("float32")),
-    Mutant("stages that are never free", GEMM, "ring.parity ^ 1", "ring.parity", splits("float32")),
-    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", splits("float32")),
+    Mutant(
+        "stages that are never free",
+        GEMM,
+        "ring.parity ^ 1);\n                messages",
+        "ring.parity);\n                messages",
+        splits("float32"),
+    ),
+    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", splits("several")),
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
+    Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
+    Mutant("half of the corrections", GEMM, "if (with_lo == (lo_of_a | lo_of_b))", "if (false)", splits("float32")),
+    Mutant("lo that nobody copied", GEMM, "says |= lo_of_a * with_a", "says |= lo_of_a", splits("lo_is")),
+    Mutant("the first marks of a strip for all", GEMM, "is_last ? 0 : groups", "0", splits("tile_by_tile")),
+    Mutant("the marks of one group", GEMM, "(lane < count ? lane : count - 1)", "0", splits("tile_by_tile")),
+    Mutant(
+        "the first tile's columns",
+        GEMM,
+        "to, row, col);\n        order",
+        "to, row, 0);\n        order",
+        splits("several"),
+    ),
+    Mutant("doubts of columns alone", GEMM, "small |= row + j < to.m &&", "small |= false &&", splits("every_tile")),
+    Mutant("doubts of rows alone", GEMM, "small |= of_col", "small |= false && of_col", splits("every_tile")),
+    Mutant(
+        "marks of one piece", ROWS, "0xffu << threadIdx.x % 32 / 8 * 8", "1u << threadIdx.x % 32", splits("22_bits")
+    ),
+    Mutant("marks of half a block", SPLIT_COLUMNS, "any_lo |= any", "any_lo = any", splits("22_bits")),
     Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", splits("exponents")),
     Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", splits("magnitudes or nothing_else")),
     Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", splits("nothing_else")),
@@ -330,6 +356,41 @@ MUTANTS: tuple[Mutant, ...] = (
         "return isfinite(m) ? s : m - m;",
         "return s;",
         kernels("exponentials"),
+    ),
+    Mutant(
+        "distances of the maximum before",
+        REDUCTIONS,
+        "            d = moved(d, n, this->m, this->ahead);",
+        "",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "distances merged as they are",
+        REDUCTIONS,
+        "d = moved(d, n, this->m, top) + moved(o.d, o.n, o.m, top);",
+        "d += o.d;",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "distances from -inf",
+        REDUCTIONS,
+        "return sum + (m == -infinity<T>() ? T(0) : static_cast<T>(count) * (m - to));",
+        "return sum + static_cast<T>(count) * (m - to);",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "weighted distances of the maximum before",
+        REDUCTIONS,
+        "return m == -infinity<T>() ? e : factor * (e + rise);",
+        "return m == -infinity<T>() ? e : factor * e;",
+        ABOUT_MAXIMUM,
+    ),
+    Mutant(
+        "labels by their low 32 bits",
+        TYPES,
+        "static_cast<i32>(n) == static_cast<i32>(x) && x == static_cast<i32>(x);",
+        "static_cast<i32>(n) == static_cast<i32>(x);",
+        kernels("integers_of_two_widths"),
     ),
     Mutant(
         "maximum from zero",

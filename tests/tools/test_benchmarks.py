@@ -53,7 +53,7 @@ def test_a_contest_goes_in_turns_and_drops_who_fails():
     calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b"), "c": lambda: 1 / 0}
     contest = timing.Contest(FakeDevice(), calls, budget=1e-9)
     order.clear()
-    found = contest.evicted()
+    found = contest.measure("gpu_evicted")
     assert order == ["a", "b", "b", "a", "a", "b", "b", "a", "a", "b", "b", "a", "a", "b"]
     assert {name: summary.n for name, summary in found.items()} == {"a": 7, "b": 7}
     assert contest.failures == {"c": "ZeroDivisionError: division by zero"}
@@ -62,17 +62,22 @@ def test_a_contest_goes_in_turns_and_drops_who_fails():
 def test_a_rival_that_fails_later_is_out_and_says_why():
     calls = iter(range(8))
     contest = timing.Contest(FakeDevice(), {"a": lambda: next(calls)}, budget=1e-9)
-    assert contest.evicted() == {}
+    assert contest.measure("gpu_evicted") == {}
     assert "StopIteration" in contest.failures["a"]
-    assert contest.host() == contest.back_to_back() == {}
+    assert contest.measure("host") == contest.measure("gpu_back_to_back") == {}
 
 
-def test_failed_replays_leave_the_contest_alone():
-    contest = timing.Contest(FakeDevice(), {"a": lambda: None, "b": lambda: None}, budget=1e-9)
-    taken, failed = contest.replayed({"a": lambda: None, "b": lambda: 1 / 0})
-    assert list(taken) == ["a"]
-    assert failed == {"b": "ZeroDivisionError: division by zero"}
-    assert contest.failures == {}
+def test_a_graph_that_fails_leaves_the_rival_in(lab):
+    def rival(capture):
+        return lambda: Rival(lambda: None, [], [], capture)
+
+    captures = {"a": lambda: lambda: None, "b": lambda: lambda: 1 / 0, "c": lambda: 1 / 0, "d": None}
+    rivals = {name: rival(capture) for name, capture in captures.items()}
+    case = run(lab, Case("g", "c", (1,), "float32"), rivals, ("gpu_evicted", "gpu_graph"), 1e-9)
+    assert [list(result.times) for result in case.results] == [["gpu_evicted", "gpu_graph"], *[["gpu_evicted"]] * 3]
+    missing = {"gpu_graph": "ZeroDivisionError: division by zero"}
+    assert [result.missing for result in case.results] == [{}, missing, missing, {}]
+    assert not any(result.failure for result in case.results)
 
 
 class FakeStream:
@@ -139,7 +144,7 @@ def test_the_device_queues_holds_evictions_and_events(fake_gpu):
     device = Device()
     assert (device.name, device.l2_bytes) == ("Fake GPU 9000", 60)
     fake_gpu.log.clear()
-    found = timing.Contest(device, {"a": lambda: fake_gpu.log.append("call")}, budget=1e-9).evicted()
+    found = timing.Contest(device, {"a": lambda: fake_gpu.log.append("call")}, budget=1e-9).measure("gpu_evicted")
     assert found["a"].median == 250.0
     after_warming = fake_gpu.log[8:13]  # three calls to warm up, three more between two events
     assert after_warming[0][0] == "hold" and after_warming[0][1] >= 50_000

@@ -109,13 +109,19 @@ def test_low_rank_weights_are_so():
     assert values[families.RANK - 1] > 5 * values[families.RANK] > 0
 
 
+def test_rows_of_one_element_choose_columns():
+    x, weight = drawn("one-hot")
+    assert (x.max(axis=1) == 1).all() and (np.count_nonzero(x, axis=1) == 1).all()
+    assert np.array_equal(x @ weight.T, weight[:, x.argmax(axis=1)].T)
+
+
 def test_errors_of_a_product_by_hand(lab):
     """1 * 3 + 2 * -1 is 1, of size 5; 1.5 errs by half of it and a tenth of its size."""
     x, weight = np.array([[1, 2]], np.float32), np.array([[3, -1]], np.float32)
-    product = gemm.Product(lab, x, weight)
-    assert product.facts == {"reference": 2.0**-53, "cancellation": 5.0}
+    rivals, facts = gemm.product(lab, x, weight)
+    assert facts == {"reference": 2.0**-53, "cancellation": 5.0}
     lab.cupy.matmul = lambda x, weight: np.array([[1.5]], np.float32)
-    wrong = {gemm.BASE: product.factories()[gemm.BASE]}
+    wrong = {gemm.BASE: rivals[gemm.BASE]}
     assert measure_errors(wrong[gemm.BASE]()) == (0.5, pytest.approx(0.1))
     case = run(lab, Case("g", "c", (1, 2, 1), "float32"), wrong, ("gpu_evicted",), 1e-9)
     assert case.results[0].failure == "wrong result: max error 0.1"
@@ -125,7 +131,7 @@ def test_errors_of_a_product_by_hand(lab):
 def test_large_products_are_compared_in_some_rows(lab, monkeypatch):
     monkeypatch.setattr(gemm, "_CHECKED", 3 * 4 * 5)
     x, weight = (np.ones(shape, np.float32) for shape in ((10, 4), (5, 4)))
-    rival = gemm.Product(lab, x, weight).factories()[gemm.BASE]()
+    rival = gemm.product(lab, x, weight)[0][gemm.BASE]()
     assert rival.expected[0].shape == rival.sizes[0].shape == (3, 5)
     assert measure_errors(rival) == (0.0, 0.0)
 

@@ -39,9 +39,8 @@ def test_the_losses_run(torch_lab, hasty, on_cpu, dtype):
 
 
 def test_a_wrong_loss_is_reported(torch_lab, hasty, on_cpu, monkeypatch):
-    right = losses.Loss._loss
-    wrong = {losses.OURS: 1.5}
-    monkeypatch.setattr(losses.Loss, "_loss", lambda self, rival: lambda: right(self, rival)() * wrong.get(rival, 1.0))
+    right, wrong = losses.loss_of, {losses.OURS: 1.5}
+    monkeypatch.setattr(losses, "loss_of", lambda lab, r, *of: lambda: right(lab, r, *of)() * wrong.get(r, 1.0))
     cases = list(losses.cases(torch_lab, parse("--shape 24x32x50 --dtype float32")))
     failures = Report("losses", ENVIRONMENT, {}, cases=cases).failed()
     assert len(failures) == 2 and all("wrong result" in failure for failure in failures)

@@ -14,7 +14,7 @@ from support import ROOT
 from benchmarks import __main__ as command
 from benchmarks import models, timing
 from benchmarks.__main__ import markdown
-from benchmarks.models import geometric_mean
+from benchmarks.models import mean_ratio
 from benchmarks.networks import NETWORKS
 from benchmarks.report import OUT_OF_TIME, Case, Report, Result, check, merge
 
@@ -50,8 +50,8 @@ def ratios(cases):
 def test_ratios_and_their_geometric_mean():
     cases = [made_up(), made_up("gpt2, large", 20e3)]
     assert [(f.found, f.holds) for f in ratios(cases)] == [({EAGER: 0.5}, True), ({EAGER: 2.0}, False)]
-    assert geometric_mean(ratios(cases)) == pytest.approx(1.0)
-    assert geometric_mean([]) is None
+    assert mean_ratio(ratios(cases)) == pytest.approx(1.0)
+    assert mean_ratio([]) is None
     cases[0].find(EAGER).failure = "RuntimeError: no"
     assert [f.found[EAGER] for f in ratios(cases)] == [None, 2.0]
 
@@ -134,10 +134,10 @@ def test_calls_in_a_loop_and_calls_that_are_queued():
 
     contest = timing.Contest(Clock(), {"a": lambda: order.append("call")}, 1e-9)
     order.clear()
-    assert contest.queued()["a"].n == 5
+    assert contest.measure("gpu_queued")["a"].n == 5
     assert order == ["hold", "record", "call", "record"] * 5
     order.clear()
-    assert contest.wall_loop()["a"].n == 5
+    assert contest.measure("wall_loop")["a"].n == 5
     calls = order.count("call") // 5
     assert calls == 9  # 30 ms of calls of 10 / 3 ms
     assert order == ["wait", *["call"] * calls, "wait"] * 5

@@ -133,10 +133,10 @@ def test_what_is_done_before_a_call_is_not_timed():
     contest = timing.Contest(Clock(), {"a": lambda: order.append("call")}, 1e-9, {"a": lambda: order.append("before")})
     assert order.count("before") == order.count("call")
     order.clear()
-    contest.evicted()
+    contest.measure("gpu_evicted")
     assert order[:5] == ["before", "evict", "record", "call", "record"]
     order.clear()
-    assert contest.wall()["a"].n == 7
+    assert contest.measure("wall")["a"].n == 7
     assert order == ["before", "call"] * 3 * 7
 
 
@@ -170,10 +170,9 @@ def test_a_module_that_is_not_whole_is_reported(torch_lab, hasty, on_cpu, monkey
     monkeypatch.setattr(rivals, "fuse", lambda module, **options: _left(module))
     whole = "not all of the module is fused: sort: no rule"
     head = torch_heads.Head(torch_lab, "head_sum", parse())
-    for make in (head._forward, head._changed):
-        case = torch_heads.run(
-            torch_lab, Case("g", "c", (6, 32, 40), "float32"), {FUSED: functools.partial(make, FUSED)}, (), 1.0
-        )
+    for group in (torch_heads.FORWARD, torch_heads.CHANGED):
+        ours = {FUSED: functools.partial(head.rival, group, FUSED)}
+        case = torch_heads.run(torch_lab, Case("g", "c", (6, 32, 40), "float32"), ours, (), 1.0)
         assert whole in case.results[0].failure
     with pytest.raises(RuntimeError, match=whole):
         torch_heads._launch_factories(torch_lab, "float32", False)[FUSED]()
@@ -207,7 +206,7 @@ def test_stale_weights_are_found(torch_lab, hasty, monkeypatch):
 
     monkeypatch.setattr(rivals, "fuse", Stale)
     head = torch_heads.Head(torch_lab, "head_sum", parse())
-    ours = {FUSED: lambda: head._changed(FUSED)}
+    ours = {FUSED: lambda: head.rival(torch_heads.CHANGED, FUSED)}
     case = torch_heads.run(torch_lab, Case("g", "c", (6, 32, 40), "float32"), ours, ("wall",), 1e-9)
     assert case.results[0].failure.startswith("wrong result")
 

@@ -236,6 +236,17 @@ def test_a_vocabulary_is_taken_in_blocks_of_classes(rows: int, reduction: str, d
     assert products <= backward.flops < 1.05 * products
 
 
+def test_float32_operands_of_blocks_are_split_as_they_are() -> None:
+    """The transposes of a block's gradient and of its weights are not copied: fewer, larger blocks fit."""
+    settings = Settings()
+    traced = language_model(4096, 32000, 2048, "float32", "mean")
+    saved = saving.choose_saved(traced, (True, True, False), (True,), settings)
+    backward = backward_plan(traced, saved, settings)
+    assert backward.blocks is not None and backward.blocks.transposed and backward.blocks.count == 10
+    assert [s.kind for s in backward.blocks.plan.steps] == ["Gemm", "RowProgram", "Gemm", "Gemm", "RowProgram"]
+    assert backward.workspace <= settings.max_workspace
+
+
 def test_a_small_weight_is_taken_in_blocks_of_rows() -> None:
     """Many rows, few classes: a sum of the weight's gradient is cheap, and three products are fewer than four."""
     settings = Settings()

@@ -124,10 +124,10 @@ def test_products_are_left_where_halves_have_no_kernel():
     ("build", "dtype", "compiled", "ours", "theirs"),
     [  # microseconds of GPU, L2 evicted or back to back: benchmarks/results/nvidia-h200
         (chains.head_logsumexp, "float32", False, 588, 2771),
-        (chains.head_logsumexp, "float32", True, 588, 2700),
+        (chains.head_logsumexp, "float32", True, 729, 2700),  # compiled graphs split the weight in each call
         (chains.head_sum, "float32", False, 11, 2748),  # ours 7.1 from the L2 cache, 15.7 with it overwritten
         (chains.head_softmax, "float32", False, 598, 2764),
-        (chains.head_softmax, "float32", True, 598, 2726),
+        (chains.head_softmax, "float32", True, 765, 2726),
         (chains.head_logsumexp, "bfloat16", False, 183, 241),
         (chains.head_logsumexp, "bfloat16", True, 183, 180),
         (chains.head_softmax, "bfloat16", False, 191, 240),

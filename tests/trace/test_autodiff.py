@@ -127,8 +127,18 @@ REDUCED = {
     "min": lambda x, axis: torch.amin(x, axis, keepdim=True),
     "logsumexp": lambda x, axis: torch.logsumexp(x, axis, keepdim=True),
     "moment2": lambda x, axis: torch.var(x, axis, correction=0, keepdim=True),
-    "expsum": lambda x, axis: torch.exp(x - torch.amax(x, axis, keepdim=True).detach()).sum(axis, keepdim=True),
+    "expsum": lambda x, axis: torch.exp(distance_below_maximum(x, axis)).sum(axis, keepdim=True),
+    "distances": lambda x, axis: distance_below_maximum(x, axis).sum(axis, keepdim=True),
+    "expdistances": lambda x, axis: torch.sum(
+        distance_below_maximum(x, axis) * torch.exp(distance_below_maximum(x, axis)), axis, keepdim=True
+    ),
 }
+
+
+def distance_below_maximum(x: torch.Tensor, axis: int) -> torch.Tensor:
+    return x - torch.amax(x, axis, keepdim=True).detach()
+
+
 ROWS = np.array(
     [
         [1.0, 2.0, 3.0, 4.0],

@@ -16,6 +16,15 @@ def _expsum(x: Array, axis: int) -> Array:
     return np.exp(x - x.max(axis=axis, keepdims=True)).sum(axis=axis, keepdims=True)
 
 
+def _distances(x: Array, axis: int) -> Array:
+    return (x - x.max(axis=axis, keepdims=True)).sum(axis=axis, keepdims=True)
+
+
+def _expdistances(x: Array, axis: int) -> Array:
+    distance = x - x.max(axis=axis, keepdims=True)
+    return (distance * np.exp(distance)).sum(axis=axis, keepdims=True)
+
+
 def _logsumexp(x: Array, axis: int) -> Array:
     top = x.max(axis=axis, keepdims=True)
     return plus_log(top, _expsum(x, axis))
@@ -35,6 +44,16 @@ def _scale_of_expsum(x: Array, axis: int) -> Array:
     # The relative error of an exponential grows with its rounded argument.
     distance = x.max(axis=axis, keepdims=True) - x
     return (np.exp(-distance) * (1 + np.where(distance < np.inf, distance, 0))).sum(axis=axis, keepdims=True)
+
+
+def _scale_of_distances(x: Array, axis: int) -> Array:
+    return np.abs(_distances(x, axis))
+
+
+def _scale_of_expdistances(x: Array, axis: int) -> Array:
+    distance = x.max(axis=axis, keepdims=True) - x
+    finite = np.where(distance < np.inf, distance, 0)
+    return (np.exp(-distance) * finite * (2 + finite)).sum(axis=axis, keepdims=True)
 
 
 def _scale_of_moment2(x: Array, axis: int) -> Array:
@@ -100,6 +119,30 @@ ROWS = (
         identity_on_one=False,
         about="max",
         words=3,
+    ),
+    # Two that extend an expsum of the same elements, whose distances and exponentials they add up.
+    Reduction(
+        "distances",
+        _distances,
+        "Distances",
+        "distances()",
+        lambda o, top, x: 1.0,
+        "Sum of x - max x.",
+        scale=_scale_of_distances,
+        identity_on_one=False,
+        about="max",
+        words=2,
+    ),
+    Reduction(
+        "expdistances",
+        _expdistances,
+        "ExpDistances",
+        "exp_distances()",
+        lambda o, top, x: o.exp(x - top) * (1.0 + (x - top)),
+        "Sum of (x - max x) exp(x - max x).",
+        scale=_scale_of_expdistances,
+        identity_on_one=False,
+        about="max",
     ),
     Reduction(
         "moment2",

@@ -79,8 +79,9 @@ class Reduction:
     ulps : error for each element reduced, in ulps of `scale`; 0 for exact reductions
     flops : cost of an element relative to an addition
     identity_on_one : whether the reduction of one element is that element
-    about : the reduction of the same elements whose result `derivative` takes as `y`; by default this one
-    words : numbers that the accumulator holds
+    about : the reduction of the same elements whose result `derivative` takes as `y`; by default this one. Reductions
+        about the maximum share one accumulator: that of an expsum, which the others extend
+    words : numbers that the accumulator holds, or those by which it extends another
     """
 
     name: str

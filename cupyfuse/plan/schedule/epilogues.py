@@ -3,7 +3,7 @@
 In the kernel (`kernels_cu/gemm.cu`) the row program reads the product from registers. Pointwise results are written at
 once. Reductions leave a state for each row and tile, which a second kernel merges: the product itself is not written,
 unless another step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes
-what the others read.
+what the others read. Values of columns alone, which it would compute for every row, are a step of their own before it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .tiles import LINE, MOST_STAGED, last_stage, library_time, own_time, stream
 
 _DTYPES = ("float16", "bfloat16")
 _GAIN = 0.985  # of the library's time, what our kernel may take at most
+_REPEATED = 4  # FLOPs of each column that an epilogue computes again for every row: a launch takes longer
 _HOW = "own {} product with float32 sums"
 
 
@@ -98,13 +99,15 @@ class _FusedProduct:
     gemm : the step of the product with its epilogue
     tail : the row program that became the epilogue, whole or in part; None if the epilogue only stores the product
     rest : the later stages of the tail; None if it was not cut in two
-    storage : dtypes of the values that the cut stores
+    columns : the step of the tail's values of columns; None if it computes none
+    storage : dtypes of the values that the cuts store
     """
 
     plain: Step
     gemm: Step
     tail: Step | None
     rest: Step | None
+    columns: Step | None
     storage: dict[Node, str]
 
     def replace_in(self, steps: list[Step]) -> list[Step]:
@@ -113,7 +116,7 @@ class _FusedProduct:
         result = []
         for step in steps:
             if step is last:
-                result += [self.gemm] if self.rest is None else [self.gemm, self.rest]
+                result += [s for s in (self.columns, self.gemm, self.rest) if s is not None]
             elif step is not self.plain:
                 result.append(step)
         return result
@@ -124,8 +127,8 @@ class _FusedProduct:
         own = own_time(self.gemm, device)
         if self.tail is not None:
             plain += stream_time(self.tail, device, last_stage(self.tail) + 1)
-        if self.rest is not None:
-            own += stream_time(self.rest, device, last_stage(self.rest) + 1)
+        for added in (self.columns, self.rest):
+            own += 0 if added is None else stream_time(added, device, last_stage(added) + 1)
         if own < _GAIN * plain:
             return ""
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
@@ -140,17 +143,19 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
         tail = readers[0]
         reason = _reason_against_tail(tail, product)
         if not reason:
-            first, rest, added = _cut_behind_first_stage(tail, product)
-            reason = _reason_against_results(first, {**storage, **added})
+            columns, alone, vectors = _take_columns_out(tail)
+            first, rest, added = _cut_behind_first_stage(alone, product)
+            added.update(vectors)
+            reason = _reason_against_results(first, rest, {**storage, **added})
             if not reason:
                 stored = is_result or len(readers) > 1 or (rest is not None and product in rest.inputs)
                 how += ", the row program its epilogue"
                 gemm = _with_epilogue(step, first, stored, {**storage, **added}, how)
-                rest = None if rest is None else with_bytes(rest, {**storage, **added})
-                return _FusedProduct(step, gemm, tail, rest, added)
+                columns, rest = (None if s is None else with_bytes(s, {**storage, **added}) for s in (columns, rest))
+                return _FusedProduct(step, gemm, tail, rest, columns, added)
         how += f"; stored, as {reason}"
     store = step_of("RowProgram", product.shape, [], [product], [], [])
-    return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, {})
+    return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, None, {})
 
 
 def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node, str], how: str) -> Step:
@@ -178,10 +183,13 @@ def _reason_against_tail(tail: Step, product: Node) -> str:
     return ""
 
 
-def _reason_against_results(first: Step, storage: dict[Node, str]) -> str:
-    """Explain why our kernel cannot write the results of a stage; empty if it can."""
+def _reason_against_results(first: Step, rest: Step | None, storage: dict[Node, str]) -> str:
+    """Explain why our kernel cannot write the results of a stage, which `rest` reads; empty if it can."""
     full = [n for n in first.outputs if n.shape == first.domain]
     sizes = [dtypes.ITEMSIZE[storage[n]] for n in full]
+    if rest is not None and any(n in rest.inputs and storage[n] != dtypes.compute_dtype(n.dtype) for n in full):
+        # Reductions of the unrounded values would not belong to the rounded ones.
+        return "a result is read again, but rounded"
     if any(size not in (2, 4) for size in sizes):
         return "results of 1 or 8 bytes an element follow"
     if sum(sizes) > MOST_STAGED - dtypes.ITEMSIZE["float32"]:  # with the product itself
@@ -189,6 +197,27 @@ def _reason_against_results(first: Step, storage: dict[Node, str]) -> str:
     if len(full) < len(first.outputs) and not any(n.reduction for n in first.nodes):
         return "values of rows are computed without it"
     return ""
+
+
+def _take_columns_out(tail: Step) -> tuple[Step | None, Step, dict[Node, str]]:
+    """Cut values of columns alone off a row program: return their step, the rest, and dtypes of stored values."""
+    stages = stages_of(tail)
+    vectors = [n for n in tail.nodes if n.shape[0] == 1 and stages[n] < 0]
+    others = [n for n in tail.nodes if n not in vectors]
+    read = {i for n in others for i in g.eager_inputs(n)}
+    stored = [n for n in vectors if n in read or n in tail.outputs]
+    work = sum(g.flops(n) / n.size for n in vectors if n.shape == (1, tail.domain[1]))
+    if tail.domain[0] == 1 or work <= _REPEATED:
+        return None, tail, {}
+    inputs = [i for i in tail.inputs if any(i in g.eager_inputs(n) for n in vectors)]
+    columns = step_of("RowProgram", (1, tail.domain[1]), vectors, inputs, stored, [])
+    kept = [i for i in tail.inputs if i in read]
+    outputs = [o for o in tail.outputs if o not in vectors]
+    # A guard that fails computes vectors again, from what they were computed from.
+    guarded = set(g.topological(n.inputs[1] for n in others if n.op == "guard"))
+    repairs = [i for i in dict.fromkeys((*tail.repair_inputs, *inputs)) if i in guarded and i not in kept]
+    alone = step_of("RowProgram", tail.domain, others, [*kept, *stored], outputs, repairs)
+    return columns, alone, {n: dtypes.compute_dtype(n.dtype) for n in stored if n not in tail.outputs}
 
 
 def _cut_behind_first_stage(tail: Step, product: Node) -> tuple[Step, Step | None, dict[Node, str]]:

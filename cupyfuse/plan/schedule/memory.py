@@ -37,9 +37,8 @@ class Layout:
 
 # Operators that copy a value in the dtype in which it is stored.
 COPIES = ("copy", "strided", "put")
-# A column-major operand with at least so many rows, or with no fewer rows than columns, is split without a copy. Fewer
-# rows make too few blocks for two passes: 2048 x 8192 takes 90 us on an H200, 75 us with a copy. Larger ones are in
-# docs/gemm.md.
+# A column-major operand is split without a copy in two parts, which only GPUs with clusters do; in one part if it has
+# at least so many rows, or no fewer rows than columns: fewer rows make too few blocks for two passes.
 _SPLIT_BY_COLUMNS = 4096
 
 
@@ -145,8 +144,8 @@ def insert_copies(graph: Graph, layouts: dict[int, Layout]) -> Graph:
         layout = layout_of(value, layouts)
         if layout.blas if reader.op == "matmul" else readable_by_rows(value, layouts):
             return value
-        tall = value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
-        splits_by_columns = reader.op == "split" and layout.unit_rows and tall
+        enough = reader.parts == 2 or value.shape[0] >= min(value.shape[1], _SPLIT_BY_COLUMNS)
+        splits_by_columns = reader.op == "split" and layout.unit_rows and enough
         return value if splits_by_columns else copy_of(value)
 
     done: dict[Node, Node] = {}

@@ -97,12 +97,18 @@ def finish_time(step: Step) -> float:
 def state_size(epilogue: Step) -> int:
     """Bound the bytes of a state that an epilogue leaves for one row of a tile; 0 without reductions."""
     reductions = [n for n in epilogue.nodes if n.reduction]
-    exponential = {n.inputs[0] for n in reductions if n.op == "expsum"}  # whose accumulators hold the maximum, too
-    separate = [n for n in reductions if n.op != "max" or n.inputs[0] not in exponential]
-    words = [max(4, dtypes.ITEMSIZE[dtypes.compute_dtype(n.dtype)]) for n in separate]
-    aligned = max(words, default=4)  # an accumulator begins at most at multiples of the longest word
-    sizes = [-(-REDUCTIONS[n.op].words * word // aligned) * aligned for n, word in zip(separate, words, strict=True)]
+    # Those about the maximum of the same elements share an accumulator, which holds the maximum, too.
+    shared = {n.inputs[0] for n in reductions if REDUCTIONS[n.op].about == "max"}
+    separate = [n for n in reductions if n.op not in ("max", "expsum") or n.inputs[0] not in shared]
+    words = [(REDUCTIONS[n.op].words, _word(n)) for n in separate]
+    words += [(REDUCTIONS["expsum"].words, _word(n)) for n in shared]
+    aligned = max((word for _, word in words), default=4)  # an accumulator begins at most at multiples of these
+    sizes = [-(-count * word // aligned) * aligned for count, word in words]
     return -(-sum(sizes) // 8) * 8
+
+
+def _word(value: Node) -> int:
+    return max(4, dtypes.ITEMSIZE[dtypes.compute_dtype(value.dtype)])
 
 
 def state_bytes(step: Step, processors: int) -> int:

@@ -62,8 +62,17 @@ def unit_gradients(traced: TracedChain, wanted: Sequence[bool]) -> dict[int, Nod
 
 
 def scale_gradients(unit: dict[int, Node], cotangent: Node) -> dict[int, Node]:
-    """Multiply gradients for a cotangent of one by the cotangent, a number."""
-    return {k: g.pointwise("multiply", n, g.cast(cotangent, n.dtype)) for k, n in unit.items()}
+    """Multiply gradients for a cotangent of one by the cotangent, a number.
+
+    Zeros stay zeros, also where the cotangent is infinite or NaN: those of labels that do not count, which a mask keeps
+    from the cotangent.
+    """
+    return {k: _scale_but_zeros(n, g.cast(cotangent, n.dtype)) for k, n in unit.items()}
+
+
+def _scale_but_zeros(values: Node, factor: Node) -> Node:
+    is_zero = g.pointwise("equal", values, g.const(0.0))
+    return g.pointwise("where", is_zero, values, g.pointwise("multiply", values, factor))
 
 
 def choose_saved(

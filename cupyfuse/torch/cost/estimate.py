@@ -116,4 +116,6 @@ def _estimate(
 ) -> Estimate:
     traced = chain.trace(metas)
     pytorch_time = inductor_time if compiled else eager_time
-    return Estimate(fused_time(traced, requires_grad, machine, frozen), pytorch_time(traced, requires_grad, machine))
+    fixed = frozenset() if compiled else chain.fixed  # compiled graphs keep nothing from call to call
+    fused = fused_time(traced, requires_grad, machine, frozen, fixed)
+    return Estimate(fused, pytorch_time(traced, requires_grad, machine))

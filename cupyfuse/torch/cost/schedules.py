@@ -40,9 +40,13 @@ _INDUCTOR = _Costs(rates.INDUCTOR_LAUNCH, rates.INDUCTOR_PRODUCT)
 # Fused --------------------------------------------------------------------------------------------------------------
 
 
-def fused_time(traced: TracedChain, requires_grad: Flags, machine: Machine, frozen: bool) -> Time:
-    """Estimate the fused plan, without blocks of rows, which cost little beside their work."""
-    fixed = traced.chain.fixed
+def fused_time(
+    traced: TracedChain, requires_grad: Flags, machine: Machine, frozen: bool, fixed: frozenset[int]
+) -> Time:
+    """Estimate the fused plan, without blocks of rows, which cost little beside their work.
+
+    Weights are prepacked from the inputs `fixed`.
+    """
     settings = Settings(machine.precision, machine.device, max_workspace=1 << 62)
     plan = build(traced.as_traced(), None, settings, fixed)
     times = [Time(0.0, rates.CALL), *(_fused_step_time(step, machine) for step in plan.steps)]

@@ -26,7 +26,7 @@ from .values import Value, pointwise, refuse, require_float, stop_gradient
 
 def _positions(like: Value, n: int) -> Value:
     """Return 0, ..., n - 1 in the trace of another value."""
-    return Value(like.tracer._trace.array(g.positions(n, 1, "int64"), (1,)), (n,))
+    return Value(like.tracer._trace.array(g.positions(n, 1, g.label_dtype(n)), (1,)), (n,))
 
 
 def pick(value: Value, dim: int, index: Value) -> Value:

@@ -23,13 +23,18 @@ unsigned rank() { return block_of(*current); }
 constexpr unsigned kWindow = 1 << 24;
 unsigned within_block(unsigned address) { return address % kWindow; }
 
-// The barrier of a block of the cluster, which has to be there still.
-Phase& phase_of(Site site, unsigned barrier, unsigned block) {
+// Fail unless a block of the cluster is there still.
+void check_present(Site site, unsigned block) {
     if (block >= blocks.size()) fail("a block that the cluster does not have", site);
     const Fiber* first = &fibers[block * threads_a_block];
     if (std::all_of(first, first + threads_a_block, [](const Fiber& f) { return f.state == State::Done; })) {
         fail("an access to the shared memory of a block that has left the kernel", site);
     }
+}
+
+// The barrier of a block of the cluster.
+Phase& phase_of(Site site, unsigned barrier, unsigned block) {
+    check_present(site, block);
     std::map<unsigned, Phase>& phases = blocks[block].phases;
     barrier = within_block(barrier);
     if (phases.count(barrier) == 0) fail("a barrier in shared memory that nobody has initialised", site);
@@ -108,6 +113,17 @@ void named_barrier(Site site, unsigned name, unsigned threads, bool waits) {
 unsigned rank_in_cluster() { return rank(); }
 
 void cluster_barrier(Site site) { wait_for(Kind::Cluster, site, 0); }
+
+const void* shared_of(Site site, const void* own, unsigned block) {
+    check_present(site, block);
+    for (const Shared& each : here->shared) {
+        const char* from = each.memory + kGuard;
+        if (own >= from && own < from + each.bytes) {
+            return memory_of(blocks[block], each.site, each.bytes) + (static_cast<const char*>(own) - from);
+        }
+    }
+    fail("an address of shared memory that is none", site);
+}
 
 void tensor_copy(Site site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks_) {
     // As runtime.py writes it: address, elements a line, lines, bytes from line to line, and the box: elements, lines.

@@ -1,8 +1,9 @@
 // The threads of a block as fibers that take turns: each runs until it waits for others. See shim.h.
 //
 // The order is drawn from the seed, and is one of three kinds: rounds, in which every thread moves a step in a new order; and
-// running ahead, in which one warp, or one block of a cluster, gets as far as it can before the next one starts. What a kernel
-// computes must depend on none. Shared memory is NaN to begin with, and has guards before and behind it.
+// running ahead, in which one warp, or one block of a cluster, gets as far as it can before the next one starts. In half of
+// the launches one of them is late: it moves a step where no other can. What a kernel computes must depend on none of this.
+// Shared memory is NaN to begin with, and has guards before and behind it.
 #include "shim.h"
 
 #include <setjmp.h>
@@ -123,30 +124,36 @@ void check_shared() {
     }
 }
 
-void run_threads(unsigned threads, std::mt19937_64& random, unsigned team) {
+void run_threads(unsigned threads, std::mt19937_64& random, unsigned team, bool one_is_late) {
     prepare(threads);
     const bool ahead = team > 1;
     std::vector<unsigned> order((threads + team - 1) / team);
     for (unsigned k = 0; k < order.size(); ++k) order[k] = k;
     std::shuffle(order.begin(), order.end(), random);
-    for (;;) {
-        bool moved = false, waiting = false;
-        for (unsigned at : order) {
-            const unsigned from = at * team, to = std::min(threads, from + team);
-            for (bool again = true; again;) {
-                again = false;
-                for (unsigned k = from; k < to; ++k) {
-                    if (fibers[k].state == State::Ready) {
-                        resume(fibers[k]);
-                        if (failed) return;
-                        moved = true;
-                        again = ahead;
-                    }
-                    waiting |= fibers[k].state != State::Done;
+    const unsigned late = order[0];
+    bool moved;
+    const auto move = [&](unsigned at, bool far) {
+        const unsigned from = at * team, to = std::min(threads, from + team);
+        for (bool again = true; again && !failed;) {
+            again = false;
+            for (unsigned k = from; k < to && !failed; ++k) {
+                if (fibers[k].state == State::Ready) {
+                    resume(fibers[k]);
+                    moved = true;
+                    again = far;
                 }
             }
         }
-        if (!waiting) return;
+    };
+    for (;;) {
+        moved = false;
+        for (unsigned at : order) {
+            if (!one_is_late || at != late) move(at, ahead);
+        }
+        if (one_is_late && !moved) move(late, false);
+        if (failed) return;
+        const Fiber* first = &fibers[0];
+        if (std::all_of(first, first + threads, [](const Fiber& f) { return f.state == State::Done; })) return;
         if (!moved) {
             release(threads);
             if (failed) return;
@@ -234,8 +241,8 @@ char* dynamic_shared_memory() { return shared_memory(kDynamic, dynamic_bytes); }
 namespace {
 
 // Run the blocks of one cluster.
-void run_cluster(unsigned threads, std::mt19937_64& random, unsigned team) {
-    run_threads(threads * static_cast<unsigned>(blocks.size()), random, team);
+void run_cluster(unsigned threads, std::mt19937_64& random, unsigned team, bool one_is_late) {
+    run_threads(threads * static_cast<unsigned>(blocks.size()), random, team, one_is_late);
     for (Block& block : blocks) {
         here = &block;
         blockIdx = block.at;
@@ -276,11 +283,12 @@ const char* launch(const char* kernel_, Entry* entry_, const void* program_, Ind
     sigaction(SIGBUS, &action, &before[1]);
 #endif
     // Who moves as far as it can: a thread one step, a warp, or a block of a cluster.
-    const unsigned team = !(seed & 1) ? 1 : cluster > 1 && seed & 2 ? threads_a_block : 32;
+    const unsigned team = seed % 3 == 0 ? 1 : cluster > 1 && seed % 3 == 1 ? threads_a_block : 32;
+    const bool one_is_late = seed / 3 % 2 != 0;
     for (const Index& first : firsts) {
         if (failed) break;
         for (unsigned k = 0; k < cluster; ++k) blocks.push_back(Block{Index{first.x + k, first.y, 0}, {}, {}, {}});
-        run_cluster(threads_a_block, random, team);
+        run_cluster(threads_a_block, random, team, one_is_late);
     }
 #ifndef __SANITIZE_ADDRESS__
     sigaction(SIGSEGV, &before[0], nullptr);

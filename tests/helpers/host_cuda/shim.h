@@ -46,6 +46,8 @@ void named_barrier(Site, unsigned name, unsigned threads, bool waits);
 // Blocks of a cluster run together.
 unsigned rank_in_cluster();
 void cluster_barrier(Site);
+// What is at `own` of this block's shared memory in that of another block of the cluster.
+const void* shared_of(Site, const void* own, unsigned block);
 // Copy a box of a matrix that `runtime.py` describes to the blocks whose bits are set, swizzled by 128 bytes.
 void tensor_copy(Site, unsigned to, const Word64* map, int element, int line, unsigned barrier, unsigned blocks);
 // What all lanes of a warp execute together: none of them may be in another collective.

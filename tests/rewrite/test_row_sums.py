@@ -1,0 +1,183 @@
+"""Sums that wait for other reductions of their row take the same pass: values, special values, and plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import INF, NAN
+
+import cupyfuse as cf
+import cupyfuse.torch as ct
+from cupyfuse import rewrite
+from cupyfuse.ir import graph as g
+from cupyfuse.settings import Settings
+from cupyfuse.torch import losses
+from cupyfuse.torch.chains import saving
+from cupyfuse.torch.chains.chain import Chain, TracedChain
+
+F = torch.nn.functional
+TOP, TOTAL = "x.max(axis=1, keepdims=True)", "np.exp(x - x.max(axis=1, keepdims=True)).sum(axis=1, keepdims=True)"
+LOGARITHM = f"(x - {TOP} - np.log({TOTAL}))"
+SOFTMAX = f"(np.exp(x - {TOP}) / {TOTAL})"
+# As written, and the reductions that are left.
+FORMS = {
+    f"(x - {TOP}).sum(axis=1)": {"distances"},
+    f"{LOGARITHM}.sum(axis=1)": {"expsum", "distances"},
+    f"({SOFTMAX} * {LOGARITHM}).sum(axis=1)": {"expsum", "expdistances"},
+    f"({LOGARITHM} * np.exp({LOGARITHM})).sum(axis=1)": {"expsum", "expdistances"},
+    f"({SOFTMAX} * x).sum(axis=1)": {"max", "expsum", "expdistances"},
+    f"(x * {SOFTMAX}).sum(axis=1)": {"max", "expsum", "expdistances"},
+    f"{LOGARITHM}[np.arange(7), k]": {"max", "expsum", "sum"},
+    f"np.exp({LOGARITHM})[np.arange(7), k] * 3": {"max", "expsum", "sum"},
+}
+NOT_OF_THESE = (
+    "(x - x.max(axis=0)).sum(axis=1)",
+    "(x - x.min(axis=1, keepdims=True)).sum(axis=1)",
+    "(x - x.mean(axis=1, keepdims=True)).sum(axis=1)",  # would cancel
+    f"({SOFTMAX} * x * x).sum(axis=1)",
+    f"({TOP} / x)[np.arange(7), k]",  # the sign of a zero would be lost
+)
+
+
+def draw(seed: int, *shape: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def function(text: str) -> Any:
+    return eval(f"lambda x, k: {text}", {"np": np})
+
+
+def reductions(text: str, dtype: str = "float32") -> Counter[str]:
+    graph = cf.fuse(function(text)).trace((cf.spec((7, 33), dtype), cf.spec(7, "int64"))).graph
+    found = g.topological(rewrite.simplify(graph)[0].roots)
+    return Counter(n.op for n in found if n.reduction)
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_one_pass_is_left(text: str) -> None:
+    found = reductions(text)
+    assert set(found) == FORMS[text] and set(found.values()) == {1}
+
+
+@pytest.mark.parametrize("text", NOT_OF_THESE)
+def test_other_sums_are_as_written(text: str) -> None:
+    assert not {"distances", "expdistances"} & set(reductions(text))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+@pytest.mark.parametrize("offset", [0.0, 4096.0, -4096.0])
+@pytest.mark.parametrize("text", FORMS)
+def test_values(text: str, offset: float, dtype: str) -> None:
+    """Of logits with a large common offset, too: a sum of the logits themselves would round away what is left."""
+    x, k = (draw(1, 7, 33) * 3).astype(dtype) + np.dtype(dtype).type(offset), np.arange(7) * 5
+    expected = function(text)(x.astype(np.float64), k)
+    unit = float(np.finfo(dtype).eps)
+    # The logarithms of 33 probabilities, each of a rounded distance; what holds x itself is rounded with it.
+    scale = 33 * np.abs(x - x.max(axis=1, keepdims=True)).astype(np.float64).max()
+    holds_offset = "* x)" in text or "(x *" in text
+    scale += abs(offset) if holds_offset else 0.0
+    with np.errstate(all="ignore"):
+        found = np.asarray(cf.fuse(function(text))(x, k), dtype=np.float64)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=8 * unit * scale)
+
+
+SPECIAL = [
+    [0.0, -0.0, 1.0],
+    [-INF, 1.0, 2.0],
+    [2.0, -INF, 1.0],
+    [-INF, -INF, -INF],
+    [INF, 1.0, 2.0],
+    [1.0, NAN, 2.0],
+    [INF, -INF, 0.0],
+]
+
+
+@pytest.mark.parametrize("label", [0, 1, 2])
+@pytest.mark.parametrize("text", FORMS)
+def test_special_values(text: str, label: int) -> None:
+    x, k = np.array(SPECIAL), np.full(len(SPECIAL), label)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(cf.fuse(function(text))(x, k), function(text)(x, k), rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("label", [-100, -1, 33, 1 << 32, (1 << 32) + 3, -(1 << 32) + 3])
+def test_labels_out_of_range_choose_nothing(label: int) -> None:
+    """Not those of which 32 bits are the number of a class, either."""
+    x = torch.tensor(draw(2, 7, 33))
+    target = torch.full((7,), label)
+    found = ct.linear_cross_entropy(x, torch.eye(33, dtype=x.dtype), target, ignore_index=-7, reduction="none")
+    assert torch.isnan(found).all()
+    target[0] = 3
+    found = ct.linear_cross_entropy(x, torch.eye(33, dtype=x.dtype), target, ignore_index=label, label_smoothing=0.5)
+    torch.testing.assert_close(found, F.cross_entropy(x[:1], target[:1], label_smoothing=0.5))
+
+
+def test_sums_of_choices_are_closed() -> None:
+    def cotangents(a: Any, b: Any, k: Any) -> Any:
+        chosen = np.where(np.arange(33) == k[:, None], a[:, None], 0.0)
+        return (-(b[:, None] + chosen) * 2.0 - chosen / a[:, None]).sum(axis=1)
+
+    a, b, k = draw(3, 7), draw(4, 7), np.array([0, 32, 33, -1, 5, 6, 7])
+    np.testing.assert_allclose(cf.fuse(cotangents)(a, b, k), cotangents(a, b, k), rtol=1e-13)
+
+
+# Plans for an H200 --------------------------------------------------------------------------------------------------
+
+EVERYTHING = {"label_smoothing": 0.1, "z_loss": 1e-4, "soft_cap": 30.0}
+
+
+def language_model(**options: Any) -> TracedChain:
+    o = losses._Options(*({**_DEFAULTS, **options}[name] for name in losses._Options._fields))
+    names = ("input", "weight", "target")
+    calls = tuple(losses._list_calls(names, True, o))
+    chain = Chain(names, calls, outputs=calls[-1].results, updates=(), fixed=frozenset({1}))
+    return chain.trace((((8192, 4096), "bfloat16"), ((128256, 4096), "bfloat16"), ((8192,), "int64")))
+
+
+_DEFAULTS = {
+    "ignore_index": -100,
+    "reduction": "mean",
+    "label_smoothing": 0.0,
+    "z_loss": 0.0,
+    "soft_cap": None,
+    "temperature": None,
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, EVERYTHING], ids=str)
+def test_options_of_a_loss_take_no_further_pass(options: dict[str, Any]) -> None:
+    """Forward without logits in memory; backward in the blocks of the plain loss."""
+    settings, wanted = Settings(), (True, True, False)
+    traced = language_model(**options)
+    saved = saving.choose_saved(traced, wanted, (True,), settings)
+    forward = saving.build(traced.as_traced(saved.nodes), None, settings)
+    (product,) = [s for s in forward.steps if s.kind == "Gemm"]
+    assert forward.blocks is None and product.epilogue is not None and product.product not in product.outputs
+    cotangents = saving.cotangents_of(traced)
+    roots = {k: n for k, n in enumerate(saving.derive(traced, cotangents, wanted)) if n is not None}
+    backward = saving._backward_plan(traced, roots, cotangents, saved, settings)
+    assert backward.blocks is not None and backward.blocks.transposed
+    assert [s.kind for s in backward.blocks.plan.steps] == ["Gemm"] * 3
+    assert backward.blocks.count == 16
+
+
+def test_what_is_wanted_beside_a_loss_takes_no_further_pass() -> None:
+    def beside(x: Any, w: Any, k: Any) -> tuple[Any, ...]:
+        logits = (x @ w.T).astype("float32")
+        top = logits.max(axis=1, keepdims=True)
+        total = np.exp(logits - top).sum(axis=1, keepdims=True)
+        logarithms = logits - top - np.log(total)
+        entropy = -(np.exp(logits - top) / total * logarithms).sum(axis=1)
+        return cf.cross_entropy(logits, k), logarithms[np.arange(8192), k], entropy
+
+    plan = cf.fuse(beside).plan(
+        cf.spec((8192, 4096), "bfloat16"), cf.spec((128256, 4096), "bfloat16"), cf.spec(8192, "int64")
+    )
+    (product,) = [s for s in plan.steps if s.kind == "Gemm"]
+    assert plan.blocks is None and product.epilogue is not None and product.product not in product.outputs
+    found = Counter(n.op for n in product.epilogue.nodes if n.reduction)
+    assert found == {"max": 1, "expsum": 1, "expdistances": 1, "sum": 2}  # a sum for each of the two forms of labels
