@@ -206,6 +206,8 @@ class Draft:
                 value = eval(text, scope, self.scope())
         except (ValueError, TypeError, IndexError, ZeroDivisionError, OverflowError):
             return False
+        if not hasattr(value, "dtype"):
+            return False  # Python's 0, as np.dot returns for empty vectors of float16 and bfloat16
         if value.size > LARGEST or value.ndim > _DIMENSIONS or value.dtype.name not in _DTYPES:
             return False
         name = f"v{len(self.lines)}"
