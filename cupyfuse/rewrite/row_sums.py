@@ -121,7 +121,7 @@ def sum_of_choices(node: Node) -> Node:
 
 
 def _two_values(value: Node, axis: int) -> tuple[Node, Node, Node] | None:
-    """Return what a value is elsewhere and at the position of a label along an axis, and the condition that compares it.
+    """Return what a value is elsewhere and at a label's position along an axis, and the condition that compares it.
 
     None if the value varies otherwise, or not at all.
     """
