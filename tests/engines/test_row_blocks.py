@@ -162,6 +162,24 @@ def test_what_blocks_and_what_follows_them_share_is_computed_once(engine: Engine
         np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_results_that_share_a_product_with_what_follows_are_not_computed_by_rows(
+    engine: Engine, rng: np.random.Generator
+) -> None:
+    """Beside the matrix that is cut, whose rows are as many."""
+
+    def chain(x: Any, w: Any) -> Any:
+        small = x @ w[:3].T
+        return cf.logsumexp(x @ w.T, axis=1), np.tanh(small), (small.T @ x).sum(axis=0)
+
+    x, w = normal(rng, (90, 5), (40, 5))
+    fused = cf.fuse(chain, max_workspace=SMALL)
+    plan = fused.plan(x, w)
+    assert plan.blocks is not None
+    assert [s.product.shape[1] for s in plan.steps if s.kind == "Gemm"].count(3) == 1
+    for found, expected in zip(fused(*engine.arrays((x, w))), chain(x, w), strict=True):
+        np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-5)
+
+
 # Blocks of columns ---------------------------------------------------------------------------------------------------
 
 

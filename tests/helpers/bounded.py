@@ -180,9 +180,10 @@ _METHODS += ("ravel", "squeeze", "clip", "dot", "diagonal", "repeat", "trace", "
 
 
 def _plain_index(index: Any) -> tuple[Any, Any]:
-    """An index without bounds, and of a mask where it is unknown."""
+    """An index without bounds, and of a mask where it is unknown: it has these elements, so that it is not empty."""
     if isinstance(index, Bounded) and index.name == "bool":
-        return index.v, np.isinf(index.e)
+        unknown = np.isinf(index.e)
+        return index.v | unknown, unknown
     if isinstance(index, tuple):
         return tuple(i.v if isinstance(i, Bounded) else i for i in index), None
     return (index.v if isinstance(index, Bounded) else index), None

@@ -157,16 +157,30 @@ class _Cutter:
 
     def _values_read_later(self) -> Iterable[Node]:
         """Yield the values computed by blocks that are results, or that what follows the blocks reads."""
-        for node in self.graph.outputs:
-            if node in self.modes:
-                yield node
-            elif node in self.after or node.op in ("input", "const"):
-                continue
-            elif _operands(node, ROWS, self.rows) is not None:
-                yield node  # it depends on no anchor, but can be computed by rows
+        by_rows = self._results_beside_anchors()
+        yield from (n for n in self.graph.outputs if n in self.modes or n in by_rows)
         for node in g.topological(self.graph.outputs):
             if node in self.after:
                 yield from (i for i in node.inputs if i in self.modes)
+
+    def _results_beside_anchors(self) -> set[Node]:
+        """Find the results that depend on no anchor, but that blocks compute by rows.
+
+        They share no reduction, product or library step with results that follow the blocks.
+        """
+        others = [n for n in self.graph.outputs if n not in self.modes and n.op not in ("input", "const")]
+        found = {n for n in others if n not in self.after and _operands(n, ROWS, self.rows) is not None}
+        while True:
+            following = g.topological([n for n in others if n not in found], self._operands_after)
+            costly = {n for n in following if _is_costly(n) and n not in self.modes}
+            shared = {n for n in found if any(i in costly for i in g.topological([n], g.eager_inputs))}
+            if not shared:
+                return found
+            found -= shared
+
+    def _operands_after(self, node: Node) -> tuple[Node, ...]:
+        """Return what a value that follows the blocks is computed from; nothing for what these compute."""
+        return () if node in self.modes else g.eager_inputs(node)
 
     def _build(self, collected: list[Node], summed: list[Node]) -> Cut:
         """Build the graph of one block from the values that it returns and those that it adds to."""
@@ -225,7 +239,7 @@ class _Cutter:
         first = set(g.topological(before, g.eager_inputs)).difference(before)
         last = self._computed_after(before, leaving).difference(before, leaving)
         twice = (whole & (first | last)) | (first & last)
-        found = {n for n in twice if n.inputs and not (n.pointwise or n.op in g.VIEWS)}
+        found = set(filter(_is_costly, twice))
         return found.difference(g.topological(i for n in found for i in n.inputs))
 
     def _computed_after(self, before: Container[Node], leaving: Set[Node]) -> set[Node]:
@@ -242,6 +256,11 @@ class _Cutter:
         if node.op in ("input", "const") or node in before:
             return []
         return _operands(node, mode, self.rows) or []
+
+
+def _is_costly(node: Node) -> bool:
+    """Whether a value is worth storing for two readers: that of a reduction, a product, a copy or a library step."""
+    return bool(node.inputs) and not node.pointwise and node.op not in g.VIEWS
 
 
 def across_rows(node: Node) -> str:

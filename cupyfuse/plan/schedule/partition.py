@@ -44,14 +44,14 @@ class Scheduler:
     graph : Graph
     kept : set of Node
         Values that one step stores, and all later ones read; others are computed again wherever they are needed.
-    round_kept : bool
-        Whether kept values of 16 bits are stored in their own dtype, rounded, instead of the wider one.
+    round_stored : bool
+        Whether 16-bit values of row and column steps are stored in their own dtype, rounded, not in the wider one.
     """
 
-    def __init__(self, graph: Graph, kept: Set[Node] = frozenset(), round_kept: bool = False):
+    def __init__(self, graph: Graph, kept: Set[Node] = frozenset(), round_stored: bool = False):
         self.graph = graph
         self.kept = kept
-        self.round_kept = round_kept
+        self.round_stored = round_stored
         self.live_set = set(g.topological(graph.roots, g.eager_inputs))  # without values that only guards read
         self.read_back: set[Node] = set()  # stored values that column steps read rather than recompute
         self._place_all()
@@ -279,9 +279,9 @@ class Scheduler:
         if node.op == "factor":
             self.factors.setdefault(node.inputs[0], {})[node] = None
             node = node.inputs[0]
-        if self.round_kept and node in self.kept:
-            self._round(node)
         key = layer, kind, (rows, cols) = self.home_step(node)
+        if self.round_stored and kind in ("row", "column"):
+            self._round(node)
         if key not in self.required:
             self.required[key] = {}
             heapq.heappush(self.queue, (-layer, kind != "row", (-rows, -cols), next(self.sequence), key))

@@ -50,9 +50,14 @@ def best_partition(graph: Graph, cost_as_written: Cost | None = None) -> tuple[S
         if within is None:
             continue
         steps, cost = _with_cost(scheduler, within)
-        nothing_shared = not scheduler.kept and cost.repeatable <= once.repeatable
-        if nothing_shared or cost.bytes <= once.bytes:
+        if cost.bytes <= once.bytes:
             return scheduler, steps
+        if not scheduler.kept and cost.repeatable <= once.repeatable:
+            # Nothing is shared. Rounding helps where the bytes in excess are not mostly those of copies and products.
+            rounded = Scheduler(graph, round_stored=True)
+            rounded_steps, rounded_cost = _with_cost(rounded, rounded.run())
+            mostly_wide = 2 * (rounded_cost.bytes - once.bytes) < cost.bytes - once.bytes
+            return (rounded, rounded_steps) if mostly_wide else (scheduler, steps)
         if best is None or cost.bytes < best[2].bytes:
             best = scheduler, steps, cost
     if best is None:
@@ -87,7 +92,7 @@ def _candidates(graph: Graph, once: Cost) -> Iterator[Scheduler]:
             break
         scheduler = Scheduler(graph, scheduler.kept | shared)
     yield scheduler
-    yield Scheduler(graph, scheduler.kept, round_kept=True)
+    yield Scheduler(graph, scheduler.kept, round_stored=True)
 
 
 def _shared_values(scheduler: Scheduler, spare: float) -> Set[Node]:

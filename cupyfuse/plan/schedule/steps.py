@@ -178,22 +178,21 @@ def column_splits(domain: Shape) -> int:
 
 
 def with_bytes(step: Step, storage: dict[Node, str]) -> Step:
-    """Fill in the bytes of a step, which reads and writes each value once as it is stored, and its launches."""
+    """Fill in the bytes of a step, which reads and writes each value once as it is stored, and its launches.
+
+    Steps without elements do not run.
+    """
 
     def nbytes(nodes: Iterable[Node]) -> int:
         return sum(n.size * dtypes.ITEMSIZE[storage[base_of(n)]] for n in dict.fromkeys(nodes))
 
+    if step.domain[0] * step.domain[1] == 0 and all(n.size == 0 for n in step.outputs):
+        return replace(step, reads=0, writes=0, launches=0)
     (last,) = step.nodes[-1:]
     if last.op == "strided":
         # Only the elements of the view are read, repeated ones once.
         elements = math.prod(n for n, stride in last.dims if stride)
-        return replace(
-            step,
-            reads=elements * dtypes.ITEMSIZE[storage[last]],
-            writes=nbytes(step.outputs),
-            launches=int(last.size > 0),
-        )
+        reads = elements * dtypes.ITEMSIZE[storage[last]]
+        return replace(step, reads=reads, writes=nbytes(step.outputs), launches=1)
     launches = column_launches(step.domain) if step.kind == "ColumnStats" else step.launches
-    if step.domain[0] * step.domain[1] == 0 and all(n.size == 0 for n in step.outputs):
-        launches = 0
     return replace(step, reads=nbytes(step.inputs), writes=nbytes(step.outputs), launches=launches)
