@@ -98,46 +98,65 @@ def _is_reduction(node: Node, op: str, x: Node, axis: int) -> bool:
 
 
 def sum_of_choices(node: Node) -> Node:
-    """sum_j(a + (b if j == k else 0)) = n a + b for a and b that are constant along the sum; b only for 0 <= k < n.
+    """sum_j(f(b if j == k else 0)) = (n - 1) f(0) + f(b) for an f linear in it; n f(0) for a k out of range.
 
-    This is the sum of the cotangents of a loss of labels. Holds to rounding, and is nearer to float64. Infinities of
-    both signs give NaN, as written. Saves a pass over the row.
+    Several labels have an f(b) each. This is the sum of the cotangents of a loss of labels. Holds to rounding, and is
+    nearer to float64; f is computed as written, also where its numbers are not finite. Saves a pass over the row.
     """
-    if node.op != "sum" or node.inputs[0].shape[node.axis] == 1:
+    if node.op != "sum":
         return node
-    total = _closed_sum(node.inputs[0], node.axis)
-    return node if total is None else g.cast(total, node.dtype)
+    value, axis = node.inputs[0], node.axis
+
+    def operands(n: Node) -> tuple[Node, ...]:
+        return n.inputs if n.op in _LINEAR and n.shape[axis] != 1 else ()
+
+    order = list(g.topological([value], operands))
+    wide = [n for n in order if n.shape[axis] != 1]
+    choices = [n for n in wide if not operands(n)]
+    if not all(_is_linear(n, axis) if operands(n) else _chooses_number(n, axis) for n in wide):
+        return node
+    conditions = list(dict.fromkeys(n.inputs[0] for n in choices))
+    if not 0 < len(conditions) < value.shape[axis]:  # some element is not chosen
+        return node
+
+    def element_at(condition: Node | None) -> Node:
+        """Compute the element at the label of a condition; at no label for None."""
+        done: dict[Node, Node] = {}
+        for n in order:
+            if n.shape[axis] == 1:
+                done[n] = n
+            elif operands(n):
+                done[n] = g.pointwise(n.op, *(done[i] for i in n.inputs))
+            else:
+                done[n] = g.cast(n.inputs[1] if n.inputs[0] is condition else n.inputs[2], n.dtype)
+        return g.cast(done[value], value.dtype)
+
+    count, parts = g.axis_length(value.shape[axis], axis), []
+    for condition in conditions:
+        chosen = g.cast(_in_range(condition, axis), dtypes.compute_dtype(value.dtype))
+        count = g.pointwise("subtract", count, chosen)
+        parts.append(_if_in_range(condition, element_at(condition), axis))
+    total = g.pointwise("multiply", element_at(None), count)
+    for part in parts:
+        total = g.pointwise("add", total, part)
+    return g.cast(total, node.dtype)
 
 
-def _closed_sum(value: Node, axis: int) -> Node | None:
-    """Return the sum of a value that is made of constants along the axis, and of choices of them; else None."""
-    count = g.axis_length(value.shape[axis], axis)
-    sums: dict[Node, Node | None] = {}
-
-    def operands(node: Node) -> tuple[Node, ...]:
-        is_arithmetic = node.op in ("add", "subtract", "negative", "multiply", "divide")
-        return node.inputs if is_arithmetic and node.shape[axis] != 1 else ()
-
-    for node in g.topological([value], operands):
-        if node.shape[axis] == 1:
-            sums[node] = g.pointwise("multiply", node, count)
-        elif operands(node):
-            sums[node] = _sum_of_arithmetic(node, axis, sums)
-        else:
-            chosen = _chosen(node, axis)
-            is_constant = chosen is not None and chosen.shape[axis] == 1
-            sums[node] = _if_in_range(node.inputs[0], chosen, axis) if chosen is not None and is_constant else None
-    return sums[value]
+_LINEAR = ("add", "subtract", "negative", "multiply", "divide")
 
 
-def _sum_of_arithmetic(node: Node, axis: int, sums: dict[Node, Node | None]) -> Node | None:
-    """Return the sum of an operator's results, given those of its operands; None unless it is linear in them."""
-    factors = node.op in ("multiply", "divide")
-    wide = [k for k, i in enumerate(node.inputs) if i.shape[axis] != 1]
-    if factors and (len(wide) != 1 or (node.op == "divide" and wide == [1])):
-        return None
-    parts = [i if factors and k not in wide else sums[i] for k, i in enumerate(node.inputs)]
-    return None if None in parts else g.pointwise(node.op, *(p for p in parts if p is not None))
+def _is_linear(node: Node, axis: int) -> bool:
+    """Whether an operator is linear in those of its operands that differ along an axis."""
+    if node.op not in ("multiply", "divide"):
+        return True
+    wide = [i.shape[axis] != 1 for i in node.inputs]
+    return wide == [True, False] or (wide == [False, True] and node.op == "multiply")
+
+
+def _chooses_number(node: Node, axis: int) -> bool:
+    """Whether a value is a number of the row at a label, and 0 elsewhere."""
+    chosen = _chosen(node, axis)
+    return chosen is not None and chosen.shape[axis] == 1
 
 
 def choose_before_reductions(node: Node) -> Node:
@@ -237,13 +256,14 @@ def _label(condition: Node, axis: int) -> Node | None:
     return None
 
 
-def _if_in_range(condition: Node, value: Node, axis: int) -> Node:
-    """Return a value where the label of a condition is one of the positions along an axis, else 0."""
+def _in_range(condition: Node, axis: int) -> Node:
+    """Return whether the label of a condition is one of the positions along an axis."""
     label = _label(condition, axis)
     assert label is not None
-    inside = g.pointwise(
-        "logical_and",
-        g.pointwise("greater_equal", label, g.const(0)),
-        g.pointwise("less", label, g.const(condition.shape[axis])),
-    )
-    return g.pointwise("where", inside, value, g.const(0.0))
+    not_negative = g.pointwise("greater_equal", label, g.const(0))
+    return g.pointwise("logical_and", not_negative, g.pointwise("less", label, g.const(condition.shape[axis])))
+
+
+def _if_in_range(condition: Node, value: Node, axis: int) -> Node:
+    """Return a value where the label of a condition is one of the positions along an axis, else 0."""
+    return g.pointwise("where", _in_range(condition, axis), value, g.const(0.0))

@@ -14,6 +14,8 @@ import cupyfuse as cf
 import cupyfuse.torch as ct
 from cupyfuse import rewrite
 from cupyfuse.ir import graph as g
+from cupyfuse.ir.graph import Graph
+from cupyfuse.ir.operators import POINTWISE
 from cupyfuse.settings import Settings
 from cupyfuse.torch import losses
 from cupyfuse.torch.chains import saving
@@ -116,13 +118,91 @@ def test_labels_out_of_range_choose_nothing(label: int) -> None:
     torch.testing.assert_close(found, F.cross_entropy(x[:1], target[:1], label_smoothing=0.5))
 
 
-def test_sums_of_choices_are_closed() -> None:
-    def cotangents(a: Any, b: Any, k: Any) -> Any:
-        chosen = np.where(np.arange(33) == k[:, None], a[:, None], 0.0)
-        return (-(b[:, None] + chosen) * 2.0 - chosen / a[:, None]).sum(axis=1)
+def chosen(labels: g.Node, n: int, value: g.Node) -> g.Node:
+    """A number of each row at its label, 0 elsewhere."""
+    condition = g.pointwise("equal", g.positions(n, 1, g.label_dtype(n)), labels)
+    return g.pointwise("where", condition, value, g.const(0.0))
 
-    a, b, k = draw(3, 7), draw(4, 7), np.array([0, 32, 33, -1, 5, 6, 7])
-    np.testing.assert_allclose(cf.fuse(cotangents)(a, b, k), cotangents(a, b, k), rtol=1e-13)
+
+def sum_along_rows(make: Any, n: int, labels: int) -> Graph:
+    """The sum of what `make` returns for two columns of numbers, a and b, and columns of labels."""
+    inputs = [g.argument(k, name, (7, 1), "float64") for k, name in enumerate("ab")]
+    inputs += [g.argument(2 + k, f"k{k}", (7, 1), "int64") for k in range(labels)]
+    return Graph(inputs, [g.reduce("sum", make(*inputs[:2], *(chosen_of(n, k) for k in inputs[2:])), 1)])
+
+
+def chosen_of(n: int, labels: g.Node) -> Any:
+    return lambda value: chosen(labels, n, value)
+
+
+def minus(x: g.Node, y: g.Node) -> g.Node:
+    return g.pointwise("subtract", x, y)
+
+
+def times(x: g.Node, y: g.Node) -> g.Node:
+    return g.pointwise("multiply", x, y)
+
+
+def over(x: g.Node, y: g.Node) -> g.Node:
+    return g.pointwise("divide", x, y)
+
+
+# Values of the row of which sums are closed: with the columns a and b, and what puts a number at each label.
+CLOSED = {
+    "cotangents": (1, lambda a, b, at: minus(times(minus(at(a), b), g.const(-2.0)), over(at(a), b))),
+    "a factor": (1, lambda a, b, at: times(b, at(a))),
+    "a divisor": (1, lambda a, b, at: over(at(a), b)),
+    "shifted": (1, lambda a, b, at: times(minus(at(g.const(1.0)), g.const(0.25)), a)),
+    "two labels": (2, lambda a, b, at, other: over(minus(times(at(a), b), minus(other(b), a)), b)),
+}
+
+
+@pytest.mark.parametrize("n", [3, 33])
+@pytest.mark.parametrize("special", [1.0, 0.0, INF, -INF, NAN])
+@pytest.mark.parametrize("name", CLOSED)
+def test_sums_of_choices_are_closed(name: str, special: float, n: int) -> None:
+    """As written, where numbers of the row are infinite or NaN, and where they divide by zero."""
+    labels, make = CLOSED[name]
+    graph = sum_along_rows(make, n, labels)
+    closed = g.rewrite(graph, rewrite.sum_of_choices)
+    assert not any(node.reduction for node in g.topological(closed.outputs))
+    a, b = draw(3, 7, 1), draw(4, 7, 1)
+    a[::2], b[1::3] = special, -special
+    first, second = np.array([0, n - 1, n, -1, 1, 2, 1])[:, None], np.array([1, n - 1, n, 0, -5, 2, 1])[:, None]
+    given = [a, b, first, second][: len(graph.inputs)]
+    with np.errstate(all="ignore"):
+        found, expected = evaluate(closed, given), evaluate(graph, given)
+    np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-14)
+
+
+def evaluate(graph: Graph, arrays: list[Any]) -> Any:
+    """The first result of a graph, one operator after the other."""
+    values = dict(zip(graph.inputs, arrays, strict=True))
+    for node in g.topological(graph.outputs):
+        operands = [values[i] for i in node.inputs]
+        if node.op == "const":
+            values[node] = np.asarray(node.value)
+        elif node.op == "positions":
+            values[node] = np.arange(node.shape[1])[None]
+        elif node.op == "cast":
+            values[node] = operands[0].astype(node.dtype)
+        elif node.reduction:
+            values[node] = np.broadcast_to(*operands, node.inputs[0].shape).sum(axis=node.axis, keepdims=True)
+        elif node.op != "input":
+            values[node] = POINTWISE[node.op].numpy(*operands)
+    return values[graph.outputs[0]]
+
+
+@pytest.mark.parametrize("make", [lambda a, b, at: over(a, at(b)), lambda a, b, at: times(at(a), at(b))])
+def test_other_sums_of_choices_are_as_written(make: Any) -> None:
+    graph = sum_along_rows(make, 33, 1)
+    assert g.rewrite(graph, rewrite.sum_of_choices).outputs == graph.outputs
+
+
+def test_each_element_may_be_chosen() -> None:
+    """Then none is left whose infinities would be counted."""
+    graph = sum_along_rows(CLOSED["two labels"][1], 2, 2)
+    assert g.rewrite(graph, rewrite.sum_of_choices).outputs == graph.outputs
 
 
 # Plans for an H200 --------------------------------------------------------------------------------------------------
