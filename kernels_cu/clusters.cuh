@@ -14,7 +14,7 @@ __device__ __forceinline__ u32 cluster_rank() {
 #endif
 }
 
-// All threads of all blocks of the cluster meet; before it ends no block may leave whose shared memory others access.
+// All threads of all blocks of the cluster meet. No block may exit while others can still access its shared memory: meet last.
 __device__ __forceinline__ void cluster_sync() {
 #ifdef __CUDA_ARCH__
     asm volatile("barrier.cluster.arrive.release;" ::: "memory");
@@ -24,7 +24,7 @@ __device__ __forceinline__ void cluster_sync() {
 #endif
 }
 
-// Read a word of the static shared memory of a block of the cluster: that which `own` is in this block.
+// Read, in a block of the cluster, the word of static shared memory that is at `own` in this block.
 __device__ __forceinline__ u32 cluster_load(const u32* own, u32 block) {
 #ifdef __CUDA_ARCH__
     u32 word;

@@ -95,7 +95,8 @@ struct Computed {
     typename P::template Out0<V> out;
 };
 
-// Compute V elements at (row, col) as written. The code is long and seldom runs: every chunk calls the same.
+// Compute V elements at (row, col) without rewrites (see row_block.cu): all V of them if one is not finite. The code is long and
+// seldom runs, so it is a function that every chunk calls; arguments by value stay in registers where it is not called.
 template <class P, int V, class Tile>
 __noinline__ __device__ Computed<P, V> compute_exact(
     const P& p, const Tile tile, i64 row, i64 col, const typename P::Row r, Computed<P, V> found) {

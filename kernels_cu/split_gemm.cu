@@ -229,7 +229,7 @@ __device__ __forceinline__ void copy_operands(
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ void multiply(
     Ring<Shape, Stages> ring, const Message<Columns>* messages, const Target& to, u32 blocks) {
-    // Offsets for operand_at: to lo, to the next 16 columns.
+    // In units of operand_at, 16 bytes: from hi to lo, and to the next 16 columns.
     constexpr u32 a_lo = Shape::part_a / 16, b_lo = Shape::part_b / 16, next = 32 / 16;
     const TileOrder order(to.m, to.n, tile_rows, Columns);
     // The shuffle tells the compiler that the value is uniform in a warp.
@@ -241,9 +241,11 @@ __device__ __forceinline__ void multiply(
     u64 a, b;
     u32 says, with_lo;
 
+    // The named barrier 1 + w is the turn of warpgroup w.
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
-    // Begin with the corrections, or with hi hi' if there are none.
+    // Begin with the corrections of a block, or with hi hi' if there are none; finish_block adds hi hi' to corrections. By the
+    // operands that have a lo: A: lo hi'; B: hi lo'; both: hi lo', then lo hi'.
     const auto begin_block = [&] {
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);
@@ -320,7 +322,7 @@ __device__ __forceinline__ void multiply(
         order.at(tile, row, col);
         of_rows = ThreadRows(to, row);
     }
-    barrier_wait(ring.full(), ring.parity);
+    barrier_wait(ring.full(), ring.parity);  // of one stage more, which has a message alone
     store_tile(sum, to, messages[ring.stage], hear(messages[ring.stage]), last, of_rows, col);
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn

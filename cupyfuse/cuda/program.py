@@ -245,7 +245,7 @@ class Program:
     def _find_accumulators(self, stage: int) -> list[Accumulator]:
         """Make one accumulator for each reduction, or for several that share it.
 
-        Reductions about the maximum of an operand share that of an expsum, from which the maximum is read, too.
+        Reductions about the maximum of an operand share one ExpSum, also without an expsum; it gives the maximum, too.
         """
         result: list[Accumulator] = []
         for operand, nodes in self.reductions(stage).items():

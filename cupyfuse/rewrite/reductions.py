@@ -8,9 +8,9 @@ from ..ir.operators import REDUCTIONS
 
 
 def drop_unit_reductions(node: Node) -> Node:
-    """Drop reductions along an axis of length 1, which are the identity. Exact, ±inf and NaN included.
+    """Replace reductions along an axis of length 1, exactly, ±inf and NaN included.
 
-    That holds for sum, product, mean, max, min and logsumexp. expsum is exp(x - x), 1 for finite x and NaN otherwise;
+    Sum, product, mean, max, min and logsumexp are x itself; expsum is exp(x - x), 1 for finite x and NaN otherwise;
     moment2 is (x - x)^2; distances and expdistances are x - x. Saves the reduction.
     """
     if not node.reduction or node.inputs[0].shape[node.axis] != 1:

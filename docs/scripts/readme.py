@@ -118,7 +118,7 @@ SCALE = 60.0  # pixels of a speed-up of 1
 def chart() -> str:
     """Return an SVG of speed-ups over PyTorch eager, one group of bars for each model."""
     speedups = tables("models")
-    models = [case for section, case in speedups if section == PANELS[0][0] and case]
+    models = [case for section, case in speedups if section == PANELS[0][0] and case.endswith(", large")]
     height = TOP + len(models) * (len(BARS) * BAR + GAP) + 8
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LABEL + 2 * WIDTH} {height}" '

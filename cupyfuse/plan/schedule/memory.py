@@ -62,10 +62,10 @@ def is_own_rounding(node: Node) -> bool:
 
 
 def is_exact(node: Node) -> bool:
-    """Whether a 16-bit value is computed as numbers of its dtype, so that storing it so rounds nothing.
+    """Whether a 16-bit value already is of its dtype when it is computed, so that storing it in 16 bits rounds nothing.
 
-    That holds for arguments, for casts, for what library functions return for operands of that dtype, and for what is
-    repeated or taken of these.
+    Arguments and casts are, and so are what library functions return for floats of that dtype alone, and views,
+    repetitions and copies of all these.
     """
     while node.op in (*g.VIEWS, *g.PASS_THROUGH, "copy", "strided") and not is_own_rounding(node):
         node = node.inputs[0]

@@ -64,8 +64,8 @@ def unit_gradients(traced: TracedChain, wanted: Sequence[bool]) -> dict[int, Nod
 def scale_gradients(unit: dict[int, Node], cotangent: Node) -> dict[int, Node]:
     """Multiply gradients for a cotangent of one by the cotangent, a number.
 
-    Zeros stay zeros, also where the cotangent is infinite or NaN: those of labels that do not count, which a mask keeps
-    from the cotangent.
+    Zeros stay zeros, also where the cotangent is infinite or NaN. Rows whose labels do not count need this: a mask
+    keeps the cotangent from them.
     """
     return {k: _scale_but_zeros(n, g.cast(cotangent, n.dtype)) for k, n in unit.items()}
 
