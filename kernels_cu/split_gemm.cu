@@ -65,12 +65,22 @@ struct ThreadRows {
           lower(first + 8 < to.m ? SplitRow::of(to.inverse_a[first + 8]) : SplitRow::none()) {}
 };
 
+// What a message says, to all lanes of a warp. The first lane alone reads it, which then hands the stage back.
+template <int Columns>
+__device__ __forceinline__ u32 hear(const Message<Columns>& message) {
+    u32 says = 0;
+    if (threadIdx.x % 32 == 0) {
+        says = message.says;
+    }
+    return __shfl_sync(0xffffffffu, says, 0);
+}
+
 // Store the tile at `col` from the accumulators of both consumer warpgroups, and its flags. A thread has pairs of neighbouring
 // columns of two rows. There is no tile where `tile` is negative.
 template <int Columns>
 __device__ __forceinline__ void store_tile(
-    const float (&sum)[Columns / 2], const Target& to, const Message<Columns>& message, i64 tile, const ThreadRows& rows,
-    i64 col) {
+    const float (&sum)[Columns / 2], const Target& to, const Message<Columns>& message, u32 says, i64 tile,
+    const ThreadRows& rows, i64 col) {
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
     const auto of_columns = [&](int j) { return load_pack<2>(message.columns + pair + 8 * j); };
     float* const at = to.c + rows.first * to.n + col + pair;
@@ -101,7 +111,7 @@ __device__ __forceinline__ void store_tile(
         }
     }
     bool flagged = false;
-    if (message.says & has_small) {
+    if (says & has_small) {
 #pragma unroll
         for (int k = 0; k < Columns / 2; ++k) {
             const float least = (k / 2 % 2 ? rows.lower : rows.upper).accurate_from();
@@ -229,7 +239,7 @@ __device__ __forceinline__ void multiply(
     i64 last = -1, row = to.m, col = 0;         // the tile in `sum`: none yet, so beyond the last row
     ThreadRows of_rows(to, row);
     u64 a, b;
-    u32 with_lo;
+    u32 says, with_lo;
 
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
@@ -238,7 +248,8 @@ __device__ __forceinline__ void multiply(
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);
         barrier_wait(ring.full(), ring.parity);
-        with_lo = __shfl_sync(0xffffffffu, messages[ring.stage].says & (lo_of_a | lo_of_b), 0);
+        says = hear(messages[ring.stage]);
+        with_lo = says & (lo_of_a | lo_of_b);
         const u64 left = a + (with_lo == lo_of_a ? a_lo : 0), right = b + (with_lo & lo_of_b ? b_lo : 0);
         take_turn();
         products_begin(part);
@@ -290,7 +301,7 @@ __device__ __forceinline__ void multiply(
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         begin_block();
         // The previous tile, while the tensor cores work on this one.
-        store_tile(sum, to, messages[ring.stage], last, of_rows, col);
+        store_tile(sum, to, messages[ring.stage], says, last, of_rows, col);
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
@@ -310,7 +321,7 @@ __device__ __forceinline__ void multiply(
         of_rows = ThreadRows(to, row);
     }
     barrier_wait(ring.full(), ring.parity);
-    store_tile(sum, to, messages[ring.stage], last, of_rows, col);
+    store_tile(sum, to, messages[ring.stage], hear(messages[ring.stage]), last, of_rows, col);
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import dtypes
-from ..plan.schedule import column_splits
+from ..plan.schedule import column_splits, state_size
 from .program import COLUMN, FULL, Program
 
 # Elements of a row that a thread may hold: more leave registers for too few threads to hide latency.
 _MAX_HELD = 32
 # Likewise of row_persistent, where a thread holds per-column inputs and the next row as well.
 _MAX_HELD_PERSISTENT = 8
+_SHARED_BYTES = 48 << 10  # static shared memory of a block
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ def default_config(program: Program, vec: int) -> Config:
     if program.by_columns:
         strip = max(vec, min(32, _power_of_two(cols)))
         threads = 256 if rows <= 2048 else 512
+        while threads > 32 and threads // 32 * strip * state_size(program.step) > _SHARED_BYTES:
+            threads //= 2  # every warp has accumulators of its own in shared memory
         return Config("column_stats", threads, 4 if vec < 8 else 2, vec, strip, column_splits(program.domain))
     if not any(n.reduction for n in program.step.nodes):
         return Config("elementwise", 256, 1, vec)

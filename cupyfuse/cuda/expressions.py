@@ -277,7 +277,8 @@ _IN_32_BITS = ("int8", "int16", "int32", "uint8", "uint16")
 
 def _fits_32_bits(node: Node) -> bool:
     """Whether all values of an integer are known to be in the range of int32."""
-    return node.dtype in _IN_32_BITS or (node.op == "cast" and _fits_32_bits(node.inputs[0]))
+    widened = node.op == "cast" and node.dtype == "int64"
+    return node.dtype in _IN_32_BITS or (widened and _fits_32_bits(node.inputs[0]))
 
 
 _WRAPPING = ("add", "subtract", "multiply", "negative", "square")

@@ -5,9 +5,12 @@ The sums of softmaxes, of their logarithms and of both, and elements that are ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .. import dtypes
 from ..ir import graph as g
 from ..ir.graph import Node
+from ..ir.operators import POINTWISE
 
 _MOST_COUNTED = 1 << 32  # elements that an accumulator of distances counts, and one more
 
@@ -98,46 +101,68 @@ def _is_reduction(node: Node, op: str, x: Node, axis: int) -> bool:
 
 
 def sum_of_choices(node: Node) -> Node:
-    """sum_j(a + (b if j == k else 0)) = n a + b for a and b that are constant along the sum; b only for 0 <= k < n.
+    """sum_j f(a, b if j == k else c) = (n - 1) f(a, c) + f(a, b) for values that are constant along the sum; n f(a, c)
+    for a k out of range.
 
-    This is the sum of the cotangents of a loss of labels. Holds to rounding, and is nearer to float64. Infinities of
-    both signs give NaN, as written. Saves a pass over the row.
+    f is pointwise. This is the sum of the gradients of a loss of labels. Holds to rounding, and is nearer to float64;
+    infinities and NaN as written, as f is evaluated as written. Saves a pass over the row.
     """
-    if node.op != "sum" or node.inputs[0].shape[node.axis] == 1:
+    axis = node.axis
+    if node.op != "sum" or node.inputs[0].shape[axis] < 2:
         return node
-    total = _closed_sum(node.inputs[0], node.axis)
-    return node if total is None else g.cast(total, node.dtype)
+    two = _two_values(node.inputs[0], axis)
+    if two is None:
+        return node
+    elsewhere, at_label, condition = two
+    count = g.axis_length(node.inputs[0].shape[axis], axis)
+    others = g.pointwise("multiply", elsewhere, g.pointwise("subtract", count, g.const(1.0)))
+    total = g.pointwise("add", others, at_label)
+    return g.cast(_if_in_range(condition, total, g.pointwise("multiply", elsewhere, count), axis), node.dtype)
 
 
-def _closed_sum(value: Node, axis: int) -> Node | None:
-    """Return the sum of a value that is made of constants along the axis, and of choices of them; else None."""
-    count = g.axis_length(value.shape[axis], axis)
-    sums: dict[Node, Node | None] = {}
+def _two_values(value: Node, axis: int) -> tuple[Node, Node, Node] | None:
+    """Return what a value is elsewhere and at a label's position along an axis, and the condition that compares it.
+
+    None if the value varies otherwise, or not at all.
+    """
+    both: dict[Node, tuple[Node, Node]] = {}
+    conditions: dict[Node, Node] = {}  # by label
 
     def operands(node: Node) -> tuple[Node, ...]:
-        is_arithmetic = node.op in ("add", "subtract", "negative", "multiply", "divide")
-        return node.inputs if is_arithmetic and node.shape[axis] != 1 else ()
+        if node.shape[axis] == 1 or not node.pointwise:
+            return ()
+        return node.inputs[1:] if _is_choice(node, axis) else node.inputs
 
     for node in g.topological([value], operands):
         if node.shape[axis] == 1:
-            sums[node] = g.pointwise("multiply", node, count)
-        elif operands(node):
-            sums[node] = _sum_of_arithmetic(node, axis, sums)
+            both[node] = node, node
+        elif _is_choice(node, axis):
+            condition, chosen, other = node.inputs
+            label = _label(condition, axis)
+            assert label is not None
+            conditions.setdefault(label, condition)
+            both[node] = both[other][0], both[chosen][1]
+        elif node.op == "broadcast":
+            both[node] = both[node.inputs[0]]
+        elif node.op in POINTWISE or node.op == "cast":
+            elsewhere, at_label = zip(*(both[i] for i in node.inputs), strict=True)
+            both[node] = _applied(node, elsewhere), _applied(node, at_label)
         else:
-            chosen = _chosen(node, axis)
-            is_constant = chosen is not None and chosen.shape[axis] == 1
-            sums[node] = _if_in_range(node.inputs[0], chosen, axis) if chosen is not None and is_constant else None
-    return sums[value]
-
-
-def _sum_of_arithmetic(node: Node, axis: int, sums: dict[Node, Node | None]) -> Node | None:
-    """Return the sum of an operator's results, given those of its operands; None unless it is linear in them."""
-    factors = node.op in ("multiply", "divide")
-    wide = [k for k, i in enumerate(node.inputs) if i.shape[axis] != 1]
-    if factors and (len(wide) != 1 or (node.op == "divide" and wide == [1])):
+            return None
+    if len(conditions) != 1:
         return None
-    parts = [i if factors and k not in wide else sums[i] for k, i in enumerate(node.inputs)]
-    return None if None in parts else g.pointwise(node.op, *(p for p in parts if p is not None))
+    (condition,) = conditions.values()
+    return *both[value], condition
+
+
+def _is_choice(node: Node, axis: int) -> bool:
+    """Whether a value is one of two by whether a label is the position along an axis."""
+    return node.op == "where" and node.shape[axis] != 1 and _label(node.inputs[0], axis) is not None
+
+
+def _applied(node: Node, inputs: Sequence[Node]) -> Node:
+    """Apply a pointwise operator to values of other shapes."""
+    return g.with_inputs(node, inputs, g.broadcast_shapes(*(i.shape for i in inputs)))
 
 
 def choose_before_reductions(node: Node) -> Node:
@@ -170,9 +195,8 @@ def choose_before_reductions(node: Node) -> Node:
         elif n is leaves[0]:
             done[n] = g.reduce("sum", g.cast(g.pointwise("where", condition, n, zero), n.dtype), axis)
         else:
-            inputs = [done.get(i, i) for i in n.inputs]
-            done[n] = g.with_inputs(n, inputs, g.broadcast_shapes(*(i.shape for i in inputs)))
-    return g.cast(_if_in_range(condition, done[chosen], axis), node.dtype)
+            done[n] = _applied(n, [done.get(i, i) for i in n.inputs])
+    return g.cast(_if_in_range(condition, done[chosen], zero, axis), node.dtype)
 
 
 # What may be computed of a chosen element, rather than of all.
@@ -237,8 +261,8 @@ def _label(condition: Node, axis: int) -> Node | None:
     return None
 
 
-def _if_in_range(condition: Node, value: Node, axis: int) -> Node:
-    """Return a value where the label of a condition is one of the positions along an axis, else 0."""
+def _if_in_range(condition: Node, value: Node, other: Node, axis: int) -> Node:
+    """Return a value where the label of a condition is one of the positions along an axis, and another where not."""
     label = _label(condition, axis)
     assert label is not None
     inside = g.pointwise(
@@ -246,4 +270,4 @@ def _if_in_range(condition: Node, value: Node, axis: int) -> Node:
         g.pointwise("greater_equal", label, g.const(0)),
         g.pointwise("less", label, g.const(condition.shape[axis])),
     )
-    return g.pointwise("where", inside, value, g.const(0.0))
+    return g.pointwise("where", inside, value, other)

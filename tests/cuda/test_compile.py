@@ -25,6 +25,7 @@ from cupyfuse.cuda.fingerprint import MOST_MATRICES, fingerprint_kernel
 from cupyfuse.cuda.program import Program
 from cupyfuse.cuda.sources import kernels_of
 from cupyfuse.plan.schedule.products import TILE_WIDTHS
+from cupyfuse.selftest.reductions import all_reductions
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -96,6 +97,16 @@ def test_the_heads_compile(dtype, architecture):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_text_is_compiled_for_a_newer_architecture(dtype):
     assert {text for architecture in ARCHITECTURES[1:] for text in chosen(dtype, architecture)} == set(sources(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rows", [2000, 4000])
+def test_all_reductions_together_compile(dtype, rows):
+    """Down the columns their accumulators, one for each warp and column, fit into a block's shared memory."""
+    plan = all_reductions(0).plan(cf.spec((rows, 40), dtype))
+    kernels = [k for step in plan.steps for k in kernels_of(step, plan.scheduled.storage)]
+    assert any(k.config.template == "column_stats" for k in kernels)
+    assert all(compiles(k.source, ARCHITECTURES[0]) for k in kernels)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

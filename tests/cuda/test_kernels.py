@@ -93,6 +93,18 @@ def test_integers_of_two_widths_are_compared_as_the_wider(device: Engine) -> Non
         assert_equal(found, narrow == wide)
 
 
+def test_integers_that_became_unsigned_are_compared_beyond_32_bits(device: Engine) -> None:
+    narrow = np.array([[0, 3, -1, -128]], np.int8)
+    wide = np.concatenate([narrow.astype(np.uint32).astype(np.int64), narrow], axis=1).T
+
+    def compare(a: Any, b: Any) -> Any:
+        unsigned = a.astype("uint32")
+        return unsigned == b, b == unsigned.astype("int64")
+
+    for found in device.host(cf.fuse(compare)(device.array(narrow), device.array(wide))):
+        assert_equal(found, narrow.astype(np.uint32) == wide)
+
+
 def test_the_cases_reach_every_template() -> None:
     reached = set()
     for case in CASES:

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from passes import execute
 from support import INF, NAN
 
 import cupyfuse as cf
 import cupyfuse.torch as ct
 from cupyfuse import rewrite
 from cupyfuse.ir import graph as g
+from cupyfuse.plan.build import build
+from cupyfuse.plan.plan import Traced
 from cupyfuse.settings import Settings
 from cupyfuse.torch import losses
 from cupyfuse.torch.chains import saving
@@ -116,13 +119,41 @@ def test_labels_out_of_range_choose_nothing(label: int) -> None:
     torch.testing.assert_close(found, F.cross_entropy(x[:1], target[:1], label_smoothing=0.5))
 
 
-def test_sums_of_choices_are_closed() -> None:
-    def cotangents(a: Any, b: Any, k: Any) -> Any:
-        chosen = np.where(np.arange(33) == k[:, None], a[:, None], 0.0)
-        return (-(b[:, None] + chosen) * 2.0 - chosen / a[:, None]).sum(axis=1)
+CHOICES = {  # of a label's element: a, b, the choice itself, and what is made of it
+    "sum": lambda a, b, chosen: g.pointwise("subtract", g.pointwise("negative", b), chosen),
+    "scaled": lambda a, b, chosen: g.pointwise("multiply", g.pointwise("add", chosen, b), a),
+    "divided": lambda a, b, chosen: g.pointwise("add", g.pointwise("divide", chosen, a), chosen),
+    "of both": lambda a, b, chosen: g.pointwise("exp", g.pointwise("multiply", chosen, chosen)),
+}
+ENDS = [1.5, -0.25, 0.0, -0.0, INF, -INF, NAN]
 
-    a, b, k = draw(3, 7), draw(4, 7), np.array([0, 32, 33, -1, 5, 6, 7])
-    np.testing.assert_allclose(cf.fuse(cotangents)(a, b, k), cotangents(a, b, k), rtol=1e-13)
+
+@pytest.mark.parametrize("engine", ["numpy", "host"])
+@pytest.mark.parametrize("form", CHOICES)
+def test_sums_of_choices_are_closed(form: str, engine: str) -> None:
+    """No sum is left, and each has the value of the sum as written, infinities and NaN included."""
+    pairs = [(a, b, k) for a in ENDS for b in ENDS for k in (0, 4, 5, -1)]
+    a, b, k = (g.argument(i, name, (len(pairs), 1), "int64" if i == 2 else "float64") for i, name in enumerate("abk"))
+    positions = g.positions(5, 1, "int32")
+    chosen = g.pointwise("where", g.pointwise("equal", positions, k), g.pointwise("add", b, g.const(1.0)), g.const(0.0))
+    total = g.reduce("sum", CHOICES[form](a, b, chosen), 1)
+    plan = build(Traced(form, g.Graph([a, b, k], [total]), ((0, 1),), ()), {}, Settings())
+    assert "sum" not in {n.op for step in plan.steps for n in step.nodes}
+    values = [np.array(column)[:, None] for column in zip(*pairs, strict=True)]
+    with np.errstate(all="ignore"):
+        (found,) = execute(plan, values, engine)
+        chosen_values = np.where(np.arange(5) == values[2], values[1] + 1.0, 0.0)
+        wide = {"sum": -values[1] - chosen_values, "scaled": (chosen_values + values[1]) * values[0]}
+        wide |= {"divided": chosen_values / values[0] + chosen_values, "of both": np.exp(chosen_values * chosen_values)}
+        np.testing.assert_allclose(found, wide[form].sum(axis=1, keepdims=True), rtol=1e-14)
+
+
+def test_choices_of_two_labels_are_summed() -> None:
+    k, m = (g.argument(i, name, (7, 1), "int64") for i, name in enumerate("km"))
+    one, zero, positions = g.const(1.0), g.const(0.0), g.positions(33, 1, "int32")
+    both = [g.pointwise("where", g.pointwise("equal", positions, label), one, zero) for label in (k, m)]
+    graph = g.Graph([k, m], [g.reduce("sum", g.pointwise("multiply", *both), 1)])
+    assert "sum" in {n.op for n in g.topological(rewrite.simplify(graph)[0].roots)}
 
 
 # Plans for an H200 --------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from cupyfuse.plan.build import build
 from cupyfuse.plan.plan import Plan
 from cupyfuse.settings import DEFAULT_WORKSPACE, Settings
 from cupyfuse.torch.chains.runtime import device_of, load, runtime_of
-from cupyfuse.torch.chains.tensors import dtype_name, from_numpy, layout_of, to_numpy
+from cupyfuse.torch.chains.tensors import TensorMemory, dtype_name, from_numpy, layout_of, to_numpy
 
 Tensor = torch.Tensor
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -149,6 +149,13 @@ def head(x: Any, w: Any, b: Any) -> Any:
 
 def dense(x: Any, w: Any, b: Any) -> Any:
     return cf.gelu(cf.linear(x, w, b))
+
+
+@pytest.mark.parametrize("name", dtypes.ITEMSIZE)
+def test_tensors_hold_whatever_plans_store(name: str) -> None:
+    """Narrow integers too, such as labels that blocks of rows compare, which no argument of a chain has."""
+    dtype = TensorMemory(torch.device("cpu")).dtype(name)
+    assert str(dtype) == f"torch.{name}" and dtype.itemsize == dtypes.ITEMSIZE[name]
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

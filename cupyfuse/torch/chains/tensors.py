@@ -14,8 +14,8 @@ from ...plan.schedule import Layout
 
 Tensors: TypeAlias = Sequence[Any]
 
-_DTYPES = {name: getattr(torch, name) for name in dtypes.NAMES}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_DTYPES = {name: getattr(torch, name) for name in dtypes.ITEMSIZE}  # of what plans store
+_NAMES = {_DTYPES[name]: name for name in dtypes.NAMES}
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
