@@ -162,6 +162,20 @@ def test_what_blocks_and_what_follows_them_share_is_computed_once(engine: Engine
         np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_pointwise_work_is_shared_where_twice_would_be_too_much(engine: Engine, rng: np.random.Generator) -> None:
+    def chain(x: Any, w: Any) -> Any:
+        small = np.logaddexp(w, 1.5 * w)
+        return (x @ np.roll(small, 1).T).max(axis=1), (small * 2).sum(axis=1)
+
+    x, w = normal(rng, (90, 5), (40, 5))
+    fused = cf.fuse(chain, max_workspace=SMALL)
+    plan = fused.plan(x, w)
+    assert plan.blocks is not None and plan.blocks.after is not None
+    assert [name for step in plan.steps for name in step.fused].count("logaddexp") == 1
+    for found, expected in zip(fused(*engine.arrays((x, w))), chain(x, w), strict=True):
+        np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_results_that_share_a_product_with_what_follows_are_not_computed_by_rows(
     engine: Engine, rng: np.random.Generator
 ) -> None:

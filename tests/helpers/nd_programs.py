@@ -41,7 +41,7 @@ def _logsumexp(x: Any, axis: Any = None, keepdims: bool = False) -> Any:
     top = x.max(axis=axis, keepdims=True)
     with np.errstate(all="ignore"):
         total = top + np.log(np.exp(x - top).sum(axis=axis, keepdims=True))
-    return (total if keepdims else np.squeeze(total, axis)).astype(x.dtype)
+    return (total if keepdims else np.squeeze(total, axis)).astype(x.dtype)[()]  # without dimensions, a scalar
 
 
 _softmaxes: dict[str, Callable[..., Any]] = {

@@ -18,6 +18,7 @@ from ... import dtypes
 from ...ir import graph as g
 from ...ir.graph import Graph, Node
 from ...ir.products import split_shape
+from .cost import MOST_FLOPS, unfused_cost
 
 LEAST_ROWS = 128  # of a block, if the workspace allows: with fewer, tensor cores wait for the weights
 
@@ -235,11 +236,14 @@ class _Cutter:
         """Find reductions, products and library steps that two of three would compute, but not what these alone read.
 
         The three are the blocks, for what they need of all rows, `whole`; what precedes the blocks; and what follows.
+        Pointwise work is found, too, where computing it twice takes more FLOPs than `cost` allows.
         """
         first = set(g.topological(before, g.eager_inputs)).difference(before)
         last = self._computed_after(before, leaving).difference(before, leaving)
         twice = (whole & (first | last)) | (first & last)
-        found = set(filter(_is_costly, twice))
+        repeated = sum(g.flops(n) for n in twice if n.pointwise)
+        all_of_it = repeated > (MOST_FLOPS - 1) * unfused_cost(self.graph).repeatable
+        found = {n for n in twice if _is_costly(n) or (all_of_it and g.flops(n))}
         return found.difference(g.topological(i for n in found for i in n.inputs))
 
     def _computed_after(self, before: Container[Node], leaving: Set[Node]) -> set[Node]:
