@@ -19,7 +19,7 @@ from cupyfuse.engines.cuda import CudaExecutable
 from cupyfuse.plan.plan import Plan
 from cupyfuse.torch.backend import fuse_graph
 from cupyfuse.torch.chains.chain import Chain
-from cupyfuse.torch.chains.tensors import TensorMemory, dtype_name, from_numpy
+from cupyfuse.torch.chains.tensors import TensorMemory, from_numpy
 
 
 def require_gpu() -> None:
@@ -61,6 +61,10 @@ class Graphs:
         return [Chain.from_json(str(n.args[2])).operations for n in nodes]
 
 
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 class OnHost(TensorMemory):
     """Tensors on the CPU for kernels that run there (see host_cuda/README.md): new memory lies between guards."""
 
@@ -73,14 +77,14 @@ class OnHost(TensorMemory):
         self.load_together, self.function = host.load_together, host.function
 
     def allocator(self, shape: tuple[int, ...], dtype: Any) -> Callable[[], Tensor]:
-        kind = dtypes.to_numpy(dtype_name(dtype))
+        kind = dtypes.to_numpy(_name_of(dtype))
         return lambda: from_numpy(np.asarray(HOST.runtime.empty(shape, kind)))
 
     def record(self, launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return launch
 
     def view(self, address: int, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...]) -> Tensor:
-        return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(dtype_name(dtype)), strides))
+        return from_numpy(HOST.runtime.view(address, shape, dtypes.to_numpy(_name_of(dtype)), strides))
 
     def load(self, plan: Plan, tensors: Any) -> Callable[..., list[Tensor]]:
         """Load a plan for tensors on the CPU, whose kernels run here."""

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from cross_entropies import OPTIONS, REDUCTIONS, draw, reference
+from torch_support import OnHost
 
 import cupyfuse.torch as ct
+from cupyfuse.torch.chains import backward, compiled
 from cupyfuse.torch.chains.executor import Executor
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import Runner
@@ -309,3 +311,30 @@ def test_other_losses_without_their_logits(steps: Any, workspace: int, reduction
     expected_kept = workspace != SMALL or (reduction == "none" and target.shape == (ROWS, CLASSES))
     assert bool(kept) == expected_kept
     assert ("take no more than" in executor.plan.saving) == (expected_kept and workspace == SMALL)
+
+
+@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1, "z_loss": 1e-3}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_on_the_cpu(dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks, forward and backward, by the kernels of a GPU; blocks keep labels in 32 bits."""
+    loaded = []
+
+    def load(plan: Any, arrays: Any) -> Any:
+        loaded.append(plan)
+        return OnHost().load(plan, arrays)
+
+    for module in (backward, compiled):
+        monkeypatch.setattr(module, "load", load)
+    x, w = (draw(n, 16, dtype=dtype, seed=seed).requires_grad_() for seed, n in ((1, 24), (2, 96)))
+    target = torch.randint(96, (24,), generator=torch.Generator().manual_seed(2))
+    target[3] = -100
+    loss = ct.linear_cross_entropy(x, w, target, max_workspace=4096, **options)
+    exact = reference(x.double(), w.double(), target, **options)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-5)
+    found, expected = (torch.autograd.grad(value.sum(), (x, w)) for value in (loss, exact))
+    for gradient, right in zip(found, expected, strict=True):
+        error = (gradient.double() - right).norm() / right.norm()
+        assert error < (1e-6 if dtype is torch.float32 else 2**-7)
+    assert len(loaded) == 2 and all(plan.blocks is not None for plan in loaded)
+    kept = [plan.blocks.before for plan in loaded if plan.blocks.before is not None]
+    assert dtype is torch.float32 or [o.node.dtype for plan in kept for o in plan.outputs] == ["int32"]
