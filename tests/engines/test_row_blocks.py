@@ -176,7 +176,7 @@ def test_pointwise_work_is_shared_where_twice_would_be_too_much(engine: Engine, 
         np.testing.assert_allclose(engine.host(found), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_results_that_share_a_product_with_what_follows_are_not_computed_by_rows(
+def test_what_follows_blocks_shares_products_that_these_would_take_by_rows(
     engine: Engine, rng: np.random.Generator
 ) -> None:
     """Beside the matrix that is cut, whose rows are as many."""

@@ -158,30 +158,16 @@ class _Cutter:
 
     def _values_read_later(self) -> Iterable[Node]:
         """Yield the values computed by blocks that are results, or that what follows the blocks reads."""
-        by_rows = self._results_beside_anchors()
-        yield from (n for n in self.graph.outputs if n in self.modes or n in by_rows)
+        for node in self.graph.outputs:
+            if node in self.modes:
+                yield node
+            elif node in self.after or node.op in ("input", "const"):
+                continue
+            elif _operands(node, ROWS, self.rows) is not None:
+                yield node  # it depends on no anchor, but can be computed by rows
         for node in g.topological(self.graph.outputs):
             if node in self.after:
                 yield from (i for i in node.inputs if i in self.modes)
-
-    def _results_beside_anchors(self) -> set[Node]:
-        """Find the results that depend on no anchor, but that blocks compute by rows.
-
-        They share no reduction, product or library step with results that follow the blocks.
-        """
-        others = [n for n in self.graph.outputs if n not in self.modes and n.op not in ("input", "const")]
-        found = {n for n in others if n not in self.after and _operands(n, ROWS, self.rows) is not None}
-        while True:
-            following = g.topological([n for n in others if n not in found], self._operands_after)
-            costly = {n for n in following if _is_costly(n) and n not in self.modes}
-            shared = {n for n in found if any(i in costly for i in g.topological([n], g.eager_inputs))}
-            if not shared:
-                return found
-            found -= shared
-
-    def _operands_after(self, node: Node) -> tuple[Node, ...]:
-        """Return what a value that follows the blocks is computed from; nothing for what these compute."""
-        return () if node in self.modes else g.eager_inputs(node)
 
     def _build(self, collected: list[Node], summed: list[Node]) -> Cut:
         """Build the graph of one block from the values that it returns and those that it adds to."""
@@ -220,7 +206,7 @@ class _Cutter:
         while True:
             order = list(g.topological(roots, lambda part: self._operands_in_block(part, before)))
             whole = {n for n, mode in order if mode == WHOLE and n.inputs and n not in before}
-            shared = self._shared(whole, before, leaving)
+            shared = self._shared({n for n, _ in order if n.inputs and n not in before}, before, leaving)
             # Pointwise work is computed whole and also by rows, unless an operation that is no part of a row program
             # stores it anyway.
             stored = {i for n in whole if not (n.pointwise or n.reduction) for i in n.inputs}
@@ -232,15 +218,15 @@ class _Cutter:
                 return order, before
             before.update((n, None) for n in g.topological(self.graph.outputs) if n in found)
 
-    def _shared(self, whole: Set[Node], before: Collection[Node], leaving: Set[Node]) -> set[Node]:
+    def _shared(self, block: Set[Node], before: Collection[Node], leaving: Set[Node]) -> set[Node]:
         """Find reductions, products and library steps that two of three would compute, but not what these alone read.
 
-        The three are the blocks, for what they need of all rows, `whole`; what precedes the blocks; and what follows.
-        Pointwise work is found, too, where computing it twice takes more FLOPs than `cost` allows.
+        The three are the blocks, which compute `block`; what precedes them; and what follows. Pointwise work is found,
+        too, where computing it twice takes more FLOPs than `cost` allows.
         """
         first = set(g.topological(before, g.eager_inputs)).difference(before)
         last = self._computed_after(before, leaving).difference(before, leaving)
-        twice = (whole & (first | last)) | (first & last)
+        twice = {n for n in (block & (first | last)) | (first & last) if n not in self.modes}
         repeated = sum(g.flops(n) for n in twice if n.pointwise)
         all_of_it = repeated > (MOST_FLOPS - 1) * unfused_cost(self.graph).repeatable
         found = {n for n in twice if _is_costly(n) or (all_of_it and g.flops(n))}
