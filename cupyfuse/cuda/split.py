@@ -125,7 +125,7 @@ def kernels_of(node: Node) -> list[Kernel]:
     if node.op == "split" and not node.by_columns:
         return [split_rows_kernel(parts=node.parts)]
     if node.op == "split":
-        return [split_columns_kernel(False, node.parts, column_cluster(*node.shape, node.parts, processors))]
+        return [split_columns_kernel(False, node.parts, column_cluster(*node.inputs[0].shape, node.parts, processors))]
     if node.parts == 1:
         return [finish_kernel()]
     return [gemm_kernel(tile_width(*node.shape, processors)), repair_kernel()]

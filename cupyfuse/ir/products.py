@@ -21,7 +21,8 @@ def split(node: Node, parts: int = 2) -> Node:
 def split_shape(shape: Shape, parts: int = 2) -> Shape:
     """Return the shape of a split in float16 elements: rows padded to 8, columns to 64, and a float32 scale a row.
 
-    A split in two parts also has a byte for each row and 64 columns: whether lo has anything there."""
+    A split in two parts also has a byte for each row and 64 columns: whether lo has anything there.
+    """
     rows, blocks = -(-shape[0] // 8) * 8, -(-shape[1] // 64)
     return rows, parts * 64 * blocks + 2 + (-(-blocks // 2) if parts == 2 else 0)
 

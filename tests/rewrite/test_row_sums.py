@@ -148,6 +148,20 @@ def test_sums_of_choices_are_closed(form: str, engine: str) -> None:
         np.testing.assert_allclose(found, wide[form].sum(axis=1, keepdims=True), rtol=1e-14)
 
 
+def test_choices_have_the_dtype_of_both() -> None:
+    """A number beside a float32 array is one of float32, whatever it then meets."""
+    arguments = (("k", "int64"), ("a", "float32"), ("b", "float64"))
+    k, a, b = (g.argument(i, name, (2, 1), dtype) for i, (name, dtype) in enumerate(arguments))
+    is_label = g.pointwise("equal", g.positions(5, 1, "int32"), k)
+    product = g.pointwise("multiply", g.pointwise("where", is_label, a, g.const(0.1)), b)
+    graph = g.Graph([k, a, b], [g.reduce("sum", product, 1)])
+    plan = build(Traced("mixed", graph, ((0, 1),), ()), {}, Settings())
+    assert "sum" not in {n.op for step in plan.steps for n in step.nodes}
+    (found,) = execute(plan, [np.array([[2], [9]]), np.full((2, 1), 2, np.float32), np.full((2, 1), 3.0)], "numpy")
+    number = float(np.float32(0.1)) * 3.0
+    np.testing.assert_allclose(found, [[4 * number + 6], [5 * number]], rtol=1e-14)
+
+
 def test_choices_of_two_labels_are_summed() -> None:
     k, m = (g.argument(i, name, (7, 1), "int64") for i, name in enumerate("km"))
     one, zero, positions = g.const(1.0), g.const(0.0), g.positions(33, 1, "int32")
