@@ -143,8 +143,8 @@ def _two_values(value: Node, axis: int) -> tuple[Node, Node, Node] | None:
             conditions.setdefault(label, condition)
             both[node] = g.cast(both[other][0], node.dtype), g.cast(both[chosen][1], node.dtype)
         elif node.op == "broadcast":
-            elsewhere, at_label = both[node.inputs[0]]
-            both[node] = g.cast(elsewhere, node.dtype), g.cast(at_label, node.dtype)  # constants are weak no more
+            filled, chosen = both[node.inputs[0]]
+            both[node] = g.cast(filled, node.dtype), g.cast(chosen, node.dtype)  # constants are weak no more
         elif node.op in POINTWISE or node.op == "cast":
             elsewhere, at_label = zip(*(both[i] for i in node.inputs), strict=True)
             both[node] = _applied(node, elsewhere), _applied(node, at_label)
