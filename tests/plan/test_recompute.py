@@ -143,6 +143,22 @@ def test_deep_programs_in_narrow_dtypes(dtype: str, engine: Engine, rng: np.rand
     np.testing.assert_allclose(result.astype(np.float64), exact, rtol=100 * unit(dtype))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_where_values_are_stored_rounded_sums_are_not(dtype: str, engine: Engine, rng: np.random.Generator) -> None:
+    """A result wider than the argument makes the plan round what it stores; a softmax still rounds once."""
+
+    def program(x: Any) -> Any:
+        return cf.avg_pool1d(cf.softmax(-x, axis=0), 1).astype(np.float64)
+
+    x = (8 * normal(rng, (32, 2))).astype(cf.dtypes.to_numpy(dtype))
+    result = engine.host(cf.fuse(program)(*engine.arrays([x])))
+    exact = np.exp(-x.astype(np.float64) - np.max(-x.astype(np.float64), axis=0))
+    exact /= exact.sum(axis=0)
+    np.testing.assert_allclose(
+        result, exact, rtol=1.01 * unit(dtype), atol=float(np.finfo(np.float16).smallest_subnormal)
+    )
+
+
 def test_what_another_domain_computes_again_reads_stored_values(engine: Engine) -> None:
     """A scalar is stored by one step and read, through a function of it, by a step over more columns."""
 
