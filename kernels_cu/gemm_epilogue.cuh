@@ -3,6 +3,7 @@
 #pragma once
 
 #include "stages.cuh"
+#include "tensor_cores.cuh"
 
 // A warp's chunk of one result in shared memory: 16 rows of Chunk elements of `Bytes` bytes, from byte 16 Chunk `first` on.
 // Its 16-byte pieces are swizzled, so that accesses along rows and along columns have no bank conflicts.
@@ -67,20 +68,6 @@ struct CopyResult {
         }
     }
 };
-
-// Copy the chunk `c` of the sums of a tile's columns, which is `Next` or a later one. Registers cannot be indexed, so each
-// chunk has a branch of its own.
-template <int Next, int Sums, int Held>
-__device__ __forceinline__ void take_chunk(int c, const float (&sums)[Sums], float (&part)[Held]) {
-    if (c == Next) {
-#pragma unroll
-        for (int i = 0; i < Held; ++i) {
-            part[i] = sums[Next * Held + i];
-        }
-    } else if constexpr ((Next + 1) * Held < Sums) {
-        take_chunk<Next + 1>(c, sums, part);
-    }
-}
 
 // Set a value to a sum, rounded to the value's type.
 template <class T>

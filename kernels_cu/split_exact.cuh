@@ -5,31 +5,16 @@
 // are repaired. Subnormal numbers count.
 #pragma once
 
-#include "split_tiles.cuh"
+#include "split_doubts.cuh"
 
-// An operand, and the inverse row scales of its split, which mark rows.
-struct Matrix {
-    const float* elements;
-    i64 row_stride, col_stride;
-    const float* inverse;
-    i64 rows;
-
-    __device__ __forceinline__ bool marked(i64 row) const { return row < rows && SplitRow::of(inverse[row]).is_marked(); }
-
-    // Whether a thread of so many finds a marked row in its share. The scales are padded to 8 rows.
-    __device__ __forceinline__ bool any_marked(int threads) const {
-        bool any = false;
-#pragma unroll 4
-        for (i64 row = threadIdx.x * 4; row < rows; row += threads * 4) {
-            const Pack<float, 4> four = load_pack<4>(inverse + row);
+// The sum of what the lanes of a warp have.
+__device__ __forceinline__ float sum_of_lanes(float sum) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                any |= row + j < rows && SplitRow::of(four.v[j]).is_marked();
-            }
-        }
-        return any;
+    for (int mask = 16; mask > 0; mask /= 2) {
+        sum = exact_multiply_add(__shfl_xor_sync(0xffffffffu, sum, mask), 1.0f, sum);
     }
-};
+    return sum;
+}
 
 // The product of 16 marked rows of one operand with 16 rows of the other, in tiles of 128 columns, by a block of 256 threads.
 struct Repair {
@@ -71,10 +56,10 @@ struct Repair {
     }
 
     // Multiply 16 chosen rows of x (-1: none) with 16 rows of `other` from `first`: 4 x 8 per warp, of which each lane
-    // sums every 32nd group of four elements. marked_step, other_step: strides of C along the rows of x and of `other`.
+    // sums every 32nd group of four elements. Lanes call store(row of x, row of other, element).
+    template <class Store>
     __device__ __forceinline__ void multiply(
-        const Matrix& x, const i64* chosen, const Matrix& other, i64 first, i64 cols, float* c, i64 marked_step,
-        i64 other_step) {
+        const Matrix& x, const i64* chosen, const Matrix& other, i64 first, i64 cols, const Store& store) {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int top = warp / 2 * 4, begin = warp % 2 * 8;
         float sums[4][8];
@@ -110,20 +95,19 @@ struct Repair {
                 }
             }
         }
+        // Each lane takes one of the 32 elements.
+        float element = 0.0f;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
-                float sum = sums[i][j];
-#pragma unroll
-                for (int mask = 16; mask > 0; mask /= 2) {
-                    sum = exact_multiply_add(__shfl_xor_sync(0xffffffffu, sum, mask), 1.0f, sum);
-                }
-                const i64 row = chosen[top + i], other_row = first + begin + j;
-                if (lane == 0 && row >= 0 && other_row < other.rows) {
-                    c[row * marked_step + other_row * other_step] = sum;
-                }
+                const float sum = sum_of_lanes(sums[i][j]);
+                element = lane == 8 * i + j ? sum : element;
             }
+        }
+        const i64 row = chosen[top + lane / 8], other_row = first + begin + lane % 8;
+        if (row >= 0 && other_row < other.rows) {
+            store(row, other_row, element);
         }
     }
 };
@@ -143,15 +127,15 @@ __device__ __forceinline__ bool any_of_block(bool own, u32* marks) {
     return all != 0;
 }
 
-// Multiply every marked row of x with all rows of `other`; steps as in Repair::multiply.
+// Multiply every marked row of x with all rows of `other`, and give the elements to `store` as Repair::multiply does.
+template <class Store>
 __device__ __forceinline__ void repair_rows(
-    Repair& repair, i64* chosen, u32* marks, const Matrix& x, const Matrix& other, i64 cols, float* c, i64 marked_step,
-    i64 other_step) {
+    Repair& repair, i64* chosen, u32* marks, const Matrix& x, const Matrix& other, i64 cols, const Store& store) {
     int count = 0;
     const auto flush = [&] {
         for (i64 first = static_cast<i64>(blockIdx.x) * Repair::group; first < other.rows;
              first += static_cast<i64>(gridDim.x) * Repair::group) {
-            repair.multiply(x, chosen, other, first, cols, c, marked_step, other_step);
+            repair.multiply(x, chosen, other, first, cols, store);
         }
         __syncthreads();
         if (threadIdx.x < Repair::group) {
@@ -187,8 +171,22 @@ __device__ __forceinline__ void repair_rows(
     }
 }
 
-// Recompute one element, by a warp that sums in the order of Repair::multiply.
-__device__ __forceinline__ void repair_element(const Matrix& a, i64 row, const Matrix& b, i64 col, i64 cols, float* c) {
+// Multiply the marked rows of both operands with all rows of the other one; store(row of a, row of b, element) gets each
+// element once.
+template <class Store>
+__device__ __forceinline__ void repair_marked(
+    char* memory, i64* chosen, u32* marks, const Matrix& a, const Matrix& b, i64 cols, const Store& store) {
+    Repair repair(memory);
+    repair_rows(repair, chosen, marks, a, b, cols, store);
+    repair_rows(repair, chosen, marks, b, a, cols, [&](i64 col, i64 row, float element) {
+        if (!a.marked(row)) {
+            store(row, col, element);
+        }
+    });
+}
+
+// Recompute one element, by a warp that sums in the order of Repair::multiply; all of its lanes get it.
+__device__ __forceinline__ float exact_element(const Matrix& a, i64 row, const Matrix& b, i64 col, i64 cols) {
     const int lane = threadIdx.x % 32;
     float sum = 0.0f;
     for (i64 start = 0; start < cols; start += Repair::depth) {
@@ -198,11 +196,5 @@ __device__ __forceinline__ void repair_element(const Matrix& a, i64 row, const M
             sum = exact_multiply_add(Repair::element(a, row, k, cols), Repair::element(b, col, k, cols), sum);
         }
     }
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) {
-        sum = exact_multiply_add(__shfl_xor_sync(0xffffffffu, sum, mask), 1.0f, sum);
-    }
-    if (lane == 0) {
-        c[row * b.rows + col] = sum;
-    }
+    return sum_of_lanes(sum);
 }

@@ -84,7 +84,10 @@ __device__ __forceinline__ void finish_row(
         const i64 first = col - static_cast<i64>(threadIdx.x % 32) * 4 + j;
         for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
             if (lanes & 1) {
-                repair_element(a, row, b, first + l * 4, cols, c);
+                const float element = exact_element(a, row, b, first + l * 4, cols);
+                if (threadIdx.x % 32 == 0) {
+                    c[row * b.rows + first + l * 4] = element;
+                }
             }
         }
     }
@@ -121,7 +124,7 @@ __device__ __forceinline__ void split_finish(
             finish_row(a, b, cols, c, row, col, of_col, packs);
         }
     }
-    Repair repair(memory);
-    repair_rows(repair, chosen, marks, a, b, cols, c, b.rows, 1);
-    repair_rows(repair, chosen, marks, b, a, cols, c, 1, b.rows);
+    repair_marked(memory, chosen, marks, a, b, cols, [&](i64 at_row, i64 at_col, float element) {
+        c[at_row * b.rows + at_col] = element;
+    });
 }

@@ -1,10 +1,15 @@
 // C = A B' on Hopper's fp16 tensor cores, as accurate as in float32: the sum over k of Ahi Bhi + 2^-11 (Ahi Blo + Alo Bhi),
-// times the inverse scales of the row of A and the row of B.
+// times the inverse scales of the row of A and the row of B. A row program without reductions takes its elements from there.
 //
-// A (m, k) and B (n, k), k > 0: split into hi and lo f16 parts by split_rows.cu, in atoms whose layout suits tiles of any
-//   size (split_pieces.cuh).
-// C: (m, n) float32, contiguous. An element has the same bits whatever m, n and Columns are.
-// split_repair.cu recomputes what this kernel cannot give: rows with infinities or NaN, and the elements marked in `flags`.
+// P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here;
+//   it has no exact forms. It also has
+//     tiles_a, tiles_b                      A (m, k) and B (n, k), k > 0: split into hi and lo f16 parts by split_rows.cu, in
+//                                           atoms whose layout suits tiles of any size (split_pieces.cuh)
+//     a, b, depth                           the operands themselves, with the inverse scales; and k
+//     flags, width, vec                     for split_repair.cu (Doubts), and this kernel's Columns and V
+// split_repair.cu computes the elements that this kernel cannot give, of which it writes nothing: rows and columns with
+// infinities or NaN, and packs with elements that may be inaccurate because of small elements of the operands.
+// An element of C has the same bits whatever m, n and Columns are.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. A warp of a third warpgroup copies the
 // operands, 64 columns per stage, up to `Stages` stages ahead, and tells the consumers what goes with them. Tensor cores round
@@ -14,11 +19,14 @@
 // multiplied. This changes no bit: products with zero are zeros, which change no sum, and the sign of a sum that is zero is
 // lost where it is added to +0.
 // Launch: 384 threads, any number of blocks (one per multiprocessor), SplitGemm<Columns, Stages>::shared bytes. Columns is a
-//   multiple of 8, up to 192, for which `multiply_add` is emitted.
+//   multiple of 8, up to 192, for which `multiply_add` is emitted. The row program runs on Chunk columns at once, a divisor
+//   of Columns: their inputs take registers. V is 2 where pointers, row strides and columns of what P
+//   loads and stores are multiples of 2 elements, else 1.
 #pragma once
 
 #include "ring.cuh"
-#include "split_tiles.cuh"
+#include "split_doubts.cuh"
+#include "stages.cuh"
 
 // The sizes of a product's tiles and of its shared memory.
 template <int Columns, int Stages>
@@ -36,18 +44,9 @@ struct SplitGemm {
 // min(n, most).
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
-// The result, the inverse scales of both operands, and flags: a word for each warp's part of a tile, with a bit for each
-// lane whose elements may be inaccurate because of small elements of the operands.
-struct Target {
-    float* c;
-    i64 m, n;
-    const float *inverse_a, *inverse_b;
-    u32* flags;
-};
-
 // What the copying warp tells with a stage, in `says`: which operands have a lo that is not zero; and with the first stage
-// behind a tile, for its epilogue, whether a row or column of that tile has small elements, and the columns.
-constexpr u32 lo_of_a = 1, lo_of_b = 2, has_small = 4;
+// behind a tile, for its epilogue, whether a row or column of that tile has small elements or is marked, and the columns.
+constexpr u32 lo_of_a = 1, lo_of_b = 2, has_doubts = 4;
 template <int Columns>
 struct alignas(8) Message {
     u32 says, unused;
@@ -57,12 +56,15 @@ struct alignas(8) Message {
 // The two rows of a tile that a thread has, 8 rows apart; see multiply_add.
 struct ThreadRows {
     i64 first;
-    SplitRow upper, lower;
+    SplitRow split[2];
 
-    __device__ __forceinline__ ThreadRows(const Target& to, i64 row)
-        : first(row + threadIdx.x / 32 * rows_a_warp + threadIdx.x % 32 / 4),
-          upper(first < to.m ? SplitRow::of(to.inverse_a[first]) : SplitRow::none()),
-          lower(first + 8 < to.m ? SplitRow::of(to.inverse_a[first + 8]) : SplitRow::none()) {}
+    __device__ __forceinline__ ThreadRows(const Matrix& a, i64 row)
+        : first(row + threadIdx.x / 32 * rows_a_warp + threadIdx.x % 32 / 4) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            split[h] = first + 8 * h < a.rows ? SplitRow::of(a.inverse[first + 8 * h]) : SplitRow::none();
+        }
+    }
 };
 
 // What a message says, to all lanes of a warp. The first lane alone reads it, which then hands the stage back.
@@ -75,73 +77,119 @@ __device__ __forceinline__ u32 hear(const Message<Columns>& message) {
     return __shfl_sync(0xffffffffu, says, 0);
 }
 
-// Store the tile at `col` from the accumulators of both consumer warpgroups, and its flags. A thread has pairs of neighbouring
-// columns of two rows. There is no tile where `tile` is negative.
-template <int Columns>
-__device__ __forceinline__ void store_tile(
-    const float (&sum)[Columns / 2], const Target& to, const Message<Columns>& message, u32 says, i64 tile,
-    const ThreadRows& rows, i64 col) {
+// Find which packs of the tile at `col` this kernel has to `skip`, and note those of them that are to be repaired one by one.
+// There is no tile where `tile` is negative.
+template <int Columns, int V, class P>
+__device__ __forceinline__ void find_doubts(
+    const P& p, const float (&sum)[Columns / 2], const float* columns, const ThreadRows& rows, i64 col, i64 tile,
+    Doubts<Columns, V>& skip) {
+    const int lane = threadIdx.x % 32;
+    Doubts<Columns, V> doubts;
+#pragma unroll
+    for (int k = 0; k < doubts.packs; ++k) {
+        const int h = row_of_pack(k, V) / 8, at = column_of_pack(k, V);
+        const bool inside = rows.first + 8 * h < p.rows && col + lane % 4 * 2 + at < p.cols;
+        bool small = false, marked = false, all_marked = true;
+#pragma unroll
+        for (int v = 0; v < V; ++v) {
+            const SplitRow of_col = SplitRow::of(columns[at + v]);
+            const float accurate_from = rows.split[h].accurate_from() + of_col.accurate_from();
+            small |= fabsf(sum[k * V + v]) < accurate_from;
+            marked |= of_col.is_marked();
+            all_marked &= of_col.is_marked();
+        }
+        const bool row_is_marked = rows.split[h].is_marked();
+        skip.set(k, !inside || row_is_marked || marked || small);
+        doubts.set(k, inside && !row_is_marked && !all_marked && (marked || small));
+    }
+    doubts.write(p.flags, TileOrder(p.rows, p.cols, tile_rows, Columns).count(), tile);
+}
+
+// Run the row program on a chunk of Chunk columns from `col` on: on all packs, or if Some, those that `skip` has no bit of.
+template <int Chunk, int V, bool Some, class P>
+__device__ __forceinline__ void finish_chunk(
+    const P& p, const float (&sum)[Chunk / 2], const float* columns, const ThreadRows& rows, i64 col, u32 skip,
+    const typename P::Row (&r)[2]) {
+    typedef decltype(p.template tile<V>(At<0>())) Tile;
+    constexpr int packs = Chunk / 2 / V;
+    Tile tiles[packs];
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+        if (!Some || !(skip >> k & 1)) {
+            const i64 row = rows.first + row_of_pack(k, V), at = col + column_of_pack(k, V);
+            p.template load<V>(At<0>(), row, at, tiles[k]);
+            p.template load_columns<V>(At<0>(), at, tiles[k]);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < packs; ++k) {
+        if (!Some || !(skip >> k & 1)) {
+            const int h = row_of_pack(k, V) / 8, at = column_of_pack(k, V);
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                const u32 exponents = rows.split[h].exponent() + SplitRow::of(columns[at + v]).exponent();
+                tiles[k].product.v[v] = scaled(sum[k * V + v], exponents);
+            }
+            typename P::Element e[V];
+            compute_pack<P, 0, V>(p, tiles[k], rows.first + 8 * h, col + at, r[h], e);
+        }
+    }
+}
+
+// Give the tile at `col` to the row program, from the accumulators of both consumer warpgroups. A thread has pairs of
+// neighbouring columns of two rows. There is no tile where `tile` is negative.
+template <int Columns, int V, int Chunk, class P>
+__device__ __forceinline__ void finish_tile(
+    const P& p, const float (&sum)[Columns / 2], const Message<Columns>& message, u32 says, i64 tile, const ThreadRows& rows,
+    i64 col) {
+    constexpr int chunks = Columns / Chunk;
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
-    const auto of_columns = [&](int j) { return load_pack<2>(message.columns + pair + 8 * j); };
-    float* const at = to.c + rows.first * to.n + col + pair;
-    const bool pairs = to.n % 2 == 0 && reinterpret_cast<i64>(to.c) % 8 == 0;
-    const bool whole = pairs && col + Columns <= to.n && rows.first - lane / 4 + rows_a_warp <= to.m;  // of all lanes
-    const auto element = [&](int j, int h, int i, const Pack<float, 2>& columns) {
-        const u32 of_row = (h ? rows.lower : rows.upper).exponent();
-        return scaled(sum[4 * j + 2 * h + i], of_row + SplitRow::of(columns.v[i]).exponent());
-    };
-    if (whole) {
+    Doubts<Columns, V> skip;
+    const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
+    if (says & has_doubts || !whole) {
+        find_doubts<Columns, V>(p, sum, message.columns + pair, rows, col, tile, skip);
+    } else if (lane == 0) {
+        p.flags[tile * warps_a_tile + threadIdx.x / 32] = 0;
+    }
+    typename P::Row r[2];
 #pragma unroll
-        for (int j = 0; j < Columns / 8; ++j) {
-            const Pack<float, 2> columns = of_columns(j);
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const Pack<float, 2> elements = {{element(j, h, 0, columns), element(j, h, 1, columns)}};
-                store_pack<2>(at + 8 * h * to.n + 8 * j, elements);
-            }
-        }
-    } else {
-        const int width = at_most(to.n - col - pair, Columns);
-#pragma unroll
-        for (int k = 0; k < Columns / 2; ++k) {
-            const int j = k / 4, h = k / 2 % 2, i = k % 2;
-            if (rows.first + 8 * h < to.m && 8 * j + i < width) {
-                at[8 * h * to.n + 8 * j + i] = element(j, h, i, of_columns(j));
-            }
+    for (int h = 0; h < 2; ++h) {
+        if (rows.first + 8 * h < p.rows) {
+            p.begin(rows.first + 8 * h, r[h]);
         }
     }
-    bool flagged = false;
-    if (says & has_small) {
-#pragma unroll
-        for (int k = 0; k < Columns / 2; ++k) {
-            const float least = (k / 2 % 2 ? rows.lower : rows.upper).accurate_from();
-            flagged |= fabsf(sum[k]) < least + SplitRow::of(of_columns(k / 4).v[k % 2]).accurate_from();
+#pragma unroll 1
+    for (int c = 0; c < chunks; ++c) {
+        float part[Chunk / 2];
+        take_chunk<0>(c, sum, part);
+        const int first = pair + c * Chunk;
+        const u32 bits = skip.from(c * (Chunk / 2 / V));
+        if (bits == 0) {  // without branches between the packs
+            finish_chunk<Chunk, V, false>(p, part, message.columns + first, rows, col + first, bits, r);
+        } else {
+            finish_chunk<Chunk, V, true>(p, part, message.columns + first, rows, col + first, bits, r);
         }
-    }
-    const u32 lanes = __ballot_sync(0xffffffffu, flagged);
-    if (lane == 0 && tile >= 0) {
-        to.flags[tile * warps_a_tile + threadIdx.x / 32] = lanes;
     }
 }
 
 // Write the message for the epilogue of the tile at (row, col), by a warp, once its stage is free; returns what it says.
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ u32 tell(
-    const Ring<Shape, Stages>& ring, Message<Columns>& message, const Target& to, i64 row, i64 col) {
+    const Ring<Shape, Stages>& ring, Message<Columns>& message, const Matrix& a, const Matrix& b, i64 row, i64 col) {
     const int lane = threadIdx.x % 32;
     float columns[(Columns + 31) / 32];  // every 32nd
-    bool small = false;
+    bool doubtful = false;
 #pragma unroll
     for (int j = lane; j < Columns; j += 32) {
-        const SplitRow of_col = col + j < to.n ? SplitRow::of(to.inverse_b[col + j]) : SplitRow::none();
+        const SplitRow of_col = col + j < b.rows ? SplitRow::of(b.inverse[col + j]) : SplitRow::none();
         columns[j / 32] = __uint_as_float(of_col.bits);
-        small |= of_col.accurate_from() > 0.0f;
+        doubtful |= of_col.is_doubtful();
     }
 #pragma unroll
     for (int j = lane; j < tile_rows; j += 32) {
-        small |= row + j < to.m && SplitRow::of(to.inverse_a[row + j]).accurate_from() > 0.0f;
+        doubtful |= row + j < a.rows && SplitRow::of(a.inverse[row + j]).is_doubtful();
     }
-    const bool any_small = __any_sync(0xffffffffu, small);
+    const bool any_doubtful = __any_sync(0xffffffffu, doubtful);
     if (lane == 0) {  // one lane alone: the phase that others wait for could be over
         barrier_wait(ring.empty(), ring.parity ^ 1);
     }
@@ -151,7 +199,7 @@ __device__ __forceinline__ u32 tell(
         message.columns[j] = columns[j / 32];
     }
     __syncwarp(0xffffffffu);
-    return has_small * any_small;
+    return has_doubts * any_doubtful;
 }
 
 // The groups of 8 rows of an operand that a tile has, as the copying warp goes through the blocks of 64 columns.
@@ -190,17 +238,17 @@ struct Strip {
 };
 
 // Copy the operands of all tiles of this block, by a warp, of which one lane copies.
-template <class Shape, int Columns, int Stages>
+template <class Shape, int Columns, int Stages, class P>
 __device__ __forceinline__ void copy_operands(
-    Ring<Shape, Stages> ring, Message<Columns>* messages, const char* a, const char* b, const Target& to, u32 blocks) {
-    const TileOrder order(to.m, to.n, tile_rows, Columns);
-    i64 row = to.m, col = to.n;  // of the last tile: none yet
+    Ring<Shape, Stages> ring, Message<Columns>* messages, const P& p, u32 blocks) {
+    const TileOrder order(p.rows, p.cols, tile_rows, Columns);
+    i64 row = p.rows, col = p.cols;  // of the last tile: none yet
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        u32 says = tell(ring, messages[ring.stage], to, row, col);
+        u32 says = tell(ring, messages[ring.stage], p.a, p.b, row, col);
         order.at(tile, row, col);
-        Strip<Shape, Shape::groups_a> strip_a(a, to.inverse_a, to.m, row);
-        Strip<Shape, Shape::groups_b> strip_b(b, to.inverse_b, to.n, col);
+        Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row);
+        Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col);
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
             const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
@@ -218,7 +266,7 @@ __device__ __forceinline__ void copy_operands(
             ring.advance();
         }
     }
-    const u32 says = tell(ring, messages[ring.stage], to, row, col);
+    const u32 says = tell(ring, messages[ring.stage], p.a, p.b, row, col);
     if (threadIdx.x % 32 == 0) {
         messages[ring.stage].says = says;
         barrier_arrive(ring.full());
@@ -226,18 +274,18 @@ __device__ __forceinline__ void copy_operands(
 }
 
 // Compute this block's tiles, by the consumer warpgroups.
-template <class Shape, int Columns, int Stages>
+template <class Shape, int Columns, int V, int Chunk, int Stages, class P>
 __device__ __forceinline__ void multiply(
-    Ring<Shape, Stages> ring, const Message<Columns>* messages, const Target& to, u32 blocks) {
+    Ring<Shape, Stages> ring, const Message<Columns>* messages, const P& p, u32 blocks) {
     // In units of operand_at, 16 bytes: from hi to lo, and to the next 16 columns.
     constexpr u32 a_lo = Shape::part_a / 16, b_lo = Shape::part_b / 16, next = 32 / 16;
-    const TileOrder order(to.m, to.n, tile_rows, Columns);
+    const TileOrder order(p.rows, p.cols, tile_rows, Columns);
     // The shuffle tells the compiler that the value is uniform in a warp.
     const u32 warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const u32 rows = warpgroup * (Shape::rows_a_warpgroup / 8 * Shape::group);
     float part[Columns / 2], sum[Columns / 2];  // over 64 columns, over all
-    i64 last = -1, row = to.m, col = 0;         // the tile in `sum`: none yet, so beyond the last row
-    ThreadRows of_rows(to, row);
+    i64 last = -1, row = p.rows, col = 0;       // the tile in `sum`: none yet, so beyond the last row
+    ThreadRows of_rows(p.a, row);
     u64 a, b;
     u32 says, with_lo;
 
@@ -303,7 +351,7 @@ __device__ __forceinline__ void multiply(
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         begin_block();
         // The previous tile, while the tensor cores work on this one.
-        store_tile(sum, to, messages[ring.stage], says, last, of_rows, col);
+        finish_tile<Columns, V, Chunk>(p, sum, messages[ring.stage], says, last, of_rows, col);
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
@@ -320,23 +368,24 @@ __device__ __forceinline__ void multiply(
         }
         last = tile;
         order.at(tile, row, col);
-        of_rows = ThreadRows(to, row);
+        of_rows = ThreadRows(p.a, row);
     }
     barrier_wait(ring.full(), ring.parity);  // of one stage more, which has a message alone
-    store_tile(sum, to, messages[ring.stage], hear(messages[ring.stage]), last, of_rows, col);
+    says = hear(messages[ring.stage]);
+    finish_tile<Columns, V, Chunk>(p, sum, messages[ring.stage], says, last, of_rows, col);
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }
 }
 
 // The kernel: one warp copies, eight compute.
-template <int Columns, int Stages>
-__device__ __forceinline__ void split_gemm(const char* a, const char* b, const Target& to, i64 k) {
+template <int Columns, int Stages, int V, int Chunk, class P>
+__device__ __forceinline__ void split_gemm(const P& p) {
     typedef SplitGemm<Columns, Stages> Shape;
     SHARED_DYNAMIC(shared);
     const Ring<Shape, Stages> ring(shared);
     auto* const messages = reinterpret_cast<Message<Columns>*>(ring.behind(shared));
-    const u32 blocks = static_cast<u32>((k + 63) / 64);
+    const u32 blocks = static_cast<u32>((p.depth + 63) / 64);
     if (threadIdx.x == 0) {
         ring.init();
     }
@@ -344,10 +393,10 @@ __device__ __forceinline__ void split_gemm(const char* a, const char* b, const T
     if (threadIdx.x >= Shape::consumers) {
         shrink_registers<40>();
         if (threadIdx.x < Shape::consumers + 32) {
-            copy_operands<Shape, Columns>(ring, messages, a, b, to, blocks);
+            copy_operands<Shape, Columns>(ring, messages, p, blocks);
         }
     } else {
         grow_registers<232>();
-        multiply<Shape, Columns>(ring, messages, to, blocks);
+        multiply<Shape, Columns, V, Chunk>(ring, messages, p, blocks);
     }
 }

@@ -1,46 +1,63 @@
-// Repair of C = A B' after split_gemm.cu: recompute in float32 what the hi/lo split cannot give (split_exact.cuh): rows with
-// infinities or NaN, and the elements that split_gemm.cu flagged.
+// Repair of a product after split_gemm.cu, whose struct P it shares: compute in float32 what that kernel could not give
+// (split_exact.cuh), and give it to the row program: rows and columns with infinities or NaN, and the packs that are noted in
+// `flags` (split_doubts.cuh).
 //
-// A (m, k), B (n, k): any strides. C: (m, n), contiguous; only repaired elements are written.
+// a (m, k), b (n, k): any strides.
 // Launch: 256 threads, any number of blocks.
 #pragma once
 
 #include "split_exact.cuh"
+#include "stages.cuh"
 
-// Repair the flagged elements of a warp's part of a tile. An element is flagged if its sum, which is C without the scales, is
-// below the bounds of both rows together; where C has underflowed, the sum is too small as well.
-__device__ __forceinline__ void repair_part(
-    const Matrix& a, const Matrix& b, i64 cols, float* c, const TileOrder& order, i64 part) {
-    const int lane = threadIdx.x % 32, width = order.columns;
+// Run the row program on one element of the product, by one thread.
+template <class P>
+__device__ __forceinline__ void finish_element(const P& p, i64 row, i64 col, float element) {
+    typename P::Row r;
+    typename P::Element e[1];
+    auto tile = p.template tile<1>(At<0>());
+    p.begin(row, r);
+    p.template load<1>(At<0>(), row, col, tile);
+    p.template load_columns<1>(At<0>(), col, tile);
+    tile.product.v[0] = element;
+    compute_pack<P, 0, 1>(p, tile, row, col, r, e);
+}
+
+// Repair the doubtful packs of a warp's part of a tile. Those of a lane, 32 at a time, are repaired by one warp.
+template <class P>
+__device__ __forceinline__ void repair_part(const P& p, const TileOrder& order, i64 part) {
+    const int lane = threadIdx.x % 32, width = static_cast<int>(p.width), vec = static_cast<int>(p.vec);
+    const int words = words_of_lane(width, vec);
+    const u32* const bits = p.flags + (static_cast<i64>(order.count()) * warps_a_tile + part * 32 * words);
     i64 first_row, first_col;
     order.at(static_cast<u32>(part / warps_a_tile), first_row, first_col);
     first_row += part % warps_a_tile * rows_a_warp;
-    // Every warp looks at 32 elements at a time, and repairs the flagged ones together.
-    for (int at = threadIdx.x - lane; at < rows_a_warp * width; at += Repair::threads) {
-        const i64 row = first_row + (at + lane) / width, col = first_col + (at + lane) % width;
-        bool flagged = false;
-        if (at + lane < rows_a_warp * width && row < a.rows && col < b.rows && !a.marked(row) && !b.marked(col)) {
-            const SplitRow of_a = SplitRow::of(a.inverse[row]), of_b = SplitRow::of(b.inverse[col]);
-            const float sum = scaled(c[row * b.rows + col], 2 * 254 - of_a.exponent() - of_b.exponent());
-            flagged = fabsf(sum) < of_a.accurate_from() + of_b.accurate_from();
-        }
-        u32 lanes = __ballot_sync(0xffffffffu, flagged);
-        for (int l = 0; lanes != 0; ++l, lanes >>= 1) {
-            if (lanes & 1) {
-                repair_element(a, first_row + (at + l) / width, b, first_col + (at + l) % width, cols, c);
+    const u32 lanes = p.flags[part];
+    for (int at = threadIdx.x / 32; at < 32 * words; at += Repair::threads / 32) {
+        const int of_lane = at / words;
+        u32 rest = lanes >> of_lane & 1 ? bits[at] : 0;
+        for (int k = at % words * 32; rest != 0; ++k, rest >>= 1) {
+            const i64 row = first_row + of_lane / 4 + row_of_pack(k, vec);
+            for (int v = 0; v < vec && (rest & 1); ++v) {
+                const i64 col = first_col + of_lane % 4 * 2 + column_of_pack(k, vec) + v;
+                if (!p.b.marked(col)) {  // repair_marked computes it
+                    const float element = exact_element(p.a, row, p.b, col, p.depth);
+                    if (lane == 0) {
+                        finish_element(p, row, col, element);
+                    }
+                }
             }
         }
     }
 }
 
-// Repair the parts of tiles that have flags; a block looks at as many flags at a time as it has threads.
-__device__ __forceinline__ void repair_flagged(
-    const Matrix& a, const Matrix& b, i64 cols, float* c, const u32* flags, u32* marks, int width) {
-    const TileOrder order(a.rows, b.rows, tile_rows, width);
+// Repair the parts of tiles that have doubtful packs; a block looks at as many at a time as it has threads.
+template <class P>
+__device__ __forceinline__ void repair_doubtful(const P& p, u32* marks) {
+    const TileOrder order(p.rows, p.cols, tile_rows, static_cast<int>(p.width));
     const i64 parts = static_cast<i64>(order.count()) * warps_a_tile;
     for (i64 first = blockIdx.x; first < parts; first += static_cast<i64>(gridDim.x) * Repair::threads) {
         const i64 own = first + static_cast<i64>(threadIdx.x) * gridDim.x;
-        const u32 mask = __ballot_sync(0xffffffffu, own < parts && flags[own] != 0);
+        const u32 mask = __ballot_sync(0xffffffffu, own < parts && p.flags[own] != 0);
         if (threadIdx.x % 32 == 0) {
             marks[threadIdx.x / 32] = mask;
         }
@@ -50,16 +67,16 @@ __device__ __forceinline__ void repair_flagged(
             if (rest == 0) {
                 at |= 31;
             } else if (rest & 1) {
-                repair_part(a, b, cols, c, order, first + static_cast<i64>(at) * gridDim.x);
+                repair_part(p, order, first + static_cast<i64>(at) * gridDim.x);
             }
         }
         __syncthreads();
     }
 }
 
-// The kernel: repair flagged elements, then marked rows of either operand.
-__device__ __forceinline__ void split_repair(
-    const Matrix& a, const Matrix& b, float* c, i64 cols, const u32* flags, i64 width) {
+// The kernel: repair doubtful packs, then marked rows of either operand.
+template <class P>
+__device__ __forceinline__ void split_repair(const P& p) {
     // Tiles of both operands, the 16 chosen rows, and a mask of marked rows for each warp.
     SHARED_BYTES(memory, Repair::bytes + 16 * 8 + 8 * 4);
     i64* chosen = reinterpret_cast<i64*>(memory + Repair::bytes);
@@ -67,12 +84,11 @@ __device__ __forceinline__ void split_repair(
     if (threadIdx.x < 16) {
         chosen[threadIdx.x] = -1;
     }
-    const bool any = any_of_block(a.any_marked(Repair::threads) | b.any_marked(Repair::threads), marks);
-    repair_flagged(a, b, cols, c, flags, marks, static_cast<int>(width));
-    if (!any) {
-        return;
+    const bool any = any_of_block(p.a.any_marked(Repair::threads) | p.b.any_marked(Repair::threads), marks);
+    repair_doubtful(p, marks);
+    if (any) {
+        repair_marked(memory, chosen, marks, p.a, p.b, p.depth, [&](i64 row, i64 col, float element) {
+            finish_element(p, row, col, element);
+        });
     }
-    Repair repair(memory);
-    repair_rows(repair, chosen, marks, a, b, cols, c, b.rows, 1);
-    repair_rows(repair, chosen, marks, b, a, cols, c, 1, b.rows);
 }

@@ -18,6 +18,8 @@ struct SplitRow {
     }
 
     __device__ __forceinline__ bool is_marked() const { return (bits & 0x7f800000u) == 0x7f800000u; }
+    // Whether elements of it may have to be repaired.
+    __device__ __forceinline__ bool is_doubtful() const { return is_marked() || accurate_from() > 0.0f; }
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
     // The least magnitude at which a sum is accurate. Each small element errs by at most 2^-36 and is multiplied with less
     // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them.

@@ -244,3 +244,17 @@ void multiply_add(float (&d)[R], u64 a, u64 b, int add) {
     host_cuda::products_issue({__is_same(T, bf16), TurnedA != 0, TurnedB != 0, R}, d, a, b, add);
 }
 #endif
+
+// Copy the chunk `c` of the sums of a tile's columns, which is `Next` or a later one. Registers cannot be indexed, so each
+// chunk has a branch of its own.
+template <int Next, int Sums, int Held>
+__device__ __forceinline__ void take_chunk(int c, const float (&sums)[Sums], float (&part)[Held]) {
+    if (c == Next) {
+#pragma unroll
+        for (int i = 0; i < Held; ++i) {
+            part[i] = sums[Next * Held + i];
+        }
+    } else if constexpr ((Next + 1) * Held < Sums) {
+        take_chunk<Next + 1>(c, sums, part);
+    }
+}

@@ -52,12 +52,14 @@ def _step_sources(step: Step, storage: dict[Node, str], finish: Callable[[str], 
     """Yield the source of each kernel of a step, or a comment for what a library launches."""
     if step.kind == "Library":
         yield f"// Library: {step.fused[0]}"
-    elif step.epilogue is not None:
+    elif step.epilogue is not None and step.product.op == "matmul":
         yield from (finish(k.source) for k in fused_gemm.kernels_of(step, storage))
     elif step.kind in ("Gemm", "Split", "Copy"):
-        for node in step.nodes:
+        for node in (n for n in step.nodes if step.epilogue is None or n not in step.epilogue.nodes):
             if node.op in _LIBRARY_LAUNCHES:
                 yield f"// {step.kind} over {step.domain[0]} x {step.domain[1]}: {_LIBRARY_LAUNCHES[node.op]}"
+            elif node.op == "split_matmul" and node.parts == 2:
+                yield from (finish(k.source) for k in split.product_kernels_of(step, storage))
             else:
                 yield from (finish(k.source) for k in split.kernels_of(node))
     else:

@@ -1,8 +1,9 @@
 """Kernels of float32 products on fp16 tensor cores, from operands split into two parts, hi and lo, or into one.
 
 `split_rows.cu` splits a row-major operand and `split_columns.cu` a column-major one. Operands in two parts are
-multiplied by `split_gemm.cu` on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold. Operands in one part
-are multiplied by cuBLAS, and `split_finish.cu` writes the factors that undo the scales, or repairs the product.
+multiplied by `split_gemm.cu` on Hopper, and `split_repair.cu` recomputes what fp16 cannot hold; a pointwise row program
+that follows is the epilogue of both. Operands in one part are multiplied by cuBLAS, and `split_finish.cu` writes the
+factors that undo the scales, or repairs the product.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 from functools import lru_cache
 
 from .. import devices
-from ..ir.graph import Node
+from ..ir import graph as g
+from ..ir.graph import Node, Shape
+from ..plan.schedule import Step, store_step
 from ..plan.schedule.products import TILE_ROWS, tile_width
 from .configure import Config
+from .emit import Writer
 from .kernel import CONDITION, Kernel, translation_unit
+from .program import Program
 from .warpgroup import ARCHITECTURE, SHARED_BYTES, multiply_add
 
 WARPS_A_TILE = 8
@@ -22,6 +27,7 @@ REPAIR_THREADS = 256
 FINISH_THREADS = 256
 _ROW_THREADS, _ROW_HELD, _ROW_BLOCKS = 256, 4, 4  # of split_rows; blocks of a multiprocessor
 _COLUMN_WARPS, _COLUMN_AHEAD, _COLUMN_DEPTH = 16, 32, 32  # of split_columns
+_CHUNKS = (32, 24)  # columns of a tile that an epilogue works on at once
 _SPLIT_MEMBERS = "const float* x; i64 stride; char* tiles; float* inverse; i64 rows; i64 cols;"
 _SPLIT_ARGUMENTS = "p.x, p.stride, p.tiles, p.inverse, p.rows, p.cols"
 
@@ -84,21 +90,48 @@ def column_cluster(rows: int, cols: int, parts: int, processors: int) -> int:
     return cluster
 
 
-@lru_cache
-def gemm_kernel(width: int) -> Kernel:
-    """Return the kernel that multiplies operands split in two parts, in tiles of `width` columns."""
+def plain_program(shape: Shape) -> Program:
+    """Return the epilogue that stores a product of this shape."""
+    product = g.argument(0, "product", shape, "float32")
+    return Program(store_step(product), {product: "float32"}, product)
+
+
+def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Kernel]:
+    """Emit the kernels that multiply operands split in two parts, and repair the product.
+
+    Parameters
+    ----------
+    program : Program
+        The epilogue, which has one stage, no reductions and no guards.
+    width : int
+        Columns of a tile.
+    vec : int
+        Elements per access of the epilogue, 1 or 2.
+    """
     stages = stages_for(width)
     shared = _shared_bytes(width, stages)
-    return _kernel(
-        "split_gemm",
-        "const char* a; const char* b; Target to; i64 k;",
-        f"split_gemm<{width}, {stages}>(p.a, p.b, p.to, p.k)",
+    chunk = next(c for c in _CHUNKS if width % c == 0)
+    writer = _EpilogueWriter(program, streamed=False, conditional=False)
+    struct = f"// the product and: {', '.join(program.step.fused) or 'nothing'}\n{writer.emit_struct()}"
+    check = f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");'
+    source = translation_unit(
+        *("split_gemm", f"{multiply_add(width)}\n{check}\n\n{struct}", "split_gemm_kernel"),
+        f"split_gemm<{width}, {stages}, {vec}, {chunk}>(p)",
         GEMM_THREADS,
-        instruction=multiply_add(width),
-        check=f'static_assert(SplitGemm<{width}, {stages}>::shared == {shared}, "what a launch asks for");',
-        arch=ARCHITECTURE,
-        shared=shared,
     )
+    config, parameters = Config("split_gemm", GEMM_THREADS, 1, vec), tuple(program.parameters)
+    gemm = Kernel("split_gemm_kernel", source, parameters, config, ARCHITECTURE, shared)
+    source = translation_unit("split_repair", struct, "split_repair_kernel", "split_repair(p)", REPAIR_THREADS)
+    config = Config("split_repair", REPAIR_THREADS, 1, 1)
+    return gemm, Kernel("split_repair_kernel", source, parameters, config)
+
+
+class _EpilogueWriter(Writer):
+    """Writes the struct of an epilogue, which has more members than a row program's: see `split_gemm.cu`."""
+
+    def declare_members(self) -> list[str]:
+        own = "const char* tiles_a; const char* tiles_b; Matrix a; Matrix b; i64 depth; u32* flags; i64 width; i64 vec;"
+        return [own, *super().declare_members()]
 
 
 @lru_cache
@@ -108,27 +141,25 @@ def finish_kernel() -> Kernel:
     return _kernel("split_finish", members, "split_finish(p.a, p.b, p.c, p.cols, p.factors)", FINISH_THREADS)
 
 
-@lru_cache
-def repair_kernel() -> Kernel:
-    """Return the kernel that recomputes in float32 the rows, columns and elements that hi/lo splits cannot give."""
-    return _kernel(
-        "split_repair",
-        "Matrix a; Matrix b; float* c; i64 cols; const u32* flags; i64 width;",
-        "split_repair(p.a, p.b, p.c, p.cols, p.flags, p.width)",
-        REPAIR_THREADS,
-    )
+def product_kernels_of(step: Step, storage: dict[Node, str]) -> tuple[Kernel, Kernel]:
+    """Emit the kernels of the product of a step for the default GPU, its epilogue reading pairs if columns allow it."""
+    width = tile_width(*step.product.shape, devices.find(devices.DEFAULT).processors)
+    return product_kernels(program_of(step, storage), width, 2 if step.product.shape[1] % 2 == 0 else 1)
+
+
+def program_of(step: Step, storage: dict[Node, str]) -> Program:
+    """Analyse the epilogue of a product's step; without one it stores the product."""
+    return Program(step.epilogue or store_step(step.product), storage, step.product)
 
 
 def kernels_of(node: Node) -> list[Kernel]:
-    """Return the kernels that compute a split or a split product, with tiles chosen for the default GPU."""
+    """Return the kernels of a split, or those that follow cuBLAS's product of operands in one part."""
     processors = devices.find(devices.DEFAULT).processors
     if node.op == "split" and not node.by_columns:
         return [split_rows_kernel(parts=node.parts)]
     if node.op == "split":
         return [split_columns_kernel(False, node.parts, column_cluster(*node.inputs[0].shape, node.parts, processors))]
-    if node.parts == 1:
-        return [finish_kernel()]
-    return [gemm_kernel(tile_width(*node.shape, processors)), repair_kernel()]
+    return [finish_kernel()]
 
 
 def _kernel(
@@ -136,8 +167,6 @@ def _kernel(
     members: str,
     call: str,
     threads: int,
-    instruction: str = "",
-    check: str = "",
     arch: str = "",
     shared: int = 0,
     blocks: int = 1,
@@ -146,7 +175,8 @@ def _kernel(
 ) -> Kernel:
     """Make the kernel `<name>_kernel` from the template `<name>.cu`, the members of its struct and its call."""
     members += f" {CONDITION}" * conditional
-    program = "\n".join([*([instruction, check, ""] if instruction else []), f"struct Program {{ {members} }};"])
     entry = f"{name}_kernel"
-    source = translation_unit(name, program, entry, call, threads, blocks, conditional, cluster)
+    source = translation_unit(
+        name, f"struct Program {{ {members} }};", entry, call, threads, blocks, conditional, cluster
+    )
     return Kernel(entry, source, (), Config(name, threads, 1, 1), arch, shared, cluster)

@@ -8,6 +8,7 @@ from typing import Any
 from ..plan.schedule.products import TILE_ROWS, tile_width
 from .gemm import Operand
 from .launch import launcher
+from .program import Program
 from .runtime import Runtime
 from .split import (
     FINISH_THREADS,
@@ -16,10 +17,10 @@ from .split import (
     WARPS_A_TILE,
     column_cluster,
     finish_kernel,
-    gemm_kernel,
     inverse_at,
     padded,
-    repair_kernel,
+    plain_program,
+    product_kernels,
     split_columns_kernel,
     split_rows_kernel,
 )
@@ -76,7 +77,7 @@ class Split:
 
 
 class SplitProduct:
-    """The launches that compute C = A B' of float32 matrices from their hi/lo splits.
+    """The launches that compute C = A B' of float32 matrices from their hi/lo splits, and a row program of C.
 
     Parameters
     ----------
@@ -86,39 +87,58 @@ class SplitProduct:
         Strides of A and of B in elements, from row to row and from column to column.
     processors : int
         Multiprocessors of the GPU.
+    program : Program, optional
+        The row program; without one C is stored.
+    vec : int, optional
+        Elements per access of the row program, 1 or 2.
 
     Attributes
     ----------
     kernels : tuple of Kernel
     workspace : int
-        Bytes of device memory for the flagged elements of each tile.
+        Bytes of device memory for what is left to the repair.
     """
 
-    def __init__(self, shape: tuple[int, int, int], left: tuple[int, int], right: tuple[int, int], processors: int):
+    def __init__(
+        self,
+        shape: tuple[int, int, int],
+        left: tuple[int, int],
+        right: tuple[int, int],
+        processors: int,
+        program: Program | None = None,
+        vec: int = 1,
+    ):
         m, n, _ = shape
-        self._width = tile_width(m, n, processors)
+        self._width, self._vec = tile_width(m, n, processors), vec
         self._tiles = -(-m // TILE_ROWS) * -(-n // self._width)
-        self.kernels = gemm_kernel(self._width), repair_kernel()
-        self.workspace = self._tiles * WARPS_A_TILE * 4
+        self.kernels = product_kernels(program or plain_program((m, n)), self._width, vec)
+        self.workspace = self._tiles * WARPS_A_TILE * 4 * (1 + 32 * -(-self._width // (64 * vec)))
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
-    def load(self, runtime: Runtime) -> Callable[..., None]:
-        """Load the kernels; call the result with the addresses of both splits, A and B, C, and the workspace."""
-        (m, n, k), left, right, width = self._shape, self._left, self._right, self._width
+    def load(self, runtime: Runtime, form: str = "Qq") -> Callable[..., None]:
+        """Load the kernels.
+
+        Call the result with the addresses of both splits, of A and B, and of the workspace, and the members of the row
+        program's struct, whose format is `form`: of one that stores C its address and its row stride.
+        """
+        (m, n, k), width, vec = self._shape, self._width, self._vec
+        (left_row, left_col), (right_row, right_col) = self._left, self._right
         gemm, repair = self.kernels
+        form = f"QQQqqQqQqqQqqQqq{form}qq"
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
-        run_gemm = launcher(runtime.function(gemm), grid, block, "QQQqqQQQq", gemm.shared)
+        run_gemm = launcher(runtime.function(gemm), grid, block, form, gemm.shared)
         grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
-        run_repair = launcher(runtime.function(repair), grid, block, "QqqQqQqqQqQqQq", repair.shared)
+        run_repair = launcher(runtime.function(repair), grid, block, form, repair.shared)
         offset_a, offset_b = inverse_at(m, k), inverse_at(n, k)
 
         def launch(
-            tiles: Sequence[int], operands: Sequence[int], target: int, workspace: int, stream: Any = None
+            tiles: Sequence[int], operands: Sequence[int], workspace: int, arguments: Sequence[Any], stream: Any = None
         ) -> None:
             (a, b), (x, y) = tiles, operands
-            inverse_a, inverse_b = a + offset_a, b + offset_b
-            run_gemm((a, b, target, m, n, inverse_a, inverse_b, workspace, k), stream)
-            run_repair((x, *left, inverse_a, m, y, *right, inverse_b, n, target, k, workspace, width), stream)
+            first, second = (x, left_row, left_col, a + offset_a, m), (y, right_row, right_col, b + offset_b, n)
+            members = (a, b, *first, *second, k, workspace, width, vec, *arguments, m, n)
+            run_gemm(members, stream)
+            run_repair(members, stream)
 
         return launch
 

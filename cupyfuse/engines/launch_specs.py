@@ -11,13 +11,13 @@ from typing import Any
 from .. import dtypes
 from ..cuda.gemm import Operand, batched_operands
 from ..cuda.runtime import Runtime
-from ..cuda.split_launch import RoundedProduct, Split, SplitProduct
+from ..cuda.split_launch import RoundedProduct, Split
 from ..ir.graph import Node
 from ..plan.plan import Plan
 from ..plan.schedule import Step, base_of, contiguous_strides
 from .kernel_launch import Addresses, KernelLaunch, Launch, LaunchSpec, Place
 from .library_launch import Held, LibraryLaunch
-from .product_launch import ProductLaunch
+from .product_launch import ProductLaunch, SplitProductLaunch
 
 ShapeAndStrides = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -62,8 +62,11 @@ class LaunchSpecs:
     def of(self, step: Step) -> list[LaunchSpec]:
         """List the launches of a step in their order."""
         storage = self._storage
+        if step.kind == "Gemm" and step.product.op == "split_matmul" and step.product.parts == 2:
+            splits = [self._split_spec(n) for n in step.nodes if n.op == "split"]
+            return [*splits, self._with_epilogue(SplitProductLaunch, step)]
         if step.epilogue is not None:
-            return [ProductLaunch(step, storage, self._place, self._numbers, self._runtime.processors).spec()]
+            return [self._with_epilogue(ProductLaunch, step)]
         if step.kind in ("Gemm", "Split"):
             return [self._product_spec(step, node) for node in step.nodes]
         if step.kind == "Copy":
@@ -73,6 +76,10 @@ class LaunchSpecs:
             return [LibraryLaunch(step, storage, self._place, self._held, step in self._in_place).spec()]
         return [KernelLaunch(step, storage, self._place, self._flag, self._numbers).spec()]
 
+    def _with_epilogue(self, launch: type[ProductLaunch] | type[SplitProductLaunch], step: Step) -> LaunchSpec:
+        """Return the launch of a product by our kernels, with its epilogue."""
+        return launch(step, self._storage, self._place, self._numbers, self._runtime.processors).spec()
+
     def _product_spec(self, step: Step, node: Node) -> LaunchSpec:
         """Return the launch of a product, or of the split of an operand, in a Gemm or Split step."""
         if node.op == "split":
@@ -80,7 +87,7 @@ class LaunchSpecs:
         if node.op != "split_matmul":
             return self._gemm_spec(node)
         factors = [n for n in step.outputs if n.op == "factor" and n.inputs[0] is node]
-        return self._rounded_product_spec(node, factors) if factors else self._split_product_spec(node)
+        return self._rounded_product_spec(node, factors)
 
     def _gemm_spec(self, node: Node) -> LaunchSpec:
         """Return the launch of a product by cuBLAS."""
@@ -116,19 +123,6 @@ class LaunchSpecs:
             return lambda at, stream: launch(at[x], at[y], stream)
 
         return LaunchSpec(bind, (split.kernel,))
-
-    def _split_product_spec(self, node: Node) -> LaunchSpec:
-        """Return the launch of a product from hi/lo splits, with its repair."""
-        places = [self._place(i) for i in (*node.inputs, node)]
-        a, b, x, y, z = (p.slot for p in places)
-        left, right = ((p.row_stride, p.col_stride) for p in places[2:4])
-        product = SplitProduct((*node.shape, node.inputs[2].shape[1]), left, right, self._runtime.processors)
-
-        def bind(runtime: Runtime, workspace: int) -> Launch:
-            launch = product.load(runtime)
-            return lambda at, stream: launch((at[a], at[b]), (at[x], at[y]), at[z], at[workspace], stream)
-
-        return LaunchSpec(bind, product.kernels, product.workspace)
 
     def _rounded_product_spec(self, node: Node, factors: Sequence[Node]) -> LaunchSpec:
         """Return the launch of a product from splits in one part, which also writes its factors."""

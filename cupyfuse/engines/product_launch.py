@@ -1,15 +1,17 @@
-"""Launches of 16-bit products with their epilogues, whose operands are read through tensor maps."""
+"""Launches of products with their epilogues: 16-bit ones, which read operands through tensor maps, and split ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from ..cuda import split
 from ..cuda.configure import fitting_vec
 from ..cuda.fused_gemm import MERGE_THREADS, THREADS, GemmShape, emit_gemm, program_of, shape_of
 from ..cuda.kernel import Kernel
 from ..cuda.launch import launcher
 from ..cuda.runtime import Runtime
+from ..cuda.split_launch import SplitProduct
 from ..cuda.tensor_map import ALIGNMENT, WORDS, MatrixBoxes
 from ..ir.graph import Node
 from ..plan.schedule import Step, base_of, state_bytes, strip_transposes
@@ -143,5 +145,59 @@ class ProductLaunch:
             for run in runs:
                 run(members, stream)
             del copy_of_a, copy_of_b  # the next owner's work on this stream comes after ours
+
+        return launch
+
+
+class SplitProductLaunch:
+    """The launches of a product from hi/lo splits with its epilogue, and of its repair.
+
+    The parameters are those of `ProductLaunch`.
+    """
+
+    def __init__(
+        self, step: Step, storage: dict[Node, str], place: Callable[[Node], Place], numbers: int, processors: int
+    ):
+        node = step.product
+        self._numbers, self._processors = numbers, processors
+        self._places = [place(i) for i in node.inputs]
+        self._shape = *node.shape, node.inputs[2].shape[1]
+        self._program = split.program_of(step, storage)
+        self._arguments = KernelArguments(self._program, place)
+        self._widest = min(2, fitting_vec(self._program, self._arguments.row_stride_bits))
+        self._product = self._product_for(self._widest)
+
+    def _product_for(self, vec: int) -> SplitProduct:
+        """Return the launches whose epilogue accesses `vec` elements at a time."""
+        left, right = ((p.row_stride, p.col_stride) for p in self._places[2:4])
+        return SplitProduct(self._shape, left, right, self._processors, self._program, vec)
+
+    def spec(self) -> LaunchSpec:
+        """Return the kernels, the workspace and the binding of the launch."""
+        # Single elements have more bits than pairs, if a call's addresses ask for them.
+        workspace = (self._product if self._widest == 1 else self._product_for(1)).workspace
+        return LaunchSpec(self._bind, self._product.kernels, workspace)
+
+    def _bind(self, runtime: Runtime, workspace: int) -> Launch:
+        """Load the kernels; `workspace` is the slot of the workspace."""
+
+        def load(vec: int) -> Launch:
+            return self._load(runtime, workspace, self._product if vec == self._widest else self._product_for(vec))
+
+        return self._arguments.launch_by_alignment(self._widest, load)
+
+    def _load(self, runtime: Runtime, workspace: int, product: SplitProduct) -> Launch:
+        arguments, numbers_slot = self._arguments, self._numbers
+        template, pointers, numbers = arguments.members, arguments.pointers, arguments.numbers
+        a, b, x, y = (p.slot for p in self._places)
+        run = product.load(runtime, arguments.format)
+
+        def launch(at: Addresses, stream: Any) -> None:
+            members = template.copy()
+            for index, slot, start in pointers:
+                members[index] = at[slot] + start
+            for index, number in numbers:
+                members[index] = number.evaluate(at[numbers_slot])
+            run((at[a], at[b]), (at[x], at[y]), at[workspace], members, stream)
 
         return launch

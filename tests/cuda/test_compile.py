@@ -109,15 +109,21 @@ def test_all_reductions_together_compile(dtype, rows):
     assert all(compiles(k.source, ARCHITECTURES[0]) for k in kernels)
 
 
+def plain_kernels(width):
+    """The kernels of a split product that is stored."""
+    return split.product_kernels(split.plain_program((300, 400)), width, 2)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_kernels_of_the_split_compile(architecture):
-    for kernel in (split.split_rows_kernel(), split.split_columns_kernel(), split.repair_kernel()):
+    _, repair = plain_kernels(64)
+    for kernel in (split.split_rows_kernel(), split.split_columns_kernel(), repair):
         assert compiles(kernel.source, architecture)
 
 
 @pytest.mark.parametrize(
     "kernel",
-    [*map(split.gemm_kernel, TILE_WIDTHS), *(split.split_columns_kernel(cluster=c) for c in (2, 4, 8))],
+    [*(plain_kernels(width)[0] for width in TILE_WIDTHS), *(split.split_columns_kernel(cluster=c) for c in (2, 4, 8))],
     ids=lambda kernel: f"{kernel.name}{kernel.cluster}",
 )
 def test_what_only_hopper_has_compiles(kernel):
@@ -382,7 +388,7 @@ def own_cache(monkeypatch, tmp_path):
     def loaded(cupy):
         monkeypatch.setitem(sys.modules, "cupy", cupy)
         monkeypatch.setattr(compiling, "_functions", {})
-        return load(split.gemm_kernel(64), 0)
+        return load(plain_kernels(64)[0], 0)
 
     return SimpleNamespace(loaded=loaded, folder=tmp_path / "cache")
 
@@ -392,7 +398,7 @@ def test_a_binary_for_a_named_architecture_is_kept(own_cache):
     function = own_cache.loaded(first)
     assert own_cache.loaded(second).binary == function.binary
     assert first.compiled == [(*compiling.OPTIONS, "-arch=sm_90a", "-ftz=true")] and not second.compiled
-    assert first.attributes == second.attributes == [(7, 8, split.gemm_kernel(64).shared)]
+    assert first.attributes == second.attributes == [(7, 8, plain_kernels(64)[0].shared)]
     assert [path.suffix for path in own_cache.folder.iterdir()] == [".cubin"], "no part is left"
 
 

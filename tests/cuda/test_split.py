@@ -11,6 +11,7 @@ import pytest
 from support import CUDA, HOST, Engine
 
 from cupyfuse.cuda import split as split_kernels
+from cupyfuse.cuda import split_launch
 from cupyfuse.cuda.split_launch import Split, SplitProduct
 from cupyfuse.ir.products import split_shape
 from cupyfuse.plan.schedule.products import TILE_WIDTHS, tile_width
@@ -202,10 +203,12 @@ def product(
             change(altered, *matrix.shape)
             memory[...] = device.array(altered)
     strides = [tuple(s // 4 for s in m.strides) for m in (left, right)]
-    multiply = SplitProduct((*result.shape, left.shape[1]), *strides, processors or runtime.processors)
+    vec = 2 if result.shape[1] % 2 == 0 else 1
+    multiply = SplitProduct((*result.shape, left.shape[1]), *strides, processors or runtime.processors, vec=vec)
     at = runtime.address
     workspace = runtime.workspace(multiply.workspace)
-    multiply.load(runtime)([at(t) for t in tiles], (at(left), at(right)), at(result), workspace.ptr)
+    arguments = at(result), result.shape[1]
+    multiply.load(runtime)([at(t) for t in tiles], (at(left), at(right)), workspace.ptr, arguments)
     return device.host(result)
 
 
@@ -248,6 +251,19 @@ def test_small_elements_count_in_every_tile(device: Engine, row: int, rng: np.ra
     expected = a.astype(np.float64) @ b.astype(np.float64).T
     for result in (product(device, a, b), product(device, b, a).T):
         np.testing.assert_allclose(result, expected, rtol=3 * 2.0**-22)
+
+
+@pytest.mark.parametrize("width", TILE_WIDTHS)
+def test_doubts_in_tiles_of_every_width(
+    device: Engine, width: int, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
+    """Sums that are small beside the elements of a row, and infinite columns, in pairs and single elements."""
+    monkeypatch.setattr(split_launch, "tile_width", lambda *_: width)
+    for n in (340, 339):
+        a, b = (np.abs(rng.standard_normal(shape)).astype(F32) for shape in ((130, 70), (n, 70)))
+        a[::3, 0], b[:, 0], b[7::50, 1] = 1e15, 0, np.inf
+        expected = a.astype(np.float64) @ b.astype(np.float64).T
+        np.testing.assert_allclose(product(device, a, b), expected, rtol=3 * 2.0**-22)
 
 
 def test_rows_of_one_element(device: Engine, rng: np.random.Generator) -> None:

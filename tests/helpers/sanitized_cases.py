@@ -95,10 +95,10 @@ def run_products(cupy: Any) -> int:
         result = uploaded(cupy, np.full((m, n), np.nan, np.float32), "contiguous")
         for x, split in zip(operands, halves, strict=True):
             Split(*x.shape, (x.shape[1], 1)).load(runtime)(x.data.ptr, split.data.ptr)
-        product = SplitProduct((m, n, k), (k, 1), (k, 1), runtime.processors)
+        product = SplitProduct((m, n, k), (k, 1), (k, 1), runtime.processors, vec=2 if n % 2 == 0 else 1)
         workspace = runtime.workspace(product.workspace)
         multiply = product.load(runtime)
-        multiply([h.data.ptr for h in halves], [x.data.ptr for x in operands], result.data.ptr, workspace.ptr)
+        multiply([h.data.ptr for h in halves], [x.data.ptr for x in operands], workspace.ptr, (result.data.ptr, n))
         with np.errstate(all="ignore"):
             expected = a.astype(np.float64) @ b.astype(np.float64).T
         scale = np.abs(np.nan_to_num(a, posinf=0)) @ np.abs(b).T

@@ -99,7 +99,7 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
     Mutant("a stage of k left out", KERNEL, "(p.depth + 63) / 64", "p.depth / 64", PAIRS),
     Mutant("sums of two tiles", KERNEL, "block > 0 || i > 0);", "1);", PAIRS),
     # Epilogues
-    Mutant("a chunk of another one's sums", EPILOGUE, "sums[Next * Held + i]", "sums[i]", WIDE),
+    Mutant("a chunk of another one's sums", "kernels_cu/tensor_cores.cuh", "sums[Next * Held + i]", "sums[i]", WIDE),
     Mutant("columns beyond the last", EPILOGUE, "return Whole || offset(i) < left;", "return true;", REDUCED),
     Mutant("rows beyond the last", EPILOGUE, "if (row + down < m && left > 0)", "if (left > 0)", WRITTEN),
     Mutant("16 bytes of what is not aligned", EPILOGUE, "if (aligned)", "if (true)", fused("anywhere and out")),

@@ -19,12 +19,16 @@ ABOUT_MAXIMUM = ("tests/cuda/test_fused_gemm.py", "-k", "about_the_maximum and h
 
 ROWS, GEMM, REPAIR = "kernels_cu/split_rows.cu", "kernels_cu/split_gemm.cu", "kernels_cu/split_repair.cu"
 EXACT, FINISH = "kernels_cu/split_exact.cuh", "kernels_cu/split_finish.cu"
-TILES, PIECES = "kernels_cu/split_tiles.cuh", "kernels_cu/split_pieces.cuh"
+TILES, PIECES, DOUBTS = (f"kernels_cu/split_{name}.cuh" for name in ("tiles", "pieces", "doubts"))
 SPLIT_COLUMNS = "kernels_cu/split_columns.cu"
 
 
 def splits(select: str) -> tuple[str, ...]:
     return ("tests/cuda/test_split.py", "-k", f"host and ({select})")
+
+
+def epilogues(select: str) -> tuple[str, ...]:
+    return ("tests/cuda/test_split_epilogues.py", "-k", f"host and ({select})")
 
 
 def one_part(select: str) -> tuple[str, ...]:
@@ -151,7 +155,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "ring.parity);\n                messages",
         splits("float32"),
     ),
-    Mutant("pairs that are not aligned", GEMM, "to.n % 2 == 0 && ", "", splits("several")),
+    Mutant(
+        "both rows as the first one", GEMM, "col + at, r[h], e)", "col + at, r[0], e)", epilogues("row_factor-finite")
+    ),
+    Mutant("rows of the next tile", GEMM, "inside = rows.first + 8 * h < p.rows &&", "inside =", splits("several")),
+    Mutant("packs whose doubts are forgotten", GEMM, "if (bits == 0) {", "if (true) {", splits("several")),
+    Mutant("a neighbour that nobody repairs", GEMM, "(marked || small));", "small);", splits("every_width")),
+    Mutant("doubts of the first chunk", GEMM, "skip.from(c * (Chunk / 2 / V))", "skip.from(0)", splits("several")),
+    Mutant(
+        "bits of the next word", DOUBTS, "k / 32 + 1 == w ? bits[w]", "k / 32 + 2 == w ? bits[w]", splits("every_width")
+    ),
+    Mutant("doubts of the lower row", DOUBTS, "k * vec / 2 % 2 * 8", "0", splits("every_width")),
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
     Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
     Mutant("half of the corrections", GEMM, "if (with_lo == (lo_of_a | lo_of_b))", "if (false)", splits("float32")),
@@ -161,18 +175,30 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the first tile's columns",
         GEMM,
-        "to, row, col);\n        order",
-        "to, row, 0);\n        order",
+        "p.b, row, col);\n        order",
+        "p.b, row, 0);\n        order",
         splits("several"),
     ),
-    Mutant("doubts of columns alone", GEMM, "small |= row + j < to.m &&", "small |= false &&", splits("every_tile")),
-    Mutant("doubts of rows alone", GEMM, "small |= of_col", "small |= false && of_col", splits("every_tile")),
+    Mutant(
+        "doubts of columns alone", GEMM, "doubtful |= row + j < a.rows &&", "doubtful |= false &&", splits("every_tile")
+    ),
+    Mutant("doubts of rows alone", GEMM, "doubtful |= of_col", "doubtful |= false && of_col", splits("every_tile")),
     Mutant(
         "marks of one piece", ROWS, "0xffu << threadIdx.x % 32 / 8 * 8", "1u << threadIdx.x % 32", splits("22_bits")
     ),
     Mutant("marks of half a block", SPLIT_COLUMNS, "any_lo |= any", "any_lo = any", splits("22_bits")),
     Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", splits("exponents")),
-    Mutant("flags of one operand alone", REPAIR, " + of_b.accurate_from()", "", splits("magnitudes or nothing_else")),
+    Mutant("flags of one operand alone", GEMM, " + of_col.accurate_from()", "", splits("magnitudes or nothing_else")),
+    Mutant(
+        "one pack of a lane", REPAIR, "rest != 0; ++k, rest >>= 1", "rest != 0; ++k, rest = 0", splits("every_width")
+    ),
+    Mutant(
+        "rows of marked columns alone",
+        EXACT,
+        "if (!a.marked(row)) {",
+        "if (a.marked(row)) {",
+        splits("repair"),
+    ),
     Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", splits("nothing_else")),
     Mutant("marked rows of the last group", EXACT, "if (count > 0) {", "if (count > 16) {", splits("repair")),
     # Products in one part

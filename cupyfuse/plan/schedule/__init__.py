@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ...ir.graph import Graph, Node
 from .cost import MOST_FLOPS, Cost, cost_of, unfused_cost
 from .cut import NotRowwise
-from .epilogues import fuse_epilogues, takes_epilogues
+from .epilogues import fuse_epilogues, store_step, takes_epilogues
 from .memory import (
     Layout,
     base_of,
@@ -62,6 +62,7 @@ __all__ = [
     "state_bytes",
     "state_size",
     "step_time",
+    "store_step",
     "takes_epilogues",
     "tiles_for",
     "tiles_of",

@@ -1,9 +1,13 @@
-"""16-bit products by our own kernel, with the row program behind one of them as its epilogue.
+"""Products by our own kernels, with the row program behind one of them as its epilogue.
 
-In the kernel (`kernels_cu/gemm.cu`) the row program reads the product from registers. Pointwise results are written at
-once. Reductions leave a state for each row and tile, which a second kernel merges: the product itself is not written,
-unless another step reads it. A row program of several stages is cut in two: the kernel runs the first stage and writes
-what the others read. Values of columns alone, which it would compute for every row, are a step of their own before it.
+In the kernel of 16-bit products (`kernels_cu/gemm.cu`) the row program reads the product from registers. Pointwise
+results are written at once. Reductions leave a state for each row and tile, which a second kernel merges: the product
+itself is not written, unless another step reads it. A row program of several stages is cut in two: the kernel runs the
+first stage and writes what the others read. Values of columns alone, which it would compute for every row, are a step
+of their own before it.
+
+The kernels of hi/lo split products (`kernels_cu/split_gemm.cu`, `split_repair.cu`) take pointwise row programs alone:
+an element that has to be repaired would be part of a reduction already.
 """
 
 from __future__ import annotations
@@ -18,12 +22,22 @@ from ...ir.graph import Node
 from ...settings import Settings
 from .memory import Layout, base_of
 from .steps import Step, stages_of, step_of, with_bytes
-from .tiles import LINE, MOST_STAGED, last_stage, library_time, own_time, stream_time, strip_transposes
+from .tiles import (
+    LINE,
+    MOST_STAGED,
+    last_stage,
+    library_time,
+    own_time,
+    split_epilogue_time,
+    stream_time,
+    strip_transposes,
+)
 
 _DTYPES = ("float16", "bfloat16")
 _GAIN = 0.985  # of the library's time, what our kernel may take at most
 _REPEATED = 4  # FLOPs of each column that an epilogue computes again for every row: a launch takes longer
 _HOW = "own {} product with float32 sums"
+_MOST_MATRICES = 2  # besides the product, that the epilogue of a split product reads: their elements take registers
 
 
 def takes_epilogues(settings: Settings) -> bool:
@@ -34,6 +48,11 @@ def takes_epilogues(settings: Settings) -> bool:
     return settings.epilogues == "always" or device.own_half > 0
 
 
+def store_step(product: Node) -> Step:
+    """Return the epilogue that stores a product."""
+    return step_of("RowProgram", product.shape, [], [product], [product], [])
+
+
 def fuse_epilogues(
     steps: Sequence[Step],
     storage: dict[Node, str],
@@ -41,7 +60,7 @@ def fuse_epilogues(
     layouts: dict[int, Layout],
     settings: Settings,
 ) -> list[Step]:
-    """Give 16-bit products to our kernel, with the row programs behind them, where that is faster.
+    """Give 16-bit products to our kernel, and row programs to our kernels as epilogues, where that is faster.
 
     Parameters
     ----------
@@ -55,18 +74,25 @@ def fuse_epilogues(
     settings : Settings
     """
     found, device = list(steps), settings.device
-    if device is None or not takes_epilogues(settings):
+    if device is None or settings.epilogues == "never":
         return found
     for step in steps:
-        if step.kind != "Gemm" or step.product.op != "matmul" or step.product.dtype not in _DTYPES:
+        if step.kind != "Gemm":
             continue
-        fused, reason = None, _reason_against_product(step.product, layouts)
-        if not reason:
-            fused = _fuse_first_reader(step, found, storage, step.product in results)
-            reason = fused.reason_for_library(device) if settings.epilogues == "measured" else ""
-        if reason or fused is None:
-            found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
-        else:
+        product, fused = step.product, None
+        if product.op == "split_matmul" and product.parts == 2:
+            fused = _fuse_pointwise_reader(step, found, storage, product in results)
+            if fused is not None and settings.epilogues == "measured" and not fused.is_worth_splitting(device):
+                fused = None
+        elif product.op == "matmul" and product.dtype in _DTYPES and takes_epilogues(settings):
+            reason = _reason_against_product(product, layouts)
+            if not reason:
+                fused = _fuse_first_reader(step, found, storage, product in results)
+                reason = fused.reason_for_library(device) if settings.epilogues == "measured" else ""
+            if reason:
+                found[found.index(step)] = replace(step, choice=f"{step.how}, rather than our own kernel: {reason}")
+                continue
+        if fused is not None:
             storage.update(fused.storage)
             found = fused.replace_in(found)
     return found
@@ -111,13 +137,17 @@ class _FusedProduct:
     storage: dict[Node, str]
 
     def replace_in(self, steps: list[Step]) -> list[Step]:
-        """Replace the plain product and the tail by the fused steps, in the place of the later one."""
-        last = self.plain if self.tail is None else self.tail
+        """Replace the plain product and the tail by the fused steps, in the place of the later one.
+
+        Where steps in between read what the product's step writes beside the product, such as the split of an operand
+        that several products share, that is the place of the product (`_is_needed_before`).
+        """
+        last = self.plain if self.tail is None or _is_needed_before(self.tail, self.plain, steps) else self.tail
         result = []
         for step in steps:
             if step is last:
                 result += [s for s in (self.columns, self.gemm, self.rest) if s is not None]
-            elif step is not self.plain:
+            elif step not in (self.plain, self.tail):
                 result.append(step)
         return result
 
@@ -132,6 +162,51 @@ class _FusedProduct:
         if own < _GAIN * plain:
             return ""
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
+
+    def is_worth_splitting(self, device: Device) -> bool:
+        """Whether the epilogue of a split product takes less than its row program would, which reads the product."""
+        assert self.tail is not None
+        own = split_epilogue_time(self.gemm, device)
+        if self.columns is not None:
+            own += stream_time(self.columns, device, 1)
+        return own < stream_time(self.tail, device, 1)
+
+
+def _fuse_pointwise_reader(
+    step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool
+) -> _FusedProduct | None:
+    """Make the first step that reads a split product its epilogue; None if it cannot be."""
+    product = step.product
+    readers = [s for s in steps if product in map(base_of, (*s.inputs, *s.repair_inputs))]
+    if not readers or _reason_against_tail(readers[0], product) or not _is_pointwise(readers[0]):
+        return None
+    if _is_needed_before(readers[0], step, steps):
+        written = {n for s in _between(readers[0], step, steps) for n in s.outputs}
+        if any(base_of(i) in written for i in readers[0].inputs):
+            return None  # the tail must follow steps that the product must precede
+    columns, tail, vectors = _take_columns_out(readers[0])
+    how = f"{step.how}; the row program its epilogue"
+    gemm = _with_epilogue(step, tail, is_result or len(readers) > 1, {**storage, **vectors}, how)
+    columns = None if columns is None else with_bytes(columns, {**storage, **vectors})
+    return _FusedProduct(step, gemm, readers[0], None, columns, vectors)
+
+
+def _between(tail: Step, step: Step, steps: list[Step]) -> list[Step]:
+    """Return the steps between that of a product and its tail."""
+    return steps[steps.index(step) + 1 : steps.index(tail)]
+
+
+def _is_needed_before(tail: Step, step: Step, steps: list[Step]) -> bool:
+    """Whether a step before the tail of a product reads something that the product's step writes."""
+    return any(base_of(i) in step.outputs for s in _between(tail, step, steps) for i in (*s.inputs, *s.repair_inputs))
+
+
+def _is_pointwise(tail: Step) -> bool:
+    """Whether a row program computes each element of its results from the same element of few matrices."""
+    plain = not any(n.reduction or n.op == "guard" for n in tail.nodes) and all(
+        n.shape == tail.domain for n in tail.outputs
+    )
+    return plain and sum(n.shape == tail.domain for n in tail.inputs) <= 1 + _MOST_MATRICES
 
 
 def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], is_result: bool) -> _FusedProduct:
@@ -154,7 +229,7 @@ def _fuse_first_reader(step: Step, steps: list[Step], storage: dict[Node, str], 
                 columns, rest = (None if s is None else with_bytes(s, {**storage, **added}) for s in (columns, rest))
                 return _FusedProduct(step, gemm, tail, rest, columns, added)
         how += f"; stored, as {reason}"
-    store = step_of("RowProgram", product.shape, [], [product], [], [])
+    store = replace(store_step(product), outputs=())
     return _FusedProduct(step, _with_epilogue(step, store, True, storage, how), None, None, None, {})
 
 
@@ -163,9 +238,11 @@ def _with_epilogue(step: Step, epilogue: Step, stored: bool, storage: dict[Node,
     product = step.product
     epilogue = replace(epilogue, outputs=(*epilogue.outputs, *([product] if stored else ())))
     others = [i for i in epilogue.inputs if i is not product and i not in step.inputs]
-    nodes, inputs = [product, *epilogue.nodes], [*step.inputs, *others]
-    gemm = step_of("Gemm", product.shape, nodes, inputs, list(epilogue.outputs), list(epilogue.repair_inputs))
-    launches = 1 + any(n.reduction for n in epilogue.nodes)
+    nodes, inputs = [*step.nodes, *epilogue.nodes], [*step.inputs, *others]
+    outputs = [*(n for n in step.outputs if n is not product), *epilogue.outputs]
+    repairs = [i for i in dict.fromkeys((*step.repair_inputs, *epilogue.repair_inputs)) if i not in inputs]
+    gemm = step_of("Gemm", product.shape, nodes, inputs, outputs, repairs)
+    launches = step.launches + any(n.reduction for n in epilogue.nodes)
     return with_bytes(replace(gemm, launches=launches, epilogue=epilogue, choice=how), storage)
 
 

@@ -1,4 +1,4 @@
-"""The tiles of 16-bit products by our own kernel, and estimates of its time and of the library's."""
+"""The tiles of 16-bit products by our own kernel, and estimates of its time, of the library's and of epilogues."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ... import dtypes
 from ...devices import Device
 from ...ir.graph import Node, Shape
 from ...ir.operators import REDUCTIONS
+from .products import tile_width
 from .steps import Step, stages_of
 
 TILE_ROWS = 128
@@ -37,6 +38,9 @@ _START, LAUNCH = 3e-6, 2e-6  # seconds of a product beside its tiles, and of eac
 _LIBRARY_SHARE = 0.98  # of our kernel's time without an epilogue, what cuBLAS takes
 # cuBLAS may also split sums: that adds `_SPLIT` seconds, at `_SPLIT_SHARE` of the peak rates.
 _SPLIT, _SPLIT_SHARE = 4e-6, 0.75
+# Seconds, measured on an H200, that the epilogue of a split product adds for each FLOP of an element and each column of
+# a tile: those of all tiles but the last of each multiprocessor run under the products of the next.
+_SPLIT_FLOP = 6e-9
 _STREAM_SHARE = 0.85  # of the bandwidth, what products and row programs reach
 _LONGEST_HELD = 32768  # columns of a row that a row program keeps in registers: longer ones are read in each stage
 
@@ -158,6 +162,17 @@ def _tiles_time(step: Step, device: Device) -> float:
     scale = _STAGE_FLOPS * processors / _STAGE[256] / device.own_half
     memory = (step.reads + step.writes) / (_STREAM_SHARE * device.bandwidth)
     return max(tiles_for(*given).seconds(*given) * scale, memory)
+
+
+def split_epilogue_time(step: Step, device: Device) -> float:
+    """Estimate what the epilogue of a split product adds to its time: what it reads and writes beside the product."""
+    epilogue, product = step.epilogue, step.product
+    assert epilogue is not None
+    others = sum(n.nbytes for n in epilogue.inputs if n is not product)
+    written = sum(n.nbytes for n in epilogue.outputs) - product.nbytes
+    moved = max(0, others + written) / (_STREAM_SHARE * device.bandwidth)
+    width = tile_width(*product.shape, device.processors)
+    return moved + _SPLIT_FLOP * width * epilogue.flops / product.size
 
 
 def stream_time(step: Step, device: Device, stages: int) -> float:

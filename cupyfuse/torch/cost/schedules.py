@@ -13,7 +13,7 @@ from ...ir import graph as g
 from ...ir.graph import Node
 from ...plan.build import build
 from ...plan.schedule import Step, base_of, schedule
-from ...plan.schedule.tiles import own_time
+from ...plan.schedule.tiles import own_time, split_epilogue_time
 from ...settings import Settings
 from ..chains.chain import TracedChain
 from . import rates
@@ -71,10 +71,12 @@ def _fused_step_time(step: Step, machine: Machine) -> Time:
         # Longer rows than a block holds are read again where they are written back.
         share = rates.REREAD if rereads and step.domain[1] > rates.HELD_COLUMNS else rates.STREAM
         return Time(_row_time(step, machine, step.reads + step.writes, share), rates.OUR_LAUNCH * step.launches)
-    if step.epilogue is not None:
-        return Time(own_time(step, machine.device), rates.OUR_LAUNCH * step.launches)
     times = []
-    for node in step.nodes:
+    if step.epilogue is not None:
+        if step.product.op == "matmul":
+            return Time(own_time(step, machine.device), rates.OUR_LAUNCH * step.launches)
+        times.append(Time(split_epilogue_time(step, machine.device), 0.0))
+    for node in (n for n in step.nodes if step.epilogue is None or n not in step.epilogue.nodes):
         if node.op == "split":
             times.append(Time(machine.memory_time((4.0 + 2.0 * node.parts) * node.inputs[0].size), rates.OUR_LAUNCH))
         elif node.op == "matmul":

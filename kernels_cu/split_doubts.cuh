@@ -1,0 +1,86 @@
+// What split_gemm.cu leaves to split_repair.cu: the packs of V neighbouring columns that have doubtful elements.
+//
+// In memory: a word for each warp's part of a tile, with a bit for each lane that has such packs; then, for each lane of each
+// of those warps, `words` words with a bit for each of its packs, of which only those of such lanes are written.
+#pragma once
+
+#include "split_tiles.cuh"
+
+// An operand, and the inverse row scales of its split, which mark rows.
+struct Matrix {
+    const float* elements;
+    i64 row_stride, col_stride;
+    const float* inverse;
+    i64 rows;
+
+    __device__ __forceinline__ bool marked(i64 row) const { return row < rows && SplitRow::of(inverse[row]).is_marked(); }
+
+    // Whether a thread of so many finds a marked row in its share. The scales are padded to 8 rows.
+    __device__ __forceinline__ bool any_marked(int threads) const {
+        bool any = false;
+#pragma unroll 4
+        for (i64 row = threadIdx.x * 4; row < rows; row += threads * 4) {
+            const Pack<float, 4> four = load_pack<4>(inverse + row);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                any |= row + j < rows && SplitRow::of(four.v[j]).is_marked();
+            }
+        }
+        return any;
+    }
+};
+
+// Where the accumulators of a thread are in its part of a tile, see multiply_add: in packs of `vec`, the k-th in this row and
+// from this column on. The lane adds lane / 4 rows and lane % 4 * 2 columns.
+__device__ __forceinline__ constexpr int row_of_pack(int k, int vec) { return k * vec / 2 % 2 * 8; }
+__device__ __forceinline__ constexpr int column_of_pack(int k, int vec) { return k * vec / 4 * 8 + k * vec % 2; }
+__device__ __forceinline__ constexpr int words_of_lane(int columns, int vec) { return (columns / 2 / vec + 31) / 32; }
+
+// Bits for the packs of a thread.
+template <int Columns, int V>
+struct Doubts {
+    static constexpr int packs = Columns / 2 / V, words = words_of_lane(Columns, V);
+    u32 bits[words];
+
+    __device__ __forceinline__ Doubts() {
+#pragma unroll
+        for (int w = 0; w < words; ++w) {
+            bits[w] = 0;
+        }
+    }
+    // The bits from the k-th on, at most 32 of them.
+    __device__ __forceinline__ u32 from(int k) const {
+        u32 low = 0, high = 0;  // registers cannot be indexed
+#pragma unroll
+        for (int w = 0; w < words; ++w) {
+            low = k / 32 == w ? bits[w] : low;
+            high = k / 32 + 1 == w ? bits[w] : high;
+        }
+        return static_cast<u32>((static_cast<u64>(high) << 32 | low) >> k % 32);
+    }
+    __device__ __forceinline__ void set(int k, bool value) { bits[k / 32] |= static_cast<u32>(value) << k % 32; }
+
+    // Write those of a tile, by all lanes of its warps; nothing if it is negative.
+    __device__ __forceinline__ void write(u32* flags, i64 tiles, i64 tile) const {
+        bool any = false;
+#pragma unroll
+        for (int w = 0; w < words; ++w) {
+            any |= bits[w] != 0;
+        }
+        const u32 lanes = __ballot_sync(0xffffffffu, any);
+        if (tile < 0) {
+            return;
+        }
+        const int lane = threadIdx.x % 32;
+        const i64 part = tile * warps_a_tile + threadIdx.x / 32;
+        if (lane == 0) {
+            flags[part] = lanes;
+        }
+        if (any) {
+#pragma unroll
+            for (int w = 0; w < words; ++w) {
+                flags[tiles * warps_a_tile + (part * 32 + lane) * words + w] = bits[w];
+            }
+        }
+    }
+};
