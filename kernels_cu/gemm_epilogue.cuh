@@ -75,41 +75,12 @@ __device__ __forceinline__ void set_narrowed(T& to, float sum) {
     to = narrow<T>(sum);
 }
 
-// V elements of the epilogue, and their results.
-template <class P, int V>
-struct Computed {
-    typename P::Element e[V];
-    typename P::template Out0<V> out;
-};
-
-// Compute V elements at (row, col) without rewrites (see row_block.cu): all V of them if one is not finite. The code is long and
-// seldom runs, so it is a function that every chunk calls; arguments by value stay in registers where it is not called.
-template <class P, int V, class Tile>
-__noinline__ __device__ Computed<P, V> compute_exact(
-    const P& p, const Tile tile, i64 row, i64 col, const typename P::Row r, Computed<P, V> found) {
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        p.template exact_element<V>(At<0>(), tile, v, row, col + v, r, found.e[v], found.out);
-    }
-    return found;
-}
-
 // Compute V elements at (row, col), and stage their results at (down, across) of the warp's chunk.
 template <class P, int Chunk, int V, class Tile>
 __device__ __forceinline__ void compute_staged(
     const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r, typename P::Element* e, char* staging,
     int down, int across) {
-    Computed<P, V> found;
-    bool finite = true;
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        finite &= p.template element<V>(At<0>(), tile, v, row, col + v, r, found.e[v], found.out);
-    }
-    if constexpr (P::has_exact(0)) {
-        if (!finite) {
-            found = compute_exact<P, V>(p, tile, row, col, r, found);
-        }
-    }
+    const Computed<P, V> found = compute_held<P, V>(p, tile, row, col, r);
 #pragma unroll
     for (int v = 0; v < V; ++v) {
         e[v] = found.e[v];

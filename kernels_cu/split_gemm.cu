@@ -1,8 +1,8 @@
 // C = A B' on Hopper's fp16 tensor cores, as accurate as in float32: the sum over k of Ahi Bhi + 2^-11 (Ahi Blo + Alo Bhi),
 // times the inverse scales of the row of A and the row of B. A row program without reductions takes its elements from there.
 //
-// P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here;
-//   it has no exact forms. It also has
+// P: an emitted struct as in row_block.cu with one stage, whose tile has a member `product` that is not loaded but set here.
+//   It also has
 //     tiles_a, tiles_b                      A (m, k) and B (n, k), k > 0: split into hi and lo f16 parts by split_rows.cu, in
 //                                           atoms whose layout suits tiles of any size (split_pieces.cuh)
 //     a, b, depth                           the operands themselves, with the inverse scales; and k
@@ -130,8 +130,8 @@ __device__ __forceinline__ void finish_chunk(
                 const u32 exponents = rows.split[h].exponent() + SplitRow::of(columns[at + v]).exponent();
                 tiles[k].product.v[v] = scaled(sum[k * V + v], exponents);
             }
-            typename P::Element e[V];
-            compute_pack<P, 0, V>(p, tiles[k], rows.first + 8 * h, col + at, r[h], e);
+            const i64 row = rows.first + 8 * h;
+            p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tiles[k], row, col + at, r[h]).out);
         }
     }
 }

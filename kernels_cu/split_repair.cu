@@ -13,13 +13,12 @@
 template <class P>
 __device__ __forceinline__ void finish_element(const P& p, i64 row, i64 col, float element) {
     typename P::Row r;
-    typename P::Element e[1];
     auto tile = p.template tile<1>(At<0>());
     p.begin(row, r);
     p.template load<1>(At<0>(), row, col, tile);
     p.template load_columns<1>(At<0>(), col, tile);
     tile.product.v[0] = element;
-    compute_pack<P, 0, 1>(p, tile, row, col, r, e);
+    p.template store<1>(At<0>(), row, col, compute_held<P, 1>(p, tile, row, col, r).out);
 }
 
 // Repair the doubtful packs of a warp's part of a tile. Those of a lane, 32 at a time, are repaired by one warp.

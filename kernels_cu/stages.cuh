@@ -33,6 +33,43 @@ __device__ __forceinline__ void compute_pack(
     p.template store<V>(At<S>(), row, col, out);
 }
 
+// V elements of the first stage, and their results.
+template <class P, int V>
+struct Computed {
+    typename P::Element e[V];
+    typename P::template Out0<V> out;
+};
+
+// Compute V elements at (row, col) without rewrites: all V of them if one is not finite. The code is long and seldom runs, so it
+// is a function; arguments by value stay in registers where it is not called.
+template <class P, int V, class Tile>
+__noinline__ __device__ Computed<P, V> compute_exact(
+    const P& p, const Tile tile, i64 row, i64 col, const typename P::Row r, Computed<P, V> found) {
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        p.template exact_element<V>(At<0>(), tile, v, row, col + v, r, found.e[v], found.out);
+    }
+    return found;
+}
+
+// Compute V elements of the first stage, as compute_pack does, of a tile that cannot be loaded again: a product is in it.
+template <class P, int V, class Tile>
+__device__ __forceinline__ Computed<P, V> compute_held(
+    const P& p, const Tile& tile, i64 row, i64 col, const typename P::Row& r) {
+    Computed<P, V> found;
+    bool finite = true;
+#pragma unroll
+    for (int v = 0; v < V; ++v) {
+        finite &= p.template element<V>(At<0>(), tile, v, row, col + v, r, found.e[v], found.out);
+    }
+    if constexpr (P::has_exact(0)) {
+        if (!finite) {
+            found = compute_exact<P, V>(p, tile, row, col, r, found);
+        }
+    }
+    return found;
+}
+
 // Compute the per-row values in every thread that reads them; after the last stage that is the one that stores them.
 template <class P, int S, class Team, class Totals>
 __device__ __forceinline__ void finish_stage(

@@ -119,12 +119,12 @@ def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     source = translation_unit(
         *("gemm", f"{instruction}\n{check}\n\n{struct}", "gemm_kernel", f"gemm<{shape.type}, {shape.vec}>(p)", THREADS),
         cluster=cluster,
-        tensor_maps=True,
+        by_address=True,
     )
     kernels = [Kernel("gemm_kernel", source, tuple(program.parameters), config, ARCHITECTURE, shape.shared, cluster)]
     if program.accumulators(0):
         call = f"gemm_merge<Program, {MERGE_THREADS}>(p)"
-        source = translation_unit("gemm", struct, "gemm_merge_kernel", call, MERGE_THREADS, tensor_maps=True)
+        source = translation_unit("gemm", struct, "gemm_merge_kernel", call, MERGE_THREADS, by_address=True)
         config = Config("gemm", MERGE_THREADS, 1, 1)
         kernels.append(Kernel("gemm_merge_kernel", source, tuple(program.parameters), config, ARCHITECTURE))
     return tuple(kernels)

@@ -58,7 +58,7 @@ def translation_unit(
     blocks: int = 1,
     conditional: bool = False,
     cluster: int = 1,
-    tensor_maps: bool = False,
+    by_address: bool = False,
 ) -> str:
     """Write the source of a kernel: the template, the struct `Program` that a launch passes as `p`, and the entry.
 
@@ -74,11 +74,12 @@ def translation_unit(
         Return at once where `*p.changed` is 0; the struct ends with `CONDITION`.
     cluster : int
         Blocks of a cluster.
-    tensor_maps : bool
-        The struct holds tensor maps, which the TMA reads from the kernel's parameters.
+    by_address : bool
+        The struct is read where the launch put it, not in copies: the TMA reads tensor maps there, and functions that
+        are not inlined take its address.
     """
     attributes = f"__launch_bounds__({threads}, {blocks})" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
-    parameter = f"const {'__grid_constant__ ' * tensor_maps}Program p"
+    parameter = f"const {'__grid_constant__ ' * by_address}Program p"
     condition = ["    if (*p.changed == 0) {", "        return;", "    }"]
     return "\n".join(
         [

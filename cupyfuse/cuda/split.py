@@ -102,7 +102,7 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
     Parameters
     ----------
     program : Program
-        The epilogue, which has one stage, no reductions and no guards.
+        The epilogue, which has one stage and no reductions.
     width : int
         Columns of a tile.
     vec : int
@@ -118,10 +118,13 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
         *("split_gemm", f"{multiply_add(width)}\n{check}\n\n{struct}", "split_gemm_kernel"),
         f"split_gemm<{width}, {stages}, {vec}, {chunk}>(p)",
         GEMM_THREADS,
+        by_address=True,
     )
     config, parameters = Config("split_gemm", GEMM_THREADS, 1, vec), tuple(program.parameters)
     gemm = Kernel("split_gemm_kernel", source, parameters, config, ARCHITECTURE, shared)
-    source = translation_unit("split_repair", struct, "split_repair_kernel", "split_repair(p)", REPAIR_THREADS)
+    source = translation_unit(
+        "split_repair", struct, "split_repair_kernel", "split_repair(p)", REPAIR_THREADS, by_address=True
+    )
     config = Config("split_repair", REPAIR_THREADS, 1, 1)
     return gemm, Kernel("split_repair_kernel", source, parameters, config)
 

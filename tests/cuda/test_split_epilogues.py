@@ -49,6 +49,7 @@ TAILS: dict[str, Tail] = {
     "bool": lambda y, b, r, c, t: y > b,
     "float16": lambda y, b, r, c, t: (y + b).astype("float16"),
     "float64": lambda y, b, r, c, t: y.astype("float64") * 3 + r,
+    "guarded": lambda y, b, r, c, t: cf.relu((y + b - r[:1]) / np.sqrt(b * b + 1e-5) * b),
     "choice": lambda y, b, r, c, t: np.where(y > 0, y, b),
 }
 SHAPES = [(1, 3, 2), (130, 70, 129), (40, 200, 130), (33, 64, 193)]

@@ -203,9 +203,7 @@ def _is_needed_before(tail: Step, step: Step, steps: list[Step]) -> bool:
 
 def _is_pointwise(tail: Step) -> bool:
     """Whether a row program computes each element of its results from the same element of few matrices."""
-    plain = not any(n.reduction or n.op == "guard" for n in tail.nodes) and all(
-        n.shape == tail.domain for n in tail.outputs
-    )
+    plain = not any(n.reduction for n in tail.nodes) and all(n.shape == tail.domain for n in tail.outputs)
     return plain and sum(n.shape == tail.domain for n in tail.inputs) <= 1 + _MOST_MATRICES
 
 
