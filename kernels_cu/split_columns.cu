@@ -25,9 +25,9 @@ __device__ __forceinline__ void split_columns(
     const float* from = x + row;
     SHARED_DYNAMIC(shared);
     SHARED_BYTES(scratch, 2 * Warps * 32 * 4);
-    SHARED_BYTES(found, 2 * 32 * 4);
+    SHARED_BYTES(largest, 2 * 32 * 4);
     u32(*const slots)[Warps][32] = reinterpret_cast<u32(*)[Warps][32]>(scratch);
-    u32(*const shares)[32] = reinterpret_cast<u32(*)[32]>(found);  // what the block found, for the others of its cluster
+    u32(*const shares)[32] = reinterpret_cast<u32(*)[32]>(largest);  // what the block found, for the others of its cluster
 
     // Compare magnitudes as bits: their order is that of the numbers.
     u32 top = 0;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void split_columns(
     }
     const RowScale scale(top);
 
-    u32 small = 0;
+    u32 found = 0;  // see RowFindings
     char* const own = shared + warp * Parts * 4096;
     char* const here = own + lane * 128;
     const i64 pieces = min(static_cast<i64>(4), groups - first / 8) * 64;  // of 16 bytes, of one part in a block of columns
@@ -77,7 +77,7 @@ __device__ __forceinline__ void split_columns(
 #pragma unroll
             for (int j = 0; j < Depth / 8; ++j) {
                 uint4 hi, lo;
-                small += split(piece[j], scale, hi, lo);
+                found = RowFindings::both(found, split(piece[j], scale, hi, lo));
                 char* at = here + ((part / 8 + j) ^ lane % 8) * 16;
                 *reinterpret_cast<uint4*>(at) = hi;
                 if (Parts == 2) {
@@ -96,32 +96,33 @@ __device__ __forceinline__ void split_columns(
                 *reinterpret_cast<uint4*>(at + groups * 1024) = *reinterpret_cast<const uint4*>(own + 4096 + p * 16);
             }
         }
+        found |= RowFindings::of_block(any_lo);
         if (Parts == 2 && row < groups * 8) {
             lo_marks(inverse, groups)[block * groups * 8 + row] = any_lo;
         }
         __syncwarp(0xffffffffu);
     }
-    slots[1][warp][lane] = small;
+    slots[1][warp][lane] = found;
     __syncthreads();
     if (warp == 0) {
-        small = 0;
+        found = 0;
 #pragma unroll
         for (int w = 0; w < Warps; ++w) {
-            small += slots[1][w][lane];
+            found = RowFindings::both(found, slots[1][w][lane]);
         }
-        shares[1][lane] = small;
+        shares[1][lane] = found;
     }
     if constexpr (Cluster > 1) {
         cluster_sync();
         if (warp == 0 && rank == 0) {
 #pragma unroll
             for (int block = 1; block < Cluster; ++block) {
-                small += cluster_load(&shares[1][lane], block);
+                found = RowFindings::both(found, cluster_load(&shares[1][lane], block));
             }
         }
     }
     if (warp == 0 && rank == 0 && row < rows) {
-        inverse[row] = scale.inverse(small);
+        inverse[row] = scale.inverse(found);
     }
     if constexpr (Cluster > 1) {
         cluster_sync();  // no block may leave before its shared memory has been read

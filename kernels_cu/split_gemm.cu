@@ -172,34 +172,66 @@ __device__ __forceinline__ void finish_tile(
     }
 }
 
-// Write the message for the epilogue of the tile at (row, col), by a warp, once its stage is free; returns what it says.
+// Where lo of an operand is not zero in a tile: in no block of 64 columns, in all, or where the marks say.
+enum class Lo { nowhere, everywhere, marked };
+__device__ __forceinline__ Lo lo_of(bool somewhere, bool everywhere) {
+    const bool any = __any_sync(0xffffffffu, somewhere), all = __any_sync(0xffffffffu, everywhere);
+    return all ? Lo::everywhere : any ? Lo::marked : Lo::nowhere;
+}
+
+// What the copying warp reads of the rows and columns of a tile at (row, col); of none beyond the last row.
+template <int Columns>
+struct TileScales {
+    float columns[(Columns + 31) / 32];  // every 32nd
+    bool any_doubtful = false;
+    Lo a = Lo::nowhere, b = Lo::nowhere;
+
+    __device__ __forceinline__ TileScales() {
+#pragma unroll
+        for (int j = 0; j < (Columns + 31) / 32; ++j) {
+            columns[j] = 0.0f;
+        }
+    }
+    __device__ __forceinline__ TileScales(const Matrix& left, const Matrix& right, i64 row, i64 col) {
+        const int lane = threadIdx.x % 32;
+        bool doubtful = false, somewhere = false, everywhere = false;
+        const auto look = [&](SplitRow split) {
+            doubtful |= split.is_doubtful();
+            somewhere |= split.lo_somewhere();
+            everywhere |= split.lo_everywhere();
+        };
+#pragma unroll
+        for (int j = lane; j < Columns; j += 32) {
+            const SplitRow of_col = col + j < right.rows ? SplitRow::of(right.inverse[col + j]) : SplitRow::none();
+            columns[j / 32] = __uint_as_float(of_col.bits);
+            look(of_col);
+        }
+        b = lo_of(somewhere, everywhere);
+        somewhere = everywhere = false;
+#pragma unroll
+        for (int j = lane; j < tile_rows; j += 32) {
+            look(row + j < left.rows ? SplitRow::of(left.inverse[row + j]) : SplitRow::none());
+        }
+        a = lo_of(somewhere, everywhere);
+        any_doubtful = __any_sync(0xffffffffu, doubtful);
+    }
+};
+
+// Write the message for the epilogue of a tile, by a warp, once its stage is free; returns what it says.
 template <class Shape, int Columns, int Stages>
 __device__ __forceinline__ u32 tell(
-    const Ring<Shape, Stages>& ring, Message<Columns>& message, const Matrix& a, const Matrix& b, i64 row, i64 col) {
+    const Ring<Shape, Stages>& ring, Message<Columns>& message, const TileScales<Columns>& scales) {
     const int lane = threadIdx.x % 32;
-    float columns[(Columns + 31) / 32];  // every 32nd
-    bool doubtful = false;
-#pragma unroll
-    for (int j = lane; j < Columns; j += 32) {
-        const SplitRow of_col = col + j < b.rows ? SplitRow::of(b.inverse[col + j]) : SplitRow::none();
-        columns[j / 32] = __uint_as_float(of_col.bits);
-        doubtful |= of_col.is_doubtful();
-    }
-#pragma unroll
-    for (int j = lane; j < tile_rows; j += 32) {
-        doubtful |= row + j < a.rows && SplitRow::of(a.inverse[row + j]).is_doubtful();
-    }
-    const bool any_doubtful = __any_sync(0xffffffffu, doubtful);
     if (lane == 0) {  // one lane alone: the phase that others wait for could be over
         barrier_wait(ring.empty(), ring.parity ^ 1);
     }
     __syncwarp(0xffffffffu);
 #pragma unroll
     for (int j = lane; j < Columns; j += 32) {
-        message.columns[j] = columns[j / 32];
+        message.columns[j] = scales.columns[j / 32];
     }
     __syncwarp(0xffffffffu);
-    return has_doubts * any_doubtful;
+    return has_doubts * scales.any_doubtful;
 }
 
 // The groups of 8 rows of an operand that a tile has, as the copying warp goes through the blocks of 64 columns.
@@ -211,17 +243,21 @@ struct Strip {
     u32 bytes;         // of hi or of lo
     const u64* marks;  // of a group, one for each lane, of this block or the next
     u64 mark;          // of this block
+    Lo lo;             // whether marks are needed at all
 
     // Rows beyond the last group keep stale data: those rows of C are not stored. Lanes beyond it have the last one too.
-    __device__ __forceinline__ Strip(const char* parts, const float* inverse, i64 rows, i64 first)
-        : groups((rows + 7) / 8), hi(parts + first / 8 * Shape::group) {
+    __device__ __forceinline__ Strip(const char* parts, const float* inverse, i64 rows, i64 first, Lo where)
+        : groups((rows + 7) / 8), hi(parts + first / 8 * Shape::group), lo(where) {
         const int count = at_most(groups - first / 8, Most), lane = threadIdx.x % 32;
         bytes = count * Shape::group;
         marks = lo_marks(inverse, groups) + first / 8 + (lane < count ? lane : count - 1);
-        mark = *marks;
+        mark = lo == Lo::marked ? *marks : 0;
     }
     // Whether lo is to be copied and multiplied. Then load the next mark, to arrive while this stage is waited for.
     __device__ __forceinline__ bool has_lo(bool is_last) {
+        if (lo != Lo::marked) {
+            return lo == Lo::everywhere;
+        }
         arrived(mark);
         const bool any = __any_sync(0xffffffffu, mark != 0);
         marks += is_last ? 0 : groups;
@@ -242,13 +278,16 @@ template <class Shape, int Columns, int Stages, class P>
 __device__ __forceinline__ void copy_operands(
     Ring<Shape, Stages> ring, Message<Columns>* messages, const P& p, u32 blocks) {
     const TileOrder order(p.rows, p.cols, tile_rows, Columns);
-    i64 row = p.rows, col = p.cols;  // of the last tile: none yet
+    TileScales<Columns> scales;  // of the last tile: none yet
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
-        u32 says = tell(ring, messages[ring.stage], p.a, p.b, row, col);
+        i64 row, col;
         order.at(tile, row, col);
-        Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row);
-        Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col);
+        const TileScales<Columns> own(p.a, p.b, row, col);
+        Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
+        Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
+        u32 says = tell(ring, messages[ring.stage], scales);
+        scales = own;
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
             const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
@@ -266,7 +305,7 @@ __device__ __forceinline__ void copy_operands(
             ring.advance();
         }
     }
-    const u32 says = tell(ring, messages[ring.stage], p.a, p.b, row, col);
+    const u32 says = tell(ring, messages[ring.stage], scales);
     if (threadIdx.x % 32 == 0) {
         messages[ring.stage].says = says;
         barrier_arrive(ring.full());
@@ -391,12 +430,12 @@ __device__ __forceinline__ void split_gemm(const P& p) {
     }
     __syncthreads();
     if (threadIdx.x >= Shape::consumers) {
-        shrink_registers<40>();
+        shrink_registers<56>();
         if (threadIdx.x < Shape::consumers + 32) {
             copy_operands<Shape, Columns>(ring, messages, p, blocks);
         }
     } else {
-        grow_registers<232>();
+        grow_registers<224>();
         multiply<Shape, Columns, V, Chunk>(ring, messages, p, blocks);
     }
 }

@@ -62,10 +62,10 @@ struct RowScale {
           shift(top == 0 ? 0 : min(14 + 127 - static_cast<int>(top >> 23), 126)),
           factor(__uint_as_float(static_cast<u32>(127 + shift) << 23)) {}
 
-    // The row's entry in `inverse`, given its number of small elements.
-    __device__ __forceinline__ float inverse(u32 small) const {
+    // The row's entry in `inverse`, given its RowFindings.
+    __device__ __forceinline__ float inverse(u32 found) const {
         const SplitRow row =
-            !is_finite ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite(shift, small);
+            !is_finite ? SplitRow::marked() : zero ? SplitRow::none() : SplitRow::finite(shift, found);
         return __uint_as_float(row.bits);
     }
 };

@@ -63,17 +63,18 @@ __device__ __forceinline__ void split_rows(
     }
     top = of_row<Threads>(top, slots, [](u32 a, u32 b) { return max(a, b); });
     const RowScale scale(top);
-    u32 small = 0;
+    u32 found = 0;  // see RowFindings
     u8* const marks = lo_marks(inverse, groups) + row;
     const auto store = [&](const Piece& piece, i64 p) {
         uint4 hi, lo;
-        small += split(piece, scale, hi, lo);
+        found = RowFindings::both(found, split(piece, scale, hi, lo));
         char* at = piece_at<Parts>(tiles, row, p, groups, pieces);
         *reinterpret_cast<uint4*>(at) = hi;
         if (Parts == 2) {
             *reinterpret_cast<uint4*>(at + groups * 1024) = lo;
             const u32 neighbours = 0xffu << threadIdx.x % 32 / 8 * 8;
             const u32 any = __ballot_sync(neighbours, any_number(lo)) & neighbours;
+            found |= RowFindings::of_block(any != 0);
             if (rank % 8 == 0) {
                 marks[p * groups] = any != 0;
             }
@@ -91,8 +92,8 @@ __device__ __forceinline__ void split_rows(
         piece.load(from, p * 8, columns, aligned);
         store(piece, p);
     }
-    small = of_row<Threads>(small, slots + 32, [](u32 a, u32 b) { return a + b; });
+    found = of_row<Threads>(found, slots + 32, [](u32 a, u32 b) { return RowFindings::both(a, b); });
     if (rank == 0 && row < rows) {
-        inverse[row] = scale.inverse(small);
+        inverse[row] = scale.inverse(found);
     }
 }

@@ -5,19 +5,35 @@
 
 constexpr int tile_rows = 128, warps_a_tile = 8, rows_a_warp = 16;
 
+// What is found of a row while it is split: the number of elements that are too small beside the largest one for 22 bits, and
+// flags: whether lo is not zero somewhere in a block of 64 columns, and whether there is a block where it is.
+struct RowFindings {
+    static constexpr u32 most = 0x3fffffffu, has_lo = 1u << 31, lacks_lo = 1u << 30;
+
+    static __device__ __forceinline__ u32 of_block(bool any_lo) { return any_lo ? has_lo : lacks_lo; }
+    static __device__ __forceinline__ u32 both(u32 a, u32 b) { return ((a | b) & ~most) | min((a & most) + (b & most), most); }
+};
+
 // A split row, described in the bits of a float: the exponent is that of the inverse scale; the mantissa counts the elements
-// that are too small beside the largest one for 22 bits. A row of zeros is negative, one with infinities or NaN is NaN.
+// that are too small, under two bits that tell whether lo is not zero somewhere, and in each block of 64 columns. A row of zeros
+// is negative; one that has to be repaired, as it has infinities, NaN or too many small elements to count, is NaN.
 struct SplitRow {
+    static constexpr u32 somewhere = 1u << 22, everywhere = 1u << 21, most = everywhere - 1;
     u32 bits;
 
     static __device__ __forceinline__ SplitRow of(float inverse) { return SplitRow{__float_as_uint(inverse)}; }
     static __device__ __forceinline__ SplitRow none() { return SplitRow{0x80000000u | 127u << 23}; }
     static __device__ __forceinline__ SplitRow marked() { return SplitRow{0x7fffffffu}; }
-    static __device__ __forceinline__ SplitRow finite(int shift, u32 small) {
-        return SplitRow{static_cast<u32>(127 - shift) << 23 | (small < 0x7fffffu ? small : 0x7fffffu)};
+    static __device__ __forceinline__ SplitRow finite(int shift, u32 found) {
+        const u32 small = found & RowFindings::most, any = found & RowFindings::has_lo ? somewhere : 0;
+        const u32 all = any != 0 && (found & RowFindings::lacks_lo) == 0 ? everywhere : 0;
+        return small > most ? marked() : SplitRow{static_cast<u32>(127 - shift) << 23 | any | all | small};
     }
 
     __device__ __forceinline__ bool is_marked() const { return (bits & 0x7f800000u) == 0x7f800000u; }
+    // Whether lo is not zero somewhere in the row, and in each of its blocks.
+    __device__ __forceinline__ bool lo_somewhere() const { return bits >> 31 == 0 && !is_marked() && (bits & somewhere) != 0; }
+    __device__ __forceinline__ bool lo_everywhere() const { return lo_somewhere() && (bits & everywhere) != 0; }
     // Whether elements of it may have to be repaired.
     __device__ __forceinline__ bool is_doubtful() const { return is_marked() || accurate_from() > 0.0f; }
     __device__ __forceinline__ u32 exponent() const { return bits >> 23 & 0xffu; }
@@ -25,7 +41,7 @@ struct SplitRow {
     // than 2^15: a sum of at least 4 for each of them has a relative error below 2^-23 from them.
     __device__ __forceinline__ float accurate_from() const {
         const bool none = bits >> 31 || is_marked();
-        return none ? -1e30f : 4.0f * static_cast<float>(bits & 0x7fffffu);
+        return none ? -1e30f : 4.0f * static_cast<float>(bits & most);
     }
 };
 

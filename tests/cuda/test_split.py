@@ -71,7 +71,7 @@ def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
     raw = memory.reshape(-1).view(np.uint8)
     at = split_kernels.inverse_at(rows, cols)
     bits = raw[at : at + 4 * rows].view(np.uint32)
-    small, inverse = bits & 0x7FFFFF, (bits & 0x7F800000).view(F32)
+    small, inverse = bits & 0x1FFFFF, (bits & 0x7F800000).view(F32)
     groups, blocks = -(-rows // 8), -(-cols // 64)
     atoms = raw[:at].view(np.float16).reshape(blocks, 2, groups, 8, 8, 8)  # pieces of 8 columns, in a swizzled order
     row, piece = np.arange(8)[:, None], np.arange(8)[None, :]
@@ -79,6 +79,9 @@ def unpacked(memory: Any, rows: int, cols: int) -> tuple[Any, Any, Any, Any]:
     parts = atoms.transpose(1, 2, 3, 0, 4, 5).reshape(2, groups * 8, blocks * 64)
     marks = lo_marks(memory, rows, cols)
     assert (marks == (parts[1].reshape(-1, blocks, 64) != 0).any(axis=2).T).all(), "where lo is not zero"
+    finite = (bits >> 31 == 0) & (inverse != np.inf)
+    for bit, expected in ((1 << 22, marks[:, :rows].any(axis=0)), (1 << 21, marks[:, :rows].all(axis=0))):
+        assert ((bits & bit != 0) == expected)[finite].all(), "what a row's scale says of that"
     return parts[0], parts[1], np.where(inverse == np.inf, np.nan, inverse), small
 
 

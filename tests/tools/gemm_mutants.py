@@ -107,7 +107,11 @@ GEMM_MUTANTS: tuple[Mutant, ...] = (
         "totals of every tile in one place", EPILOGUE, "* p.shares + first_col / Shape::columns]", "* p.shares]", WIDE
     ),
     Mutant(
-        "guards that fail", EPILOGUE, "found = compute_exact<P, V>(p, tile, row, col, r, found);", "", fused("guards")
+        "guards that fail",
+        "kernels_cu/stages.cuh",
+        "found = compute_exact<P, V>(p, tile, row, col, r, found);",
+        "",
+        fused("guards"),
     ),
     Mutant("totals of one lane", EPILOGUE, "                Lanes<4>().reduce(totals[h]);\n", "", REDUCED),
     Mutant("totals of the first tiles", KERNEL, "share += team.size()", "share += p.shares", fused("wide_rows")),

@@ -156,7 +156,7 @@ MUTANTS: tuple[Mutant, ...] = (
         splits("float32"),
     ),
     Mutant(
-        "both rows as the first one", GEMM, "col + at, r[h], e)", "col + at, r[0], e)", epilogues("row_factor-finite")
+        "both rows as the first one", GEMM, "col + at, r[h]).out", "col + at, r[0]).out", epilogues("row_factor-finite")
     ),
     Mutant("rows of the next tile", GEMM, "inside = rows.first + 8 * h < p.rows &&", "inside =", splits("several")),
     Mutant("packs whose doubts are forgotten", GEMM, "if (bits == 0) {", "if (true) {", splits("several")),
@@ -175,14 +175,18 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the first tile's columns",
         GEMM,
-        "p.b, row, col);\n        order",
-        "p.b, row, 0);\n        order",
+        "own(p.a, p.b, row, col)",
+        "own(p.a, p.b, row, 0)",
         splits("several"),
     ),
+    Mutant("doubts of columns alone", GEMM, "look(row + j < left.rows ?", "look(false ?", splits("every_tile")),
     Mutant(
-        "doubts of columns alone", GEMM, "doubtful |= row + j < a.rows &&", "doubtful |= false &&", splits("every_tile")
+        "doubts of rows alone",
+        GEMM,
+        "            look(of_col);\n",
+        "            look(SplitRow::none());\n",
+        splits("every_tile"),
     ),
-    Mutant("doubts of rows alone", GEMM, "doubtful |= of_col", "doubtful |= false && of_col", splits("every_tile")),
     Mutant(
         "marks of one piece", ROWS, "0xffu << threadIdx.x % 32 / 8 * 8", "1u << threadIdx.x % 32", splits("22_bits")
     ),
@@ -499,8 +503,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a pack that is not computed again",
         STAGES,
-        "if (!finite) {",
-        "if (false) {",
+        "if (!finite) {\n            auto again",
+        "if (false) {\n            auto again",
         kernels("folded-9x20-float32-special"),
     ),
     Mutant(
