@@ -170,6 +170,7 @@ __device__ __forceinline__ void finish_tile(
             finish_chunk<Chunk, V, true>(p, part, message.columns + first, rows, col + first, bits, r);
         }
     }
+    __syncwarp(0xffffffffu);  // all lanes have read the message, whose stage the first one hands back
 }
 
 // Where lo of an operand is not zero in a tile: in no block of 64 columns, in all, or where the marks say.
