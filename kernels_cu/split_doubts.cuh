@@ -60,27 +60,19 @@ struct Doubts {
     }
     __device__ __forceinline__ void set(int k, bool value) { bits[k / 32] |= static_cast<u32>(value) << k % 32; }
 
-    // Write those of a tile, by all lanes of its warps; nothing if it is negative.
-    __device__ __forceinline__ void write(u32* flags, i64 tiles, i64 tile) const {
-        bool any = false;
+    __device__ __forceinline__ bool any() const {
+        u32 all = 0;
 #pragma unroll
         for (int w = 0; w < words; ++w) {
-            any |= bits[w] != 0;
+            all |= bits[w];
         }
-        const u32 lanes = __ballot_sync(0xffffffffu, any);
-        if (tile < 0) {
-            return;
-        }
-        const int lane = threadIdx.x % 32;
-        const i64 part = tile * warps_a_tile + threadIdx.x / 32;
-        if (lane == 0) {
-            flags[part] = lanes;
-        }
-        if (any) {
+        return all != 0;
+    }
+    // Write the words of a lane, of a warp's part of one of so many tiles.
+    __device__ __forceinline__ void write(u32* flags, i64 tiles, i64 part) const {
 #pragma unroll
-            for (int w = 0; w < words; ++w) {
-                flags[tiles * warps_a_tile + (part * 32 + lane) * words + w] = bits[w];
-            }
+        for (int w = 0; w < words; ++w) {
+            flags[tiles * warps_a_tile + (part * 32 + threadIdx.x % 32) * words + w] = bits[w];
         }
     }
 };

@@ -77,10 +77,10 @@ __device__ __forceinline__ u32 hear(const Message<Columns>& message) {
     return __shfl_sync(0xffffffffu, says, 0);
 }
 
-// Find which packs of the tile at `col` this kernel has to `skip`, and note those of them that are to be repaired one by one.
-// There is no tile where `tile` is negative.
+// Find which packs of the tile at `col` this kernel has to `skip`, and note those of them that are to be repaired one by one;
+// returns whether there are any.
 template <int Columns, int V, class P>
-__device__ __forceinline__ void find_doubts(
+__device__ __forceinline__ bool find_doubts(
     const P& p, const float (&sum)[Columns / 2], const float* columns, const ThreadRows& rows, i64 col, i64 tile,
     Doubts<Columns, V>& skip) {
     const int lane = threadIdx.x % 32;
@@ -102,7 +102,11 @@ __device__ __forceinline__ void find_doubts(
         skip.set(k, !inside || row_is_marked || marked || small);
         doubts.set(k, inside && !row_is_marked && !all_marked && (marked || small));
     }
-    doubts.write(p.flags, TileOrder(p.rows, p.cols, tile_rows, Columns).count(), tile);
+    if (doubts.any()) {
+        const TileOrder order(p.rows, p.cols, tile_rows, Columns);
+        doubts.write(p.flags, order.count(), tile * warps_a_tile + threadIdx.x / 32);
+    }
+    return doubts.any();
 }
 
 // Run the row program on a chunk of Chunk columns from `col` on: on all packs, or if Some, those that `skip` has no bit of.
@@ -146,10 +150,9 @@ __device__ __forceinline__ void finish_tile(
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
     Doubts<Columns, V> skip;
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
+    bool any_noted = false;
     if (says & has_doubts || !whole) {
-        find_doubts<Columns, V>(p, sum, message.columns + pair, rows, col, tile, skip);
-    } else if (lane == 0) {
-        p.flags[tile * warps_a_tile + threadIdx.x / 32] = 0;
+        any_noted = find_doubts<Columns, V>(p, sum, message.columns + pair, rows, col, tile, skip);
     }
     typename P::Row r[2];
 #pragma unroll
@@ -170,7 +173,11 @@ __device__ __forceinline__ void finish_tile(
             finish_chunk<Chunk, V, true>(p, part, message.columns + first, rows, col + first, bits, r);
         }
     }
-    __syncwarp(0xffffffffu);  // all lanes have read the message, whose stage the first one hands back
+    // Then all lanes have read the message, whose stage the first one hands back.
+    const u32 lanes = __ballot_sync(0xffffffffu, any_noted);
+    if (lane == 0 && tile >= 0) {
+        p.flags[tile * warps_a_tile + threadIdx.x / 32] = lanes;
+    }
 }
 
 // Where lo of an operand is not zero in a tile: in no block of 64 columns, in all, or where the marks say.

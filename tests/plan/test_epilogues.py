@@ -50,6 +50,20 @@ def test_the_estimate_decides() -> None:
     assert plan_of(lambda x, w: cf.softmax(x @ w.T, axis=1), (1024, 512), (131072, 512)).steps[0].epilogue is not None
 
 
+def test_what_gains_behind_a_split_product() -> None:
+    def epilogue_of(function: Callable[..., Any], m: int, k: int, n: int) -> Any:
+        (step,) = (s for s in plan_of(function, (m, k), (n, k), (n,), dtype="float32").steps if s.kind == "Gemm")
+        return step.epilogue
+
+    assert epilogue_of(lambda x, w, b: cf.gelu(x @ w.T + b), 4096, 768, 3072) is not None
+    assert epilogue_of(lambda x, w, b: cf.relu(x @ w.T + b), 4096, 3072, 768) is not None
+    # Few tiles: an epilogue of many FLOPs runs alone on each multiprocessor's last one.
+    assert epilogue_of(lambda x, w, b: cf.gelu(x @ w.T + b), 4096, 3072, 768) is None
+    # Guards take registers; reductions would have to wait for the repair.
+    assert epilogue_of(lambda x, w, b: (x @ w.T - b) / np.sqrt(b * b + 1) * b, 4096, 4096, 4096) is None
+    assert epilogue_of(lambda x, w, b: cf.logsumexp(x @ w.T + b, axis=1), 4096, 768, 3072) is None
+
+
 def test_never_means_never() -> None:
     with settings.epilogues("never"):
         plan = plan_of(lambda x, w: cf.gelu(x @ w.T), (4096, 768), (3072, 768))

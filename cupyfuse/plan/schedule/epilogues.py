@@ -37,6 +37,7 @@ _DTYPES = ("float16", "bfloat16")
 _GAIN = 0.985  # of the library's time, what our kernel may take at most
 _REPEATED = 4  # FLOPs of each column that an epilogue computes again for every row: a launch takes longer
 _HOW = "own {} product with float32 sums"
+_MOST_COLUMNS = 2  # vectors of columns that the epilogue of a split product reads, where that was measured to gain
 _MOST_MATRICES = 2  # besides the product, that the epilogue of a split product reads: their elements take registers
 
 
@@ -164,8 +165,16 @@ class _FusedProduct:
         return f"{plain * 1e6:.3g} us, where that would take {own * 1e6:.3g} us"
 
     def is_worth_splitting(self, device: Device) -> bool:
-        """Whether the epilogue of a split product takes less than its row program would, which reads the product."""
-        assert self.tail is not None
+        """Whether the epilogue of a split product takes less than its row program would, which reads the product.
+
+        Guards, and more vectors of columns, take so many registers that some are spilled: BatchNorm behind
+        4096 x 4096 x 4096 took 143 us on an H100, and its row program 52.
+        """
+        assert self.tail is not None and self.gemm.epilogue is not None
+        epilogue = self.gemm.epilogue
+        columns = sum(1 == n.shape[0] < n.shape[1] for n in epilogue.inputs)
+        if columns > _MOST_COLUMNS or any(n.op == "guard" for n in epilogue.nodes):
+            return False
         own = split_epilogue_time(self.gemm, device)
         if self.columns is not None:
             own += stream_time(self.columns, device, 1)
