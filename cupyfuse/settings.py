@@ -29,9 +29,9 @@ class Settings:
     keep_halves : bool
         Whether `bind` keeps the fp16 hi/lo split of bound float32 operands.
     epilogues : str
-        One of `EPILOGUES`: where our own GEMM kernel computes a 16-bit product, with the following row program as its
-        epilogue. "measured": where it is faster by the rate measured on this GPU (`Device.own_half`); "always":
-        wherever it can; "never".
+        One of `EPILOGUES`: where our own GEMM kernels run the row program behind a product as their epilogue, and where
+        they compute a 16-bit product at all. "measured": where that is faster by what was measured (of 16-bit products
+        on this GPU, `Device.own_half`); "always": wherever they can; "never".
     """
 
     precision: str = "highest"
@@ -94,7 +94,7 @@ def current_epilogues() -> str:
 
 @contextmanager
 def epilogues(value: str) -> Iterator[None]:
-    """Choose where our own GEMM kernel computes 16-bit products within a `with` block; for tests and benchmarks.
+    """Choose where products have epilogues within a `with` block; for tests and benchmarks.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-// What split_gemm.cu leaves to split_repair.cu: the packs of V neighbouring columns that have doubtful elements.
+// What split_gemm.cu leaves to split_repair.cu: the doubtful elements of a product.
 //
-// In memory: a word for each warp's part of a tile, with a bit for each lane that has such packs; then, for each lane of each
-// of those warps, `words` words with a bit for each of its packs, of which only those of such lanes are written.
+// In memory: a word for each warp's part of a tile, with a bit for each lane that has such elements; then, for each lane of each
+// of those warps, `words` words with a bit for each of its elements, of which only those of such lanes are written.
 #pragma once
 
 #include "split_tiles.cuh"
@@ -30,16 +30,16 @@ struct Matrix {
     }
 };
 
-// Where the accumulators of a thread are in its part of a tile, see multiply_add: in packs of `vec`, the k-th in this row and
-// from this column on. The lane adds lane / 4 rows and lane % 4 * 2 columns.
-__device__ __forceinline__ constexpr int row_of_pack(int k, int vec) { return k * vec / 2 % 2 * 8; }
-__device__ __forceinline__ constexpr int column_of_pack(int k, int vec) { return k * vec / 4 * 8 + k * vec % 2; }
-__device__ __forceinline__ constexpr int words_of_lane(int columns, int vec) { return (columns / 2 / vec + 31) / 32; }
+// Where the accumulators of a thread are in its part of a tile, see multiply_add: the k-th in this row and from this column on.
+// The lane adds lane / 4 rows and lane % 4 * 2 columns.
+__device__ __forceinline__ constexpr int row_of_sum(int k) { return k / 2 % 2 * 8; }
+__device__ __forceinline__ constexpr int column_of_sum(int k) { return k / 4 * 8 + k % 2; }
+__device__ __forceinline__ constexpr int words_of_lane(int columns) { return (columns / 2 + 31) / 32; }
 
-// Bits for the packs of a thread.
-template <int Columns, int V>
+// Bits for the accumulators of a thread.
+template <int Columns>
 struct Doubts {
-    static constexpr int packs = Columns / 2 / V, words = words_of_lane(Columns, V);
+    static constexpr int words = words_of_lane(Columns);
     u32 bits[words];
 
     __device__ __forceinline__ Doubts() {

@@ -6,9 +6,9 @@
 //     tiles_a, tiles_b                      A (m, k) and B (n, k), k > 0: split into hi and lo f16 parts by split_rows.cu, in
 //                                           atoms whose layout suits tiles of any size (split_pieces.cuh)
 //     a, b, depth                           the operands themselves, with the inverse scales; and k
-//     flags, width, vec                     for split_repair.cu (Doubts), and this kernel's Columns and V
+//     flags, width                          for split_repair.cu (Doubts), and this kernel's Columns
 // split_repair.cu computes the elements that this kernel cannot give, of which it writes nothing: rows and columns with
-// infinities or NaN, and packs with elements that may be inaccurate because of small elements of the operands.
+// infinities or NaN, and elements that may be inaccurate because of small elements of the operands.
 // An element of C has the same bits whatever m, n and Columns are.
 //
 // A block computes tiles of 128 x Columns, 64 rows for each of two consumer warpgroups. A warp of a third warpgroup copies the
@@ -77,30 +77,23 @@ __device__ __forceinline__ u32 hear(const Message<Columns>& message) {
     return __shfl_sync(0xffffffffu, says, 0);
 }
 
-// Find which packs of the tile at `col` this kernel has to `skip`, and note those of them that are to be repaired one by one;
-// returns whether there are any.
-template <int Columns, int V, class P>
+// Find which elements of the tile at `col` this kernel has to `skip`, and note those that are to be repaired one by one; returns
+// whether there are any.
+template <int Columns, class P>
 __device__ __forceinline__ bool find_doubts(
     const P& p, const float (&sum)[Columns / 2], const float* columns, const ThreadRows& rows, i64 col, i64 tile,
-    Doubts<Columns, V>& skip) {
+    Doubts<Columns>& skip) {
     const int lane = threadIdx.x % 32;
-    Doubts<Columns, V> doubts;
+    Doubts<Columns> doubts;
 #pragma unroll
-    for (int k = 0; k < doubts.packs; ++k) {
-        const int h = row_of_pack(k, V) / 8, at = column_of_pack(k, V);
+    for (int k = 0; k < Columns / 2; ++k) {
+        const int h = row_of_sum(k) / 8, at = column_of_sum(k);
+        const SplitRow of_row = rows.split[h], of_col = SplitRow::of(columns[at]);
         const bool inside = rows.first + 8 * h < p.rows && col + lane % 4 * 2 + at < p.cols;
-        bool small = false, marked = false, all_marked = true;
-#pragma unroll
-        for (int v = 0; v < V; ++v) {
-            const SplitRow of_col = SplitRow::of(columns[at + v]);
-            const float accurate_from = rows.split[h].accurate_from() + of_col.accurate_from();
-            small |= fabsf(sum[k * V + v]) < accurate_from;
-            marked |= of_col.is_marked();
-            all_marked &= of_col.is_marked();
-        }
-        const bool row_is_marked = rows.split[h].is_marked();
-        skip.set(k, !inside || row_is_marked || marked || small);
-        doubts.set(k, inside && !row_is_marked && !all_marked && (marked || small));
+        const bool marked = of_row.is_marked() || of_col.is_marked();
+        const bool small = fabsf(sum[k]) < of_row.accurate_from() + of_col.accurate_from();
+        skip.set(k, !inside || marked || small);
+        doubts.set(k, inside && !marked && small);
     }
     if (doubts.any()) {
         const TileOrder order(p.rows, p.cols, tile_rows, Columns);
@@ -109,33 +102,36 @@ __device__ __forceinline__ bool find_doubts(
     return doubts.any();
 }
 
-// Run the row program on a chunk of Chunk columns from `col` on: on all packs, or if Some, those that `skip` has no bit of.
+// Run the row program on a chunk of Chunk columns from `col` on, in packs of V: on all of them, or if Some, on those that `skip`
+// has no bit of.
 template <int Chunk, int V, bool Some, class P>
 __device__ __forceinline__ void finish_chunk(
     const P& p, const float (&sum)[Chunk / 2], const float* columns, const ThreadRows& rows, i64 col, u32 skip,
     const typename P::Row (&r)[2]) {
+    static_assert(!Some || V == 1, "a bit for each element");
     typedef decltype(p.template tile<V>(At<0>())) Tile;
-    constexpr int packs = Chunk / 2 / V;
-    Tile tiles[packs];
+    constexpr int count = Chunk / 2;
+    Tile tiles[count / V];
 #pragma unroll
-    for (int k = 0; k < packs; ++k) {
+    for (int k = 0; k < count; k += V) {
         if (!Some || !(skip >> k & 1)) {
-            const i64 row = rows.first + row_of_pack(k, V), at = col + column_of_pack(k, V);
-            p.template load<V>(At<0>(), row, at, tiles[k]);
-            p.template load_columns<V>(At<0>(), at, tiles[k]);
+            const i64 row = rows.first + row_of_sum(k), at = col + column_of_sum(k);
+            p.template load<V>(At<0>(), row, at, tiles[k / V]);
+            p.template load_columns<V>(At<0>(), at, tiles[k / V]);
         }
     }
 #pragma unroll
-    for (int k = 0; k < packs; ++k) {
+    for (int k = 0; k < count; k += V) {
         if (!Some || !(skip >> k & 1)) {
-            const int h = row_of_pack(k, V) / 8, at = column_of_pack(k, V);
+            const int h = row_of_sum(k) / 8, at = column_of_sum(k);
+            Tile& tile = tiles[k / V];
 #pragma unroll
             for (int v = 0; v < V; ++v) {
                 const u32 exponents = rows.split[h].exponent() + SplitRow::of(columns[at + v]).exponent();
-                tiles[k].product.v[v] = scaled(sum[k * V + v], exponents);
+                tile.product.v[v] = scaled(sum[k + v], exponents);
             }
             const i64 row = rows.first + 8 * h;
-            p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tiles[k], row, col + at, r[h]).out);
+            p.template store<V>(At<0>(), row, col + at, compute_held<P, V>(p, tile, row, col + at, r[h]).out);
         }
     }
 }
@@ -148,11 +144,11 @@ __device__ __forceinline__ void finish_tile(
     i64 col) {
     constexpr int chunks = Columns / Chunk;
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
-    Doubts<Columns, V> skip;
+    Doubts<Columns> skip;
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
     bool any_noted = false;
     if (says & has_doubts || !whole) {
-        any_noted = find_doubts<Columns, V>(p, sum, message.columns + pair, rows, col, tile, skip);
+        any_noted = find_doubts<Columns>(p, sum, message.columns + pair, rows, col, tile, skip);
     }
     typename P::Row r[2];
 #pragma unroll
@@ -166,11 +162,11 @@ __device__ __forceinline__ void finish_tile(
         float part[Chunk / 2];
         take_chunk<0>(c, sum, part);
         const int first = pair + c * Chunk;
-        const u32 bits = skip.from(c * (Chunk / 2 / V));
+        const u32 bits = skip.from(c * (Chunk / 2)) & ((1u << Chunk / 2) - 1);
         if (bits == 0) {  // without branches between the packs
             finish_chunk<Chunk, V, false>(p, part, message.columns + first, rows, col + first, bits, r);
         } else {
-            finish_chunk<Chunk, V, true>(p, part, message.columns + first, rows, col + first, bits, r);
+            finish_chunk<Chunk, 1, true>(p, part, message.columns + first, rows, col + first, bits, r);
         }
     }
     // Then all lanes have read the message, whose stage the first one hands back.

@@ -1,5 +1,5 @@
 // Repair of a product after split_gemm.cu, whose struct P it shares: compute in float32 what that kernel could not give
-// (split_exact.cuh), and give it to the row program: rows and columns with infinities or NaN, and the packs that are noted in
+// (split_exact.cuh), and give it to the row program: rows and columns with infinities or NaN, and the elements that are noted in
 // `flags` (split_doubts.cuh).
 //
 // a (m, k), b (n, k): any strides.
@@ -21,11 +21,10 @@ __device__ __forceinline__ void finish_element(const P& p, i64 row, i64 col, flo
     p.template store<1>(At<0>(), row, col, compute_held<P, 1>(p, tile, row, col, r).out);
 }
 
-// Repair the doubtful packs of a warp's part of a tile. Those of a lane, 32 at a time, are repaired by one warp.
+// Repair the doubtful elements of a warp's part of a tile. Those of a lane, 32 at a time, are repaired by one warp.
 template <class P>
 __device__ __forceinline__ void repair_part(const P& p, const TileOrder& order, i64 part) {
-    const int lane = threadIdx.x % 32, width = static_cast<int>(p.width), vec = static_cast<int>(p.vec);
-    const int words = words_of_lane(width, vec);
+    const int lane = threadIdx.x % 32, words = words_of_lane(static_cast<int>(p.width));
     const u32* const bits = p.flags + (static_cast<i64>(order.count()) * warps_a_tile + part * 32 * words);
     i64 first_row, first_col;
     order.at(static_cast<u32>(part / warps_a_tile), first_row, first_col);
@@ -35,21 +34,19 @@ __device__ __forceinline__ void repair_part(const P& p, const TileOrder& order, 
         const int of_lane = at / words;
         u32 rest = lanes >> of_lane & 1 ? bits[at] : 0;
         for (int k = at % words * 32; rest != 0; ++k, rest >>= 1) {
-            const i64 row = first_row + of_lane / 4 + row_of_pack(k, vec);
-            for (int v = 0; v < vec && (rest & 1); ++v) {
-                const i64 col = first_col + of_lane % 4 * 2 + column_of_pack(k, vec) + v;
-                if (!p.b.marked(col)) {  // repair_marked computes it
-                    const float element = exact_element(p.a, row, p.b, col, p.depth);
-                    if (lane == 0) {
-                        finish_element(p, row, col, element);
-                    }
+            if (rest & 1) {
+                const i64 row = first_row + of_lane / 4 + row_of_sum(k);
+                const i64 col = first_col + of_lane % 4 * 2 + column_of_sum(k);
+                const float element = exact_element(p.a, row, p.b, col, p.depth);
+                if (lane == 0) {
+                    finish_element(p, row, col, element);
                 }
             }
         }
     }
 }
 
-// Repair the parts of tiles that have doubtful packs; a block looks at as many at a time as it has threads.
+// Repair the parts of tiles that have doubtful elements; a block looks at as many at a time as it has threads.
 template <class P>
 __device__ __forceinline__ void repair_doubtful(const P& p, u32* marks) {
     const TileOrder order(p.rows, p.cols, tile_rows, static_cast<int>(p.width));
@@ -73,7 +70,7 @@ __device__ __forceinline__ void repair_doubtful(const P& p, u32* marks) {
     }
 }
 
-// The kernel: repair doubtful packs, then marked rows of either operand.
+// The kernel: repair doubtful elements, then marked rows of either operand.
 template <class P>
 __device__ __forceinline__ void split_repair(const P& p) {
     // Tiles of both operands, the 16 chosen rows, and a mask of marked rows for each warp.

@@ -133,7 +133,7 @@ class _EpilogueWriter(Writer):
     """Writes the struct of an epilogue, which has more members than a row program's: see `split_gemm.cu`."""
 
     def declare_members(self) -> list[str]:
-        own = "const char* tiles_a; const char* tiles_b; Matrix a; Matrix b; i64 depth; u32* flags; i64 width; i64 vec;"
+        own = "const char* tiles_a; const char* tiles_b; Matrix a; Matrix b; i64 depth; u32* flags; i64 width;"
         return [own, *super().declare_members()]
 
 

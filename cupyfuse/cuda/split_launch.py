@@ -109,10 +109,11 @@ class SplitProduct:
         vec: int = 1,
     ):
         m, n, _ = shape
-        self._width, self._vec = tile_width(m, n, processors), vec
+        self._width = tile_width(m, n, processors)
         self._tiles = -(-m // TILE_ROWS) * -(-n // self._width)
         self.kernels = product_kernels(program or plain_program((m, n)), self._width, vec)
-        self.workspace = self._tiles * WARPS_A_TILE * 4 * (1 + 32 * -(-self._width // (64 * vec)))
+        # For each warp's part of a tile a word, and a bit for each element.
+        self.workspace = self._tiles * WARPS_A_TILE * 4 * (1 + 32 * -(-self._width // 64))
         self._shape, self._left, self._right, self._processors = shape, left, right, processors
 
     def load(self, runtime: Runtime, form: str = "Qq") -> Callable[..., None]:
@@ -121,10 +122,10 @@ class SplitProduct:
         Call the result with the addresses of both splits, of A and B, and of the workspace, and the members of the row
         program's struct, whose format is `form`: of one that stores C its address and its row stride.
         """
-        (m, n, k), width, vec = self._shape, self._width, self._vec
+        (m, n, k), width = self._shape, self._width
         (left_row, left_col), (right_row, right_col) = self._left, self._right
         gemm, repair = self.kernels
-        form = f"QQQqqQqQqqQqqQqq{form}qq"
+        form = f"QQQqqQqQqqQqqQq{form}qq"
         grid, block = (min(self._tiles, self._processors), 1, 1), (GEMM_THREADS, 1, 1)
         run_gemm = launcher(runtime.function(gemm), grid, block, form, gemm.shared)
         grid, block = (self._processors, 1, 1), (REPAIR_THREADS, 1, 1)
@@ -136,7 +137,7 @@ class SplitProduct:
         ) -> None:
             (a, b), (x, y) = tiles, operands
             first, second = (x, left_row, left_col, a + offset_a, m), (y, right_row, right_col, b + offset_b, n)
-            members = (a, b, *first, *second, k, workspace, width, vec, *arguments, m, n)
+            members = (a, b, *first, *second, k, workspace, width, *arguments, m, n)
             run_gemm(members, stream)
             run_repair(members, stream)
 

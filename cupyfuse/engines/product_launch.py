@@ -174,9 +174,7 @@ class SplitProductLaunch:
 
     def spec(self) -> LaunchSpec:
         """Return the kernels, the workspace and the binding of the launch."""
-        # Single elements have more bits than pairs, if a call's addresses ask for them.
-        workspace = (self._product if self._widest == 1 else self._product_for(1)).workspace
-        return LaunchSpec(self._bind, self._product.kernels, workspace)
+        return LaunchSpec(self._bind, self._product.kernels, self._product.workspace)
 
     def _bind(self, runtime: Runtime, workspace: int) -> Launch:
         """Load the kernels; `workspace` is the slot of the workspace."""

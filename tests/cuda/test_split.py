@@ -262,11 +262,12 @@ def test_doubts_in_tiles_of_every_width(
 ) -> None:
     """Sums that are small beside the elements of a row, and infinite columns, in pairs and single elements."""
     monkeypatch.setattr(split_launch, "tile_width", lambda *_: width)
-    for n in (340, 339):
-        a, b = (np.abs(rng.standard_normal(shape)).astype(F32) for shape in ((130, 70), (n, 70)))
-        a[::3, 0], b[:, 0], b[7::50, 1] = 1e15, 0, np.inf
-        expected = a.astype(np.float64) @ b.astype(np.float64).T
-        np.testing.assert_allclose(product(device, a, b), expected, rtol=3 * 2.0**-22)
+    a, b = (np.abs(rng.standard_normal(shape)).astype(F32) for shape in ((130, 70), (340, 70)))
+    a[::3, 0], b[:, 0], b[7::50, 1] = 1e15, 0, np.inf
+    expected = a.astype(np.float64) @ b.astype(np.float64).T
+    pairs, single = product(device, a, b), product(device, a, b[:339])
+    np.testing.assert_allclose(pairs, expected, rtol=3 * 2.0**-22)
+    np.testing.assert_array_equal(pairs[:, :339].view(np.uint32), single.view(np.uint32))
 
 
 def test_rows_of_one_element(device: Engine, rng: np.random.Generator) -> None:

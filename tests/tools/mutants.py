@@ -159,13 +159,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "both rows as the first one", GEMM, "col + at, r[h]).out", "col + at, r[0]).out", epilogues("row_factor-finite")
     ),
     Mutant("rows of the next tile", GEMM, "inside = rows.first + 8 * h < p.rows &&", "inside =", splits("several")),
-    Mutant("packs whose doubts are forgotten", GEMM, "if (bits == 0) {", "if (true) {", splits("several")),
-    Mutant("a neighbour that nobody repairs", GEMM, "(marked || small));", "small);", splits("every_width")),
-    Mutant("doubts of the first chunk", GEMM, "skip.from(c * (Chunk / 2 / V))", "skip.from(0)", splits("several")),
+    Mutant("doubts that are forgotten", GEMM, "if (bits == 0) {", "if (true) {", splits("several")),
+    Mutant("doubts of the first chunk", GEMM, "skip.from(c * (Chunk / 2))", "skip.from(0)", splits("several")),
     Mutant(
         "bits of the next word", DOUBTS, "k / 32 + 1 == w ? bits[w]", "k / 32 + 2 == w ? bits[w]", splits("every_width")
     ),
-    Mutant("doubts of the lower row", DOUBTS, "k * vec / 2 % 2 * 8", "0", splits("every_width")),
+    Mutant("doubts of the lower row", DOUBTS, "k / 2 % 2 * 8", "0", splits("every_width")),
     Mutant("a tile too far down", "kernels_cu/tile_order.cuh", "within % height", "within % band", splits("float32")),
     Mutant("lo of A for that of B", GEMM, "with_lo == lo_of_a ?", "with_lo != lo_of_b ?", splits("lo_is")),
     Mutant("half of the corrections", GEMM, "if (with_lo == (lo_of_a | lo_of_b))", "if (false)", splits("float32")),
@@ -194,7 +193,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("an odd power of two", TILES, "(exponents - half) << 23", "half << 23", splits("exponents")),
     Mutant("flags of one operand alone", GEMM, " + of_col.accurate_from()", "", splits("magnitudes or nothing_else")),
     Mutant(
-        "one pack of a lane", REPAIR, "rest != 0; ++k, rest >>= 1", "rest != 0; ++k, rest = 0", splits("every_width")
+        "one element of a lane", REPAIR, "rest != 0; ++k, rest >>= 1", "rest != 0; ++k, rest = 0", splits("every_width")
     ),
     Mutant(
         "rows of marked columns alone",
