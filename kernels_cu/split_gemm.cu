@@ -169,7 +169,6 @@ __device__ __forceinline__ void finish_tile(
             finish_chunk<Chunk, 1, true>(p, part, message.columns + first, rows, col + first, bits, r);
         }
     }
-    // Then all lanes have read the message, whose stage the first one hands back.
     const u32 lanes = __ballot_sync(0xffffffffu, any_noted);
     if (lane == 0 && tile >= 0) {
         p.flags[tile * warps_a_tile + threadIdx.x / 32] = lanes;
@@ -332,7 +331,7 @@ __device__ __forceinline__ void multiply(
     u64 a, b;
     u32 says, with_lo;
 
-    // The named barrier 1 + w is the turn of warpgroup w.
+    // The named barrier 1 + w is the turn of warpgroup w, and 3 + w is for its own threads alone.
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
     // Begin with the corrections of a block, or with hi hi' if there are none; finish_block adds hi hi' to corrections. By the
@@ -395,6 +394,7 @@ __device__ __forceinline__ void multiply(
         begin_block();
         // The previous tile, while the tensor cores work on this one.
         finish_tile<Columns, V, Chunk>(p, sum, messages[ring.stage], says, last, of_rows, col);
+        named_sync(3 + warpgroup, Shape::consumers / 2);  // all have read the message, whose stage is handed back next
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
