@@ -37,20 +37,32 @@ struct SplitGemm {
     static constexpr int part_a = groups_a * group, part_b = groups_b * group;
     static constexpr int bytes_a = 2 * part_a, stage = bytes_a + 2 * part_b;  // hi and lo of A, then of B
     static constexpr int consumers = 256, consumer_warps = consumers / 32, threads = 384;
-    // The messages of all stages are behind the ring.
-    static constexpr int shared = Ring<SplitGemm, Stages>::bytes + Stages * (2 + Columns) * 4;
+    // The messages are behind the ring.
+    static constexpr int shared = Ring<SplitGemm, Stages>::bytes + 8 + (Columns + Stages) * 4;
 };
 
 // min(n, most).
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
-// What the copying warp tells with a stage, in `says`: which operands have a lo that is not zero; and with the first stage
-// behind a tile, for its epilogue, whether a row or column of that tile has small elements or is marked, and the columns.
+// What the copying warp tells the consumers: in `says`, with each stage, which operands have a lo that is not zero; and with the
+// first stage behind a tile, for its epilogue, whether a row or column of that tile has small elements or is marked, and
+// the inverse scales of its columns. Each consumer thread arrives at `read` once it needs these no more.
 constexpr u32 lo_of_a = 1, lo_of_b = 2, has_doubts = 4;
-template <int Columns>
-struct alignas(8) Message {
-    u32 says, unused;
-    float columns[Columns];  // their inverse scales
+template <int Columns, int Stages>
+struct Messages {
+    u64 read;
+    float columns[Columns];
+    u32 says[Stages];
+
+    __device__ __forceinline__ u32 barrier() const { return shared_address(&read); }
+    // What the message of a stage says, to all lanes of a warp. The first lane alone reads it, which then hands the stage back.
+    __device__ __forceinline__ u32 hear(u32 stage) const {
+        u32 message = 0;
+        if (threadIdx.x % 32 == 0) {
+            message = says[stage];
+        }
+        return __shfl_sync(0xffffffffu, message, 0);
+    }
 };
 
 // The two rows of a tile that a thread has, 8 rows apart; see multiply_add.
@@ -66,16 +78,6 @@ struct ThreadRows {
         }
     }
 };
-
-// What a message says, to all lanes of a warp. The first lane alone reads it, which then hands the stage back.
-template <int Columns>
-__device__ __forceinline__ u32 hear(const Message<Columns>& message) {
-    u32 says = 0;
-    if (threadIdx.x % 32 == 0) {
-        says = message.says;
-    }
-    return __shfl_sync(0xffffffffu, says, 0);
-}
 
 // Find which elements of the tile at `col` this kernel has to `skip`, and note those that are to be repaired one by one; returns
 // whether there are any.
@@ -140,15 +142,14 @@ __device__ __forceinline__ void finish_chunk(
 // neighbouring columns of two rows. There is no tile where `tile` is negative.
 template <int Columns, int V, int Chunk, class P>
 __device__ __forceinline__ void finish_tile(
-    const P& p, const float (&sum)[Columns / 2], const Message<Columns>& message, u32 says, i64 tile, const ThreadRows& rows,
-    i64 col) {
+    const P& p, const float (&sum)[Columns / 2], const float* columns, u32 says, i64 tile, const ThreadRows& rows, i64 col) {
     constexpr int chunks = Columns / Chunk;
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
     Doubts<Columns> skip;
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
     bool any_noted = false;
     if (says & has_doubts || !whole) {
-        any_noted = find_doubts<Columns>(p, sum, message.columns + pair, rows, col, tile, skip);
+        any_noted = find_doubts<Columns>(p, sum, columns + pair, rows, col, tile, skip);
     }
     typename P::Row r[2];
 #pragma unroll
@@ -164,9 +165,9 @@ __device__ __forceinline__ void finish_tile(
         const int first = pair + c * Chunk;
         const u32 bits = skip.from(c * (Chunk / 2)) & ((1u << Chunk / 2) - 1);
         if (bits == 0) {  // without branches between the packs
-            finish_chunk<Chunk, V, false>(p, part, message.columns + first, rows, col + first, bits, r);
+            finish_chunk<Chunk, V, false>(p, part, columns + first, rows, col + first, bits, r);
         } else {
-            finish_chunk<Chunk, 1, true>(p, part, message.columns + first, rows, col + first, bits, r);
+            finish_chunk<Chunk, 1, true>(p, part, columns + first, rows, col + first, bits, r);
         }
     }
     const u32 lanes = __ballot_sync(0xffffffffu, any_noted);
@@ -220,18 +221,14 @@ struct TileScales {
     }
 };
 
-// Write the message for the epilogue of a tile, by a warp, once its stage is free; returns what it says.
-template <class Shape, int Columns, int Stages>
-__device__ __forceinline__ u32 tell(
-    const Ring<Shape, Stages>& ring, Message<Columns>& message, const TileScales<Columns>& scales) {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) {  // one lane alone: the phase that others wait for could be over
-        barrier_wait(ring.empty(), ring.parity ^ 1);
-    }
-    __syncwarp(0xffffffffu);
+// Tell the epilogue of a tile its scales, by a warp, once the last epilogue, number `told`, has read its own; returns what
+// else there is to say.
+template <int Columns, int Stages>
+__device__ __forceinline__ u32 tell(Messages<Columns, Stages>& messages, const TileScales<Columns>& scales, u32 told) {
+    barrier_wait(messages.barrier(), told & 1);
 #pragma unroll
-    for (int j = lane; j < Columns; j += 32) {
-        message.columns[j] = scales.columns[j / 32];
+    for (int j = threadIdx.x % 32; j < Columns; j += 32) {
+        messages.columns[j] = scales.columns[j / 32];
     }
     __syncwarp(0xffffffffu);
     return has_doubts * scales.any_doubtful;
@@ -279,9 +276,10 @@ struct Strip {
 // Copy the operands of all tiles of this block, by a warp, of which one lane copies.
 template <class Shape, int Columns, int Stages, class P>
 __device__ __forceinline__ void copy_operands(
-    Ring<Shape, Stages> ring, Message<Columns>* messages, const P& p, u32 blocks) {
+    Ring<Shape, Stages> ring, Messages<Columns, Stages>& messages, const P& p, u32 blocks) {
     const TileOrder order(p.rows, p.cols, tile_rows, Columns);
     TileScales<Columns> scales;  // of the last tile: none yet
+    u32 told = 1;                // before the barrier's first phase, the one of parity 1 has ended
 #pragma unroll 1
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         i64 row, col;
@@ -289,7 +287,7 @@ __device__ __forceinline__ void copy_operands(
         const TileScales<Columns> own(p.a, p.b, row, col);
         Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
         Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
-        u32 says = tell(ring, messages[ring.stage], scales);
+        u32 says = tell(messages, scales, told++);
         scales = own;
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
@@ -297,7 +295,7 @@ __device__ __forceinline__ void copy_operands(
             says |= lo_of_a * with_a + lo_of_b * with_b;
             if (threadIdx.x % 32 == 0) {
                 barrier_wait(ring.empty(), ring.parity ^ 1);
-                messages[ring.stage].says = says;
+                messages.says[ring.stage] = says;
                 barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
                 strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
                 strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
@@ -308,9 +306,10 @@ __device__ __forceinline__ void copy_operands(
             ring.advance();
         }
     }
-    const u32 says = tell(ring, messages[ring.stage], scales);
+    const u32 says = tell(messages, scales, told);
     if (threadIdx.x % 32 == 0) {
-        messages[ring.stage].says = says;
+        barrier_wait(ring.empty(), ring.parity ^ 1);
+        messages.says[ring.stage] = says;
         barrier_arrive(ring.full());
     }
 }
@@ -318,7 +317,7 @@ __device__ __forceinline__ void copy_operands(
 // Compute this block's tiles, by the consumer warpgroups.
 template <class Shape, int Columns, int V, int Chunk, int Stages, class P>
 __device__ __forceinline__ void multiply(
-    Ring<Shape, Stages> ring, const Message<Columns>* messages, const P& p, u32 blocks) {
+    Ring<Shape, Stages> ring, const Messages<Columns, Stages>& messages, const P& p, u32 blocks) {
     // In units of operand_at, 16 bytes: from hi to lo, and to the next 16 columns.
     constexpr u32 a_lo = Shape::part_a / 16, b_lo = Shape::part_b / 16, next = 32 / 16;
     const TileOrder order(p.rows, p.cols, tile_rows, Columns);
@@ -331,7 +330,7 @@ __device__ __forceinline__ void multiply(
     u64 a, b;
     u32 says, with_lo;
 
-    // The named barrier 1 + w is the turn of warpgroup w, and 3 + w is for its own threads alone.
+    // The named barrier 1 + w is the turn of warpgroup w.
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
     const auto pass_turn = [&] { named_arrive(2 - warpgroup, Shape::consumers); };
     // Begin with the corrections of a block, or with hi hi' if there are none; finish_block adds hi hi' to corrections. By the
@@ -340,7 +339,7 @@ __device__ __forceinline__ void multiply(
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);
         barrier_wait(ring.full(), ring.parity);
-        says = hear(messages[ring.stage]);
+        says = messages.hear(ring.stage);
         with_lo = says & (lo_of_a | lo_of_b);
         const u64 left = a + (with_lo == lo_of_a ? a_lo : 0), right = b + (with_lo & lo_of_b ? b_lo : 0);
         take_turn();
@@ -393,8 +392,8 @@ __device__ __forceinline__ void multiply(
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         begin_block();
         // The previous tile, while the tensor cores work on this one.
-        finish_tile<Columns, V, Chunk>(p, sum, messages[ring.stage], says, last, of_rows, col);
-        named_sync(3 + warpgroup, Shape::consumers / 2);  // all have read the message, whose stage is handed back next
+        finish_tile<Columns, V, Chunk>(p, sum, messages.columns, says, last, of_rows, col);
+        barrier_arrive(messages.barrier());
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
@@ -414,8 +413,8 @@ __device__ __forceinline__ void multiply(
         of_rows = ThreadRows(p.a, row);
     }
     barrier_wait(ring.full(), ring.parity);  // of one stage more, which has a message alone
-    says = hear(messages[ring.stage]);
-    finish_tile<Columns, V, Chunk>(p, sum, messages[ring.stage], says, last, of_rows, col);
+    says = messages.hear(ring.stage);
+    finish_tile<Columns, V, Chunk>(p, sum, messages.columns, says, last, of_rows, col);
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }
@@ -427,9 +426,10 @@ __device__ __forceinline__ void split_gemm(const P& p) {
     typedef SplitGemm<Columns, Stages> Shape;
     SHARED_DYNAMIC(shared);
     const Ring<Shape, Stages> ring(shared);
-    auto* const messages = reinterpret_cast<Message<Columns>*>(ring.behind(shared));
+    auto& messages = *reinterpret_cast<Messages<Columns, Stages>*>(ring.behind(shared));
     const u32 blocks = static_cast<u32>((p.depth + 63) / 64);
     if (threadIdx.x == 0) {
+        barrier_init(messages.barrier(), Shape::consumers);
         ring.init();
     }
     __syncthreads();

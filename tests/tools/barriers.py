@@ -11,7 +11,7 @@ from mutants import FINGERPRINT
 ROOT = Path(__file__).resolve().parents[2]
 
 _BARRIER = re.compile(
-    r"__syncthreads\(\);|__syncwarp\([^()]*\);|barrier_(?:wait|arrive)\(ring[^;]*\);"
+    r"__syncthreads\(\);|__syncwarp\([^()]*\);|barrier_(?:wait|arrive)\((?:ring|messages)[^;]*\);"
     r"|cluster_sync\(\);|hand_back<Shape>\(read\);|products_wait[^;]*;"
 )
 _SPLIT = ("tests/cuda/test_split.py", "tests/cuda/test_rounded.py")
