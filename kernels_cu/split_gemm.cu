@@ -38,24 +38,26 @@ struct SplitGemm {
     static constexpr int bytes_a = 2 * part_a, stage = bytes_a + 2 * part_b;  // hi and lo of A, then of B
     static constexpr int consumers = 256, consumer_warps = consumers / 32, threads = 384;
     // The messages are behind the ring.
-    static constexpr int shared = Ring<SplitGemm, Stages>::bytes + 8 + (Columns + Stages) * 4;
+    static constexpr int shared = Ring<SplitGemm, Stages>::bytes + 16 + (1 + Columns + Stages) * 4;
 };
 
 // min(n, most).
 __device__ __forceinline__ int at_most(i64 n, int most) { return n < most ? static_cast<int>(n) : most; }
 
-// What the copying warp tells the consumers: in `says`, with each stage, which operands have a lo that is not zero; and with the
-// first stage behind a tile, for its epilogue, whether a row or column of that tile has small elements or is marked, and
-// the inverse scales of its columns. Each consumer thread arrives at `read` once it needs these no more.
-constexpr u32 lo_of_a = 1, lo_of_b = 2, has_doubts = 4;
+// What the copying warp tells the consumers: with each stage, in `says`, which operands have a lo that is not zero; and for the
+// epilogue of a tile the inverse scales of its columns, and whether a row or column of the tile has small elements or is
+// marked. Each lane that has written of the latter arrives at `written`, each consumer thread that has read it at `read`.
+constexpr u32 lo_of_a = 1, lo_of_b = 2;
 template <int Columns, int Stages>
 struct Messages {
-    u64 read;
+    u64 written, read;
+    u32 any_doubtful;
     float columns[Columns];
     u32 says[Stages];
 
-    __device__ __forceinline__ u32 barrier() const { return shared_address(&read); }
-    // What the message of a stage says, to all lanes of a warp. The first lane alone reads it, which then hands the stage back.
+    __device__ __forceinline__ u32 written_barrier() const { return shared_address(&written); }
+    __device__ __forceinline__ u32 read_barrier() const { return shared_address(&read); }
+    // What is said with a stage, to all lanes of a warp. The first lane alone reads it, which then hands the stage back.
     __device__ __forceinline__ u32 hear(u32 stage) const {
         u32 message = 0;
         if (threadIdx.x % 32 == 0) {
@@ -138,18 +140,19 @@ __device__ __forceinline__ void finish_chunk(
     }
 }
 
-// Give the tile at `col` to the row program, from the accumulators of both consumer warpgroups. A thread has pairs of
+// Give the tile at `col` to the row program, once its message is written, from the accumulators of both consumer warpgroups. A thread has pairs of
 // neighbouring columns of two rows. There is no tile where `tile` is negative.
-template <int Columns, int V, int Chunk, class P>
+template <int Columns, int V, int Chunk, int Stages, class P>
 __device__ __forceinline__ void finish_tile(
-    const P& p, const float (&sum)[Columns / 2], const float* columns, u32 says, i64 tile, const ThreadRows& rows, i64 col) {
+    const P& p, const float (&sum)[Columns / 2], const Messages<Columns, Stages>& messages, i64 tile, const ThreadRows& rows,
+    i64 col) {
     constexpr int chunks = Columns / Chunk;
     const int lane = threadIdx.x % 32, pair = lane % 4 * 2;
     Doubts<Columns> skip;
     const bool whole = col + Columns <= p.cols && rows.first - lane / 4 + rows_a_warp <= p.rows;  // of all lanes
     bool any_noted = false;
-    if (says & has_doubts || !whole) {
-        any_noted = find_doubts<Columns>(p, sum, columns + pair, rows, col, tile, skip);
+    if (messages.any_doubtful || !whole) {
+        any_noted = find_doubts<Columns>(p, sum, messages.columns + pair, rows, col, tile, skip);
     }
     typename P::Row r[2];
 #pragma unroll
@@ -165,9 +168,9 @@ __device__ __forceinline__ void finish_tile(
         const int first = pair + c * Chunk;
         const u32 bits = skip.from(c * (Chunk / 2)) & ((1u << Chunk / 2) - 1);
         if (bits == 0) {  // without branches between the packs
-            finish_chunk<Chunk, V, false>(p, part, columns + first, rows, col + first, bits, r);
+            finish_chunk<Chunk, V, false>(p, part, messages.columns + first, rows, col + first, bits, r);
         } else {
-            finish_chunk<Chunk, 1, true>(p, part, columns + first, rows, col + first, bits, r);
+            finish_chunk<Chunk, 1, true>(p, part, messages.columns + first, rows, col + first, bits, r);
         }
     }
     const u32 lanes = __ballot_sync(0xffffffffu, any_noted);
@@ -221,17 +224,19 @@ struct TileScales {
     }
 };
 
-// Tell the epilogue of a tile its scales, by a warp, once the last epilogue, number `told`, has read its own; returns what
-// else there is to say.
+// Write the message for the epilogue of a tile, by a warp, once the last epilogue, number `told`, has read its own.
 template <int Columns, int Stages>
-__device__ __forceinline__ u32 tell(Messages<Columns, Stages>& messages, const TileScales<Columns>& scales, u32 told) {
-    barrier_wait(messages.barrier(), told & 1);
+__device__ __forceinline__ void tell(Messages<Columns, Stages>& messages, const TileScales<Columns>& scales, u32 told) {
+    const int lane = threadIdx.x % 32;
+    barrier_wait(messages.read_barrier(), told & 1);
+    if (lane == 0) {
+        messages.any_doubtful = scales.any_doubtful;
+    }
 #pragma unroll
-    for (int j = threadIdx.x % 32; j < Columns; j += 32) {
+    for (int j = lane; j < Columns; j += 32) {
         messages.columns[j] = scales.columns[j / 32];
     }
-    __syncwarp(0xffffffffu);
-    return has_doubts * scales.any_doubtful;
+    barrier_arrive(messages.written_barrier());
 }
 
 // The groups of 8 rows of an operand that a tile has, as the copying warp goes through the blocks of 64 columns.
@@ -287,31 +292,24 @@ __device__ __forceinline__ void copy_operands(
         const TileScales<Columns> own(p.a, p.b, row, col);
         Strip<Shape, Shape::groups_a> strip_a(p.tiles_a, p.a.inverse, p.rows, row, own.a);
         Strip<Shape, Shape::groups_b> strip_b(p.tiles_b, p.b.inverse, p.cols, col, own.b);
-        u32 says = tell(messages, scales, told++);
+        tell(messages, scales, told++);
         scales = own;
 #pragma unroll 1
         for (u32 block = 0; block < blocks; ++block) {
             const bool is_last = block + 1 == blocks, with_a = strip_a.has_lo(is_last), with_b = strip_b.has_lo(is_last);
-            says |= lo_of_a * with_a + lo_of_b * with_b;
             if (threadIdx.x % 32 == 0) {
                 barrier_wait(ring.empty(), ring.parity ^ 1);
-                messages.says[ring.stage] = says;
+                messages.says[ring.stage] = lo_of_a * with_a + lo_of_b * with_b;
                 barrier_arrive_expect(ring.full(), strip_a.bytes * (1 + with_a) + strip_b.bytes * (1 + with_b));
                 strip_a.copy(ring.a(), Shape::part_a, with_a, ring.full());
                 strip_b.copy(ring.b(), Shape::part_b, with_b, ring.full());
             }
-            says = 0;
             strip_a.advance();
             strip_b.advance();
             ring.advance();
         }
     }
-    const u32 says = tell(messages, scales, told);
-    if (threadIdx.x % 32 == 0) {
-        barrier_wait(ring.empty(), ring.parity ^ 1);
-        messages.says[ring.stage] = says;
-        barrier_arrive(ring.full());
-    }
+    tell(messages, scales, told);
 }
 
 // Compute this block's tiles, by the consumer warpgroups.
@@ -328,7 +326,7 @@ __device__ __forceinline__ void multiply(
     i64 last = -1, row = p.rows, col = 0;       // the tile in `sum`: none yet, so beyond the last row
     ThreadRows of_rows(p.a, row);
     u64 a, b;
-    u32 says, with_lo;
+    u32 with_lo, heard = 0;
 
     // The named barrier 1 + w is the turn of warpgroup w.
     const auto take_turn = [&] { named_sync(1 + warpgroup, Shape::consumers); };
@@ -339,8 +337,7 @@ __device__ __forceinline__ void multiply(
         a = operand_at(ring.a() + rows, Shape::group);
         b = operand_at(ring.b(), Shape::group);
         barrier_wait(ring.full(), ring.parity);
-        says = messages.hear(ring.stage);
-        with_lo = says & (lo_of_a | lo_of_b);
+        with_lo = messages.hear(ring.stage);
         const u64 left = a + (with_lo == lo_of_a ? a_lo : 0), right = b + (with_lo & lo_of_b ? b_lo : 0);
         take_turn();
         products_begin(part);
@@ -392,8 +389,9 @@ __device__ __forceinline__ void multiply(
     for (u32 tile = blockIdx.x; tile < order.count(); tile += gridDim.x) {
         begin_block();
         // The previous tile, while the tensor cores work on this one.
-        finish_tile<Columns, V, Chunk>(p, sum, messages.columns, says, last, of_rows, col);
-        barrier_arrive(messages.barrier());
+        barrier_wait(messages.written_barrier(), heard++ & 1);
+        finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
+        barrier_arrive(messages.read_barrier());
         finish_block();
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
@@ -412,9 +410,8 @@ __device__ __forceinline__ void multiply(
         order.at(tile, row, col);
         of_rows = ThreadRows(p.a, row);
     }
-    barrier_wait(ring.full(), ring.parity);  // of one stage more, which has a message alone
-    says = messages.hear(ring.stage);
-    finish_tile<Columns, V, Chunk>(p, sum, messages.columns, says, last, of_rows, col);
+    barrier_wait(messages.written_barrier(), heard & 1);
+    finish_tile<Columns, V, Chunk>(p, sum, messages, last, of_rows, col);
     if (warpgroup == 0) {
         take_turn();  // pairs with the other warpgroup's last pass_turn
     }
@@ -429,7 +426,8 @@ __device__ __forceinline__ void split_gemm(const P& p) {
     auto& messages = *reinterpret_cast<Messages<Columns, Stages>*>(ring.behind(shared));
     const u32 blocks = static_cast<u32>((p.depth + 63) / 64);
     if (threadIdx.x == 0) {
-        barrier_init(messages.barrier(), Shape::consumers);
+        barrier_init(messages.written_barrier(), 32);
+        barrier_init(messages.read_barrier(), Shape::consumers);
         ring.init();
     }
     __syncthreads();

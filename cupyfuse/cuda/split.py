@@ -38,7 +38,7 @@ def stages_for(width: int) -> int:
 
 
 def _shared_bytes(width: int, stages: int) -> int:
-    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16 + 4) + 8 + 4 * width
+    return 1023 + stages * ((TILE_ROWS + width) * 256 + 16 + 4) + 16 + 4 * (1 + width)
 
 
 def padded(cols: int) -> int:
