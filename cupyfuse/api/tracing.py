@@ -92,7 +92,7 @@ def trace_function(
     if not results.leaves and not first.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
     axes = tuple(t._axes for t in results.leaves)
-    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.plain)
+    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.numpy_only)
     return Tracing(traced, results, first.constants, read)
 
 
