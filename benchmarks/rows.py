@@ -6,7 +6,6 @@ import argparse
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,14 +48,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help="for torch.compile to compile")
 
 
-@dataclass
-class Budget:
-    """Seconds for torch.compile to compile."""
-
-    given: float
-    left: float
-
-
 def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
     """Draw `count` normal numbers on the GPU: one block of them, repeated with other scales."""
     block = lab.cupy.asarray(np.random.default_rng(seed).standard_normal(min(count, _BLOCK), dtype=np.float32))
@@ -68,9 +59,9 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
 
 
 def _factories(
-    lab: Lab, operation: str, x: Any, bytes_moved: int, compile_budget: Budget
+    lab: Lab, operation: str, x: Any, bytes_moved: int, seconds: float, spent: list[float]
 ) -> dict[str, Callable[[], Rival]]:
-    """Return the rivals of softmax or logsumexp over the rows of `x`."""
+    """Return the rivals of softmax or logsumexp over the rows of `x`; torch.compile adds to the `seconds` it `spent`."""
     cupyx = functools.partial(getattr(lab.special, operation), axis=1)
     every = spread(x.shape[0], _CHECKED // x.shape[1])
     expected = cupyx(lab.as_double(x[::every]))
@@ -81,14 +72,14 @@ def _factories(
         return computation.by_torch(EAGER, getattr(lab.need_torch(), operation), x)
 
     def compiled() -> Rival:
-        if compile_budget.left <= 0.0:
-            raise Unavailable(f"not compiled: the {compile_budget.given:.0f} s given to torch.compile were spent")
+        if sum(spent) >= seconds:
+            raise Unavailable(f"not compiled: the {seconds:.0f} s given to torch.compile were spent")
         rival = computation.by_torch(COMPILED, getattr(lab.need_torch(), operation), x)
         began = time.perf_counter()
         try:
             rival.call()
         finally:
-            compile_budget.left -= time.perf_counter() - began
+            spent.append(time.perf_counter() - began)
         return rival
 
     return {
@@ -102,7 +93,7 @@ def _factories(
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every dtype, row length and operation."""
-    compile_budget = Budget(options.compile_budget, options.compile_budget)
+    spent: list[float] = []
     for dtype in options.dtypes:
         data = draw(lab, dtype, options.bytes // dtypes.ITEMSIZE[dtype], options.seed)
         for columns in options.lengths:
@@ -112,7 +103,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
                 lab.release()
                 moved = passes * int(x.nbytes)
                 case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
-                rivals = _factories(lab, operation, x, moved, compile_budget)
+                rivals = _factories(lab, operation, x, moved, options.compile_budget, spent)
                 yield run(lab, case, rivals, ("gpu_evicted",), options.budget)
         del data, x
 
