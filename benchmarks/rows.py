@@ -61,7 +61,7 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
 def _factories(
     lab: Lab, operation: str, x: Any, bytes_moved: int, seconds: float, spent: list[float]
 ) -> dict[str, Callable[[], Rival]]:
-    """Return the rivals of softmax or logsumexp over the rows of `x`; torch.compile adds to the `seconds` it `spent`."""
+    """Return the rivals of softmax or logsumexp over the rows of `x`; torch.compile has `seconds`, some `spent`."""
     cupyx = functools.partial(getattr(lab.special, operation), axis=1)
     every = spread(x.shape[0], _CHECKED // x.shape[1])
     expected = cupyx(lab.as_double(x[::every]))

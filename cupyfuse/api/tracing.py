@@ -45,8 +45,8 @@ def trace_function(
     parameters: Parameters,
     values: Sequence[Any],
     signature: Signature,
-    by_value: Container[str] = (),
-    strict: bool = False,
+    by_value: Container[str],
+    strict: bool,
 ) -> Tracing:
     """Trace a function for the values of its parameters.
 
