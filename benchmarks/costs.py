@@ -193,6 +193,7 @@ def _summarize_ratios(row: tuple[str, list[Comparison]], k: int) -> str:
 
 
 def report_lines(report: Report) -> list[str]:
+    """Write how often the model decides right, its ratios to the measurements, and a table for each group."""
     found = list(comparisons(report))
     wrong = [c for c in found if not c.right]
     by_group = {group: [c for c in found if c.case.group == group] for group in report.groups()}

@@ -209,6 +209,7 @@ class Contest:
 
 
 def _estimate(device: Device, call: Call, before: Call, repeats: int = 3) -> Timed:
+    """Warm a call up, and estimate its time on the host and on the GPU."""
     for _ in range(repeats):
         before()
         call()
