@@ -14,6 +14,7 @@ import argparse
 import copy
 import functools
 import gc
+import importlib
 import math
 import os
 import socket
@@ -99,11 +100,9 @@ class Worker:
             self.torch.cuda.synchronize()
 
     def environment(self) -> dict[str, Any]:
-        if not self.gpu:
-            return {**environment.collect("cpu"), "processes": self.count}
-        import cupy
-
-        return {**environment.collect(self.torch.cuda.get_device_name(self.device), cupy), "processes": self.count}
+        name = self.torch.cuda.get_device_name(self.device) if self.gpu else "cpu"
+        cupy = importlib.import_module("cupy") if self.gpu else None
+        return {**environment.collect(name, cupy), "processes": self.count}
 
     def attempt(self, results: Sequence[Result], save: Callable[[], None], work: Callable[[], None]) -> None:
         """Do some work in all processes; enter what fails in one of them, or that they end with it, into results."""

@@ -97,7 +97,7 @@ def _fix(x: Tracer, out: Any = None) -> Any:
 
 
 def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tracer:
-    """Compare as `numpy.isclose`; the second array, which scales the tolerance, has to be finite."""
+    """Compare as `numpy.isclose`, with a tolerance relative to the second array."""
     trace = trace_of((a, b))
     x, y = as_tracer(a, trace), as_tracer(b, trace)
     if any(dtypes.is_complex(v._node.dtype) for v in (x, y)):
