@@ -51,6 +51,7 @@ def _scale_of_distances(x: Array, axis: int) -> Array:
 
 
 def _scale_of_expdistances(x: Array, axis: int) -> Array:
+    # The error of an exponential, as in a sum of these, and one rounding of the distance that it is multiplied by.
     distance = x.max(axis=axis, keepdims=True) - x
     finite = np.where(distance < np.inf, distance, 0)
     return (np.exp(-distance) * finite * (2 + finite)).sum(axis=axis, keepdims=True)
