@@ -40,6 +40,7 @@ _NOT_STATED = ("benchmark", "output", "add", "no_torch", "no_compile", "budget")
 
 
 def parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="fewer repeats and less data, for a first look")
     common.add_argument("--output", type=Path, metavar="DIR", help="where to write (default: benchmarks/results/<gpu>)")
@@ -115,6 +116,7 @@ def laboratory(given: argparse.Namespace) -> contextlib.AbstractContextManager[L
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a benchmark, write its report, and return the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     given = parse(arguments)
     if given.benchmark == "distributed":

@@ -26,20 +26,13 @@ OURS, EAGER, INDUCTOR = "cupyfuse", "PyTorch eager", "Inductor"
 NOTHING = "a compiled function that computes nothing"
 GPU, HOST = "gpu_back_to_back", "host"
 DEFAULTS = {"budget": (0.03, 0.01)}  # GPU seconds for each rival and figure
-# Facts of a case: what the model says, in microseconds.
-PREDICTED = (
-    "predicted: our GPU time",
-    "predicted: our host time",
-    "predicted: their GPU time",
-    "predicted: their host",
-)
-
 _HOW = """\
 Medians in microseconds of one call, in training forward and backward. *GPU*: events around many queued calls, per call.
 *host*: the host's clock around calls that it does not wait for; of Inductor, less that of a compiled function of the
 same inputs that computes nothing. *lost*: by the decision, where the longer of GPU and host is waited for.
 """
 _PARTS = ("our GPU", "our host", "their GPU", "their host")
+PREDICTED = tuple(f"predicted: {part}" for part in _PARTS)  # facts of a case: what the model says, in microseconds
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -200,6 +193,7 @@ def _summarize_ratios(row: tuple[str, list[Comparison]], k: int) -> str:
 
 
 def report_lines(report: Report) -> list[str]:
+    """Write how often the model decides right, its ratios to the measurements, and a table for each group."""
     found = list(comparisons(report))
     wrong = [c for c in found if not c.right]
     by_group = {group: [c for c in found if c.case.group == group] for group in report.groups()}

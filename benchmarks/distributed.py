@@ -14,6 +14,7 @@ import argparse
 import copy
 import functools
 import gc
+import importlib
 import math
 import os
 import socket
@@ -99,11 +100,9 @@ class Worker:
             self.torch.cuda.synchronize()
 
     def environment(self) -> dict[str, Any]:
-        if not self.gpu:
-            return {**environment.collect("cpu"), "processes": self.count}
-        import cupy
-
-        return {**environment.collect(self.torch.cuda.get_device_name(self.device), cupy), "processes": self.count}
+        name = self.torch.cuda.get_device_name(self.device) if self.gpu else "cpu"
+        cupy = importlib.import_module("cupy") if self.gpu else None
+        return {**environment.collect(name, cupy), "processes": self.count}
 
     def attempt(self, results: Sequence[Result], save: Callable[[], None], work: Callable[[], None]) -> None:
         """Do some work in all processes; enter what fails in one of them, or that they end with it, into results."""
@@ -131,6 +130,7 @@ class Trial:
         self._models: dict[str, Any] = {}  # by form, wrapped
 
     def train_references(self) -> None:
+        """Train the plain model in float64 and in the case's dtype; the other forms start where it did."""
         from .pytorch import load
 
         source, self._sources = load(self._case.name, self._case.shape), []
@@ -184,6 +184,7 @@ class Trial:
             result.times["wall_loop"] = summarize(found[1:])
 
     def _build(self, form: str) -> Any:
+        """Return the model in a form, wrapped and fused in its order."""
         from cupyfuse.torch import fuse
 
         # On a CPU no chain is worth it: there is only to see that they are right.
@@ -202,6 +203,7 @@ class Trial:
         return wrapped
 
     def _wrap(self, module: Any, by_layer: bool = True) -> Any:
+        """Wrap a module by the case's wrapper."""
         if self._wrapper == "DDP":
             device_ids = [self._worker.device] if self._worker.gpu else None
             return self._torch.nn.parallel.DistributedDataParallel(module, device_ids=device_ids)

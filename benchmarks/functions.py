@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -102,19 +103,16 @@ def measure(lab: Lab, case: Case, function: Callable[..., Any], arguments: Seque
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every function, at every size in every dtype."""
     made, users = functions()
-    for size in options.sizes:
+    chosen = [name for name in users if options.only in name]
+    for size, dtype, name in itertools.product(options.sizes, options.dtypes, chosen):
         made.ROWS, made.WIDTH, made.CLASSES = SIZES[size]
-        for dtype in options.dtypes:
-            for name, function in users.items():
-                if options.only in name:
-                    case = Case(f"{size}, {dtype}", name, SIZES[size], dtype)
-                    try:
-                        with np.errstate(all="ignore"):
-                            arguments = made.arguments(function, np.dtype(dtype))
-                            measure(lab, case, function, arguments, options.budget)
-                    except Exception as error:
-                        case.results = [Result(OURS, failure=describe(error))]
-                    yield case
+        case = Case(f"{size}, {dtype}", name, SIZES[size], dtype)
+        try:
+            with np.errstate(all="ignore"):
+                measure(lab, case, users[name], made.arguments(users[name], np.dtype(dtype)), options.budget)
+        except Exception as error:
+            case.results = [Result(OURS, failure=describe(error))]
+        yield case
 
 
 # The report ---------------------------------------------------------------------------------------------------------

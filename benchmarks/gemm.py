@@ -261,6 +261,7 @@ def _tabulate_family(case: Case) -> list[str]:
 
 
 def _float32_products(report: Report) -> list[str]:
+    """Write the verdicts, how it was measured, and the tables of each group."""
     one_sign = [case for case in report.cases if has_one_sign(case)]
     both_signs = [case for case in report.cases if not has_one_sign(case)]
     promised = "cases with terms of one sign, for which nothing is promised"

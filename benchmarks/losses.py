@@ -54,22 +54,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def evaluate(torch: Any, x: Any, weight: Any, labels: Any) -> list[Any]:
     """Compute the loss and the gradients in float64, for a block of rows at a time."""
-    x, weight = x.detach().double(), weight.detach().double()
-    count = int((labels != _IGNORED).sum())
-    loss, x_gradients = torch.zeros((), dtype=x.dtype, device=x.device), []
-    weight_gradient = torch.zeros_like(weight)
-    for start in range(0, len(x), _BLOCK):
-        block, targets = x[start : start + _BLOCK], labels[start : start + _BLOCK]
-        counted, label = targets != _IGNORED, targets.clamp(min=0)
-        logarithms = torch.log_softmax(block @ weight.T, 1)
-        loss -= torch.where(counted, logarithms.gather(1, label[:, None])[:, 0], 0).sum() / count
-        # The gradient by the logits: probabilities, less one at the label.
-        by_logits = logarithms.exp_()
-        by_logits[range(len(block)), label] -= 1
-        by_logits = torch.where(counted[:, None], by_logits, 0) / count
-        x_gradients.append(by_logits @ weight)
-        weight_gradient += by_logits.T @ block
-    return [loss, torch.cat(x_gradients), weight_gradient]
+    x, weight = (t.detach().double().requires_grad_() for t in (x, weight))
+    count, loss = int((labels != _IGNORED).sum()), torch.zeros((), dtype=x.dtype, device=x.device)
+    with torch.enable_grad():
+        for rows, targets in zip(x.split(_BLOCK), labels.split(_BLOCK), strict=True):
+            logits = rows @ weight.T
+            part = torch.nn.functional.cross_entropy(logits, targets, ignore_index=_IGNORED, reduction="sum") / count
+            part.backward()
+            loss += part.detach()
+    return [loss, x.grad, weight.grad]
 
 
 def loss_of(lab: Lab, rival: str, x: Any, weight: Any, labels: Any) -> Callable[[], Any]:

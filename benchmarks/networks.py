@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -41,62 +42,50 @@ class Network:
         return output.square().mean() if labels is None else torch.nn.functional.cross_entropy(output, labels)
 
 
-def _text(vocabulary: int, length: int, labels: bool | int) -> Callable[[int, bool], dict[str, Any]]:
-    """Make a sampler of tokens; labels are one a token (True), of that many classes, or none (False)."""
+def _draw_tokens(vocabulary: int, length: int, labels: bool | int, batch: int, tiny: bool) -> dict[str, Any]:
+    """Draw tokens; labels are one a token (True), of that many classes, or none (False)."""
+    import torch
 
-    def inputs(batch: int, tiny: bool) -> dict[str, Any]:
-        import torch
-
-        words, size = (101, (batch, 8)) if tiny else (vocabulary, (batch, length))
-        found = {"input_ids": torch.randint(5, words, size)}
-        if labels is True:
-            found["labels"] = torch.randint(5, words, size)
-        elif labels:
-            found["labels"] = torch.randint(labels, (batch,))
-        return found
-
-    return inputs
+    words, size = (101, (batch, 8)) if tiny else (vocabulary, (batch, length))
+    found = {"input_ids": torch.randint(5, words, size)}
+    if labels is True:
+        found["labels"] = torch.randint(5, words, size)
+    elif labels:
+        found["labels"] = torch.randint(labels, (batch,))
+    return found
 
 
-def _normal(name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: int) -> Any:
-    """Make a sampler of normal numbers under a name, with labels of some classes, or none (0)."""
+def _draw_normal(
+    name: str, shape: tuple[int, ...], small: tuple[int, ...], classes: int, batch: int, tiny: bool
+) -> dict[str, Any]:
+    """Draw normal numbers under a name, with labels of some classes, or none (0)."""
+    import torch
 
-    def inputs(batch: int, tiny: bool) -> dict[str, Any]:
-        import torch
-
-        found = {name: torch.randn(batch, *(small if tiny else shape))}
-        return {**found, "labels": torch.randint(7 if tiny else classes, (batch,))} if classes else found
-
-    return inputs
+    found = {name: torch.randn(batch, *(small if tiny else shape))}
+    return {**found, "labels": torch.randint(7 if tiny else classes, (batch,))} if classes else found
 
 
-def _transformers(
-    model: str, config: str, tiny: dict[str, Any], encoder: bool = False, **settings: Any
-) -> Callable[[bool], Any]:
-    """Make a builder of a transformers model, or of its encoder alone, by its configuration class."""
+def _build_transformers(model: str, config: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
+    """Build a transformers model by its configuration class; `small` are the settings of a tiny one."""
+    import transformers
 
-    def build(small: bool) -> Any:
-        import transformers
-
-        chosen = getattr(transformers, config)(**{**settings, **(tiny if small else {})})
-        built = getattr(transformers, model)(chosen)
-        return built.get_encoder() if encoder else built
-
-    return build
+    chosen = getattr(transformers, config)(**{**settings, **(small if tiny else {})})
+    return getattr(transformers, model)(chosen)
 
 
-def _timm(name: str, tiny: dict[str, Any]) -> Callable[[bool], Any]:
-    """Make a builder of timm's model of that name."""
-
-    def build(small: bool) -> Any:
-        import timm
-
-        return timm.create_model(name, pretrained=False, **({"num_classes": 7, **tiny} if small else {}))
-
-    return build
+def _build_encoder(model: str, config: str, small: dict[str, Any], tiny: bool, **settings: Any) -> Any:
+    """Build the encoder alone of a transformers model."""
+    return _build_transformers(model, config, small, tiny, **settings).get_encoder()
 
 
-def _mlp(tiny: bool) -> Any:
+def _build_timm(name: str, small: dict[str, Any], tiny: bool) -> Any:
+    """Build timm's model of that name."""
+    import timm
+
+    return timm.create_model(name, pretrained=False, **({"num_classes": 7, **small} if tiny else {}))
+
+
+def _build_mlp(tiny: bool) -> Any:
     """Build (Linear, BatchNorm, ReLU) four times, and a classifier."""
     from torch import nn
 
@@ -111,69 +100,70 @@ _TINY = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 1, "num_atte
 _TINY |= {"intermediate_size": 48, "max_position_embeddings": 16}
 _TINY_WHISPER = {"d_model": 32, "encoder_layers": 1, "encoder_attention_heads": 2, "encoder_ffn_dim": 48}
 _TINY_WHISPER |= {"max_source_positions": 8, "num_mel_bins": 80}
-_IMAGES = _normal("x", (3, 224, 224), (3, 32, 32), 1000)
+_IMAGES = partial(_draw_normal, "x", (3, 224, 224), (3, 32, 32), 1000)
 
 NETWORKS: dict[str, Network] = {
     "bert": Network(
-        _transformers("BertForSequenceClassification", "BertConfig", _TINY, **_NO_DROPOUT, num_labels=2),
-        _text(30522, 128, 2), (1, 32), "BERT-base, sequence classification, 128 tokens", "logits",
+        partial(_build_transformers, "BertForSequenceClassification", "BertConfig", _TINY, **_NO_DROPOUT, num_labels=2),
+        partial(_draw_tokens, 30522, 128, 2), (1, 32), "BERT-base, sequence classification, 128 tokens", "logits",
     ),
     "gpt2": Network(
-        _transformers(
-            "GPT2LMHeadModel", "GPT2Config", _TINY, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-            use_cache=False,
+        partial(
+            _build_transformers, "GPT2LMHeadModel", "GPT2Config", _TINY, resid_pdrop=0.0, embd_pdrop=0.0,
+            attn_pdrop=0.0, use_cache=False,
         ),
-        _text(50257, 256, True), (1, 8), "GPT-2 small, language model, 256 tokens", "logits",
+        partial(_draw_tokens, 50257, 256, True), (1, 8), "GPT-2 small, language model, 256 tokens", "logits",
     ),
     "llama": Network(
-        _transformers(
-            "LlamaForCausalLM", "LlamaConfig", {**_TINY, "num_key_value_heads": 1}, hidden_size=2048,
-            num_hidden_layers=8, num_attention_heads=32, num_key_value_heads=8, intermediate_size=5632,
-            use_cache=False,
+        partial(
+            _build_transformers, "LlamaForCausalLM", "LlamaConfig", {**_TINY, "num_key_value_heads": 1},
+            hidden_size=2048, num_hidden_layers=8, num_attention_heads=32, num_key_value_heads=8,
+            intermediate_size=5632, use_cache=False,
         ),
-        _text(32000, 512, True), (1, 4), "Llama, 8 layers of 2048, language model, 512 tokens", "logits",
+        partial(_draw_tokens, 32000, 512, True), (1, 4),
+        "Llama, 8 layers of 2048, language model, 512 tokens", "logits",
     ),
     "vit": Network(
-        _timm("vit_base_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2}),
+        partial(_build_timm, "vit_base_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 2}),
         _IMAGES, (1, 64), "ViT-B/16, 224 x 224 pixels (timm)",
     ),
     "mixer": Network(
-        _timm("mixer_b16_224", {"img_size": 32}),
+        partial(_build_timm, "mixer_b16_224", {"img_size": 32}),
         _IMAGES, (1, 64), "MLP-Mixer B/16, 224 x 224 pixels (timm)",
     ),
     "convnext": Network(
-        _timm("convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
+        partial(_build_timm, "convnext_tiny", {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}),
         _IMAGES, (1, 64), "ConvNeXt-tiny, 224 x 224 pixels (timm)",
     ),
     "mlp": Network(
-        _mlp, _normal("input", (4096,), (32,), 1000), (64, 4096),
+        _build_mlp, partial(_draw_normal, "input", (4096,), (32,), 1000), (64, 4096),
         "4 x (Linear 4096, BatchNorm, ReLU), Linear 1000",
     ),
     "distilbert": Network(
-        _transformers(
-            "DistilBertForSequenceClassification", "DistilBertConfig", _TINY, dropout=0.0,
+        partial(
+            _build_transformers, "DistilBertForSequenceClassification", "DistilBertConfig", _TINY, dropout=0.0,
             attention_dropout=0.0, seq_classif_dropout=0.0,
         ),
-        _text(30522, 128, 2), (1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
+        partial(_draw_tokens, 30522, 128, 2), (1, 32), "DistilBERT, sequence classification, 128 tokens", "logits",
     ),
     "t5": Network(
-        _transformers(
-            "T5Model", "T5Config", _TINY, True, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0,
+        partial(
+            _build_encoder, "T5Model", "T5Config", _TINY, d_model=768, d_ff=3072, num_layers=12, num_decoder_layers=0,
             num_heads=12, dropout_rate=0.0, use_cache=False,
         ),
-        _text(32128, 256, False), (1, 16), "encoder of T5-base, 256 tokens", "last_hidden_state",
+        partial(_draw_tokens, 32128, 256, False), (1, 16), "encoder of T5-base, 256 tokens", "last_hidden_state",
     ),
     "whisper": Network(
-        _transformers(
-            "WhisperModel", "WhisperConfig", _TINY_WHISPER, True, d_model=512, encoder_layers=6,
+        partial(
+            _build_encoder, "WhisperModel", "WhisperConfig", _TINY_WHISPER, d_model=512, encoder_layers=6,
             encoder_attention_heads=8, encoder_ffn_dim=2048, decoder_layers=0, decoder_attention_heads=8, dropout=0.0,
             use_cache=False,
         ),
-        _normal("input_features", (80, 3000), (80, 16), 0), (1, 8), "encoder of Whisper-base, 30 s",
+        partial(_draw_normal, "input_features", (80, 3000), (80, 16), 0), (1, 8), "encoder of Whisper-base, 30 s",
         "last_hidden_state",
     ),
     "roberta": Network(
-        _transformers("RobertaForMaskedLM", "RobertaConfig", _TINY, **_NO_DROPOUT),
-        _text(50265, 128, True), (1, 16), "RoBERTa-base, masked language model, 128 tokens", "logits",
+        partial(_build_transformers, "RobertaForMaskedLM", "RobertaConfig", _TINY, **_NO_DROPOUT),
+        partial(_draw_tokens, 50265, 128, True), (1, 16), "RoBERTa-base, masked language model, 128 tokens", "logits",
     ),
 }  # fmt: skip

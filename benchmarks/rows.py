@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +15,13 @@ from cupyfuse import dtypes
 from . import options as types
 from .lab import Lab, run
 from .report import Case, Report
-from .rivals import COMPILED, EAGER, OURS, Computation, Rival, Unavailable, device_copy, spread
+from .rivals import COMPILED, EAGER, OURS, Computation, Rival, device_copy, spread
 from .tables import Column, list_notes, rival_columns, scientific, table
 
 # What options are where they are not given, in full and quick runs.
 DEFAULTS = {
     "budget": (0.15, 0.03),  # GPU seconds for each rival of a case
     "bytes": (1 << 30, 1 << 27),
-    "compile_budget": (180.0, 40.0),
     "lengths": (
         (256, 1000, 1024, 4096, 8191, 8192, 16384, 32768, 50257, 65536, 131072, 262144),
         (256, 1000, 8192, 50257, 262144),
@@ -46,15 +43,6 @@ _FUSED = {
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lengths", type=types.lengths, metavar="N,N,...", help="elements in a row")
     types.add_several(parser, "--dtypes", types.DTYPES, default=("float32", "bfloat16"))
-    parser.add_argument("--compile-budget", type=float, metavar="SECONDS", help="for torch.compile to compile")
-
-
-@dataclass
-class Budget:
-    """Seconds for torch.compile to compile."""
-
-    given: float
-    left: float
 
 
 def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
@@ -67,9 +55,7 @@ def draw(lab: Lab, dtype: str, count: int, seed: int) -> Any:
     return data
 
 
-def _factories(
-    lab: Lab, operation: str, x: Any, bytes_moved: int, compile_budget: Budget
-) -> dict[str, Callable[[], Rival]]:
+def _factories(lab: Lab, operation: str, x: Any, bytes_moved: int) -> dict[str, Callable[[], Rival]]:
     """Return the rivals of softmax or logsumexp over the rows of `x`."""
     cupyx = functools.partial(getattr(lab.special, operation), axis=1)
     every = spread(x.shape[0], _CHECKED // x.shape[1])
@@ -77,24 +63,13 @@ def _factories(
     shape = x.shape if operation == "softmax" else x.shape[:1]
     computation = Computation(lab, [expected], shape, dtypes.name_of(x.dtype), every)
 
-    def eager() -> Rival:
-        return computation.by_torch(EAGER, getattr(lab.need_torch(), operation), x)
-
-    def compiled() -> Rival:
-        if compile_budget.left <= 0.0:
-            raise Unavailable(f"not compiled: the {compile_budget.given:.0f} s given to torch.compile were spent")
-        rival = computation.by_torch(COMPILED, getattr(lab.need_torch(), operation), x)
-        began = time.perf_counter()
-        try:
-            rival.call()
-        finally:
-            compile_budget.left -= time.perf_counter() - began
-        return rival
+    def torch(rival: str) -> Rival:
+        return computation.by_torch(rival, getattr(lab.need_torch(), operation), x)
 
     return {
         OURS: lambda: computation.by_ours(_FUSED[operation], x),
-        EAGER: eager,
-        COMPILED: compiled,
+        EAGER: lambda: torch(EAGER),
+        COMPILED: lambda: torch(COMPILED),
         "cupyx": lambda: computation.by(functools.partial(cupyx, x)),
         "device copy": lambda: device_copy(lab, x, bytes_moved),
     }
@@ -102,7 +77,6 @@ def _factories(
 
 def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
     """Run every dtype, row length and operation."""
-    compile_budget = Budget(options.compile_budget, options.compile_budget)
     for dtype in options.dtypes:
         data = draw(lab, dtype, options.bytes // dtypes.ITEMSIZE[dtype], options.seed)
         for columns in options.lengths:
@@ -112,7 +86,7 @@ def cases(lab: Lab, options: argparse.Namespace) -> Iterator[Case]:
                 lab.release()
                 moved = passes * int(x.nbytes)
                 case = Case(f"{operation} {dtype}", f"{rows} x {columns}", (rows, columns), dtype, moved)
-                rivals = _factories(lab, operation, x, moved, compile_budget)
+                rivals = _factories(lab, operation, x, moved)
                 yield run(lab, case, rivals, ("gpu_evicted",), options.budget)
         del data, x
 

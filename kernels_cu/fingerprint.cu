@@ -69,6 +69,47 @@ __device__ __forceinline__ u64 hash_of_piece(const Sampled& m, i64 n, i64 first)
     return mixed(mixed(mixed(first + n + 1) ^ low) ^ high);
 }
 
+// The sum of a value over the threads of a block, in its first thread.
+template <int Threads>
+__device__ __forceinline__ u64 sum_over_block(u64 sum) {
+#pragma unroll
+    for (int mask = 1; mask < 32; mask *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
+    }
+    SHARED_BYTES(scratch, Threads / 32 * 8);
+    u64* const slots = reinterpret_cast<u64*>(scratch);
+    if (threadIdx.x % 32 == 0) {
+        slots[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x != 0) {
+        return 0;
+    }
+    sum = 0;
+    for (int w = 0; w < Threads / 32; ++w) {
+        sum += slots[w];
+    }
+    return sum;
+}
+
+// Compare the hash of all matrices with the one kept, and keep it; tell this stream whether to recompute.
+__device__ __forceinline__ void note_change(u64 hash, FingerprintState* state, FingerprintKept* kept) {
+    u64 generation;
+    if (*static_cast<volatile u64*>(&kept->hash) != hash) {
+        // The order matters: whoever reads the new hash must read the new generation too.
+        generation = atomicAdd(&kept->generation, 1ull) + 1;
+        __threadfence();
+        atomicExch(&kept->hash, hash);
+        state->changed = 1;
+    } else {
+        __threadfence();
+        generation = *static_cast<volatile u64*>(&kept->generation);
+        state->changed = generation != state->generation;
+    }
+    state->generation = generation;
+}
+
+// Hash the matrices: each thread some of their pieces. The last block to finish has the sum, and compares it.
 template <int Threads, int Count>
 __device__ __forceinline__ void fingerprint(
     const Sampled (&matrices)[Count], u64 token, FingerprintState* state, FingerprintKept* kept) {
@@ -85,22 +126,9 @@ __device__ __forceinline__ void fingerprint(
         }
         first += pieces;
     }
-#pragma unroll
-    for (int mask = 1; mask < 32; mask *= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, mask);
-    }
-    SHARED_BYTES(scratch, Threads / 32 * 8);
-    u64* const slots = reinterpret_cast<u64*>(scratch);
-    if (threadIdx.x % 32 == 0) {
-        slots[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
+    sum = sum_over_block<Threads>(sum);
     if (threadIdx.x != 0) {
         return;
-    }
-    sum = 0;
-    for (int w = 0; w < Threads / 32; ++w) {
-        sum += slots[w];
     }
     atomicAdd(&state->sum, sum);
     __threadfence();
@@ -110,19 +138,6 @@ __device__ __forceinline__ void fingerprint(
     __threadfence();
     sum = atomicExch(&state->sum, 0ull);
     state->ticket = 0;
-    u64 hash = mixed(sum ^ mixed(token + 0x9e3779b97f4a7c15ull));
-    hash = hash == 0 ? 1 : hash;  // zero means: no hash yet
-    u64 generation;
-    if (*static_cast<volatile u64*>(&kept->hash) != hash) {
-        // The order matters: whoever reads the new hash must read the new generation too.
-        generation = atomicAdd(&kept->generation, 1ull) + 1;
-        __threadfence();
-        atomicExch(&kept->hash, hash);
-        state->changed = 1;
-    } else {
-        __threadfence();
-        generation = *static_cast<volatile u64*>(&kept->generation);
-        state->changed = generation != state->generation;
-    }
-    state->generation = generation;
+    const u64 hash = mixed(sum ^ mixed(token + 0x9e3779b97f4a7c15ull));
+    note_change(hash == 0 ? 1 : hash, state, kept);  // zero means: no hash yet
 }

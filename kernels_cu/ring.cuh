@@ -15,6 +15,7 @@ struct Ring {
 
     __device__ __forceinline__ explicit Ring(const char* shared)
         : first((shared_address(shared) + 1023) / 1024 * 1024) {}
+    // Addresses in shared memory: of the current stage's operands and of its two barriers.
     __device__ __forceinline__ u32 a() const { return first + stage * Shape::stage; }
     __device__ __forceinline__ u32 b() const { return a() + Shape::bytes_a; }
     __device__ __forceinline__ u32 full() const { return first + Stages * Shape::stage + stage * 16; }

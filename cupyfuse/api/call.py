@@ -116,7 +116,7 @@ def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any
     """
     leaves = signature.leaves
     if runnable.plan.graph.effects:
-        _check_effects(runnable.plan, leaves, out)
+        _check_effects(runnable.plan, leaves)
     if runnable.as_written is not None and out is None:
         return runnable.as_written(values)
     if out is None:
@@ -131,7 +131,7 @@ def run(runnable: Runnable, signature: Signature, out: Any, values: Sequence[Any
     return out if out is not None else runnable.results.rebuild(results)
 
 
-def _check_effects(plan: Plan, leaves: list[Any], out: Any) -> None:
+def _check_effects(plan: Plan, leaves: list[Any]) -> None:
     """Check that arguments modified in place are writable and share no memory with other arguments."""
     spans = [arrays.address_range(leaf) for leaf in leaves]
     for arg, _ in plan.graph.effects:

@@ -42,7 +42,7 @@ def traceable(function: F, eager: Callable[[Fused, Arguments], Any] | None = Non
         operands = (*args, *kwargs.values())
         for operand in operands:
             if isinstance(operand, Tracer):
-                operand._trace.plain = False
+                operand._trace.numpy_only = False
                 with operand._trace.call(function.__name__, operands) as record:
                     result = function(*args, **kwargs)
                     return result if isinstance(result, tuple) else record(result)

@@ -38,13 +38,14 @@ class Parameters:
         """Read the function's signature, and note the default values that it has now."""
         self.signature = inspect.signature(self._function)
         self._defaults = self._defaults_now()
-        self._by_count: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
+        # By the number of arguments that a call gives: the defaults of the others, and their names.
+        self._defaults_after: dict[int, tuple[tuple[Any, ...], frozenset[str]]] = {}
         parameters = list(self.signature.parameters.values())
         for count in reversed(range(len(parameters))):
             if parameters[count].default is inspect.Parameter.empty:
                 break
             rest = parameters[count:]
-            self._by_count[count] = tuple(p.default for p in rest), frozenset(p.name for p in rest)
+            self._defaults_after[count] = tuple(p.default for p in rest), frozenset(p.name for p in rest)
 
     def _defaults_now(self) -> list[Any]:
         """Return the default values that the function has now, with the names of those by name only."""
@@ -69,8 +70,8 @@ class Parameters:
         if self.positional and not kwargs and len(args) == len(self.names):
             return args, _NO_NAMES
         self._read_if_replaced()
-        if self.positional and not kwargs and len(args) in self._by_count:
-            values, names = self._by_count[len(args)]
+        if self.positional and not kwargs and len(args) in self._defaults_after:
+            values, names = self._defaults_after[len(args)]
             return (*args, *values), names
         bound = self.signature.bind(*args, **kwargs)
         defaulted = frozenset(name for name in self.names if name not in bound.arguments)

@@ -135,7 +135,7 @@ class PlannedFunction:
         """Call the plain function within the trace of another fused function."""
         for value in (*args, *kwargs.values()):
             if (traced := tracer_in(value)) is not None:
-                traced._trace.plain = False
+                traced._trace.numpy_only = False
         if out is not None:
             fail(f"the call of {self!r} with out=", "inside another fused function its results are values, not arrays")
         return self.__wrapped__(*args, **kwargs)

@@ -69,6 +69,7 @@ def structure_of(value: Any) -> Structure | None:
 
 
 def _structure_of_dict(value: dict[Any, Any]) -> Structure:
+    """Take a dict apart; its keys are part of the key."""
     key = tuple(map(nested_key, value))
     if None in key:
         unknown = next(k for k in value if nested_key(k) is None)
@@ -79,6 +80,7 @@ def _structure_of_dict(value: dict[Any, Any]) -> Structure:
 
 
 def _structure_of_registered(value: Any, known: Registration) -> Structure:
+    """Take an object of a registered type apart; its constants are part of the key."""
     cls = type(value)
     children, constants = known.flatten(value)
     children = list(children)
@@ -94,6 +96,7 @@ def _structure_of_registered(value: Any, known: Registration) -> Structure:
 
 
 def _structure_of_partial(value: functools.partial[Any]) -> Structure:
+    """Take a `functools.partial` apart into its function and what it binds."""
     if vars(value):
         raise TypeError("a functools.partial with attributes of its own: expected none")
     count, keywords = len(value.args), list(value.keywords)

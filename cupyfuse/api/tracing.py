@@ -45,8 +45,8 @@ def trace_function(
     parameters: Parameters,
     values: Sequence[Any],
     signature: Signature,
-    by_value: Container[str] = (),
-    strict: bool = False,
+    by_value: Container[str],
+    strict: bool,
 ) -> Tracing:
     """Trace a function for the values of its parameters.
 
@@ -92,7 +92,7 @@ def trace_function(
     if not results.leaves and not first.effects:
         raise TraceError(f"cannot fuse {name}: it returns no array computed from its arguments")
     axes = tuple(t._axes for t in results.leaves)
-    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.plain)
+    traced = Traced(name, _graph_of(first, results), axes, tuple(first.calls), first.numpy_only)
     return Tracing(traced, results, first.constants, read)
 
 

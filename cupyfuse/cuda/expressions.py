@@ -145,7 +145,7 @@ class Body:
             self.line(f"const {kind} {name} = {self.value(node.inputs[0])};")
             self.checks.append(f"isfinite({name})")
         elif node.op == "guard":
-            self._guarded(node, name, f"{kind} {name}")
+            self._emit_guard(node, name, f"{kind} {name}")
         elif node.op == "divide" and self.optimistic and self._by_row(node):
             top, bottom = (self.operand(i, node.dtype) for i in node.inputs)
             quotient = f"divide_by({top}, {bottom}, {bottom}_reciprocal)"
@@ -164,7 +164,7 @@ class Body:
         """Emit the computation of a value into a given variable, at a given index."""
         self.index = (row, col)
         if node.op == "guard":
-            self._guarded(node, target, target)
+            self._emit_guard(node, target, target)
         else:
             self.line(f"{target} = {self.expression(node)};")
 
@@ -200,7 +200,7 @@ class Body:
         self.computed.append(node)
         return f"at_{name}"
 
-    def _guarded(self, node: Node, name: str, declared: str) -> None:
+    def _emit_guard(self, node: Node, name: str, declared: str) -> None:
         """Emit the fast form of a guard into `declared`, a variable or its declaration, and then the exact form."""
         fast, exact = node.inputs
         self.line(f"{declared} = {self.value(fast)};")

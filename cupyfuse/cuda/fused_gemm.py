@@ -16,7 +16,7 @@ from .emit import Writer
 from .kernel import Kernel, translation_unit
 from .program import FULL, Parameter, Program, stored_type
 from .tensor_map import BOX
-from .warpgroup import ARCHITECTURE, SHARED_BYTES, multiply_add
+from .warpgroup import ARCHITECTURE, SHARED_BYTES, write_multiply_add
 
 THREADS, MERGE_THREADS = 384, 128
 _CONSUMER_WARPS = 8
@@ -113,7 +113,7 @@ def emit_gemm(program: Program, shape: GemmShape) -> tuple[Kernel, ...]:
     if program.accumulators(0):
         struct += f'\nstatic_assert(sizeof(Program::Totals0) <= {state_size(program.step)}, "what a launch allocates");'
     check = f'static_assert({shape.type}::shared == {shape.shared}, "what a launch asks for");'
-    instruction = multiply_add(shape.tiles.columns, shape.dtype, shape.transposed)
+    instruction = write_multiply_add(shape.tiles.columns, shape.dtype, shape.transposed)
     config = Config("gemm", THREADS, shape.chunk, shape.vec)
     cluster = shape.tiles.cluster
     source = translation_unit(

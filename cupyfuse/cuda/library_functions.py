@@ -129,7 +129,7 @@ def _extreme_at(name: str, xp: Any, array: Any, index: Any, values: Any) -> Any:
         getattr(xp, name).at(changed, index, values.astype(changed.dtype, copy=False))
         return changed.astype(array.dtype, copy=False)
     wide = "float32" if array.dtype.itemsize < 4 else array.dtype
-    changed, values = (_as_ordered(xp, name, x.astype(wide, copy=False)) for x in (array, values))
+    changed, values = (_as_ordered_ints(xp, name, x.astype(wide, copy=False)) for x in (array, values))
     getattr(xp, name).at(changed, index, values)
     return _flip_negative(xp, changed).view(wide).astype(array.dtype, copy=False)
 
@@ -139,7 +139,7 @@ def _atomic_dtype(dtype: Any) -> Any:
     return "int32" if dtype.kind in "biu" and dtype.itemsize < 4 else dtype
 
 
-def _as_ordered(xp: Any, name: str, x: Any) -> Any:
+def _as_ordered_ints(xp: Any, name: str, x: Any) -> Any:
     """Return integers in the order of floats, in which NaN is the maximum, or the minimum, of all."""
     ints = x.view(f"int{8 * x.dtype.itemsize}")
     limits = xp.iinfo(ints.dtype)

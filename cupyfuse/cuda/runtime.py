@@ -129,8 +129,12 @@ class NumpyLikeArrays:
 class GpuRuntime(ABC):
     """The methods of a GPU's runtime that are the same whichever library owns its memory: kernels and products."""
 
-    def __init__(self, device: int):
-        self._device = device
+    def __init__(self, device: int, current_device: Callable[[], int]):
+        self._device, self._current_device = device, current_device
+
+    def is_current(self) -> bool:
+        check_process()
+        return bool(self._current_device() == self._device)
 
     @abstractmethod
     def is_capturing(self) -> bool:
@@ -175,9 +179,8 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
         import cupy
 
         check_process()
-        super().__init__(device)
+        super().__init__(device, cupy.cuda.runtime.getDevice)
         self._cupy = cupy
-        self._current = cupy.cuda.runtime.getDevice
         try:
             name = cupy.cuda.runtime.getDeviceProperties(device)["name"].decode()
             self.device = devices.find(name) if devices.is_known(name) else None
@@ -189,10 +192,6 @@ class CupyRuntime(NumpyLikeArrays, GpuRuntime):
             ) from error
         self.address: Callable[[Any], int] = attrgetter("data.ptr")
         self._captured: list[Any] = []  # memory that captured graphs use
-
-    def is_current(self) -> bool:
-        check_process()
-        return bool(self._current() == self._device)
 
     def made_current(self) -> AbstractContextManager[Any]:
         check_process()

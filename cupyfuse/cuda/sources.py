@@ -38,7 +38,7 @@ def kernels_of(step: Step, storage: dict[Node, str], row_stride_bits: int | None
     return emit_kernels(program, default_config(program, fitting_vec(program, row_stride_bits)))
 
 
-def plan_sources(plan: Plan, inline: bool = False) -> list[str]:
+def plan_sources(plan: Plan, inline: bool) -> list[str]:
     """Return the sources of a plan's kernels in launch order, with a comment for each launch of a library."""
     finish: Callable[[str], str] = inlined if inline else str
     texts: list[str] = []

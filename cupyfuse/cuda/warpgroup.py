@@ -8,7 +8,7 @@ ARCHITECTURE = "90a"
 SHARED_BYTES = 232448  # most shared memory of a block
 
 
-def multiply_add(width: int, dtype: str = "float16", transposed: tuple[bool, bool] = (False, False)) -> str:
+def write_multiply_add(width: int, dtype: str = "float16", transposed: tuple[bool, bool] = (False, False)) -> str:
     """Write the specialisation of `multiply_add` in `kernels_cu/tensor_cores.cuh` for tiles of `width` columns.
 
     Parameters

@@ -206,7 +206,8 @@ def _blocks(step: Step, along: int) -> Iterator[tuple[int, int]]:
     length, other = step.domain[1 - along], max(step.domain[along], 1)
     size = max(1, BLOCK // other)
     if along == 0:
-        size = max(size, 128)
+        size = max(size, 128)  # in a row of memory, a few cache lines at least
+        # Reductions of what is in memory make no temporary arrays, which blocks are there to keep small.
         if all(n.reduction and not n.inputs[0].pointwise for n in step.nodes if n.reduction):
             size = max(length, 1)
     for start in range(0, length, size):

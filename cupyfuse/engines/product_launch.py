@@ -97,7 +97,7 @@ class ProductLaunch:
         return LaunchSpec(self._bind, self._kernels, state_bytes(self._step, self._processors))
 
     def _bind(self, runtime: Runtime, states: int) -> Launch:
-        """Load the kernels; `states` is the slot of the workspace."""
+        """Load the kernels; `states` is the slot of the workspace, where tiles leave the states of reductions."""
 
         def load(vec: int) -> Launch:
             if vec == self._widest:
@@ -126,7 +126,7 @@ class ProductLaunch:
         numbers = [(1 + index, number) for index, number in arguments.numbers]
         form = f"{2 * WORDS}Qq{arguments.format}qqQq{'q' * len(pad)}"
         numbers_slot = self._numbers
-        blocks = shape.tiles.blocks(step.domain, self._processors)
+        blocks = shape.tiles.count_blocks(step.domain, self._processors)
         merging = min(-(-step.domain[0] // _MERGING_WARPS), (1 << 31) - 1)
         grids = [((blocks, 1, 1), (THREADS, 1, 1)), ((merging, 1, 1), (MERGE_THREADS, 1, 1))]
         runs = [

@@ -93,7 +93,7 @@ class RowBlocks:
         after = self._run_after(arrays, collected, [*sums, *before], outs, numbers)
         for k, value in zip(self._blocks.following, after, strict=True):
             results[k] = value
-        return _copied_to_outs(results, outs)
+        return _copy_to_outs(results, outs)
 
     def _allocate_collected(self, outs: Sequence[Any], results: list[Any]) -> list[Any]:
         """Return the arrays whose rows the blocks write; those that are results also become such.
@@ -142,7 +142,7 @@ class RowBlocks:
         return found
 
 
-def _copied_to_outs(results: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+def _copy_to_outs(results: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
     """Copy results to the arrays given for them where they are not there yet; return each result."""
     found = []
     for result, out in zip(results, outs, strict=True):

@@ -112,7 +112,7 @@ class StraightLine:
         self._initial.append(value)
         return len(self._initial) - 1
 
-    def _call(self, name: Any, function: Callable[..., Array], *operands: _Operand) -> int:
+    def _add_call(self, name: Any, function: Callable[..., Array], *operands: _Operand) -> int:
         """Add a call, unless one of the same name and operands is there; return the slot of its result."""
         slot = self._shared.get((name, operands))
         if slot is None:
@@ -148,7 +148,7 @@ class StraightLine:
         else:
             dtype = g.operand_dtype(node)
             operands = [self._operand(i, dtype) for i in node.inputs]
-        return self._call(node.op, POINTWISE[node.op].numpy, *operands)
+        return self._add_call(node.op, POINTWISE[node.op].numpy, *operands)
 
     def _operand(self, node: Node, dtype: str) -> _Operand:
         """Return the slot of an operand of a call in `dtype`, and the dtype to convert it to."""
@@ -181,7 +181,7 @@ class StraightLine:
                 value = value.astype(stored)
             return np.broadcast_to(value.astype(kind, copy=False), node.shape)
 
-        return self._call((node.op, node.dtype, node.shape, rounds), convert, operand)
+        return self._add_call((node.op, node.dtype, node.shape, rounds), convert, operand)
 
     def _reduction(self, node: Node) -> int:
         """Compile a reduction; expsum in calls that it may share with the operators around it."""
@@ -189,12 +189,12 @@ class StraightLine:
         kind = _computed_in(inner.dtype)
         operand = self._operand(inner, node.dtype) if inner.op == "const" else (self._slot(inner), kind)
         if node.op != "expsum" or inner.op == "const":
-            return self._call((node.op, node.axis), lambda x: self._reduce(node, x), operand)
+            return self._add_call((node.op, node.axis), lambda x: self._reduce(node, x), operand)
         axis = node.axis
-        top = self._call(("max", axis), lambda x: x.max(axis=axis, keepdims=True), operand)
-        shifted = self._call("subtract", POINTWISE["subtract"].numpy, operand, (top, kind))
-        exponential = self._call("exp", POINTWISE["exp"].numpy, (shifted, kind))
-        return self._call(("sum", axis, "pairwise"), lambda x: x.sum(axis=axis, keepdims=True), (exponential, kind))
+        top = self._add_call(("max", axis), lambda x: x.max(axis=axis, keepdims=True), operand)
+        shifted = self._add_call("subtract", POINTWISE["subtract"].numpy, operand, (top, kind))
+        exponential = self._add_call("exp", POINTWISE["exp"].numpy, (shifted, kind))
+        return self._add_call(("sum", axis, "pairwise"), lambda x: x.sum(axis=axis, keepdims=True), (exponential, kind))
 
 
 def _computed_in(dtype: str) -> np.dtype[Any]:

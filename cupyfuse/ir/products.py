@@ -27,7 +27,7 @@ def split_shape(shape: Shape, parts: int = 2) -> Shape:
     return rows, parts * 64 * blocks + 2 + (-(-blocks // 2) if parts == 2 else 0)
 
 
-def split_matmul(left: Node, right: Node, parts: int = 2) -> Node:
+def split_matmul(left: Node, right: Node, parts: int) -> Node:
     """Multiply float32 matrices from their splits: left @ right.T."""
     shape = (left.shape[0], right.shape[0])
     return Node("split_matmul", (split(left, parts), split(right, parts), left, right), shape, "float32", parts=parts)

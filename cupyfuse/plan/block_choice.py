@@ -113,8 +113,8 @@ def _cost(planned: tuple[Blocks, Plan | None]) -> tuple[float, float]:
 
 
 def _compared(best: Blocks, other: Blocks) -> str:
-    return f"estimated at {_described(best)}, where blocks of {other.unit} would take {_described(other)}"
+    return f"estimated at {_describe(best)}, where blocks of {other.unit} would take {_describe(other)}"
 
 
-def _described(blocks: Blocks) -> str:
+def _describe(blocks: Blocks) -> str:
     return f"{duration(blocks.estimated_time)} and {quantity(blocks.workspace, 'B')}"

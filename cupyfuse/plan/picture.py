@@ -55,7 +55,7 @@ def notebook_html(plan: Plan) -> str:
     """Return the picture of a plan as HTML, with its report as text to unfold."""
     return (
         f'<div style="overflow-x:auto">{svg(plan)}</div>\n'
-        f"<details><summary>as text</summary><pre>{_escaped(str(plan))}</pre></details>"
+        f"<details><summary>as text</summary><pre>{_escape(str(plan))}</pre></details>"
     )
 
 
@@ -74,7 +74,7 @@ class _Drawing:
 
     def text(self, x: float, y: float, text: str, **attributes: object) -> None:
         given = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
-        self.add(f'<text x="{x:g}" y="{y:g}"{given}>{_escaped(text)}</text>')
+        self.add(f'<text x="{x:g}" y="{y:g}"{given}>{_escape(text)}</text>')
 
     def lines(self, text: str, bold: bool = False) -> None:
         """Write text over the whole width, in as many lines as it takes."""
@@ -90,7 +90,7 @@ class _Drawing:
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" width="{_WIDTH}" '
                 f'height="{height:g}" role="img" font-family="ui-monospace, Menlo, Consolas, monospace" '
                 f'font-size="12" fill="{_INK}">',
-                f"<title>{_escaped(title)}</title>",
+                f"<title>{_escape(title)}</title>",
                 f'<rect width="{_WIDTH}" height="{height:g}" rx="6" fill="#ffffff" stroke="#d0d7de"/>',
                 *self._parts,
                 "</svg>\n",
@@ -98,7 +98,7 @@ class _Drawing:
         )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return html.escape(_NOT_XML.sub("\ufffd", text))
 
 

@@ -7,7 +7,7 @@ from ..ir.graph import Graph, Node
 from .notes import Note
 
 
-def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
+def sink_broadcasts(graph: Graph, notes: list[Note]) -> Graph:
     """Move broadcasts towards the results: f(broadcast(x)) = broadcast(f(x)).
 
     Exact for pointwise functions and transposes, and for max and min along the broadcast axis. To rounding for sums,
@@ -20,7 +20,7 @@ def sink_broadcasts(graph: Graph, notes: list[Note] | None = None) -> Graph:
 
     def rule(node: Node) -> Node:
         result = _before_broadcast(node, compact)
-        if node.op == "matmul" and result is not node and notes is not None:
+        if node.op == "matmul" and result is not node:
             (rows, inner), cols = node.inputs[0].shape, node.shape[1]
             what = f"({rows} x {inner}) @ ({inner} x {cols})"
             notes.append(Note(_NOTE, what, f"{g.flops(node) - 2 * max(i.size for i in node.inputs):.3g} FLOPs"))

@@ -22,16 +22,17 @@ from .notes import Note
 _LEAST_FLOPS = 3
 
 
-def fold_scales(node: Node, dependences: _Dependences | None = None) -> Node:
+def fold_scales(chain: list[Node], inner: Node) -> Node | None:
     """y r / s g = y a, with the per-column factor a = r / s g.
 
     Holds to rounding; guarded by element, also where factors underflow. Operands that depend on a maximum or minimum
     end a chain: (y - min(y)) / (max(y) - min(y)) is exactly one. Saves the loads and the arithmetic of all steps but
-    one; the factor is computed once for bound arrays.
+    one; the factor is computed once for bound arrays. `chain` and `inner` are those of `_scale_chain`; returns None
+    where a fold would gain nothing.
     """
-    chain, inner = scale_chain(node, dependences)
+    node = chain[0]
     if len(chain) < 2 or sum(g.flops(s) for s in chain) < _LEAST_FLOPS * node.size:
-        return node
+        return None
     factor: Node | None = None
     value = inner
     for step in reversed(chain):
@@ -45,12 +46,8 @@ def fold_scales(node: Node, dependences: _Dependences | None = None) -> Node:
     return g.guard(g.cast(g.pointwise("multiply", inner, factor), node.dtype), node)
 
 
-def scale_chain(node: Node, dependences: _Dependences | None = None) -> tuple[list[Node], Node]:
-    """Return the chain of scales that ends in a node, outermost first, and the value that it is applied to.
-
-    `dependences` are those of the values beneath the node, if they are known already.
-    """
-    dependences = _find_dependences([node]) if dependences is None else dependences
+def _scale_chain(node: Node, dependences: _Dependences) -> tuple[list[Node], Node]:
+    """Return the chain of scales that ends in a node, outermost first, and the value that it is applied to."""
     chain: list[Node] = []
     while (inner := _scaled_operand(node, dependences)) is not None:
         chain.append(node)
@@ -111,10 +108,10 @@ def fold_scale_chains(graph: Graph, notes: list[Note]) -> Graph:
         done[node] = g.with_inputs(node, [done[i] for i in node.inputs])
         if node not in outermost:
             continue
-        folded = fold_scales(node, dependences)
-        if folded is node:
+        chain, inner = _scale_chain(node, dependences)
+        folded = fold_scales(chain, inner)
+        if folded is None:
             continue
-        chain, _ = scale_chain(node, dependences)
         saved = sum(map(g.flops, chain)) - node.size
         what = " -> ".join(n.op for n in reversed(chain))
         notes.append(Note("per-column scales are one", what, f"{saved:.3g} FLOPs"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -84,21 +84,25 @@ def check_specials(target: Target, form: Format) -> int:
         given = sorted({case.operands for each in cases.values() for case in each})
         index = {operands: i for i, operands in enumerate(given)}
         columns = [form.rounded([value(s, form) for s in column]) for column in zip(*given, strict=True)]
-        for variant in target.variants:
-            results = target.run_flat(group.fused, columns, form, variant, ", ".join(group.names))
-            if results is None:
-                continue
-            for name, result in zip(group.names, results, strict=True):
-                ulps = POINTWISE[parse_name(name)[0]].ulps
-                for case in cases[name]:
-                    got = float(result[index[case.operands]])
-                    flushing = target.flushing(form)
-                    expected = specials.expected_when_flushed(case, cases[name]) if flushing else case.expected
-                    if not allows(expected, got, form, ulps, flushing):
-                        call = f"{name} of {', '.join(case.operands)} ({variant})"
-                        target.failures.append(Failure(name, form.name, call, repr(got), expected))
-                compared += len(cases[name])
+        for variant, name, result in _results(target, group, columns, form):
+            ulps = POINTWISE[parse_name(name)[0]].ulps
+            for case in cases[name]:
+                got = float(result[index[case.operands]])
+                flushing = target.flushing(form)
+                expected = specials.expected_when_flushed(case, cases[name]) if flushing else case.expected
+                if not allows(expected, got, form, ulps, flushing):
+                    call = f"{name} of {', '.join(case.operands)} ({variant})"
+                    target.failures.append(Failure(name, form.name, call, repr(got), expected))
+            compared += len(cases[name])
     return compared
+
+
+def _results(target: Target, group: Group, columns: Sequence[Array], form: Format) -> Iterator[tuple[str, str, Array]]:
+    """Run the operators of a group in every variant; yield the variant, the operator's name and its result."""
+    for variant in target.variants:
+        results = target.run_flat(group.fused, columns, form, variant, ", ".join(group.names))
+        for name, result in zip(group.names, results, strict=True) if results is not None else ():
+            yield variant, name, result
 
 
 # Accuracy -----------------------------------------------------------------------------------------------------------
@@ -114,19 +118,15 @@ def accuracy(target: Target, form: Format) -> dict[str, Measurement]:
         else:
             inputs = samples.pairs(form, flushing) if group.operands == 2 else samples.triples(form, flushing)
         columns = [form.rounded(x) for x in inputs]
-        for variant in target.variants:
-            results = target.run_flat(group.fused, columns, form, variant, ", ".join(group.names))
-            if results is None:
+        for variant, name, result in _results(target, group, columns, form):
+            if not _is_measured(name, group):
                 continue
-            for name, result in zip(group.names, results, strict=True):
-                if not _is_measured(name, group):
-                    continue
-                exact, allowance = _exact(name, form, inputs)
-                one = measure(result, exact, allowance, form, flushing)
-                found.setdefault(name, Measurement()).merge(one)
-                at = one.first_failure
-                if at is not None:
-                    target.failures.append(_failure(name, form, variant, inputs, result, exact, allowance, at))
+            exact, allowance = _exact(name, form, inputs)
+            one = measure(result, exact, allowance, form, flushing)
+            found.setdefault(name, Measurement()).merge(one)
+            at = one.first_failure
+            if at is not None:
+                target.failures.append(_failure(name, form, variant, inputs, result, exact, allowance, at))
     return found
 
 

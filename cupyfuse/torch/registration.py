@@ -35,6 +35,7 @@ class _Finder(MetaPathFinder):
     """An import hook that finds the registry as the path finder does, and registers the backend once it has loaded."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Find the registry, and have it register the backend once it has run; other modules are left to others."""
         if fullname != _REGISTRY:
             return None
         sys.meta_path.remove(self)

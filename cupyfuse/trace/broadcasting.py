@@ -100,7 +100,7 @@ def _consistent(labels: dict[int, int], assigned: list[int | None]) -> bool:
 
 
 def _label_unit_axes(assigned: list[int | None], operands: list[Tracer]) -> AxisLabels:
-    """Complete labels for axes of length one by those that operands of full rank have."""
+    """Give axes of length one, which no operand has assigned, the labels that operands of full rank have for them."""
     for tracer in operands:
         if tracer.ndim == len(assigned):
             for p, a in enumerate(tracer._axes.labels):

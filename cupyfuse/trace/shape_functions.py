@@ -22,6 +22,7 @@ from .user_code import user_line
 
 
 def _moveaxis(a: Tracer, source: Any, destination: Any) -> Tracer:
+    """Move axes as `numpy.moveaxis`."""
     given = [tuple(s) if isinstance(s, (tuple, list)) else s for s in (source, destination)]
     start, end = (normalize_axes(s, a.ndim, "moveaxis") for s in given)
     if len(start) != len(end):

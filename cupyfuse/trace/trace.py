@@ -89,7 +89,7 @@ class Trace:
         self._constant_nodes: dict[Any, g.Node] = {}
         self._recorded: list[g.Node] | None = [] if captures else None  # all nodes, to compare a second trace
         self._repeats = repeats
-        self.plain = True  # whether only NumPy's functions and operators were called, none of this package
+        self.numpy_only = True  # whether only NumPy's functions and operators were called, none of this package
         self._quiet = False  # whether operations are not recorded, as within another one
 
     @contextmanager

@@ -23,7 +23,7 @@ class TraceProtocol(Protocol):
     effects: dict[int, g.Node]
     folded: dict[tuple[object, ...], g.Node]
     strict: bool
-    plain: bool
+    numpy_only: bool
     traces_created: bool
     has_created: bool
 
@@ -337,6 +337,7 @@ class Tracer(Arithmetic):
         self._is_array = other._is_array
         return self
 
+    # Over no elements sums and products have a value, extremes have none.
     def any(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Tracer:
         return self._reduce_truth("sum" if 0 in self.shape else "max", axis, out, keepdims)
 

@@ -94,6 +94,7 @@ class Bounded(np.lib.mixins.NDArrayOperatorsMixin):
         return len(self.v)
 
     def arranged(self, change: Callable[[Any], Any]) -> Bounded:
+        """Apply a change of shape or order to values, errors and magnitudes alike; views stay views, but of scalars."""
         parts = (p.copy() if self.is_scalar else p for p in (self.v, self.e, self.m))
         new = Bounded(*map(change, parts), self.name)
         new.is_scalar = self.is_scalar and not new.ndim

@@ -108,6 +108,7 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _reduction(name: str) -> Callable[..., Bounded]:
+    """Make the reduction of that name of bounded arrays; sums of integers are exact."""
     ufunc = getattr(np, name, None)
 
     def call(x: Any, axis: Any = None, keepdims: bool = False, **options: Any) -> Bounded:
@@ -130,6 +131,7 @@ def _reduction(name: str) -> Callable[..., Bounded]:
 
 
 def _with_ddof(x: Bounded, positions: tuple[int, ...], name: str, ddof: int) -> Value:
+    """Bound a variance or deviation that divides by n - ddof."""
     n = int(np.prod([x.shape[p] for p in positions]))
     with np.errstate(all="ignore"):
         factor = np.divide(float(n), float(max(n - ddof, 0)))

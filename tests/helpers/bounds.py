@@ -246,6 +246,7 @@ def extreme(x: Value, axis: Any, name: str) -> Value:
 
 
 def product(x: Value, axis: Any) -> Value:
+    """Bound products along axes: relative errors add up, unless a partial product can overflow or underflow."""
     with np.errstate(all="ignore"):
         v = x.v.prod(axis=axis, keepdims=True)
         ratio = np.where(x.e == 0, 0, x.e / np.abs(x.v)).sum(axis=axis, keepdims=True)
@@ -261,6 +262,7 @@ def product(x: Value, axis: Any) -> Value:
 
 
 def variance(x: Value, axis: Any) -> Value:
+    """Bound variances along axes, by the errors of the elements and of their mean."""
     n, u = _count(x, axis), unit(compute(x.dtype))
     with np.errstate(all="ignore"):
         centre = mean(x, axis)
@@ -274,6 +276,7 @@ def variance(x: Value, axis: Any) -> Value:
 
 
 def logsumexp(x: Value, axis: Any) -> Value:
+    """Bound logsumexp along an axis."""
     u = unit(compute(x.dtype))
     with np.errstate(all="ignore"):
         top = x.v.max(axis=axis, keepdims=True)
@@ -287,6 +290,7 @@ def logsumexp(x: Value, axis: Any) -> Value:
 
 
 def softmax(x: Value, axis: Any) -> Value:
+    """Bound softmax along an axis; exponentials have the error of their rounded arguments."""
     u, n = unit(compute(x.dtype)), _count(x, axis)
     with np.errstate(all="ignore"):
         top = x.v.max(axis=axis, keepdims=True)

@@ -62,6 +62,7 @@ class Builder:
         return [(r, c), (r, c), (r, k), (c, k), (k, c), (c,), (r, 1), (1, c), (r,), (1,), ()]
 
     def argument(self, shape: tuple[int, ...]) -> None:
+        """Draw an argument of a shape."""
         scale = self.draw(st.sampled_from((1.0, 1.0, 0.1, 8.0)))
         array = self.rng.standard_normal(shape) * scale
         dtype = self.draw(st.sampled_from(self.dtypes))
@@ -169,6 +170,7 @@ class Builder:
         return self.keep(value, f"v{i} {COMPARISONS[name]} v{j}")
 
     def choice(self) -> bool:
+        """Choose by a mask."""
         if not self.masks():
             return self.comparison()
         c = self.draw(st.sampled_from(self.masks()))
@@ -189,6 +191,7 @@ class Builder:
         return self.keep(bounds.pointwise(name, self.values[i], self.values[j], dtype="bool"), text.format(i, j))
 
     def reduction(self) -> bool:
+        """Reduce along one axis or over all."""
         i = self.pick(self.floats())
         x = self.values[i]
         axis = self.draw(st.sampled_from((None, *range(-x.ndim, x.ndim), *((x.ndim - 1,) * 2 if x.ndim else ()))))
@@ -206,6 +209,7 @@ class Builder:
         return self.keep(value, f"{call}axis={axis}, keepdims={keepdims})")
 
     def normalisation(self) -> bool:
+        """Apply softmax or log_softmax along an axis."""
         wide = [i for i in self.floats() if self.values[i].ndim]
         if not wide:
             return False
@@ -218,6 +222,7 @@ class Builder:
         return self.keep(value, f"cf.{name}(v{i}, axis={axis})")
 
     def product(self) -> bool:
+        """Multiply two matrices that fit, one of them perhaps transposed."""
         # The operands of a product lie in memory, in their own dtype: 16-bit ones are rounded for all who read them.
         matrices = [i for i in self.floats() if self.values[i].ndim == 2]
         matrices = [i for i in matrices if i in self.in_memory or self.values[i].dtype in ("float32", "float64")]
@@ -276,6 +281,7 @@ class Builder:
         return self.keep(value, f"cf.avg_pool1d(v{i}, {width})")
 
     def arrangement(self) -> bool:
+        """Take a view: transposed, reshaped, squeezed, or with a new axis."""
         i = self.pick(range(len(self.values)))
         x = self.values[i]
         options: list[tuple[str, Callable[[Any], Any]]] = [

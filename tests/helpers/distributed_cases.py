@@ -167,6 +167,7 @@ for number, (form, (plain, ours)) in enumerate(FORMS.items()):
 
 
 def _options() -> dict[str, Case]:
+    """List the cases of wrappers with options of their own, of wrappers within a model, and of checkpoints."""
     tf, mlp, block = small.Transformer, small.MLP, lambda: nn.Sequential(models.Block(small.WIDTH), nn.Softmax(-1))
     shard_narrow: Wrap = lambda m: fully_shard(m, mp_policy=narrow)  # noqa: E731
     kept: Wrap = lambda m: fully_shard(m, reshard_after_forward=False)  # noqa: E731
@@ -272,6 +273,7 @@ def counterpart(module: Any) -> Any:
 
 
 def check(case: Case, rank: int) -> None:
+    """Train a case's model plain and fused, and compare losses, states, and parameters among processes."""
     global chains
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -295,6 +297,7 @@ def check(case: Case, rank: int) -> None:
 
 
 def main(folder: Path) -> None:
+    """Run the cases as one process of several, and write each error, empty where there is none."""
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     be_quick()

@@ -127,6 +127,7 @@ class Case:
         return "-".join(parts + (["offset"] if self.offset else []))
 
     def arguments(self) -> Arrays:
+        """Draw the case's arguments, special values among them if it has any."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
         rows, cols = self.shape
         y = normal(rng, self.shape, self.dtype) + dtype_of(self.dtype).type(self.offset)
@@ -139,6 +140,7 @@ class Case:
         return [y, *(normal(rng, shape, self.dtype) for shape in shapes.get(self.program, []))]
 
     def _linear(self, rng: np.random.Generator) -> Arrays:
+        """Draw x, weight and columns for a product that is folded or collapsed."""
         rows, cols = self.shape
         x, w = normal(rng, (rows, 13), self.dtype), normal(rng, (cols, 13), self.dtype)
         if self.special:
@@ -163,6 +165,7 @@ class Case:
         return result if isinstance(result, tuple) else (result,)
 
     def check(self, results: tuple[Any, ...]) -> None:
+        """Compare a kernel's results with float64: the same NaN and infinities, and errors within the bound."""
         __tracebackhide__ = True
         for number, (got, want) in enumerate(zip(results, self.expected(), strict=True)):
             got, want = np.asarray(got), np.asarray(want)

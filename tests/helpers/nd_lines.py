@@ -40,6 +40,7 @@ class _Lines:
         self.d = draft
 
     def of(self, templates: Any, kinds: str = "f", least: int = 0) -> Any:
+        """Draw one of the templates, of a value of these kinds with at least so many dimensions."""
         i = self.d.pick(kinds, least)
         return None if i is None else self.d.emit(self.d.one(templates).format(self.d.names[i]))
 
@@ -48,6 +49,7 @@ class _Lines:
         return self.of(_UNARY)
 
     def integers(self) -> Any:
+        """Compute with integers, or convert to them."""
         d = self.d
         if d.floats_only:
             return None
@@ -116,6 +118,7 @@ class _Lines:
 
     # Reductions
     def reduction(self) -> Any:
+        """Reduce over any axes: sums and extremes, truth, places of extremes, norms."""
         d = self.d
         i = d.pick("f" if d.floats_only or d.chance(0.7) else "fib")
         if i is None:
@@ -144,6 +147,7 @@ class _Lines:
 
     # Shapes
     def movement(self) -> Any:
+        """Permute, add or drop axes."""
         d = self.d
         i = d.pick("fib")
         if i is None:
@@ -159,6 +163,7 @@ class _Lines:
         return d.emit(d.one(choices))
 
     def reshape(self) -> Any:
+        """Merge, split or flatten axes, or broadcast to one more."""
         d = self.d
         i = d.pick("fib")
         if i is None:
@@ -208,6 +213,7 @@ class _Lines:
 
     # Products
     def product(self) -> Any:
+        """Multiply a value, by itself or by a new argument: matrices, vectors, batches, `einsum`, `tensordot`."""
         d = self.d
         i = d.pick("f", 1)
         if i is None:
@@ -249,6 +255,7 @@ class _Lines:
 
     # Library steps
     def joined(self) -> Any:
+        """Join, pad, shift, split, flip or repeat: what runs as a library step, or as copies of parts."""
         d = self.d
         i = d.pick("f" if d.floats_only else "fib", 1)
         if i is None:
@@ -271,6 +278,7 @@ class _Lines:
         return d.emit(d.one(texts))
 
     def library(self) -> Any:
+        """Sort, sum cumulatively, take differences or medians."""
         d = self.d
         i = d.pick("f" if d.floats_only else "fi", 1)
         if i is None or not d.values[i].size or d.values[i].dtype.name == "bfloat16":
@@ -294,6 +302,7 @@ class _Lines:
         return int(d.one(found[-6:])) if found else None
 
     def assignment(self) -> Any:
+        """Assign a number or a value to a part of an array, or change the part in place."""
         d = self.d
         i = self.target("f" if d.floats_only else "fi", 1)
         if i is None:
@@ -315,9 +324,11 @@ class _Lines:
         return d.change(f"{x}[{index}] {d.one(['=', '=', '+=', '*=']) if np.ndim(part) else '='} {y}")
 
     def within(self, value: Any, part: Any) -> bool:
+        """Whether a value broadcasts to the shape of a part."""
         return np.broadcast_shapes(np.shape(value), np.shape(part)) == np.shape(part)
 
     def in_place(self) -> Any:
+        """Change a whole array in place, by a number or a value that broadcasts to it."""
         d = self.d
         i = self.target("f" if d.floats_only else "fi")
         if i is None:
@@ -330,6 +341,7 @@ class _Lines:
         return bool(fitting) and d.change(f"{x} {d.one(['+=', '*=', '-='])} {d.one(fitting[-8:])}")
 
     def masked(self) -> Any:
+        """Change the elements that a mask selects in place, or reduce them."""
         d = self.d
         i = self.target("f", 1)
         if i is None:

@@ -71,6 +71,7 @@ class Argument:
     below: int = 0
 
     def draw(self, rng: np.random.Generator) -> Array:
+        """Draw the array."""
         if self.dtype == "bool":
             return np.asarray(rng.random(self.shape) < 0.5)
         if self.below:

@@ -45,6 +45,7 @@ def _renamed(text: str, old: str, new: str) -> str:
 
 
 def _smaller(program: Program, way: Way) -> Iterator[tuple[Program, Way]]:
+    """Yield programs with less: a plainer way to run, a result, a line or an argument left out."""
     p = program
     if way.bound or way.max_workspace or set(way.layouts) - {"contiguous"}:
         yield p, replace(way, bound=(), layouts=(), max_workspace=0)

@@ -23,6 +23,7 @@ def user(function: Callable[..., Any]) -> Callable[..., Any]:
 # Arguments by name: x features, w and b a layer, v a vector, y a second batch, p probabilities, t targets, z logits, r
 # positive numbers, k labels, ids rows, m a mask.
 def arguments(function: Callable[..., Any], dtype: np.dtype[Any]) -> list[Any]:
+    """Draw a function's arguments by the names of its parameters."""
     rng = np.random.default_rng(len(function.__name__))
     probabilities = rng.random((ROWS, CLASSES)) + 0.1
     made = {

@@ -16,11 +16,11 @@ def _expsum(x: Array, axis: int) -> Array:
     return np.exp(x - x.max(axis=axis, keepdims=True)).sum(axis=axis, keepdims=True)
 
 
-def _distances(x: Array, axis: int) -> Array:
+def _sum_of_distances(x: Array, axis: int) -> Array:
     return (x - x.max(axis=axis, keepdims=True)).sum(axis=axis, keepdims=True)
 
 
-def _expdistances(x: Array, axis: int) -> Array:
+def _sum_of_expdistances(x: Array, axis: int) -> Array:
     distance = x - x.max(axis=axis, keepdims=True)
     return (distance * np.exp(distance)).sum(axis=axis, keepdims=True)
 
@@ -47,10 +47,11 @@ def _scale_of_expsum(x: Array, axis: int) -> Array:
 
 
 def _scale_of_distances(x: Array, axis: int) -> Array:
-    return np.abs(_distances(x, axis))
+    return np.abs(_sum_of_distances(x, axis))
 
 
 def _scale_of_expdistances(x: Array, axis: int) -> Array:
+    # The error of an exponential, as in a sum of these, and one rounding of the distance that it is multiplied by.
     distance = x.max(axis=axis, keepdims=True) - x
     finite = np.where(distance < np.inf, distance, 0)
     return (np.exp(-distance) * finite * (2 + finite)).sum(axis=axis, keepdims=True)
@@ -123,7 +124,7 @@ ROWS = (
     # Two that extend an expsum of the same elements, whose distances and exponentials they add up.
     Reduction(
         "distances",
-        _distances,
+        _sum_of_distances,
         "Distances",
         "distances()",
         lambda o, top, x: 1.0,
@@ -135,7 +136,7 @@ ROWS = (
     ),
     Reduction(
         "expdistances",
-        _expdistances,
+        _sum_of_expdistances,
         "ExpDistances",
         "exp_distances()",
         lambda o, top, x: o.exp(x - top) * (1.0 + (x - top)),

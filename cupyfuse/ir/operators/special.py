@@ -135,7 +135,8 @@ def _erfc_far(x: _Floats, tables: _Tables) -> _Floats:
     t /= scratch
     y = _horner(tables.scaled, t, np.empty_like(x))
     y /= np.add(x, 0.5, out=scratch)
-    # x^2 = square + low to about twice the working precision; `low` is so small that exp(-low) = 1 - low.
+    # x^2 = high^2 + (x - high) (x + high) = square + low, to about twice the working precision; `low` is so small that
+    # exp(-low) = 1 - low.
     square = np.multiply(x, x, out=scratch)
     high = np.bitwise_and(x.view(tables.bits), tables.high).view(x.dtype)
     low = np.subtract(x, high, out=t)

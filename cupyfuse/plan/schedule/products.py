@@ -151,8 +151,10 @@ def split_time(node: Node, device: Device, left_prepacked: bool = False, right_p
     """Estimate the seconds of a hi/lo split product, with the splits of operands that are not prepacked."""
     (rows, depth), cols = node.inputs[0].shape, node.shape[1]
     columns = tile_columns(rows, cols, tile_width(rows, cols, device.processors), device.processors)
+    # As if all multiprocessors had as much to do as the busiest one: three products of parts, K in stages of 64.
     flops = 3 * 2 * TILE_ROWS * columns * (-(-depth // 64) * 64) * device.processors
     compute = max(flops / device.split, _float32_bytes(node) / device.bandwidth)
+    # A split reads an element of four bytes and writes two of two bytes.
     split = 8 * depth * (rows * (not left_prepacked) + cols * (not right_prepacked)) / (_PASS_SHARE * device.bandwidth)
     return compute + split + _OVERHEAD
 

@@ -28,13 +28,13 @@ _ROUNDS = 8
 _VECTORS = 1 / 8
 
 
-def best_partition(graph: Graph, cost_as_written: Cost | None = None) -> tuple[Scheduler, list[Step]]:
+def best_partition(graph: Graph, cost_as_written: Cost | None) -> tuple[Scheduler, list[Step]]:
     """Partition a graph within the bounds of `cost` with the fewest values stored; else with the fewest bytes moved.
 
     Parameters
     ----------
     graph : Graph
-    cost_as_written : Cost, optional
+    cost_as_written : Cost or None
         Of the function as written, which may compute a value twice that the graph holds once.
 
     Returns

@@ -60,13 +60,13 @@ class Tiles:
     cluster: int
     alternating: bool = False
 
-    def count(self, shape: Shape) -> int:
+    def count_tiles(self, shape: Shape) -> int:
         """Count the tiles of a product, rounded up to whole clusters."""
         return -(-shape[0] // (TILE_ROWS * self.cluster)) * -(-shape[1] // self.columns) * self.cluster
 
-    def blocks(self, shape: Shape, processors: int) -> int:
+    def count_blocks(self, shape: Shape, processors: int) -> int:
         """Count the blocks of a launch: whole clusters, at most one block for each multiprocessor."""
-        return min(self.count(shape), processors // self.cluster * self.cluster)
+        return min(self.count_tiles(shape), processors // self.cluster * self.cluster)
 
     def seconds(self, shape: Shape, depth: int, finish: float, processors: int) -> float:
         """Estimate the time of a product on an H200 with so many multiprocessors.
@@ -81,7 +81,7 @@ class Tiles:
             Seconds that the results of a tile of 256 columns take (`finish_time`).
         processors : int
         """
-        turns = -(-self.count(shape) // self.blocks(shape, processors))
+        turns = -(-self.count_tiles(shape) // self.count_blocks(shape, processors))
         stages = -(-depth // _DEPTH) * (_ALONE if self.cluster == 1 else 1.0) * _STAGE[self.columns]
         if self.alternating:
             # A warpgroup has as many elements of a tile as of a shared one of twice the columns.

@@ -31,7 +31,7 @@ def assign_offsets(
     steps: Sequence[Step],
     storage: dict[Node, str],
     live_out: Iterable[Node],
-    elsewhere: Container[Node] = (),
+    elsewhere: Container[Node],
     alignment: int = 1,
 ) -> tuple[dict[Node, int], int]:
     """Place the values that steps write in one workspace; values with disjoint lifetimes may share memory.

@@ -83,7 +83,7 @@ def _compile(tensors: Tensors, sizes: Sequence[int], chain: str, saved: str, opt
 
 
 def _parse_saved(traced: TracedChain, saved: str) -> SavedValues:
-    """Read a text of `describe_saved`."""
+    """Find the nodes that a text of `describe_saved` names: gradients of inputs, or values of the forward pass."""
     found = json.loads(saved)
     wanted = {number for index, number, *_ in found if index < 0}
     if wanted:

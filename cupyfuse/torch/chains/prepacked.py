@@ -211,6 +211,7 @@ class CheckedCache(Uncached):
         self._token += 1
 
     def refresh(self) -> None:
+        """Compute again in the next call, on every stream and in every captured graph."""
         for buffers in list(self._all):
             buffers.expire()
 

@@ -117,16 +117,12 @@ class TorchRuntime(TensorMemory, GpuRuntime):
                 f"tensors on a GPU need CuPy, which compiles the kernels: pip install 'cupyfuse[cu{line}]'"
             ) from error
         TensorMemory.__init__(self, torch.device("cuda", index))
-        GpuRuntime.__init__(self, index)
+        GpuRuntime.__init__(self, index, torch._C._cuda_getDevice)
         self.device = _device(index)
         self.processors = int(torch.cuda.get_device_properties(index).multi_processor_count)
-        self._current, self._raw_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+        self._raw_stream = torch._C._cuda_getCurrentRawStream
         # What PyTorch's own compiled code calls costs a third of `torch.empty`.
         self._empty = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None) or self._empty_strided
-
-    def is_current(self) -> bool:
-        check_process()
-        return bool(self._current() == self._device)
 
     def made_current(self) -> AbstractContextManager[Any]:
         check_process()

@@ -90,6 +90,7 @@ class ImportedGraph:
             self.captured.arguments.append(number)
 
     def _import_operation(self, node: Node, example: Any) -> None:
+        """Import a call: its operands, its results as new values, what it reads, writes and depends on."""
         args, kwargs = self._with_refs((node.args, node.kwargs))
 
         def stand_in(value: Any) -> Any:

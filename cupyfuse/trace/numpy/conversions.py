@@ -71,7 +71,7 @@ def _holds_tracers(value: Any) -> bool:
     return type(value) in (list, tuple) and any(isinstance(v, Tracer) or _holds_tracers(v) for v in value)
 
 
-def _convert(x: Any, dtype: Any = None, copy: Any = None) -> Tracer:
+def _convert(x: Any, dtype: Any, copy: Any = None) -> Tracer:
     """Return a traced array, or a list of them, as an array of a dtype; `copy` as for `numpy.asarray`."""
     if copy is False and not (isinstance(x, Tracer) and not x._is_scalar and dtype in (None, x.dtype)):
         raise ValueError(f"Unable to avoid copy while creating an array as requested\n  at {user_line()}")

@@ -47,6 +47,7 @@ def _as_array(x: Tracer) -> Tracer:
 
 
 def _nan_to_num(x: Tracer, copy: bool = True, nan: float = 0.0, posinf: Any = None, neginf: Any = None) -> Tracer:
+    """Replace NaN and infinities as `numpy.nan_to_num`; with `copy=False`, in the array itself."""
     dtype = x._node.dtype
     if not dtypes.is_float(dtype):
         return x._as_result() if copy else x
@@ -96,6 +97,7 @@ def _fix(x: Tracer, out: Any = None) -> Any:
 
 
 def _isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Tracer:
+    """Compare as `numpy.isclose`, with a tolerance relative to the second array."""
     trace = trace_of((a, b))
     x, y = as_tracer(a, trace), as_tracer(b, trace)
     if any(dtypes.is_complex(v._node.dtype) for v in (x, y)):
@@ -139,6 +141,7 @@ def _with_rank(rank: int, x: Tracer) -> Tracer:
 
 
 def _meshgrid(*vectors: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    """Make a grid as `numpy.meshgrid`: of views that broadcast, copied if asked."""
     trace = trace_of(vectors)
     found = [as_tracer(v, trace) for v in vectors]
     found = [x.flatten() if copy else x.reshape(-1) for x in found]

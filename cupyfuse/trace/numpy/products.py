@@ -134,6 +134,7 @@ _Term = tuple[str, Tracer]  # an operand, with a letter for each axis
 
 
 def _einsum(*operands: Any, out: Any = None, optimize: Any = False, **options: Any) -> Any:
+    """Contract as `numpy.einsum`: natively where `_parse` can, else by a library step."""
     refuse_options("np.einsum", out=out)
     if options:
         return call_library("einsum", operands, options)

@@ -104,7 +104,7 @@ def is_distribution(value: Any) -> bool:
     if not type(value).__module__.startswith("scipy.stats."):
         return False
     named = getattr(sys.modules.get("scipy.stats"), _name_of(value), None)
-    return named is value and isinstance(value, tuple(cls for cls, _, _ in _in_stats(sys.modules["scipy.stats"])))
+    return named is value and isinstance(value, tuple(cls for cls, _, _ in _find_in_stats(sys.modules["scipy.stats"])))
 
 
 def replacements() -> Iterator[tuple[Any, str, Any]]:
@@ -112,10 +112,10 @@ def replacements() -> Iterator[tuple[Any, str, Any]]:
     for module in FUNCTIONS:
         imported = sys.modules.get(module)
         if imported is not None:
-            yield from _in_module(imported)
+            yield from _find_in_module(imported)
     stats = sys.modules.get("scipy.stats")
     if stats is not None:
-        yield from _in_stats(stats)
+        yield from _find_in_stats(stats)
 
 
 def replacement_of(function: Any) -> Any:
@@ -124,20 +124,24 @@ def replacement_of(function: Any) -> Any:
         return None
     for module in FUNCTIONS:
         if module in sys.modules:
-            found = next((new for _, _, new in _in_module(sys.modules[module]) if new.__wrapped__ is function), None)
+            found = next(
+                (new for _, _, new in _find_in_module(sys.modules[module]) if new.__wrapped__ is function), None
+            )
             if found is not None:
                 return found
     return None
 
 
 @cache
-def _in_module(module: Any) -> list[tuple[Any, str, Any]]:
+def _find_in_module(module: Any) -> list[tuple[Any, str, Any]]:
+    """List the functions of one of SciPy's modules that run as library steps: (module, name, replacement)."""
     names = [n for n in FUNCTIONS[module.__name__].split() if hasattr(module, n)]
     return [(module, n, _as_library_step(f"{module.__name__}.{n}", getattr(module, n))) for n in names]
 
 
 @cache
-def _in_stats(stats: Any) -> list[tuple[Any, str, Any]]:
+def _find_in_stats(stats: Any) -> list[tuple[Any, str, Any]]:
+    """List the methods of scipy.stats' distributions that run as library steps: (class, name, replacement)."""
     found: list[tuple[Any, str, Any]] = []
     for path, names in _METHODS.items():
         module, _, name = path.rpartition(".")
