@@ -268,12 +268,51 @@ def test_what_does_not_fit_is_named(options: dict[str, Any], error: type[Excepti
         ct.linear_cross_entropy(**{"input": x, "weight": w, "target": target, **options})
 
 
-def test_pytorchs_errors() -> None:
+def test_targets_of_other_shapes_are_refused() -> None:
+    """Also of as many elements, such as labels of sequences x batch beside features of batch x sequences."""
+    x, w, _, target = operands(rows=24)
+    cube, probabilities = x.view(4, 6, FEATURES), torch.softmax(draw(24, CLASSES), 1)
+    wrong = [(x, t) for t in (target[:3], target[:, None], target.view(4, 6), probabilities.view(4, 6, CLASSES))]
+    wrong += [(cube, t) for t in (target, target.view(6, 4), probabilities, probabilities.view(6, 4, CLASSES))]
+    wrong += [(x, probabilities[:, 1:]), (x[0], target[:1]), (cube, target.view(4, 6, 1).double())]
+    for features, other in wrong:
+        with pytest.raises(RuntimeError, match=r"target: expected (labels|probabilities) of shape .*, got torch"):
+            ct.linear_cross_entropy(features, w, other)
+
+
+def test_operands_that_do_not_fit() -> None:
     x, w, _, target = operands()
-    with pytest.raises((RuntimeError, ValueError)):
-        ct.linear_cross_entropy(x, w, target[:3])
     with pytest.raises(RuntimeError):
         ct.linear_cross_entropy(x, w[:, :3], target)
+    for features, weight in ((x[0, 0], w), (x, w[0]), (x, w[None])):
+        with pytest.raises(RuntimeError, match=r"input, weight: expected shapes \(\.\.\., in_features\) and"):
+            ct.linear_cross_entropy(features, weight, target)
+
+
+def test_class_weights_have_no_gradient_beside_labels() -> None:
+    """PyTorch raises an error too; beside probabilities there is one."""
+    x, w, b, target = operands()
+    weight = draw(CLASSES, seed=4).abs().requires_grad_()
+    with pytest.raises(RuntimeError, match="class_weight: has no gradient beside labels"):
+        ct.linear_cross_entropy(x, w, target, b, class_weight=weight, label_smoothing=0.1)
+    with torch.no_grad():
+        ct.linear_cross_entropy(x, w, target, b, class_weight=weight)
+    probabilities = torch.softmax(draw(ROWS, CLASSES, seed=5), 1)
+    found, expected = (
+        torch.autograd.grad(loss(x, w, probabilities, b, class_weight=weight), weight)
+        for loss in (ct.linear_cross_entropy, reference)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_no_features(reduction: str) -> None:
+    """All logits are the bias, or 0."""
+    x, w, b, target = operands()
+    x, w = x[:, :0], w[:, :0]
+    for bias in (b, None):
+        found = ct.linear_cross_entropy(x, w, target, bias, reduction=reduction)
+        torch.testing.assert_close(found, reference(x, w, target, bias, reduction=reduction))
 
 
 # Chains of other losses ----------------------------------------------------------------------------------------------
