@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import torch
 from cross_entropies import OPTIONS, REDUCTIONS, draw, reference
+from support import HOST
 from torch_support import OnHost
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.chains import backward, compiled
+from cupyfuse import devices
+from cupyfuse.plan import block_choice
+from cupyfuse.plan.schedule import products
+from cupyfuse.settings import Settings
+from cupyfuse.torch.chains import backward, compiled, saving
 from cupyfuse.torch.chains.executor import Executor
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import Runner
@@ -377,3 +382,45 @@ def test_kernels_on_the_cpu(dtype: torch.dtype, options: dict[str, Any], monkeyp
     assert len(loaded) == 2 and all(plan.blocks is not None for plan in loaded)
     kept = [plan.blocks.before for plan in loaded if plan.blocks.before is not None]
     assert dtype is torch.float32 or [o.node.dtype for plan in kept for o in plan.outputs] == ["int32"]
+
+
+@pytest.mark.parametrize("by_classes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_of_our_own_on_the_cpu(dtype: torch.dtype, by_classes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H200: hi/lo splits, and 16-bit products whose epilogues make losses and gradients of logits."""
+    h200, loaded = devices.DEVICES["H200"], []
+
+    def load(plan: Any, arrays: Any) -> Any:
+        loaded.append(plan)
+        with HOST.active():
+            return OnHost().load(plan, arrays)
+
+    def settings_on(options: Options, _: Any) -> Settings:
+        return Settings(options.current_precision(), h200, options.max_workspace, epilogues="always")
+
+    for module in (backward, compiled):
+        monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(HOST.runtime, "device", h200)
+    monkeypatch.setattr(Options, "settings_on", settings_on)
+    monkeypatch.setattr(products, "LEAST_DEPTH", 1)
+    monkeypatch.setattr(products, "split_time", lambda *_: 0.0)
+    monkeypatch.setattr(saving, "_gradients_scale_with_one_number", lambda *_: False)
+    monkeypatch.setattr(block_choice, "_cost", lambda planned: (planned[0].transposed != by_classes, 0.0))
+    x, w = (draw(n, 64, dtype=dtype, seed=seed).requires_grad_() for seed, n in ((1, 264), (2, 520)))
+    target = torch.randint(520, (264,), generator=torch.Generator().manual_seed(2))
+    target[3] = -100
+    options: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "reduction": "sum"}
+    most = 240_000 + by_classes  # compiled chains are shared
+    loss = ct.linear_cross_entropy(x, w, target, max_workspace=most, **options)
+    exact = reference(x.double(), w.double(), target, **options)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-5)
+    found, expected = (torch.autograd.grad(value, (x, w)) for value in (loss, exact))
+    for gradient, right in zip(found, expected, strict=True):
+        error = (gradient.double() - right).norm() / right.norm()
+        assert error < (4e-6 if dtype is torch.float32 else 2**-7)
+    _, plan = loaded
+    assert plan.blocks is not None and plan.blocks.transposed == by_classes
+    gemms = [s for one in loaded for part in one.parts for s in part.steps if s.kind == "Gemm"]
+    own = [s for s in gemms if s.how.startswith("fp16 hi/lo" if dtype is torch.float32 else "own")]
+    assert any(s.epilogue is not None for s in own) or by_classes
+    assert len(own) > 1
