@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -45,7 +46,7 @@ def linear_cross_entropy(
         Labels (...) of int64, or probabilities (..., classes).
     bias : Tensor, (classes,), optional
     class_weight : Tensor, (classes,), optional
-        The `weight` of PyTorch's `cross_entropy`.
+        The `weight` of PyTorch's `cross_entropy`, which has no gradient beside labels.
     ignore_index, reduction, label_smoothing
         As in PyTorch's `cross_entropy`.
     z_loss : float
@@ -83,10 +84,13 @@ def linear_cross_entropy(
     for name, value in (("soft_cap", soft_cap), ("temperature", temperature)):
         if value is not None and not value > 0:
             raise ValueError(f"{name}: expected a positive number or None, got {value}")
-    shape = input.shape[:-1]
     labelled = not target.is_floating_point()
-    flat = {"input": input.reshape(-1, input.shape[-1])}
-    flat["target"] = target.reshape(-1) if labelled else target.reshape(-1, target.shape[-1])
+    shape = _require_fit(input, weight, target, labelled)
+    if labelled and class_weight is not None and class_weight.requires_grad and torch.is_grad_enabled():
+        raise RuntimeError("class_weight: has no gradient beside labels, as in PyTorch; pass class_weight.detach()")
+    rows = math.prod(shape)  # -1 would not do for rows without elements
+    flat = {"input": input.reshape(rows, input.shape[-1])}
+    flat["target"] = target.reshape(rows) if labelled else target.reshape(rows, target.shape[-1])
     values = tuple(flat.get(name, t) for name, t in given.items())
     limits = (None if value is None else float(value) for value in (soft_cap, temperature))
     options = _Options(int(ignore_index), reduction, float(label_smoothing), float(z_loss), *limits)
@@ -96,6 +100,21 @@ def linear_cross_entropy(
         is_16_bit = input.dtype in _SIXTEEN_BITS
         result = _runner(tuple(given), is_16_bit, options, check_workspace(max_workspace))(values)[0]
     return result.reshape(shape) if reduction == "none" else result
+
+
+def _require_fit(input: Tensor, weight: Tensor, target: Tensor, labelled: bool) -> tuple[int, ...]:
+    """Return the shape of the labels; raise RuntimeError if that of `target` does not fit the operands."""
+    if input.dim() == 0 or weight.dim() != 2:
+        shapes = f"{tuple(input.shape)} and {tuple(weight.shape)}"
+        raise RuntimeError(
+            f"input, weight: expected shapes (..., in_features) and (classes, in_features), got {shapes}"
+        )
+    shape = tuple(input.shape[:-1])
+    expected = shape if labelled else (*shape, weight.shape[0])
+    if tuple(target.shape) != expected:
+        kind = "labels" if labelled else "probabilities"
+        raise RuntimeError(f"target: expected {kind} of shape {expected}, got {target.dtype} of {tuple(target.shape)}")
+    return shape
 
 
 class _Options(NamedTuple):

@@ -115,6 +115,32 @@ def test_second_derivatives(device: str) -> None:
     torch.testing.assert_close(results[1], results[0], rtol=1e-10, atol=1e-12)
 
 
+COTANGENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "batched": lambda y, x, c: torch.autograd.grad(y, x, torch.eye(5).to(c), is_grads_batched=True)[0],
+    "of vmap": lambda y, x, c: torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(
+        torch.eye(5).to(c)
+    ),
+    "negated when read": lambda y, x, c: torch.autograd.grad(y, x, torch._neg_view(c))[0],
+    "zeros without memory": lambda y, x, c: torch.autograd.grad(
+        y, x, torch._efficientzerotensor(5, dtype=c.dtype, device=c.device)
+    )[0],
+    "repeated": lambda y, x, c: torch.autograd.grad(y, x, c[2:3].expand(5))[0],
+}
+
+
+@pytest.mark.parametrize("kind", COTANGENTS)
+def test_cotangents_that_are_more_than_memory(kind: str, device: str) -> None:
+    """They run as PyTorch's own operations, whose gradients have no graph that nobody asked for."""
+    plain, fused, x = pair(models.Written(lambda y: y.logsumexp(1)), device, torch.float64)
+    cotangent = torch.arange(1.0, 6.0, dtype=x.dtype, device=device)
+    found = []
+    for module in (fused, plain):
+        z = x.clone().requires_grad_()
+        found.append(COTANGENTS[kind](module(z), z, cotangent))
+    assert fused_chains(fused) and not found[0].requires_grad
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointing(reentrant: bool, device: str) -> None:
     plain, fused, x = pair(models.HeadLogSumExp(), device, torch.float64)

@@ -10,10 +10,15 @@ from typing import Any
 import pytest
 import torch
 from cross_entropies import OPTIONS, REDUCTIONS, draw, reference
+from support import HOST
 from torch_support import OnHost
 
 import cupyfuse.torch as ct
-from cupyfuse.torch.chains import backward, compiled
+from cupyfuse import devices
+from cupyfuse.plan import block_choice
+from cupyfuse.plan.schedule import products
+from cupyfuse.settings import Settings
+from cupyfuse.torch.chains import backward, compiled, saving
 from cupyfuse.torch.chains.executor import Executor
 from cupyfuse.torch.chains.options import Options
 from cupyfuse.torch.chains.runner import Runner
@@ -268,12 +273,51 @@ def test_what_does_not_fit_is_named(options: dict[str, Any], error: type[Excepti
         ct.linear_cross_entropy(**{"input": x, "weight": w, "target": target, **options})
 
 
-def test_pytorchs_errors() -> None:
+def test_targets_of_other_shapes_are_refused() -> None:
+    """Also of as many elements, such as labels of sequences x batch beside features of batch x sequences."""
+    x, w, _, target = operands(rows=24)
+    cube, probabilities = x.view(4, 6, FEATURES), torch.softmax(draw(24, CLASSES), 1)
+    wrong = [(x, t) for t in (target[:3], target[:, None], target.view(4, 6), probabilities.view(4, 6, CLASSES))]
+    wrong += [(cube, t) for t in (target, target.view(6, 4), probabilities, probabilities.view(6, 4, CLASSES))]
+    wrong += [(x, probabilities[:, 1:]), (x[0], target[:1]), (cube, target.view(4, 6, 1).double())]
+    for features, other in wrong:
+        with pytest.raises(RuntimeError, match=r"target: expected (labels|probabilities) of shape .*, got torch"):
+            ct.linear_cross_entropy(features, w, other)
+
+
+def test_operands_that_do_not_fit() -> None:
     x, w, _, target = operands()
-    with pytest.raises((RuntimeError, ValueError)):
-        ct.linear_cross_entropy(x, w, target[:3])
     with pytest.raises(RuntimeError):
         ct.linear_cross_entropy(x, w[:, :3], target)
+    for features, weight in ((x[0, 0], w), (x, w[0]), (x, w[None])):
+        with pytest.raises(RuntimeError, match=r"input, weight: expected shapes \(\.\.\., in_features\) and"):
+            ct.linear_cross_entropy(features, weight, target)
+
+
+def test_class_weights_have_no_gradient_beside_labels() -> None:
+    """PyTorch raises an error too; beside probabilities there is one."""
+    x, w, b, target = operands()
+    weight = draw(CLASSES, seed=4).abs().requires_grad_()
+    with pytest.raises(RuntimeError, match="class_weight: has no gradient beside labels"):
+        ct.linear_cross_entropy(x, w, target, b, class_weight=weight, label_smoothing=0.1)
+    with torch.no_grad():
+        ct.linear_cross_entropy(x, w, target, b, class_weight=weight)
+    probabilities = torch.softmax(draw(ROWS, CLASSES, seed=5), 1)
+    found, expected = (
+        torch.autograd.grad(loss(x, w, probabilities, b, class_weight=weight), weight)
+        for loss in (ct.linear_cross_entropy, reference)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_no_features(reduction: str) -> None:
+    """All logits are the bias, or 0."""
+    x, w, b, target = operands()
+    x, w = x[:, :0], w[:, :0]
+    for bias in (b, None):
+        found = ct.linear_cross_entropy(x, w, target, bias, reduction=reduction)
+        torch.testing.assert_close(found, reference(x, w, target, bias, reduction=reduction))
 
 
 # Chains of other losses ----------------------------------------------------------------------------------------------
@@ -338,3 +382,45 @@ def test_kernels_on_the_cpu(dtype: torch.dtype, options: dict[str, Any], monkeyp
     assert len(loaded) == 2 and all(plan.blocks is not None for plan in loaded)
     kept = [plan.blocks.before for plan in loaded if plan.blocks.before is not None]
     assert dtype is torch.float32 or [o.node.dtype for plan in kept for o in plan.outputs] == ["int32"]
+
+
+@pytest.mark.parametrize("by_classes", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_of_our_own_on_the_cpu(dtype: torch.dtype, by_classes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an H200: hi/lo splits, and 16-bit products whose epilogues make losses and gradients of logits."""
+    h200, loaded = devices.DEVICES["H200"], []
+
+    def load(plan: Any, arrays: Any) -> Any:
+        loaded.append(plan)
+        with HOST.active():
+            return OnHost().load(plan, arrays)
+
+    def settings_on(options: Options, _: Any) -> Settings:
+        return Settings(options.current_precision(), h200, options.max_workspace, epilogues="always")
+
+    for module in (backward, compiled):
+        monkeypatch.setattr(module, "load", load)
+    monkeypatch.setattr(HOST.runtime, "device", h200)
+    monkeypatch.setattr(Options, "settings_on", settings_on)
+    monkeypatch.setattr(products, "LEAST_DEPTH", 1)
+    monkeypatch.setattr(products, "split_time", lambda *_: 0.0)
+    monkeypatch.setattr(saving, "_gradients_scale_with_one_number", lambda *_: False)
+    monkeypatch.setattr(block_choice, "_cost", lambda planned: (planned[0].transposed != by_classes, 0.0))
+    x, w = (draw(n, 64, dtype=dtype, seed=seed).requires_grad_() for seed, n in ((1, 264), (2, 520)))
+    target = torch.randint(520, (264,), generator=torch.Generator().manual_seed(2))
+    target[3] = -100
+    options: dict[str, Any] = {"label_smoothing": 0.1, "z_loss": 1e-3, "reduction": "sum"}
+    most = 240_000 + by_classes  # compiled chains are shared
+    loss = ct.linear_cross_entropy(x, w, target, max_workspace=most, **options)
+    exact = reference(x.double(), w.double(), target, **options)
+    torch.testing.assert_close(loss.double(), exact, rtol=1e-5, atol=1e-5)
+    found, expected = (torch.autograd.grad(value, (x, w)) for value in (loss, exact))
+    for gradient, right in zip(found, expected, strict=True):
+        error = (gradient.double() - right).norm() / right.norm()
+        assert error < (4e-6 if dtype is torch.float32 else 2**-7)
+    _, plan = loaded
+    assert plan.blocks is not None and plan.blocks.transposed == by_classes
+    gemms = [s for one in loaded for part in one.parts for s in part.steps if s.kind == "Gemm"]
+    own = [s for s in gemms if s.how.startswith("fp16 hi/lo" if dtype is torch.float32 else "own")]
+    assert any(s.epilogue is not None for s in own) or by_classes
+    assert len(own) > 1

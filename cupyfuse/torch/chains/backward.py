@@ -145,7 +145,7 @@ class Backward:
         return torch.zeros(value.shape, dtype=getattr(torch, value.dtype), device=device)
 
     def eager_gradients(self, tensors: Mapping[int, Any], cotangents: Tensors, wanted: Sequence[bool]) -> list[Any]:
-        """Compute the gradients by PyTorch's own operations, to be differentiated again.
+        """Compute the gradients by PyTorch's own operations, to be differentiated again where that is enabled.
 
         Parameters
         ----------
@@ -157,6 +157,7 @@ class Backward:
         device = next((c.device for c in cotangents if c is not None), None)
         if device is None:
             return none
+        again = torch.is_grad_enabled()
         with torch.enable_grad():
             # No derivative depends on the values of other inputs.
             inputs = [
@@ -170,7 +171,7 @@ class Backward:
                 return none
             sources = [t for t, want in zip(aliases, wanted, strict=True) if want]
             ends, weights = zip(*pairs, strict=True)
-            found = iter(torch.autograd.grad(ends, sources, weights, create_graph=True, allow_unused=True))
+            found = iter(torch.autograd.grad(ends, sources, weights, create_graph=again, allow_unused=True))
             return [next(found) if want else None for want in wanted]
 
 

@@ -14,7 +14,11 @@ from .tensors import Tensors, dtype_name
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 # Dispatch keys of tensors that are more than strided memory.
-_UNSUPPORTED_KEYS = re.compile("Negative|Conjugate|Sparse|Quantized|ZeroTensor|Nested|Mkldnn|Meta|FuncTorch|Python")
+_UNSUPPORTED_KEYS = re.compile(
+    "Negative|Conjugate|Sparse|Quantized|ZeroTensor|Nested|Mkldnn|Meta|Batched|FuncTorch|Python"
+)
+
+_is_plain_by_keys: dict[int, bool] = {}
 
 _transforms = torch._C._are_functorch_transforms_active
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -48,6 +52,15 @@ def signature_of(chain: Chain, tensors: Tensors, numbers: Iterable[int]) -> tupl
     return tuple(signature)
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is strided memory and no more: not batched by a transform, not to be negated when it is read."""
+    keys = torch._C._dispatch_keys(tensor)
+    number = keys.raw_repr()
+    if number not in _is_plain_by_keys:
+        _is_plain_by_keys[number] = not _UNSUPPORTED_KEYS.search(str(keys))
+    return _is_plain_by_keys[number]
+
+
 def unsupported(chain: Chain, tensors: Tensors) -> str:
     """Say why no engine takes these tensors; empty if one does."""
     devices = {t.device for t in tensors}
@@ -56,7 +69,7 @@ def unsupported(chain: Chain, tensors: Tensors) -> str:
     if devices and next(iter(devices)).type not in ("cpu", "cuda"):
         return f"its tensors are on the device {next(iter(devices))}"
     for name, t in zip(chain.names, tensors, strict=True):
-        if t.layout is not torch.strided or _UNSUPPORTED_KEYS.search(str(torch._C._dispatch_keys(t))):
+        if t.layout is not torch.strided or not is_plain(t):
             return f"{name} is not a plain strided tensor"
         if dtype_name(t.dtype) is None:
             return f"{name} is of dtype {t.dtype}"
