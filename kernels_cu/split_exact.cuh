@@ -70,13 +70,17 @@ struct Repair {
                 sums[i][j] = 0.0f;
             }
         }
-        fetch(x, chosen, other, first, 0, cols);
-        for (i64 start = 0; start < cols; start += depth) {
-            __syncthreads();  // all threads have read the previous tiles
-            put();
-            __syncthreads();
+        for (i64 start = -depth; start < cols; start += depth) {
+            if (start >= 0) {
+                __syncthreads();  // all threads have read the previous tiles
+                put();
+                __syncthreads();
+            }
             if (start + depth < cols) {
                 fetch(x, chosen, other, first, start + depth, cols);
+            }
+            if (start < 0) {
+                continue;
             }
             Pack<float, 4> a[4];
 #pragma unroll
@@ -132,57 +136,59 @@ template <class Store>
 __device__ __forceinline__ void repair_rows(
     Repair& repair, i64* chosen, u32* marks, const Matrix& x, const Matrix& other, i64 cols, const Store& store) {
     int count = 0;
-    const auto flush = [&] {
-        for (i64 first = static_cast<i64>(blockIdx.x) * Repair::group; first < other.rows;
-             first += static_cast<i64>(gridDim.x) * Repair::group) {
-            repair.multiply(x, chosen, other, first, cols, store);
-        }
-        __syncthreads();
-        if (threadIdx.x < Repair::group) {
-            chosen[threadIdx.x] = -1;
-        }
-        __syncthreads();
-        count = 0;
-    };
     for (i64 from = 0; from < x.rows; from += Repair::threads) {
         const u32 mask = __ballot_sync(0xffffffffu, x.marked(from + threadIdx.x));
         if (threadIdx.x % 32 == 0) {
             marks[threadIdx.x / 32] = mask;
         }
         __syncthreads();
-        for (int at = 0; at < Repair::threads; ++at) {
-            const u32 rest = marks[at / 32] >> at % 32;
-            if (rest == 0) {
-                at |= 31;
-            } else if (rest & 1) {
-                if (threadIdx.x == 0) {
-                    chosen[count] = from + at;
+        const bool last = from + Repair::threads >= x.rows;
+        for (int at = 0; at <= Repair::threads; ++at) {
+            if (at < Repair::threads) {
+                const u32 rest = marks[at / 32] >> at % 32;
+                if (rest == 0) {
+                    at |= 31;
+                } else if (rest & 1) {
+                    if (threadIdx.x == 0) {
+                        chosen[count] = from + at;
+                    }
+                    ++count;
                 }
-                if (++count == Repair::group) {
-                    __syncthreads();
-                    flush();
+            }
+            if (count == Repair::group || (at == Repair::threads && last && count > 0)) {
+                __syncthreads();
+                for (i64 first = static_cast<i64>(blockIdx.x) * Repair::group; first < other.rows;
+                     first += static_cast<i64>(gridDim.x) * Repair::group) {
+                    repair.multiply(x, chosen, other, first, cols, store);
                 }
+                __syncthreads();
+                if (threadIdx.x < Repair::group) {
+                    chosen[threadIdx.x] = -1;
+                }
+                __syncthreads();
+                count = 0;
             }
         }
         __syncthreads();
     }
-    if (count > 0) {
-        flush();
-    }
 }
 
 // Multiply the marked rows of both operands with all rows of the other one; store(row of a, row of b, element) gets each
-// element once.
+// element once. The code is in the kernel once, for both turns and for whole groups and the last: it is long, and seldom runs.
 template <class Store>
 __device__ __forceinline__ void repair_marked(
     char* memory, i64* chosen, u32* marks, const Matrix& a, const Matrix& b, i64 cols, const Store& store) {
     Repair repair(memory);
-    repair_rows(repair, chosen, marks, a, b, cols, store);
-    repair_rows(repair, chosen, marks, b, a, cols, [&](i64 col, i64 row, float element) {
-        if (!a.marked(row)) {
-            store(row, col, element);
-        }
-    });
+#pragma unroll 1
+    for (int turn = 0; turn < 2; ++turn) {
+        const Matrix x = turn == 0 ? a : b, other = turn == 0 ? b : a;
+        repair_rows(repair, chosen, marks, x, other, cols, [&](i64 at_x, i64 at_other, float element) {
+            const i64 row = turn == 0 ? at_x : at_other, col = turn == 0 ? at_other : at_x;
+            if (turn == 0 || !a.marked(row)) {
+                store(row, col, element);
+            }
+        });
+    }
 }
 
 // Recompute one element, by a warp that sums in the order of Repair::multiply; all of its lanes get it.

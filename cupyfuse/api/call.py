@@ -92,6 +92,18 @@ def engine_for(leaves: Sequence[Any], names: Sequence[str]) -> Callable[..., Any
     return functools.partial(load, NumpyExecutable)
 
 
+def deferred(engine: Callable[..., Any], plan: Plan) -> Callable[..., list[Any]]:
+    """Return a function that runs a plan, which is loaded by its first call: plans of functions that run as written."""
+    loaded: list[Callable[..., list[Any]]] = []
+
+    def execute(values: Sequence[Any], *rest: Any) -> list[Any]:
+        if not loaded:
+            loaded.append(engine(plan, values))
+        return loaded[0](values, *rest)
+
+    return execute
+
+
 def device_of(leaves: Sequence[Any], default: str = "") -> Device | None:
     """Return the GPU that the arrays are on; for arrays on the CPU the one named `default`, or None."""
     if leaves and arrays.is_cupy(leaves[0]):

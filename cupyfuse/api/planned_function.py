@@ -29,7 +29,7 @@ from ..trace import fail
 from . import arrays
 from .as_written import AsWritten
 from .cache import PlanCache
-from .call import Runnable, device_of, engine_for, tracer_in
+from .call import Runnable, deferred, device_of, engine_for, tracer_in
 from .code import package_of
 from .environment import Environment
 from .parameters import Parameters
@@ -235,6 +235,7 @@ class PlannedFunction:
             if prepack is None:
                 self._set_as_written(plan, tracing, signature)
             as_written = AsWritten(self.__wrapped__, self.parameters) if plan.as_written else None
-            runnable = Runnable(plan, tracing.results, engine(plan, [*signature.leaves, *kept]), kept, as_written)
+            execute = deferred(engine, plan) if as_written else engine(plan, [*signature.leaves, *kept])
+            runnable = Runnable(plan, tracing.results, execute, kept, as_written)
             cache.add(key, signature.numbers, tracing.read, runnable)
             return runnable

@@ -14,6 +14,7 @@ from ..ir.operators import REDUCTIONS
 from .configure import Config
 from .expressions import Body, Scope, function_text, indented, struct_text
 from .kernel import CONDITION, Kernel, translation_unit
+from .outlined import outlined
 from .program import ANY, COLUMN, FULL, SCALAR, Accumulator, Parameter, Program, c_type, stored_type
 from .repair import repair_function
 
@@ -47,7 +48,14 @@ class Writer:
         Whether each stage reads the row again, and so recomputes what it needs of earlier stages.
     conditional : bool
         Whether the struct ends with a flag, see `translation_unit`.
+
+    Attributes
+    ----------
+    outlines : bool
+        Whether elements are recomputed as written by a function that is not inlined.
     """
+
+    outlines = True
 
     def __init__(self, program: Program, streamed: bool, conditional: bool):
         self.program = program
@@ -273,8 +281,11 @@ class Writer:
             "}",
         ]
         if exact is not None:
-            lines += ["template <int V>", f"__device__ void exact_element{signature}"]
-            lines += [*(f"    {line}" for line in exact.lines), "}"]
+            body = exact.lines
+            if self.outlines and not any("repair_" in line for line in body):  # those are members of the struct
+                function, body = outlined(stage, body, exact.tile_parameters, writes, self.program.parameters)
+                lines += function
+            lines += ["template <int V>", f"__device__ void exact_element{signature}", *(f"    {x}" for x in body), "}"]
         return "\n".join([*lines, *self.emit_store(stage, writes)])
 
     def emit_store(self, stage: int, writes: list[Parameter]) -> list[str]:

@@ -140,6 +140,8 @@ def kernels_of(step: Step, storage: dict[Node, str]) -> tuple[Kernel, ...]:
 class _EpilogueWriter(Writer):
     """Writes the struct of an epilogue, which has more members than a row program's: see `gemm.cu`."""
 
+    outlines = False  # the templates have such a function, of several elements
+
     def declare_members(self) -> list[str]:
         partial = "struct Totals0; Totals0* partial; i64 shares;"
         return ["TensorMap a; TensorMap b; i64 depth;", *super().declare_members(), partial]

@@ -132,6 +132,8 @@ def product_kernels(program: Program, width: int, vec: int) -> tuple[Kernel, Ker
 class _EpilogueWriter(Writer):
     """Writes the struct of an epilogue, which has more members than a row program's: see `split_gemm.cu`."""
 
+    outlines = False  # the templates have such a function, of several elements
+
     def declare_members(self) -> list[str]:
         own = "const char* tiles_a; const char* tiles_b; Matrix a; Matrix b; i64 depth; u32* flags; i64 width;"
         return [own, *super().declare_members()]

@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -139,6 +140,11 @@ class Graph:
     def roots(self) -> list[Node]:
         """The outputs and the new values of changed arguments: all that has to be computed."""
         return [*self.outputs, *(node for _, node in self.effects)]
+
+    @cached_property
+    def order(self) -> tuple[Node, ...]:
+        """All nodes beneath the roots, inputs first. Many rewrites leave a graph as it is, and go through it again."""
+        return tuple(topological(self.roots))
 
     def replace(self, mapping: dict[Node, Node]) -> Graph:
         """Return the graph with its roots mapped to other nodes."""
@@ -361,11 +367,13 @@ def topological(roots: Iterable[T], inputs: Callable[[T], Iterable[T]] = attrget
 
 
 def rewrite(graph: Graph, rule: Callable[[Node], Node]) -> Graph:
-    """Rebuild the graph bottom-up, applying `rule` to each node with its rebuilt inputs."""
+    """Rebuild the graph bottom-up, applying `rule` to each node with its rebuilt inputs; itself if nothing changes."""
     done: dict[Node, Node] = {}
-    for node in topological(graph.roots):
-        done[node] = rule(with_inputs(node, tuple([done[i] for i in node.inputs])))
-    return graph.replace(done)
+    changed = False
+    for node in graph.order:
+        done[node] = found = rule(with_inputs(node, [done[i] for i in node.inputs]) if changed else node)
+        changed = changed or found is not node
+    return graph.replace(done) if changed else graph
 
 
 def substitute(graph: Graph, target: Node, value: Node) -> Graph:

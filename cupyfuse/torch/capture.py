@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import types
 from collections import Counter
@@ -92,8 +93,9 @@ class Capture:
 
         context = dynamo.optimize(self._backend)
         context.callback = _ConfiguredCallback(context.callback)
-        # Dynamo caches by code object: each module has one of its own.
-        function = types.FunctionType(_call.__code__.replace(), _call.__globals__, f"call_{type(module).__name__}")
+        # Dynamo caches by code object, and learns which sizes vary by the code's name: each module has code of its own.
+        name = f"call_{type(module).__name__}_{next(_numbers)}"
+        function = types.FunctionType(_call.__code__.replace(co_name=name), _call.__globals__, name)
         return functools.partial(context(function), module)
 
     def _backend(self, module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -124,39 +126,83 @@ def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)
 
 
+_numbers = itertools.count()
 _capturing = threading.RLock()
 
 
+class _Answers(dict[Any, Any]):
+    """What captured code finds when it asks for the state of tracing; `asked`: whether it asked if it is compiled."""
+
+    asked = False
+
+    def __getitem__(self, function: Any) -> Any:
+        self.asked = self.asked or function in _if_compiled()
+        return super().__getitem__(function)
+
+
+def _if_compiled() -> tuple[Any, ...]:
+    """Return the functions that tell code whether it is compiled."""
+    from torch._dynamo import external_utils
+
+    return torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling
+
+
 @contextlib.contextmanager
-def _running_eagerly() -> Iterator[None]:
+def _running_eagerly() -> Iterator[_Answers]:
     """Make `torch.compiler.is_compiling()` false for captured code, one capture at a time.
 
     The graphs run in eager, and code that asks takes paths for compilers that are slower there, such as attention with
     a mask that excludes nothing. `is_dynamo_compiling()` stays true.
     """
-    from torch._dynamo import external_utils
-    from torch._dynamo.variables.torch import tracing_state_functions
+    from torch._dynamo.variables import torch as variables
 
-    answers: dict[Any, Any] = tracing_state_functions()
-    asked = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
     with _capturing:
-        before = {function: answers[function] for function in asked}
-        answers.update(dict.fromkeys(asked, False))
+        before = variables.tracing_state_functions
+        answers = _Answers({**before(), **dict.fromkeys(_if_compiled(), False)})
+        variables.tracing_state_functions = lambda: answers
         try:
-            yield
+            yield answers
         finally:
-            answers.update(before)
+            variables.tracing_state_functions = before
 
 
 class _ConfiguredCallback:
-    """Dynamo's callback for a frame, with `_CONFIG` in force."""
+    """Dynamo's callback for a frame, with `_CONFIG` in force.
+
+    Code may ask whether it is compiled in order to be captured whole, as transformers do: where it finds that it is
+    not, its graph breaks. Capturing each part by itself takes several times as long, and chains end with the parts. So
+    such code is captured anew, and finds itself compiled. Code whose graph breaks all the same runs in parts.
+    """
 
     def __init__(self, callback: Any):
         self._torchdynamo_orig_backend = callback
+        self._in_parts = self._as_compiled = False
 
     def __call__(self, *arguments: Any) -> Any:
-        with torch._dynamo.config.patch(_CONFIG), _running_eagerly():
-            return self._torchdynamo_orig_backend(*arguments)
+        with torch._dynamo.config.patch(_CONFIG):
+            if not self._in_parts:
+                try:
+                    return self._capture_whole(arguments)
+                except torch._dynamo.exc.Unsupported:
+                    self._in_parts = True
+                except Exception:  # that the call or eager PyTorch will raise again
+                    pass
+            with _running_eagerly():
+                return self._torchdynamo_orig_backend(*arguments)
+
+    def _capture_whole(self, arguments: tuple[Any, ...]) -> Any:
+        """Capture a frame; a break of its graph is an error."""
+        with torch._dynamo.error_on_graph_break(True):
+            if not self._as_compiled:
+                with _running_eagerly() as answers:
+                    try:
+                        return self._torchdynamo_orig_backend(*arguments)
+                    except torch._dynamo.exc.Unsupported:
+                        if not answers.asked:
+                            raise
+                self._as_compiled = True
+            with _capturing:
+                return self._torchdynamo_orig_backend(*arguments)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torchdynamo_orig_backend, name)

@@ -13,6 +13,7 @@ import pytest
 from support import HOST
 
 import cupyfuse as cf
+from cupyfuse.engines.numpy import NumpyExecutable
 from cupyfuse.settings import force_plans
 
 RNG = np.random.default_rng(5)
@@ -248,3 +249,22 @@ def test_plans_can_run_always() -> None:
     with force_plans():
         fused(X)
     assert [bool(plan.as_written) for plan in fused.plans] == [True, False]
+
+
+def test_a_plan_is_loaded_when_it_first_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading takes a fifth of a first call: a function that runs as written loads its plan for `out` alone."""
+    loaded = []
+
+    class Loaded(NumpyExecutable):
+        def __init__(self, *arguments: Any) -> None:
+            loaded.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr("cupyfuse.engines.numpy.NumpyExecutable", Loaded)
+    fused, out = cf.fuse(lambda x: x * 2 + 1), np.zeros_like(X)
+    np.testing.assert_array_equal(fused(X), X * 2 + 1)
+    assert fused.plans[0].as_written and not loaded
+    for _ in range(2):
+        fused(X, out=out)
+    np.testing.assert_array_equal(out, X * 2 + 1)
+    assert len(loaded) == 1

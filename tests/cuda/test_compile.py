@@ -121,6 +121,12 @@ def test_the_kernels_of_the_split_compile(architecture):
         assert compiles(kernel.source, architecture)
 
 
+def test_the_repair_has_each_of_its_loops_once():
+    """For marked rows of either operand, and for whole groups and the last: as copies they take a second to compile."""
+    _, repair = plain_kernels(64)
+    assert len(cubin(repair.source, "sm_90")) < 64 << 10
+
+
 @pytest.mark.parametrize(
     "kernel",
     [*(plain_kernels(width)[0] for width in TILE_WIDTHS), *(split.split_columns_kernel(cluster=c) for c in (2, 4, 8))],
@@ -186,6 +192,21 @@ def test_every_operator_compiles_in_both_types():
         plan = cf.fuse(everything).plan(*[cf.spec((8, 64), dtype)] * 3)
         (kernel,) = kernels_of(plan.steps[0], plan.scheduled.storage)
         assert cubin(kernel.source, "sm_90")
+
+
+def test_guards_add_little_code():
+    """In line, what seldom runs would be there for each of the 32 elements of a thread: thrice the time to compile."""
+
+    def standardised(x):
+        y = x - x.mean(axis=1, keepdims=True)
+        y = y / np.sqrt((y * y).mean(axis=1, keepdims=True))
+        return np.tanh(y) * np.log1p(np.abs(y))
+
+    plan = cf.fuse(standardised).plan(cf.spec((4096, 1024)))
+    (kernel,) = kernels_of(plan.steps[0], plan.scheduled.storage)
+    unguarded, count = re.subn(r"(has_exact\(int stage\) \{ return) [^;]+;", r"\1 false;", kernel.source)
+    assert count == 1 and unguarded != kernel.source
+    assert len(cubin(kernel.source, "sm_90")) < 1.5 * len(cubin(unguarded, "sm_90"))
 
 
 def test_float_kernels_compute_nothing_in_double():

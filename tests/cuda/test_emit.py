@@ -113,6 +113,20 @@ def test_guards_are_computed_without_branches_first():
     assert "exact_element(At<0>" in text
 
 
+def test_what_is_recomputed_as_written_is_in_the_text_once_for_all_elements_of_a_row():
+    def standardised(x, scale):
+        y = (x - x.mean(axis=1, keepdims=True)) * scale
+        return np.tanh(y / np.sqrt((y * y).mean(axis=1, keepdims=True)))
+
+    text = source(standardised, cf.spec((4096, 1024)), cf.spec(1024))
+    function = text[text.index("__noinline__") :]
+    head, call = function[: function.index("{")], function[function.index("exact_element(") :]
+    # What is passed is what is read, value by value: no struct, and no value that nothing else needs any more.
+    assert re.search(r"\((decltype\((Row|Element)::\w+\) \w+(, )?){2}\) $", head)
+    assert "tanh(" in function[: function.index("return {")] and "tanh(" not in call[: call.index("}")]
+    assert "= exact" in call[: call.index("}")]
+
+
 def test_collapsed_sums_can_be_repaired_by_the_threads_of_a_row():
     text = source(lambda x, w: (x @ w.T).sum(axis=1), cf.spec((8, 16)), cf.spec((32, 16)))
     assert "repair_" in text

@@ -627,3 +627,12 @@ def test_notes_of_plans_reach_the_reader() -> None:
     assert "logsumexp of 6 x 1 along axis 1 (2 times); saves 48 bytes each" in text
     assert "the sum of a linear map is a matrix-vector product" in text
     assert "evaluated as written" in text
+
+
+def test_a_rewrite_that_changes_nothing_returns_the_graph_whose_order_is_known():
+    x = g.argument(0, "x", (4, 3), "float32")
+    graph = g.Graph([x], [g.pointwise("exp", g.pointwise("tanh", x))])
+    assert g.rewrite(graph, lambda node: node) is graph
+    assert g.rewrite(graph, rewrite.drop_no_ops).order is graph.order
+    changed = g.rewrite(graph, lambda node: x if node.op == "tanh" else node)
+    assert [n.op for n in changed.order] == ["input", "exp"] and [n.op for n in graph.order] == ["input", "tanh", "exp"]

@@ -198,12 +198,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "rows of marked columns alone",
         EXACT,
-        "if (!a.marked(row)) {",
-        "if (a.marked(row)) {",
+        "!a.marked(row)",
+        "a.marked(row)",
         splits("repair"),
     ),
     Mutant("flags that are never set", TILES, "return none ? -1e30f", "return true ? -1e30f", splits("nothing_else")),
-    Mutant("marked rows of the last group", EXACT, "if (count > 0) {", "if (count > 16) {", splits("repair")),
+    Mutant("marked rows of the last group", EXACT, "last && count > 0", "last && count > 16", splits("repair")),
     # Products in one part
     Mutant("a factor of the odd half", FINISH, "power - power / 2", "power / 2", one_part("exact_as_tf32")),
     Mutant("column factors too large", FINISH, "any_careful(b, 63)", "any_careful(b, 127)", one_part("exponents")),
